@@ -1,0 +1,22 @@
+"""SpecSoT: one long answer, planned, written in parallel, verified by trees.
+
+Knows only where the top of the house is: `SpecSoT` is imported from there when first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specsot_app.api import SpecSoT
+
+__all__ = ["SpecSoT", "__version__"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SpecSoT":
+        from specsot_app.api import SpecSoT
+
+        return SpecSoT
+    raise AttributeError(f"module 'specsot' has no attribute {name!r}")

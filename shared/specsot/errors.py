@@ -1,0 +1,74 @@
+"""Every error SpecSoT raises on purpose, as one tree.
+
+Knows nothing of gRPC or HTTP: `specsot.rpc` and the HTTP gateway translate, each in one place.
+
+    SpecsotError
+    ├── InvalidRequest        the caller's words are wrong            (field says which)
+    ├── NotFound              no such request, model or sequence
+    ├── Overloaded            no room now                             (retry_after, seconds)
+    ├── Unavailable           the ring is not complete, or just broke
+    ├── Refused               two parts do not belong together        (fleet, fingerprints, epochs)
+    ├── ModelError            a model directory cannot be used
+    │   └── HeadMismatch      a draft head does not fit its base
+    ├── PlanError             a plan without a valid line             (text holds the raw plan)
+    ├── WireError             bytes from a peer that do not decode
+    └── Cancelled             the caller went away or said stop
+"""
+
+from __future__ import annotations
+
+
+class SpecsotError(Exception):
+    """The root: `str(error)` is one clear line, fit for a user's eyes."""
+
+
+class InvalidRequest(SpecsotError):
+    """A request that can never succeed as it stands."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class NotFound(SpecsotError):
+    """What was named does not exist here."""
+
+
+class Overloaded(SpecsotError):
+    """No room at the moment; the same call may succeed after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(SpecsotError):
+    """The ring is not complete, or broke under this request."""
+
+
+class Refused(SpecsotError):
+    """Two parts that do not belong together; the message names both values."""
+
+
+class ModelError(SpecsotError):
+    """A model directory that cannot be used; the message names the file and the reason."""
+
+
+class HeadMismatch(ModelError):
+    """A draft head whose tensors do not fit its base; the message names both shapes."""
+
+
+class PlanError(SpecsotError):
+    """A plan without one valid line."""
+
+    def __init__(self, message: str, text: str) -> None:
+        super().__init__(message)
+        self.text = text
+
+
+class WireError(SpecsotError):
+    """Bytes from a peer that do not decode to what they claim to be."""
+
+
+class Cancelled(SpecsotError):
+    """The caller went away or said stop."""

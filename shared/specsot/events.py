@@ -1,0 +1,127 @@
+"""What a client sees of a request, in order; the same values behind gRPC, Python API and terminal.
+
+Refuses to know tokens, sequences and transports.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from specsot.skeleton import Point
+
+
+class Reason(enum.Enum):
+    """Why a branch or a request finished."""
+
+    STOP = "stop"  # the model said so, or a stop string came
+    LENGTH = "length"  # a token limit
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    PARENT_FAILED = "parent_failed"  # a branch it depends on did not finish well
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Admitted. `mode` is what was asked; `seed` what was asked or drawn."""
+
+    request: str
+    model: str
+    mode: str
+    seed: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkeletonText:
+    """Raw text of the skeleton as it is written, markers included."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan is complete. `points` is empty when the model chose to answer directly."""
+
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchStarted:
+    """A branch's prompt is in the ring. `branch` is its point's id; `budget` its token limit."""
+
+    branch: int
+    title: str
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class BranchText:
+    """Text of a branch, at `offset` characters into its body. `lap_tokens`: tokens this lap brought."""
+
+    branch: int
+    offset: int
+    text: str
+    lap_tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BranchFinished:
+    """A branch is done; `tokens` it wrote."""
+
+    branch: int
+    reason: Reason
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergedText:
+    """The next stretch of the merged answer, at `offset` characters into it."""
+
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Figures of one finished request. Seconds are wall time in the master.
+
+    completion_tokens: every token written (skeleton and branches); merged_tokens: those of the
+    answer's own text. mean_accepted: tokens per tree verified, bonus included (tau); 1.0 is plain.
+    phases: seconds of skeleton, branches (or direct), keyed by name.
+    """
+
+    mode: str = "direct"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    merged_tokens: int = 0
+    seconds: float = 0.0
+    seconds_to_first_token: float = 0.0
+    tokens_per_second: float = 0.0
+    laps: int = 0
+    mean_accepted: float = 1.0
+    branches: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event. `text` is the merged answer, `tokens` its token ids in order."""
+
+    reason: Reason
+    text: str
+    tokens: tuple[int, ...]
+    statistics: Statistics
+
+
+Event = (
+    Started | SkeletonText | Planned | BranchStarted | BranchText | BranchFinished | MergedText | Finished
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """An event with its place in the request's stream: 0, 1, 2, ..."""
+
+    offset: int
+    event: Event

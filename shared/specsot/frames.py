@@ -1,0 +1,232 @@
+"""What travels in the ring: frames, results, features, drafts, and the orders that start them.
+
+Refuses to know text, requests, transports and tensor libraries (payloads are opaque).
+
+Numbering. A sequence's tokens have positions 0, 1, ...; `committed` = n means rows 0..n-1 of its KV
+are final, and the next token to be fed (the tree's root) sits at position n.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from specsot.params import Sampling
+from specsot.skeleton import PlanRules
+from specsot.tree import Tree
+
+Payload = Any  # a torch tensor in-process; raw bytes with dtype and shape on the wire
+
+
+class End(enum.Enum):
+    """Why a sequence ended, as far as tokens can tell."""
+
+    STOP = "stop"  # an end-of-sequence or stop id
+    LENGTH = "length"  # its token limit
+    GRAMMAR = "grammar"  # the constraint's end
+    CANCELLED = "cancelled"  # the master closed it
+    FAILED = "failed"  # it alone is broken (logits not finite, say)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Start as the first `length` tokens of `sequence`, which is committed that far and still open."""
+
+    sequence: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A sequence as every stage must know it. Ids are never reused within a fleet's life.
+
+    prompt:    length of the whole prompt in tokens, the forked part included.
+    generated: how many of the prompt's last tokens this sequence itself wrote before a repair.
+    decodes:   False for a prefix: it is prefilled, kept, forked, and never writes.
+    drafted:   False when no drafter shall propose for it.
+    limit:     how many tokens it may write in all, `generated` ones included.
+    plan:      the constraint's specification, or None for free text.
+    """
+
+    sequence: int
+    prompt: int
+    fork: Fork | None = None
+    decodes: bool = True
+    drafted: bool = True
+    generated: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    ordinal: int = 0
+    stop_ids: tuple[int, ...] = ()
+    limit: int = 1
+    plan: PlanRules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prompt tokens of one sequence, to be fed at positions start, start + 1, ...; committed at once.
+
+    final: the last of the prompt; a decoding sequence gets its first token from it.
+    """
+
+    sequence: int
+    start: int
+    tokens: tuple[int, ...]
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The n-th tree of one sequence, to be fed at rows committed .. committed + len(tree) - 1.
+
+    keep: accepted node numbers of the tree before (root first), whose rows move down to end at
+          `committed`; empty for the first tree.
+    """
+
+    sequence: int
+    step: int
+    committed: int
+    keep: tuple[int, ...]
+    tree: Tree
+
+
+Segment = Chunk | Growth
+
+
+def rows_of(segment: Segment) -> int:
+    """How many rows a segment adds to its frame."""
+    return len(segment.tokens) if isinstance(segment, Chunk) else len(segment.tree)
+
+
+def tokens_of(segment: Segment) -> tuple[int, ...]:
+    """Token ids of a segment's rows, in row order."""
+    return segment.tokens if isinstance(segment, Chunk) else segment.tree.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One lap's work. Every stage applies, in this order: openings, keeps and new rows, closings.
+
+    hidden: [rows, H] residual stream before this stage's first layer; None before stage 0.
+    fused:  [rows, Hd] running sum of the head's fc over the taps passed so far, or None.
+    """
+
+    epoch: int
+    number: int
+    openings: tuple[Opening, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    closings: tuple[int, ...] = ()
+    hidden: Payload | None = None
+    fused: Payload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one segment led to.
+
+    step:     the tree's step, 0 for a final prompt chunk.
+    accepted: accepted node numbers, root first; empty for a prompt chunk.
+    tokens:   tokens newly written: those of the accepted nodes but the root, then the bonus token;
+              cut behind the first token that ends the sequence.
+    end:      why the sequence is over, or None.
+    """
+
+    sequence: int
+    step: int
+    accepted: tuple[int, ...]
+    tokens: tuple[int, ...]
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the last stage tells master and stage 0 about one frame; it also returns the credit.
+
+    seconds: compute time of each stage for this frame, in stage order.
+    rows:    rows of the frame.
+    """
+
+    epoch: int
+    number: int
+    outcomes: tuple[Outcome, ...] = ()
+    seconds: tuple[float, ...] = ()
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Committed tokens of one sequence with their features, for the drafter.
+
+    tokens sit at positions start, start + 1, ...; `bonus` is the token behind them, not yet fed, or
+    None when more prompt follows or the sequence is over or never decodes.
+    step: the tree that is wanted next (1 after the prompt), or None when none is.
+    """
+
+    sequence: int
+    start: int
+    tokens: tuple[int, ...]
+    bonus: int | None
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the last stage tells the drafter about one frame: the same operations, and true features.
+
+    rows: [sum of tokens over lessons, Hd], the lessons' rows one after the other.
+    """
+
+    epoch: int
+    number: int
+    openings: tuple[Opening, ...] = ()
+    lessons: tuple[Lesson, ...] = ()
+    closings: tuple[int, ...] = ()
+    rows: Payload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree for one (sequence, step); its root is the bonus token of step - 1."""
+
+    sequence: int
+    step: int
+    tree: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What the drafter tells stage 0."""
+
+    epoch: int
+    drafts: tuple[Draft, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Order to stage 0: this sequence, these prompt tokens (the forked part left out).
+
+    lease: the sequence may be fed up to this position.
+    """
+
+    opening: Opening
+    tokens: tuple[int, ...]
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Order to stage 0: end this sequence, whatever it is doing."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Order to stage 0: this sequence may now be fed up to `position`."""
+
+    sequence: int
+    position: int
+
+
+Order = Open | Close | Lease

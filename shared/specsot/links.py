@@ -1,0 +1,116 @@
+"""Moving messages between members: the interface, and its in-process form.
+
+Refuses to know what a message means. gRPC links live in specsot.rpc.links.
+
+Guarantees of every link: messages arrive whole, once, in the order they were sent, or the link is
+lost and both ends hear of it. A link is one direction; two members that talk both ways have two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specsot.errors import Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message and who sent it (a member's name, or "master")."""
+
+    sender: str
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The link from (or to) this peer broke; `reason` is one clear line. Arrives as a message."""
+
+    peer: str
+    reason: str
+
+
+class Link(Protocol):
+    """The sending end."""
+
+    async def send(self, message: Any) -> None:
+        """Hand over one message. Raises Unavailable once the link is lost."""
+        ...
+
+    async def close(self) -> None:
+        """End the link in good order; what was sent still arrives."""
+        ...
+
+
+class Dialer(Protocol):
+    """Opens links to peers by address."""
+
+    async def dial(self, address: str, epoch: int) -> Link:
+        """Raises Unavailable when the peer cannot be reached."""
+        ...
+
+
+class Inbox:
+    """The receiving end of all of a member's links: one queue, arrivals in order per sender."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
+
+    def put(self, sender: str, message: Any) -> None:
+        self._queue.put_nowait(Arrival(sender, message))
+
+    async def get(self) -> Arrival:
+        return await self._queue.get()
+
+    def take(self) -> Arrival | None:
+        """An arrival that is already here, or None."""
+        return None if self._queue.empty() else self._queue.get_nowait()
+
+    async def __aiter__(self) -> AsyncIterator[Arrival]:
+        while True:
+            yield await self._queue.get()
+
+
+class LocalLink:
+    """A link within one process: the values themselves, no copy."""
+
+    def __init__(self, sender: str, inbox: Inbox) -> None:
+        self._sender, self._inbox, self._open = sender, inbox, True
+
+    async def send(self, message: Any) -> None:
+        if not self._open:
+            raise Unavailable("link is closed")
+        self._inbox.put(self._sender, message)
+
+    async def close(self) -> None:
+        self._open = False
+
+
+class Exchange:
+    """The addresses of one process: who listens where. Addresses are plain names."""
+
+    def __init__(self) -> None:
+        self._inboxes: dict[str, Inbox] = {}
+
+    def listen(self, address: str) -> Inbox:
+        return self._inboxes.setdefault(address, Inbox())
+
+    def dialer(self, sender: str) -> Dialer:
+        return LocalDialer(self, sender)
+
+    def find(self, address: str) -> Inbox:
+        if address not in self._inboxes:
+            raise Unavailable(f"nobody listens at {address}")
+        return self._inboxes[address]
+
+
+class LocalDialer:
+    """Dials within one Exchange, in the name of `sender`."""
+
+    def __init__(self, exchange: Exchange, sender: str) -> None:
+        self._exchange, self._sender = exchange, sender
+
+    async def dial(self, address: str, epoch: int) -> Link:
+        return LocalLink(self._sender, self._exchange.find(address))

@@ -1,0 +1,168 @@
+"""What a worker or drafter says of itself when it joins, and what the master makes of it.
+
+Refuses to know transports, tensors and processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PROTOCOL = 1  # raised when two versions of the services cannot form one ring
+
+Kind = Literal["worker", "drafter"]
+Layout = Literal["packed", "batched"]
+Curve = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Layers first .. last - 1 of the base model; written "first:last"."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}:{self.last}"
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """How an EAGLE tree grows: `depth` expansions after the first, `top_k` wide, `nodes` kept.
+
+    nodes counts the root. fixed: this shape for every branch (reference tests); otherwise it is
+    the largest tree the tuner may choose, and nodes are shared out over branches by probability.
+    """
+
+    depth: int = 5
+    top_k: int = 4
+    nodes: int = 24
+    fixed: bool = False
+
+    @property
+    def slots(self) -> int:
+        """KV rows one live sequence needs beyond its committed ones, in stages and drafter alike."""
+        return max(self.nodes, self.top_k * (self.depth + 1)) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A draft head as the ring must know it.
+
+    taps:  layers whose *input* it fuses, ascending (a tap at L is the last block's output).
+    width: columns of the fused feature row.
+    """
+
+    taps: tuple[int, ...]
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A member's first word.
+
+    fingerprint: of the base model (a drafter names the base it was loaded against).
+    layers:      a worker's fixed range, or None to be given one.
+    model_layers: how many layers the base has.
+    kv_bytes:    memory it grants to KV pages.
+    row_bytes:   KV bytes of one position in one layer (for a drafter: in the whole head, its
+                 feature row included).
+    curve:       measured seconds per rows; of one layer for a worker, of one level for a drafter.
+    """
+
+    kind: Kind
+    name: str
+    address: str
+    fingerprint: str
+    model_layers: int
+    max_positions: int
+    kv_bytes: int
+    row_bytes: int
+    layers: Range | None = None
+    curve: Curve = ()
+    head: Head | None = None
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One place of the ring."""
+
+    name: str
+    address: str
+    layers: Range
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One epoch, as every member hears it. `you` is the member's own name.
+
+    pages:   KV pages of `page_rows` rows, the same number everywhere.
+    slots:   KV rows counted per live sequence beyond its committed ones.
+    rows:    row budget of one frame.
+    flight:  frames in flight at most.
+    draft_timeout: seconds stage 0 waits for a tree before it sends the bonus token alone.
+    curve:   seconds per rows of one whole lap through the stages, for the drafter's tuner.
+    """
+
+    epoch: int
+    you: str
+    stages: tuple[Stage, ...]
+    pages: int
+    page_rows: int
+    slots: int
+    rows: int = 512
+    flight: int = 1
+    layout: Layout = "packed"
+    drafter: str | None = None
+    head: Head | None = None
+    shape: TreeShape = TreeShape()
+    draft_timeout: float = 1.0
+    curve: Curve = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A member's answer to Configuration: links are up, weights are loaded. The barrier counts these."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A member tells the master that this epoch cannot go on, and why."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disband:
+    """The master ends an epoch: drop every page and wait for the next Configuration."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A member is about to go (SIGTERM)."""
+
+    reason: str = "shutting down"
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Either side is alive. Carries nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """A slice of the head's fc for the stage that runs `layer`: weight [width, H], from drafter to stage."""
+
+    epoch: int
+    layer: int
+    weight: object

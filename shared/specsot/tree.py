@@ -1,0 +1,76 @@
+"""A draft tree as a value: tokens, parents, and what follows from them.
+
+Refuses to know who drafted it, the vocabulary, tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specsot.errors import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Nodes in an order in which parents come first; node 0 is the root.
+
+    tokens:  token id of each node; the root's token is committed text that has no KV yet.
+    parents: node number of each node's parent; the root is its own parent.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents) or not self.tokens:
+            raise WireError(f"tree has {len(self.tokens)} tokens and {len(self.parents)} parents")
+        for node, parent in enumerate(self.parents):
+            if not 0 <= parent < max(node, 1):
+                raise WireError(f"tree node {node} has parent {parent}; parents come first")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def single(token: int) -> Tree:
+    """The tree of one node: plain decoding."""
+    return Tree((token,), (0,))
+
+
+def chain(tokens: Sequence[int]) -> Tree:
+    """A tree without branching, root first."""
+    return Tree(tuple(tokens), tuple(max(i - 1, 0) for i in range(len(tokens))))
+
+
+def depths(parents: Sequence[int]) -> tuple[int, ...]:
+    """Distance from the root of each node; the root has 0."""
+    result: list[int] = []
+    for node, parent in enumerate(parents):
+        result.append(result[parent] + 1 if node else 0)
+    return tuple(result)
+
+
+def ancestry(parents: Sequence[int]) -> tuple[int, ...]:
+    """For each node the set of nodes it may attend, as bits: itself and its ancestors."""
+    bits: list[int] = []
+    for node, parent in enumerate(parents):
+        bits.append((bits[parent] if node else 0) | (1 << node))
+    return tuple(bits)
+
+
+def children(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each node its children, in node order."""
+    found: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents):
+        if node:
+            found[parent].append(node)
+    return tuple(tuple(nodes) for nodes in found)
+
+
+def path(parents: Sequence[int], node: int) -> tuple[int, ...]:
+    """Node numbers from the root to `node`, both included."""
+    walk = [node]
+    while walk[-1]:
+        walk.append(parents[walk[-1]])
+    return tuple(reversed(walk))
