@@ -110,6 +110,7 @@ class Frame:
 
     hidden: [rows, H] residual stream before this stage's first layer; None before stage 0.
     fused:  [rows, Hd] running sum of the head's fc over the taps passed so far, or None.
+    seconds: compute time of the stages passed so far.
     """
 
     epoch: int
@@ -119,6 +120,7 @@ class Frame:
     closings: tuple[int, ...] = ()
     hidden: Payload | None = None
     fused: Payload | None = None
+    seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,8 @@ class Features:
     """What the last stage tells the drafter about one frame: the same operations, and true features.
 
     rows: [sum of tokens over lessons, Hd], the lessons' rows one after the other.
+    fed, seconds: rows of the whole frame and the compute time of all stages for them, which keeps
+                  the tuner's curve honest.
     """
 
     epoch: int
@@ -183,6 +187,8 @@ class Features:
     lessons: tuple[Lesson, ...] = ()
     closings: tuple[int, ...] = ()
     rows: Payload | None = None
+    fed: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
