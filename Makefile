@@ -1,0 +1,71 @@
+# Everything a newcomer or a machine does here, by one word. `make` alone lists the words.
+# Needs python3.11 or newer, make and pip. Versions come from constraints.txt.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+TOOLS  := .venv-protos
+PROTOS := $(wildcard protos/specsot/v1/*.proto)
+QUESTION ?= Give an overview of Stages of Sleep.
+
+# pip takes pins for the build's own environment too (older pips read the first, newer the second).
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+
+.PHONY: help demo install develop test check lint format protos clean
+
+help:
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+demo: $(VENV)/installed ## install, then answer one question through master, workers and drafter as processes
+	$(BIN)/specsot infer --fleet processes "$(QUESTION)"
+
+install: $(VENV)/installed ## leave .venv with the `specsot` command
+
+develop: $(VENV)/developed ## the same with what tests and checks need
+
+test: $(VENV)/developed ## run every test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/developed ## format, lint, floors, pure tests: no torch, under ten seconds
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/lint-imports --no-logo --quiet
+	@$(BIN)/python -m pytest --pure
+
+lint: $(VENV)/developed ## format, lint, floors and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pyright
+
+format: $(VENV)/developed ## rewrite what `make lint` would complain about
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+protos: $(TOOLS)/installed ## write the gRPC stubs anew from protos/
+	$(TOOLS)/bin/python -m grpc_tools.protoc -Iprotos \
+	    --python_out=shared --pyi_out=shared --grpc_python_out=shared $(PROTOS)
+
+clean: ## remove both virtual environments
+	rm -rf $(VENV) $(TOOLS)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[model]'
+	@touch $@
+
+$(VENV)/developed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[model,dev]'
+	@touch $@ $(VENV)/installed
+
+# The generator pins an older protobuf than the services run on, so that the stubs load on both.
+$(TOOLS)/installed: Makefile
+	$(PYTHON) -m venv $(TOOLS)
+	env -u PIP_CONSTRAINT -u PIP_BUILD_CONSTRAINT $(TOOLS)/bin/python -m pip --disable-pip-version-check \
+	    install --quiet grpcio-tools==1.76.0 'setuptools<81'
+	@touch $@

@@ -1,0 +1,87 @@
+"""What every test may ask for: the demo model, the reference folder, a quiet torch.
+
+Refuses to know what is tested. The one place that reads SPECSOT_REFERENCE.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+REFERENCE = os.environ.get("SPECSOT_REFERENCE")
+NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices; also for the services that tests start
+
+
+class TorchRefusal(importlib.abc.MetaPathFinder):
+    """Skips whatever imports torch: a module at collection, a test while it runs."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == "torch":
+            pytest.skip("needs torch", allow_module_level=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pure", action="store_true", help="only what needs neither torch nor other processes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--pure"):
+        sys.meta_path.insert(0, TorchRefusal())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "reference" in getattr(item, "fixturenames", ()):
+            item.add_marker("reference")
+    if config.getoption("--pure"):
+        leave_out(config, items, markers=("torch", "processes"))
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:
+    """Deselect items that carry one of the markers."""
+    gone = [item for item in items if any(item.get_closest_marker(name) for name in markers)]
+    config.hook.pytest_deselected(items=gone)
+    items[:] = [item for item in items if item not in gone]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """One torch thread: the sums are then the same on every machine, and tests share cores well."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where reference data is promised, a skipped reference case is a failure."""
+    report = yield
+    wanted = item.get_closest_marker("reference") and not item.get_closest_marker("gpu")
+    if REFERENCE and wanted and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} needs reference data, which exists, and was skipped"
+    return report
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder of reference data; the test is skipped where there is none."""
+    if not REFERENCE or not Path(REFERENCE).is_dir():
+        pytest.skip(NO_REFERENCE)
+    return Path(REFERENCE)
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """models/demo: `base` and `eagle3` inside it."""
+    return REPOSITORY / "models" / "demo"
