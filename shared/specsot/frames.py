@@ -202,10 +202,14 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What the drafter tells stage 0."""
+    """What the drafter tells stage 0.
+
+    rest: how many trees of any sequence need not be waited for, because drafting does not pay now.
+    """
 
     epoch: int
-    drafts: tuple[Draft, ...]
+    drafts: tuple[Draft, ...] = ()
+    rest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

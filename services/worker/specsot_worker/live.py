@@ -1,0 +1,91 @@
+"""One sequence as the sequencer sees it: what is fed, what is in flight, what it waits for.
+
+Refuses to know other sequences, frames and pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specsot.frames import Chunk, Growth, Open, Opening, Outcome
+from specsot.tree import Tree, single
+
+
+@dataclass(slots=True)
+class Live:
+    """A sequence's place in its own life.
+
+    fed:       prompt tokens composed into frames so far, the forked part included.
+    committed: KV rows that will be final once every composed frame has passed.
+    root:      the newest token, not fed yet; None until the prompt has been answered.
+    step:      the tree that comes next (or is in flight); 0 while in the prompt.
+    waiting:   since when (seconds) it waits for a tree; None when it does not.
+    """
+
+    opening: Opening
+    prompt: tuple[int, ...]
+    lease: int
+    opened: bool = False
+    fed: int = 0
+    committed: int = 0
+    root: int | None = None
+    step: int = 0
+    keep: tuple[int, ...] = ()
+    in_flight: bool = False
+    tree: Tree | None = None
+    waiting: float | None = None
+    forked_from: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        fork = self.opening.fork
+        self.forked_from = fork.sequence if fork else self.opening.sequence
+        self.fed = self.committed = fork.length if fork else 0
+
+    @property
+    def prefilled(self) -> bool:
+        return self.fed == self.opening.prompt
+
+    @property
+    def growable(self) -> bool:
+        """It has a root, its last result is in, and its lease reaches that far."""
+        return self.root is not None and not self.in_flight and self.committed < self.lease
+
+    def next_chunk(self, rows: int) -> Chunk:
+        """Up to `rows` more prompt tokens; they count as fed."""
+        start = self.fed
+        behind = start - (self.opening.prompt - len(self.prompt))
+        tokens = self.prompt[behind : behind + rows]
+        self.fed = self.committed = start + len(tokens)
+        return Chunk(self.opening.sequence, start, tokens, self.prefilled)
+
+    def next_growth(self, rows: int) -> Growth:
+        """The tree that arrived, cut to `rows` nodes, or the bonus token alone; now in flight."""
+        assert self.root is not None
+        tree = _cut(self.tree or single(self.root), rows)
+        growth = Growth(self.opening.sequence, self.step, self.committed, self.keep, tree)
+        self.in_flight, self.tree, self.waiting = True, None, None
+        return growth
+
+    def learn(self, outcome: Outcome, now: float) -> None:
+        """Take the result of the final prompt chunk or of the tree in flight."""
+        self.committed += len(outcome.accepted)
+        self.keep, self.root = outcome.accepted, outcome.tokens[-1]
+        self.step, self.in_flight = outcome.step + 1, False
+        self.waiting = now if self.opening.drafted else None
+
+    def offer(self, step: int, tree: Tree) -> bool:
+        """Take a draft if it is for the tree that comes next; the first one wins."""
+        timely = not self.in_flight and step == self.step and self.tree is None
+        if not timely or tree.tokens[0] != self.root:
+            return False
+        self.tree, self.waiting = tree, None
+        return True
+
+
+def open_live(order: Open) -> Live:
+    return Live(order.opening, order.tokens, order.lease)
+
+
+def _cut(tree: Tree, nodes: int) -> Tree:
+    """The first nodes of a tree; parents come first, so any beginning is a tree."""
+    return tree if len(tree) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])

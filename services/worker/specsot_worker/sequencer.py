@@ -1,0 +1,208 @@
+"""The only sequencer and batcher: joins results and drafts, and composes the next frame.
+
+Refuses to know tensors, transports and clocks (the time is passed in). Everything that changes KV
+leaves here as part of a frame header, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specsot.arrange import open_one
+from specsot.errors import SpecsotError
+from specsot.frames import (
+    Chunk,
+    Close,
+    Drafts,
+    End,
+    Frame,
+    Growth,
+    Lease,
+    Open,
+    Opening,
+    Order,
+    Outcome,
+    Result,
+    Segment,
+    rows_of,
+)
+from specsot.pages import PageTable
+from specsot_worker.live import Live, open_live
+from specsot_worker.patience import Patience
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a frame and the ring may hold.
+
+    rows: of one frame. flight: frames under way at most. slots: KV rows kept free per live sequence.
+    """
+
+    rows: int = 512
+    flight: int = 1
+    slots: int = 64
+
+
+class Sequencer:
+    """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`."""
+
+    def __init__(self, epoch: int, budget: Budget, table: PageTable, patience: Patience) -> None:
+        self._epoch, self._budget, self._table = epoch, budget, table
+        self._patience = patience
+        self._live: dict[int, Live] = {}
+        self._closings: list[int] = []
+        self._rejected: list[Outcome] = []
+        self._flying: set[int] = set()
+        self._number = 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing lives, nothing flies."""
+        return not (self._live or self._closings or self._flying)
+
+    def obey(self, order: Order) -> None:
+        """Take an order of the master. Orders for sequences that are over are ignored."""
+        match order:
+            case Open():
+                self._live.setdefault(order.opening.sequence, open_live(order))
+            case Close(sequence):
+                self._end(sequence)
+            case Lease(sequence, position):
+                if live := self._live.get(sequence):
+                    live.lease = max(live.lease, position)
+
+    def learn(self, result: Result, now: float) -> None:
+        """Take a result: it returns a credit and moves its sequences on. Stale epochs are dropped."""
+        if result.epoch != self._epoch:
+            return
+        self._flying.discard(result.number)
+        for outcome in result.outcomes:
+            live = self._live.get(outcome.sequence)
+            if live is None:
+                continue
+            if outcome.end:
+                self._end(outcome.sequence)
+            else:
+                live.learn(outcome, now)
+
+    def offer(self, drafts: Drafts) -> None:
+        """Take trees; late ones and those of a stale epoch are dropped."""
+        if drafts.epoch != self._epoch:
+            return
+        for draft in drafts.drafts:
+            live = self._live.get(draft.sequence)
+            if live and live.offer(draft.step, draft.tree):
+                self._patience.kept()
+        if drafts.rest:
+            self._patience.rest(drafts.rest)
+
+    def lose_drafter(self) -> None:
+        """Nobody drafts any more in this epoch: nothing waits for a tree again."""
+        self._patience.end()
+
+    def rejections(self) -> tuple[Outcome, ...]:
+        """Sequences that could not be opened since the last call; for the master."""
+        rejected, self._rejected = tuple(self._rejected), []
+        return rejected
+
+    def compose(self, now: float) -> Frame | None:
+        """The next frame, or None when nothing is ready or every credit is out."""
+        if len(self._flying) >= self._budget.flight:
+            return None
+        growths = self._grow(now)
+        room = self._budget.rows - sum(map(rows_of, growths))
+        openings, chunks = self._feed(room)
+        if not (growths or chunks or openings or self._closings):
+            return None
+        return self._launch(tuple(openings), (*growths, *chunks))
+
+    def deadline(self) -> float | None:
+        """When the first waiting sequence loses patience; None when nobody waits."""
+        since = [live.waiting for live in self._live.values() if live.growable and live.waiting is not None]
+        return self._patience.deadline(min(since)) if since else None
+
+    def _launch(self, openings: tuple[Opening, ...], segments: tuple[Segment, ...]) -> Frame:
+        closings, self._closings = tuple(self._closings), []
+        for sequence in closings:
+            self._table.close(sequence)
+        self._number += 1
+        self._flying.add(self._number)
+        return Frame(self._epoch, self._number, openings, segments, closings)
+
+    def _grow(self, now: float) -> list[Growth]:
+        ready = [live for live in self._live.values() if live.growable and self._drafted(live, now)]
+        ready.sort(key=lambda live: (live.forked_from, live.opening.sequence))
+        room, growths = self._budget.rows, list[Growth]()
+        for place, live in enumerate(ready):
+            others = len(ready) - place - 1
+            rows = min(room - others, self._room_for(live))
+            if rows < 1:
+                continue
+            growths.append(live.next_growth(rows))
+            self._table.reserve(live.opening.sequence, live.committed + rows_of(growths[-1]))
+            room -= rows_of(growths[-1])
+        return growths
+
+    def _drafted(self, live: Live, now: float) -> bool:
+        """Its tree is here, none is wanted, or it has waited long enough."""
+        if live.tree is not None or live.waiting is None:
+            return True
+        if now < self._patience.deadline(live.waiting):
+            return False
+        self._patience.missed()
+        return True
+
+    def _room_for(self, live: Live) -> int:
+        """Tree rows its pages (and the free ones) can hold."""
+        sequence, size = live.opening.sequence, self._table.page_rows
+        held = len(self._table.pages(sequence)) + self._table.free
+        return held * size - live.committed
+
+    def _feed(self, room: int) -> tuple[list[Opening], list[Chunk]]:
+        """Open what can be opened, and feed prompts in order of arrival."""
+        openings: list[Opening] = []
+        chunks: list[Chunk] = []
+        fed = {sequence: live.fed for sequence, live in self._live.items()}
+        for live in [live for live in self._live.values() if not (live.prefilled and live.opened)]:
+            if not live.opened and not self._open(live, fed, openings):
+                continue
+            if room > 0 and not live.prefilled:
+                chunks.append(live.next_chunk(room))
+                room -= len(chunks[-1].tokens)
+        return openings, chunks
+
+    def _open(self, live: Live, fed: dict[int, int], openings: list[Opening]) -> bool:
+        """Open one sequence if its source is fed that far and its pages are there."""
+        opening = live.opening
+        fork = opening.fork
+        if fork and fork.sequence not in self._table:
+            if fork.sequence not in self._live:
+                self._reject(opening.sequence)
+            return False
+        if fork and fed[fork.sequence] < fork.length:
+            return False
+        if not self._fits(opening):
+            return False
+        try:
+            open_one(self._table, opening)
+        except SpecsotError:
+            self._reject(opening.sequence)
+            return False
+        self._table.reserve(opening.sequence, opening.prompt)
+        openings.append(opening)
+        live.opened = True
+        return True
+
+    def _fits(self, opening: Opening) -> bool:
+        shared = (opening.fork.length if opening.fork else 0) // self._table.page_rows
+        slots = self._budget.slots if opening.decodes else 0
+        return self._table.pages_for(opening.prompt + slots) - shared <= self._table.free
+
+    def _reject(self, sequence: int) -> None:
+        del self._live[sequence]
+        self._rejected.append(Outcome(sequence, 0, (), (), End.FAILED))
+
+    def _end(self, sequence: int) -> None:
+        live = self._live.pop(sequence, None)
+        if live and live.opened:
+            self._closings.append(sequence)

@@ -1,0 +1,165 @@
+"""A member's life: join the master, take part in epochs, leave. The same for worker and drafter.
+
+Refuses to know transports (links and the way to join are passed in) and what a part computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import structlog
+
+from specsot.errors import Refused, SpecsotError, Unavailable
+from specsot.links import Arrival, Inbox, Link, Lost
+from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration
+
+log = structlog.get_logger()
+
+Connect = Callable[[Registration], Awaitable[Link]]
+
+FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0  # seconds between attempts to join
+
+
+class Part(Protocol):
+    """What a member does in the ring."""
+
+    def registration(self) -> Registration:
+        """Who it is. May load weights to measure itself; called once per attempt to join."""
+        ...
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        """Get ready for an epoch: weights, pages, links. Raises SpecsotError if it cannot."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it is configured for; 0 when for none."""
+        ...
+
+    async def handle(self, arrival: Arrival) -> None:
+        """Take one message of the ring or an order of the master."""
+        ...
+
+    async def settle(self) -> float | None:
+        """Do what is due once everything that has arrived is taken.
+
+        Returns how many seconds later it wants to be called again without an arrival; None: never.
+        """
+        ...
+
+    async def disband(self) -> None:
+        """Forget the epoch: pages, links, everything in flight. Safe to call at any time."""
+        ...
+
+
+async def take_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
+    """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted."""
+    farewell = asyncio.ensure_future(leaving.wait())
+    try:
+        while not leaving.is_set():
+            uplink = await _join(part, connect, farewell)
+            if uplink is not None:
+                await _serve(part, inbox, uplink, farewell)
+    finally:
+        farewell.cancel()
+        await part.disband()
+
+
+async def _join(part: Part, connect: Connect, farewell: asyncio.Future[bool]) -> Link | None:
+    """Try until the master takes us; None when it is time to leave instead."""
+    wait = FIRST_WAIT
+    registration = await asyncio.to_thread(part.registration)
+    while not farewell.done():
+        try:
+            uplink = await connect(registration)
+        except Refused:
+            raise
+        except Unavailable as error:
+            log.info("waiting for the master", reason=str(error), again_in=wait)
+            await asyncio.wait([farewell], timeout=wait)
+            wait = min(wait * 2, LONGEST_WAIT)
+        else:
+            log.info("joined", name=registration.name, waiting_for="the ring to be complete")
+            return uplink
+    return None
+
+
+async def _serve(part: Part, inbox: Inbox, uplink: Link, farewell: asyncio.Future[bool]) -> None:
+    """Take what arrives, then let the part do what is due; until the master is lost or we leave."""
+    wait: float | None = None
+    while not farewell.done():
+        arrival = await _next(inbox, farewell, wait)
+        while arrival is not None:
+            if arrival.sender == "master" and isinstance(arrival.message, Lost):
+                log.warning("lost the master", reason=arrival.message.reason)
+                return await part.disband()
+            await _take(part, arrival, uplink)
+            arrival = inbox.take()
+        wait = await _settle(part, uplink)
+    await _say(uplink, Leaving())
+    await uplink.close()
+
+
+async def _next(inbox: Inbox, farewell: asyncio.Future[bool], wait: float | None) -> Arrival | None:
+    """The next arrival, or None when it is time to leave or `wait` seconds have passed."""
+    if (arrival := inbox.take()) is not None or (wait is not None and wait <= 0):
+        return arrival
+    getting = asyncio.ensure_future(inbox.get())
+    await asyncio.wait([getting, farewell], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+    if getting.done():
+        return getting.result()
+    getting.cancel()
+    return None
+
+
+async def _take(part: Part, arrival: Arrival, uplink: Link) -> None:
+    match arrival.message:
+        case Configuration() as configuration:
+            await _configure(part, configuration, uplink)
+        case Disband(epoch, reason):
+            log.info("epoch ended", epoch=epoch, reason=reason)
+            await part.disband()
+        case _:
+            await _handle(part, arrival, uplink)
+
+
+async def _configure(part: Part, configuration: Configuration, uplink: Link) -> None:
+    try:
+        await part.disband()
+        await part.configure(configuration, uplink)
+    except SpecsotError as error:
+        log.error("cannot take part", epoch=configuration.epoch, reason=str(error))
+        await _say(uplink, Broken(configuration.epoch, str(error)))
+
+
+async def _handle(part: Part, arrival: Arrival, uplink: Link) -> None:
+    try:
+        await part.handle(arrival)
+    except SpecsotError as error:
+        await _break(part, uplink, error)
+
+
+async def _settle(part: Part, uplink: Link) -> float | None:
+    try:
+        return await part.settle()
+    except SpecsotError as error:
+        await _break(part, uplink, error)
+        return None
+
+
+async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:
+    """An epoch that fails here ends everywhere: the master is told and forms the next one."""
+    log.error("the epoch broke here", epoch=part.epoch, reason=str(error))
+    broken = Broken(part.epoch, str(error))
+    await part.disband()
+    await _say(uplink, broken)
+
+
+async def _say(uplink: Link, message: Ready | Broken | Leaving) -> None:
+    """Tell the master; if it is gone, its loss arrives in the inbox anyway."""
+    try:
+        await uplink.send(message)
+    except Unavailable:
+        log.info("the master could not be told", message=type(message).__name__)
