@@ -13,7 +13,7 @@ import torch
 from specsot.arrange import Arrangement, arrange
 from specsot.errors import WireError
 from specsot.frames import Frame, tokens_of
-from specsot.members import Layout
+from specsot.members import Layout, Range
 from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.pages import PageTable
@@ -31,6 +31,10 @@ class Stage:
     @property
     def table(self) -> PageTable:
         return self._table
+
+    @property
+    def layers(self) -> Range:
+        return self._decoder.layers
 
     def tap(self, layer: int, weight: torch.Tensor) -> None:
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""

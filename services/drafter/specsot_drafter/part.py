@@ -1,0 +1,103 @@
+"""The drafter in the ring: takes features, drafts trees, sends them to stage 0.
+
+Refuses to know transports, text and the base's layers. Thin: the engine does the work. It may be
+late, wrong or gone, and nobody waits long for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from specsot.errors import SpecsotError, Unavailable
+from specsot.frames import Drafts, Features
+from specsot.links import Arrival, Dialer, Link, Lost
+from specsot.members import Configuration, Ready, Registration, Tap
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.source import Source
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """Everything that lives exactly as long as one epoch."""
+
+    configuration: Configuration
+    engine: DraftEngine
+    sequencer: Link
+    untaught: list[Features]
+
+
+class DrafterPart:
+    """One drafter. `compute` runs tensor work, one job at a time, off the event loop."""
+
+    def __init__(self, source: Source, dialer: Dialer, compute: Executor) -> None:
+        self._source, self._dialer, self._compute = source, dialer, compute
+        self._now: _Epoch | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._now.configuration.epoch if self._now else 0
+
+    def registration(self) -> Registration:
+        return self._source.registration()
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        """Load the head, give the tapping stages their slices of its fc, then be ready."""
+        engine = await self._run(self._source.engine, configuration)
+        await self._send_taps(configuration)
+        sequencer = await self._dialer.dial(configuration.stages[0].address, configuration.epoch)
+        self._now = _Epoch(configuration, engine, sequencer, [])
+        await uplink.send(Ready(configuration.epoch))
+
+    async def handle(self, arrival: Arrival) -> None:
+        """Keep features for `settle`; those of another epoch are dropped."""
+        now, message = self._now, arrival.message
+        if now is None:
+            return
+        if isinstance(message, Features) and message.epoch == self.epoch:
+            now.untaught.append(message)
+        if isinstance(message, Lost) and message.peer == now.configuration.stages[0].name:
+            raise Unavailable(f"lost {message.peer}: {message.reason}")
+
+    async def settle(self) -> float | None:
+        """Learn everything that has come, then draft once for the newest state."""
+        now = self._now
+        if now is None or not now.untaught:
+            return None
+        lessons, now.untaught = now.untaught, []
+        drafts = await self._run(_learn_and_draft, now.engine, lessons, self.epoch)
+        if drafts.drafts or drafts.rest:
+            await now.sequencer.send(drafts)
+        return None
+
+    async def disband(self) -> None:
+        now, self._now = self._now, None
+        if now is not None:
+            await now.sequencer.close()
+
+    async def _send_taps(self, configuration: Configuration) -> None:
+        """Each tap's slice goes to the stage that runs the tapped layer (L: to the last stage)."""
+        for layer, weight in self._source.tap_slices().items():
+            stage = next((s for s in configuration.stages if layer < s.layers.last), configuration.stages[-1])
+            link = await self._dialer.dial(stage.address, configuration.epoch)
+            await link.send(Tap(configuration.epoch, layer, weight))
+            await link.close()
+
+    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Run tensor work off the loop. Whatever it raises ends this drafter's epoch with one clear line."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._compute, work, *arguments)
+        except SpecsotError:
+            raise
+        except (RuntimeError, MemoryError) as error:
+            raise Unavailable(f"{self._source.name} failed: {str(error).splitlines()[0]}") from error
+
+
+def _learn_and_draft(engine: DraftEngine, lessons: list[Features], epoch: int) -> Drafts:
+    for features in lessons:
+        engine.learn(features)
+    return Drafts(epoch, engine.draft(), engine.rest)

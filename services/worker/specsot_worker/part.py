@@ -1,0 +1,202 @@
+"""A worker in the ring: takes frames, results, drafts and orders; computes; passes on.
+
+Refuses to know transports, text and requests. Thin: every decision is the sequencer's or the judge's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from specsot.errors import SpecsotError, Unavailable
+from specsot.frames import Close, Drafts, Frame, Lease, Open, Result
+from specsot.links import Arrival, Dialer, Link, Lost
+from specsot.members import Configuration, Ready, Registration, Tap
+from specsot.pages import PageTable
+from specsot_worker.patience import Patience
+from specsot_worker.place import Links, connect, index_of, own_taps
+from specsot_worker.sequencer import Budget, Sequencer
+from specsot_worker.source import Source
+from specsot_worker.stage import Stage
+from specsot_worker.verdict import LastStage, Verdict
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """Everything that lives exactly as long as one epoch."""
+
+    configuration: Configuration
+    stage: Stage
+    links: Links
+    missing_taps: set[int]
+    sequencer: Sequencer | None
+    judge: LastStage | None
+
+
+class WorkerPart:
+    """One worker. `compute` runs tensor work, one job at a time, off the event loop."""
+
+    def __init__(
+        self,
+        source: Source,
+        dialer: Dialer,
+        compute: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source, self._dialer = source, dialer
+        self._compute, self._clock = compute, clock
+        self._now: _Epoch | None = None
+        self._early: list[Arrival] = []
+
+    @property
+    def epoch(self) -> int:
+        return self._now.configuration.epoch if self._now else 0
+
+    def registration(self) -> Registration:
+        return self._source.registration()
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        """Load the range, make pages, dial; Ready goes out once every tap is here too."""
+        index = index_of(configuration)
+        mine = configuration.stages[index]
+        stage = await self._run(self._source.stage, configuration, mine.layers)
+        links = await connect(configuration, self._dialer, uplink)
+        last = index == len(configuration.stages) - 1
+        self._now = _Epoch(
+            configuration,
+            stage,
+            links,
+            set(own_taps(configuration, mine)),
+            _sequencer(configuration) if index == 0 else None,
+            self._source.judge(stage) if last else None,
+        )
+        await self._ready_if_complete()
+        for arrival in self._take_early():
+            await self.handle(arrival)
+
+    async def handle(self, arrival: Arrival) -> None:
+        """Take one message; frames run at once, everything else waits for `settle`."""
+        now, message = self._now, arrival.message
+        if now is None or getattr(message, "epoch", self.epoch) > self.epoch:
+            self._early.append(arrival)
+            return
+        if getattr(message, "epoch", self.epoch) < self.epoch:
+            return
+        match message:
+            case Frame():
+                await self._pass_on(now, message)
+            case Result() if now.sequencer:
+                now.sequencer.learn(message, self._clock())
+            case Drafts() if now.sequencer:
+                now.sequencer.offer(message)
+            case Open() | Close() | Lease() if now.sequencer:
+                now.sequencer.obey(message)
+            case Tap():
+                await self._take_tap(now, message)
+            case Lost():
+                self._lose(now, message)
+            case _:
+                pass
+
+    async def settle(self) -> float | None:
+        """Compose and run the next frame, if this is stage 0 and one is due."""
+        now = self._now
+        if now is None or now.sequencer is None or now.missing_taps:
+            return None
+        frame = now.sequencer.compose(self._clock())
+        await self._report_rejections(now)
+        if frame is not None:
+            await self._pass_on(now, frame)
+            return 0.0
+        deadline = now.sequencer.deadline()
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
+    async def disband(self) -> None:
+        now, self._now = self._now, None
+        self._early = []
+        if now is not None:
+            await now.links.close()
+
+    async def _pass_on(self, now: _Epoch, frame: Frame) -> None:
+        """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
+        if now.judge is None:
+            passed = await self._run(now.stage.run, frame)
+            assert now.links.following is not None
+            await now.links.following.send(passed)
+            return
+        verdict = await self._run(_run_and_judge, now.stage, now.judge, frame)
+        await self._announce(now, verdict)
+
+    async def _announce(self, now: _Epoch, verdict: Verdict) -> None:
+        """Stage 0 first (the next lap waits for it), then the drafter, then the master."""
+        if now.sequencer:
+            now.sequencer.learn(verdict.result, self._clock())
+        elif now.links.sequencer:
+            await now.links.sequencer.send(verdict.result)
+        await self._teach(now, verdict)
+        await now.links.master.send(verdict.result)
+
+    async def _teach(self, now: _Epoch, verdict: Verdict) -> None:
+        """Features to the drafter; a lost drafter stops nobody."""
+        if now.links.drafter is None:
+            return
+        try:
+            await now.links.drafter.send(verdict.features)
+        except Unavailable as error:
+            self._lose(now, Lost("drafter", str(error)))
+
+    async def _take_tap(self, now: _Epoch, tap: Tap) -> None:
+        if tap.layer in now.missing_taps:
+            await self._run(now.stage.tap, tap.layer, tap.weight)
+            now.missing_taps.discard(tap.layer)
+            await self._ready_if_complete()
+
+    async def _ready_if_complete(self) -> None:
+        now = self._now
+        if now and not now.missing_taps:
+            await now.links.master.send(Ready(now.configuration.epoch))
+
+    def _lose(self, now: _Epoch, lost: Lost) -> None:
+        """A lost drafter is done without; a lost stage ends the epoch."""
+        if lost.peer in {stage.name for stage in now.configuration.stages}:
+            raise Unavailable(f"lost {lost.peer}: {lost.reason}")
+        if now.missing_taps:
+            raise Unavailable(f"lost the drafter before its taps came: {lost.reason}")
+        if now.sequencer:
+            now.sequencer.lose_drafter()
+
+    async def _report_rejections(self, now: _Epoch) -> None:
+        assert now.sequencer is not None
+        if rejected := now.sequencer.rejections():
+            await now.links.master.send(Result(self.epoch, 0, rejected))
+
+    def _take_early(self) -> list[Arrival]:
+        early, self._early = self._early, []
+        return early
+
+    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Run tensor work off the loop. Whatever it raises ends the epoch with one clear line."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._compute, work, *arguments)
+        except SpecsotError:
+            raise
+        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for out of memory too
+            raise Unavailable(f"{self._source.name} failed: {str(error).splitlines()[0]}") from error
+
+
+def _run_and_judge(stage: Stage, judge: LastStage, frame: Frame) -> Verdict:
+    return judge.judge(stage.run(frame))
+
+
+def _sequencer(configuration: Configuration) -> Sequencer:
+    budget = Budget(configuration.rows, configuration.flight, configuration.slots)
+    table = PageTable(configuration.pages, configuration.page_rows)
+    patience = Patience(configuration.draft_timeout, configuration.drafter is not None)
+    return Sequencer(configuration.epoch, budget, table, patience)
+
+

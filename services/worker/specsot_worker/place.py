@@ -1,0 +1,61 @@
+"""One worker's place in one epoch: which of the ring's jobs are its own, and its links to the rest.
+
+Refuses to know tensors and scheduling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specsot.errors import Refused
+from specsot.links import Dialer, Link
+from specsot.members import Configuration, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where this stage sends. None: the receiver is this process itself, or does not exist.
+
+    following: the next stage. sequencer: stage 0, for results. drafter: features. master: results.
+    """
+
+    following: Link | None
+    sequencer: Link | None
+    drafter: Link | None
+    master: Link
+
+    async def close(self) -> None:
+        for link in (self.following, self.sequencer, self.drafter):
+            if link is not None:
+                await link.close()
+
+
+def index_of(configuration: Configuration) -> int:
+    """This worker's number among the stages. Raises Refused when it is none of them."""
+    for index, stage in enumerate(configuration.stages):
+        if stage.name == configuration.you:
+            return index
+    raise Refused(f"epoch {configuration.epoch} has no stage for {configuration.you}")
+
+
+def own_taps(configuration: Configuration, stage: Stage) -> frozenset[int]:
+    """Taps this stage fuses: inputs of its own layers, and the last block's output on the last stage."""
+    taps = configuration.head.taps if configuration.head and configuration.drafter else ()
+    end = stage.layers.last + (stage == configuration.stages[-1])
+    return frozenset(tap for tap in taps if stage.layers.first <= tap < end)
+
+
+async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> Links:
+    """Dial whom this stage talks to. Raises Unavailable naming who cannot be reached."""
+    index, stages = index_of(configuration), configuration.stages
+    last = index == len(stages) - 1
+
+    async def dial(address: str | None) -> Link | None:
+        return await dialer.dial(address, configuration.epoch) if address else None
+
+    return Links(
+        following=await dial(None if last else stages[index + 1].address),
+        sequencer=await dial(stages[0].address if last and index else None),
+        drafter=await dial(configuration.drafter if last else None),
+        master=uplink,
+    )

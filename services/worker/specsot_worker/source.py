@@ -1,0 +1,88 @@
+"""Where a worker's weights come from: loads a layer range once, measures it, and says who it is.
+
+Refuses to know the ring, frames and links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsot.constraint import automaton
+from specsot.errors import ModelError
+from specsot.members import Configuration, Curve, Range, Registration
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder, measure_rows, resolve_dtype
+from specsot.model.fingerprint import fingerprint
+from specsot.vocabulary import read_vocabulary
+from specsot_worker.stage import Stage
+from specsot_worker.verdict import LastStage
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What a worker is started with. `layers` None: the master decides. kv_memory in bytes."""
+
+    name: str
+    address: str
+    model: Path
+    layers: Range | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    kv_memory: int = 1 << 30
+
+
+class Source:
+    """Loads what is asked for and keeps the last range, so that a new epoch starts at once."""
+
+    def __init__(self, supply: Supply) -> None:
+        self._supply = supply
+        self._config = read_config(supply.model)
+        self._dtype = resolve_dtype(supply.dtype, supply.device)
+        self._fingerprint = fingerprint(supply.model)
+        self._decoder: Decoder | None = None
+        if supply.layers and supply.layers.last > self._config.num_hidden_layers:
+            raise ModelError(
+                f"layers {supply.layers} asked for, {supply.model} has {self._config.num_hidden_layers}"
+            )
+
+    @property
+    def name(self) -> str:
+        return self._supply.name
+
+    def registration(self) -> Registration:
+        """Measures one layer (of the range, if fixed); a fraction of a second."""
+        supply, config = self._supply, self._config
+        return Registration(
+            kind="worker",
+            name=supply.name,
+            address=supply.address,
+            fingerprint=self._fingerprint,
+            model_layers=config.num_hidden_layers,
+            max_positions=config.max_position_embeddings,
+            kv_bytes=supply.kv_memory,
+            row_bytes=2 * config.num_key_value_heads * config.head_dim * self._dtype.itemsize,
+            layers=supply.layers,
+            curve=self._measure(),
+        )
+
+    def stage(self, configuration: Configuration, layers: Range) -> Stage:
+        """The stage for one epoch, with empty pages."""
+        return Stage(
+            self._load(layers), configuration.pages, configuration.page_rows, configuration.layout
+        )
+
+    def judge(self, stage: Stage) -> LastStage:
+        """The end of the ring; needs the range that holds the last layer."""
+        vocabulary = read_vocabulary(self._supply.model, self._config.vocab_size)
+        return LastStage(self._load(stage.layers).logits, lambda rules: automaton(vocabulary, rules))
+
+    def _measure(self) -> Curve:
+        return measure_rows(self._load(self._supply.layers or Range(0, 1)))
+
+    def _load(self, layers: Range) -> Decoder:
+        if self._decoder is None or self._decoder.layers != layers:
+            self._decoder = None  # free the old range before the new one is loaded
+            supply = self._supply
+            self._decoder = Decoder.load(supply.model, layers, self._dtype, supply.device)
+        return self._decoder
