@@ -1,0 +1,91 @@
+"""The allocator: deterministic, reference counted, and nothing changes when a call is refused."""
+
+import random
+
+import pytest
+
+from specsot.errors import NotFound, Overloaded
+from specsot.pages import PageCopy, PageTable
+
+
+def test_a_fork_shares_full_pages_and_copies_the_part():
+    table = PageTable(8, 4)
+    table.open(1)
+    table.reserve(1, 10)
+    assert table.pages(1) == (0, 1, 2)
+    assert table.fork(2, 1, 10) == PageCopy(2, 3, 2)
+    assert table.pages(2) == (0, 1, 3)
+    assert table.fork(3, 1, 8) is None
+    assert table.pages(3) == (0, 1)
+    assert table.free == 4
+
+
+def test_pages_come_back_when_their_last_owner_goes():
+    table = PageTable(8, 4)
+    table.open(1)
+    table.reserve(1, 8)
+    table.fork(2, 1, 8)
+    table.close(1)
+    assert table.free == 6
+    table.close(2)
+    table.close(2)
+    assert table.free == 8
+
+
+def test_a_refused_call_changes_nothing():
+    table = PageTable(2, 4)
+    table.open(1)
+    table.reserve(1, 5)
+    with pytest.raises(Overloaded, match="2 KV pages wanted, 0 free"):
+        table.reserve(1, 16)
+    with pytest.raises(Overloaded):
+        table.fork(2, 1, 5)
+    with pytest.raises(NotFound):
+        table.fork(2, 9, 4)
+    with pytest.raises(NotFound, match="no 12 rows"):
+        table.fork(2, 1, 12)
+    assert table.free == 0
+    assert 2 not in table
+    table.close(1)
+    assert table.free == 2
+
+
+def test_slots_follow_the_pages():
+    table = PageTable(4, 4)
+    table.open(7)
+    table.reserve(7, 4)
+    table.open(8)
+    table.reserve(8, 1)
+    table.reserve(7, 6)
+    assert table.slots(7, 2, 6) == [2, 3, 8, 9]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_tables_that_see_the_same_calls_agree_and_lose_no_page(seed):
+    rng = random.Random(seed)
+    first, second = PageTable(40, 4), PageTable(40, 4)
+    lengths: dict[int, int] = {}
+    for sequence in range(200):
+        for table in (first, second):
+            call = random.Random(seed * 1000 + sequence)
+            try:
+                if lengths and call.random() < 0.5:
+                    source = call.choice(sorted(lengths))
+                    table.fork(sequence, source, lengths[source])
+                else:
+                    table.open(sequence)
+                table.reserve(sequence, call.randrange(1, 20))
+            except Overloaded:
+                table.close(sequence)
+        if sequence in first:
+            lengths[sequence] = 1
+        if lengths and rng.random() < 0.6:
+            gone = rng.choice(sorted(lengths))
+            del lengths[gone]
+            first.close(gone)
+            second.close(gone)
+        assert first.free == second.free
+        assert all(first.pages(one) == second.pages(one) for one in lengths)
+    for sequence in list(lengths):
+        first.close(sequence)
+    assert first.free == 40

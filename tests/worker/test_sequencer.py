@@ -1,0 +1,171 @@
+"""The sequencer over a mock ring: token identity, leases, credits, cancels, and no page lost."""
+
+import random
+
+import pytest
+
+from specsot.frames import Close, End, Fork, Growth, Lease, Open, Opening, rows_of
+from specsot.pages import PageTable
+from specsot_worker.patience import Patience
+from specsot_worker.sequencer import Budget, Sequencer
+from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
+
+PAGES, ROWS = 96, 8
+
+
+def ring_of(rng: random.Random, flight: int = 1, rows: int = 40, skill: float = 0.7) -> MockRing:
+    sequencer = Sequencer(1, Budget(rows, flight, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    return MockRing(sequencer, [MockStage(PageTable(PAGES, ROWS)) for _ in range(2)], rng, skill)
+
+
+def order_of(sequence: int, tokens: list[int], limit: int, fork: Fork | None = None, **more) -> Open:
+    prompt = len(tokens) + (fork.length if fork else 0)
+    opening = Opening(sequence, prompt, fork=fork, limit=limit, **more)
+    return Open(opening, tuple(tokens), lease=10**6)
+
+
+def run(ring: MockRing) -> None:
+    while ring.turn():
+        assert len(ring.flying) <= 4
+    assert not ring.flying
+
+
+def assert_empty(ring: MockRing) -> None:
+    assert ring.sequencer.idle
+    assert [stage.table.free for stage in ring.stages] == [PAGES, PAGES]
+
+
+@pytest.mark.parametrize("flight", [1, 2, 3])
+@pytest.mark.parametrize("skill", [0.0, 0.7, 1.0])
+def test_law_1_branches_forked_from_a_prefix_write_what_plain_decoding_writes(flight, skill):
+    for seed in range(12):
+        rng = random.Random(seed)
+        ring = ring_of(rng, flight, rng.choice([5, 17, 64]), skill)
+        prefix = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 30))]
+        ring.sequencer.obey(order_of(1, prefix, 1, decodes=False))
+        wanted = {}
+        for sequence in range(2, 2 + rng.randrange(1, 7)):
+            suffix = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 12))]
+            limit = rng.randrange(1, 40)
+            drafted = rng.random() < 0.8
+            ring.sequencer.obey(order_of(sequence, suffix, limit, Fork(1, len(prefix)), drafted=drafted))
+            wanted[sequence] = write_plainly(prefix + suffix, limit)
+        run(ring)
+        assert ring.log == wanted
+        assert set(ring.ends.values()) == {End.LENGTH}
+        ring.sequencer.obey(Close(1))
+        run(ring)
+        assert_empty(ring)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_law_4_and_5_cancels_at_any_time_disturb_nobody_and_leave_no_page(seed):
+    rng = random.Random(seed)
+    ring = ring_of(rng, rng.choice([1, 2, 3]))
+    prompts = {s: [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 40))] for s in range(1, 9)}
+    for sequence, prompt in prompts.items():
+        ring.sequencer.obey(order_of(sequence, prompt, 30))
+    doomed = rng.sample(sorted(prompts), 4)
+    while doomed or not ring.sequencer.idle:
+        moved = ring.turn()
+        if doomed and (not moved or rng.random() < 0.1):
+            ring.sequencer.obey(Close(doomed.pop()))
+    run(ring)
+    for sequence, tokens in ring.log.items():
+        assert tokens == write_plainly(prompts[sequence], 30)[: len(tokens)]
+        assert sequence not in ring.ends or len(tokens) == 30
+    assert_empty(ring)
+
+
+def test_the_row_budget_and_the_credits_hold():
+    for seed in range(10):
+        ring = ring_of(random.Random(seed), flight=2, rows=11)
+        for sequence in range(1, 9):
+            ring.sequencer.obey(order_of(sequence, [sequence % VOCABULARY] * 25, 20))
+        run(ring)
+        assert max(sum(map(rows_of, frame.segments)) for frame in ring.frames) <= 11
+        assert len(ring.log) == 8
+
+
+def test_at_most_one_tree_of_a_sequence_flies():
+    sequencer = Sequencer(1, Budget(64, 4, 9), PageTable(PAGES, ROWS), Patience(1.0))
+    sequencer.obey(order_of(1, [1, 2, 3], 10, drafted=False))
+    prompt = sequencer.compose(0.0)
+    assert prompt is not None
+    assert sequencer.compose(0.0) is None
+
+
+def test_a_sequence_pauses_at_its_lease_and_goes_on_with_a_new_one():
+    ring = ring_of(random.Random(1))
+    prompt = [1, 2, 3]
+    opening = Opening(1, 3, limit=50)
+    ring.sequencer.obey(Open(opening, tuple(prompt), lease=10))
+    run(ring)
+    paused = len(ring.log[1])
+    assert 7 <= paused < 7 + 10
+    assert not ring.sequencer.idle
+    ring.sequencer.obey(Lease(1, 1000))
+    run(ring)
+    assert ring.log[1] == write_plainly(prompt, 50)
+    assert_empty(ring)
+
+
+def test_a_fork_of_a_sequence_that_is_gone_is_reported_not_hung():
+    ring = ring_of(random.Random(1))
+    ring.sequencer.obey(order_of(5, [1], 3, Fork(4, 2)))
+    run(ring)
+    rejected = ring.sequencer.rejections()
+    assert [(one.sequence, one.end) for one in rejected] == [(5, End.FAILED)]
+    assert_empty(ring)
+
+
+def test_without_pages_an_opening_waits_for_its_turn():
+    ring = ring_of(random.Random(3))
+    for sequence in range(1, 30):
+        ring.sequencer.obey(order_of(sequence, [sequence % VOCABULARY] * 30, 10))
+    run(ring)
+    assert len(ring.log) == 29
+    assert all(len(tokens) == 10 for tokens in ring.log.values())
+    assert_empty(ring)
+
+
+def test_a_silent_drafter_costs_one_timeout_not_one_per_lap():
+    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    ring = MockRing(sequencer, [MockStage(PageTable(PAGES, ROWS))], random.Random(1), 0.0)
+    ring._draft = lambda outcomes: None
+    sequencer.obey(order_of(1, [1, 2], 30))
+    run(ring)
+    assert ring.now == pytest.approx(0.5)
+    assert ring.log[1] == write_plainly([1, 2], 30)
+
+
+def test_stale_results_and_drafts_change_nothing():
+    from specsot.frames import Draft, Drafts, Result
+    from specsot.tree import chain
+
+    sequencer = Sequencer(2, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer.obey(order_of(1, [1, 2], 30))
+    frame = sequencer.compose(0.0)
+    assert frame is not None
+    sequencer.learn(Result(1, frame.number), 0.0)
+    assert sequencer.compose(0.0) is None
+    sequencer.offer(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
+    assert sequencer.deadline() is None
+
+
+def test_of_two_drafts_for_one_step_the_first_wins():
+    from specsot.frames import Draft, Drafts, Outcome, Result
+    from specsot.tree import chain
+
+    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer.obey(order_of(1, [1, 2], 30))
+    frame = sequencer.compose(0.0)
+    assert frame is not None
+    sequencer.learn(Result(1, frame.number, (Outcome(1, 0, (), (3,)),)), 0.0)
+    sequencer.offer(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
+    sequencer.offer(Drafts(1, (Draft(1, 1, chain([3, 5, 6])),)))
+    grown = sequencer.compose(0.0)
+    assert grown is not None
+    (growth,) = grown.segments
+    assert isinstance(growth, Growth)
+    assert growth.tree == chain([3, 4])
