@@ -1,17 +1,44 @@
-"""The skeleton language as values: its rules, its points, and the parser of finished text.
+"""The skeleton language as values: its rules, its points, and the reader of written text.
 
 Refuses to know tokens (specsot.constraint walks bytes) and prompts.
 
     output := "[DIRECT]" NL text "[END]"  |  "[PLAN]" NL line{1..16} "[END]"
     line   := ID "." "<" LEN ">" "<" TOOL ">" "[" DEPS "]" TITLE NL
+
+The reader takes all of that exactly, and much that an unconstrained model makes of it:
+loose spacing and list marks, full-width digits, brackets and punctuation, markers in other case, words
+before the marker, lines it cannot read (left out), TOOL or DEPS left out, a missing "[END]".
+Points are numbered in the order in which they stand. An id in DEPS means the last line before that was
+written with it; ids that name no line before are dropped, so dependencies are acyclic.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Literal
+
+from specsot.errors import InvalidRequest, PlanError
 
 MAX_POINTS = 16
 MAX_TITLE_BYTES = 80
+
+Kind = Literal["plan", "direct"]
+
+_END = "[END]"
+_MAX_LENGTH = 9999
+_PREAMBLE = 256  # characters in which a marker may still come; then the text is a direct answer
+_MARKER = re.compile(r"^[\s*`#>]*[\[［【]\s*(PLAN|DIRECT)\s*[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
+_MARKER_BEGUN = re.compile(r"[\[［【]\s*[A-Z]*\s*", re.IGNORECASE)
+_END_LINE = re.compile(r"[\s*`]*[\[［【]\s*END\s*[\]］】]", re.IGNORECASE)
+_LINE = re.compile(
+    r"[\s*#>-]*(?P<id>\d{1,4})\s*[.．。、:：)）]\s*"
+    r"[<＜〈《]\s*(?P<length>\d{1,9})\s*(?:tokens?|词|字)?\s*[>＞〉》]\s*"
+    r"(?:[<＜〈《]\s*(?P<tool>[^<>＜＞〈〉《》]*?)\s*[>＞〉》]\s*)?"
+    r"(?:[\[［【](?P<needs>[-\s\d,，、;；—－]*)[\]］】])?"
+    r"(?P<title>.*)"
+)
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +65,147 @@ class PlanRules:
     tools: tuple[str, ...] = ()
     max_points: int = MAX_POINTS
     plan_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_points <= 99:
+            raise InvalidRequest(f"max_points must be in 1..99, got {self.max_points}", field="max_points")
+
+
+class PlanReader:
+    """Reads a skeleton as it is written, in pieces of any size.
+
+    kind:        what the text turned out to be, None as long as that is open.
+    points:      those whose lines are complete.
+    direct_text: the direct answer as far as it is certain, markers left out; without a marker the raw text.
+    finished:    "[END]" has been read, or `finish` called. Later text is ignored.
+    """
+
+    def __init__(self, rules: PlanRules | None = None) -> None:
+        """rules: tools not offered there become None, points beyond its number are left out."""
+        self.kind: Kind | None = None
+        self.direct_text = ""
+        self.finished = False
+        self._rules = rules
+        self._raw = ""
+        self._rest = ""  # read, but not yet understood
+        self._marked = False
+        self._at_marker = True  # nothing read behind the marker
+        self._points: list[Point] = []
+        self._written: dict[int, int] = {}  # ids as written -> ids as numbered
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return tuple(self._points)
+
+    @property
+    def text(self) -> str:
+        """Everything fed, as it came."""
+        return self._raw
+
+    def feed(self, text: str) -> list[Point]:
+        """Read on; returns the points whose lines became complete.
+
+        Raises PlanError when a plan ends without one valid line.
+        """
+        return self._read(text, last=False)
+
+    def finish(self) -> list[Point]:
+        """There is no more text: what is left counts as complete. Raises PlanError as `feed` does."""
+        return [] if self.finished else self._read("", last=True)
+
+    def _read(self, text: str, last: bool) -> list[Point]:
+        if self.finished:
+            return []
+        self._raw += text
+        self._rest += text
+        if self.kind is None:
+            self._choose(last)
+        if self.kind == "direct":
+            self._read_direct(last)
+        found = self._read_lines(last) if self.kind == "plan" else []
+        if self.finished and self.kind == "plan" and not self._points:
+            raise PlanError("the plan has no valid line", text=self._raw)
+        return found
+
+    def _choose(self, last: bool) -> None:
+        marker = _MARKER.search(self._rest)
+        if marker:
+            self.kind = "plan" if marker[1].upper() == "PLAN" else "direct"
+            self._marked, self._rest = True, self._rest[marker.end() :]
+        elif last or (len(self._rest) > _PREAMBLE and not _MARKER_BEGUN.fullmatch(_last_line(self._rest))):
+            self.kind = "direct"
+
+    def _read_direct(self, last: bool) -> None:
+        if not self._marked:
+            self.direct_text, self._rest = self.direct_text + self._rest, ""
+            self.finished = last
+            return
+        if self._at_marker and self._rest:
+            self._rest, self._at_marker = self._rest.removeprefix("\n"), False
+        body, end, _ = self._rest.partition(_END)
+        held = 0 if end or last else _end_begun(body)
+        self.direct_text += body[: len(body) - held]
+        self._rest = body[len(body) - held :]
+        self.finished = bool(end) or last
+
+    def _read_lines(self, last: bool) -> list[Point]:
+        found: list[Point] = []
+        while not self.finished and self._rest:
+            line, newline, rest = self._rest.partition("\n")
+            body, end, _ = line.partition(_END)
+            over = bool(end) or _END_LINE.match(line) is not None
+            if not (newline or over or last):
+                break
+            point = self._point(body)
+            found += [point] if point else []
+            self._rest, self.finished = rest, over
+        self.finished = self.finished or last
+        return found
+
+    def _point(self, line: str) -> Point | None:
+        match = _LINE.fullmatch(line.rstrip("\r"))
+        title = _clean(match["title"]) if match else ""
+        if not match or not title or len(self._points) >= self._max_points():
+            return None
+        needs = {self._written.get(int(name)) for name in re.findall(r"\d{1,4}", match["needs"] or "")}
+        point = Point(
+            id=len(self._points) + 1,
+            length=min(max(int(match["length"]), 1), _MAX_LENGTH),
+            title=title,
+            tool=self._tool(match["tool"] or ""),
+            needs=tuple(sorted(need for need in needs if need is not None)),
+        )
+        self._points.append(point)
+        self._written[int(match["id"])] = point.id
+        return point
+
+    def _tool(self, name: str) -> str | None:
+        if name.casefold() in ("", "-", "none", "无"):
+            return None
+        return name if self._rules is None or name in self._rules.tools else None
+
+    def _max_points(self) -> int:
+        return MAX_POINTS if self._rules is None else self._rules.max_points
+
+
+def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | None:
+    """The points of a whole text, or None when it is a direct answer. Raises PlanError."""
+    reader = PlanReader(rules)
+    reader.feed(text)
+    reader.finish()
+    return reader.points if reader.kind == "plan" else None
+
+
+def _last_line(text: str) -> str:
+    return text[text.rfind("\n") + 1 :]
+
+
+def _end_begun(text: str) -> int:
+    """How many of the last characters may be the begin of "[END]"."""
+    return next((size for size in range(len(_END) - 1, 0, -1) if text.endswith(_END[:size])), 0)
+
+
+def _clean(title: str) -> str:
+    """One line of at most MAX_TITLE_BYTES bytes, cut between characters."""
+    visible = _UNSEEN.sub(" ", title).strip()
+    return visible.encode()[:MAX_TITLE_BYTES].decode(errors="ignore").rstrip()
