@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -147,14 +147,16 @@ class Fleet:
 
     def lost(self, name: str, reason: str) -> None:
         """A member is gone. A lost stage ends the epoch; a lost drafter is done without."""
+        running = self.ready
         member = self._members.pop(name, None)
         if member is None:
             return
         log.warning("member lost", name=name, reason=reason)
         if name not in self._plan:
             return
-        if member.registration.kind == "drafter" and self.ready:
+        if member.registration.kind == "drafter" and running:
             del self._plan[name]
+            self._plan = {one: replace(plan, drafter=None) for one, plan in self._plan.items()}
             return
         self._break(f"{name} is gone: {reason}", name)
         self.reform()

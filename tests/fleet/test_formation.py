@@ -1,0 +1,93 @@
+"""From registrations to a ring: refusals that name both values, what is missing, who runs what."""
+
+import pytest
+
+from specsot.errors import Refused
+from specsot.members import Head, Range, Registration
+from specsot_master.fleet.formation import Wishes, assign, check, count_pages, form, lap_curve, missing
+
+WISHES = Wishes(fingerprint="abc", model_layers=8, workers=2)
+
+
+def worker(name, layers=None, **more):
+    fields = dict(
+        kind="worker",
+        name=name,
+        address=f"{name}:1",
+        fingerprint="abc",
+        model_layers=8,
+        max_positions=2048,
+        kv_bytes=1 << 20,
+        row_bytes=64,
+        layers=layers,
+        curve=((1, 0.001), (8, 0.002)),
+    )
+    return Registration(**(fields | more))
+
+
+def drafter(name="d", **more):
+    return worker(name, kind="drafter", head=Head((2, 4, 5), 16), **more)
+
+
+@pytest.mark.parametrize(
+    ("joining", "members", "words"),
+    [
+        (worker("w", fingerprint="xyz"), [], "fingerprint xyz, here abc"),
+        (worker("w", protocol=9), [], "protocol 9, this master 1"),
+        (worker("w"), [worker("w")], "named w is already here"),
+        (drafter("d2"), [drafter("d1")], "a drafter is already here: d1"),
+        (worker("w", Range(0, 9)), [], "0:9 do not lie within 0:8"),
+        (worker("w", Range(4, 4)), [], "4:4 do not lie within"),
+        (worker("w", Range(3, 8)), [worker("v", Range(0, 4))], "3:8 overlap 0:4 of v"),
+        (worker("w"), [worker("u"), worker("v")], "one too many"),
+        (worker("w"), [worker("u", Range(0, 4)), worker("v", Range(4, 8))], "one too many"),
+    ],
+)
+def test_who_does_not_belong_is_refused_with_both_values(joining, members, words):
+    with pytest.raises(Refused, match=words):
+        check(joining, members, WISHES)
+
+
+def test_a_ring_without_drafter_refuses_one():
+    with pytest.raises(Refused, match="--drafter none"):
+        check(drafter(), [], Wishes("abc", 8, drafter=False))
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([], "2 of 2 workers"),
+        ([worker("u")], "1 of 2 workers"),
+        ([worker("u"), worker("v")], None),
+        ([worker("u", Range(0, 3))], "a worker for layers 3:8"),
+        ([worker("u", Range(0, 3)), worker("v", Range(6, 8))], "a worker for layers 3:6"),
+        ([worker("u", Range(0, 3)), worker("v")], None),
+        ([worker("u", Range(0, 3)), worker("v", Range(3, 8))], None),
+    ],
+)
+def test_what_is_missing_is_said_in_words(members, words):
+    assert missing(members, WISHES) == words
+
+
+def test_layers_are_cut_evenly_and_brought_ranges_stay():
+    ranges = [stage.layers for stage in assign([worker("a"), worker("b"), worker("c")], Wishes("abc", 8, 3))]
+    assert ranges == [Range(0, 3), Range(3, 6), Range(6, 8)]
+    mixed = assign([worker("a"), worker("b", Range(0, 5))], WISHES)
+    assert [(stage.name, str(stage.layers)) for stage in mixed] == [("b", "0:5"), ("a", "5:8")]
+
+
+def test_pages_are_what_the_tightest_member_holds():
+    members = [worker("a"), worker("b", kv_bytes=256 * 64 * 4 * 3), drafter(kv_bytes=256 * 64 * 9)]
+    stages = assign(members, WISHES)
+    assert count_pages(members, stages, members[2], WISHES) == 3
+    with pytest.raises(Refused, match="holds 0 pages"):
+        count_pages([worker("a", kv_bytes=1), worker("b")], stages, None, WISHES)
+
+
+def test_every_member_hears_the_same_ring_under_its_own_name():
+    members = [worker("a"), worker("b"), drafter()]
+    plans = form(3, members, WISHES)
+    assert set(plans) == {"a", "b", "d"}
+    assert {plan.you for plan in plans.values()} == {"a", "b", "d"}
+    assert {plan.drafter for plan in plans.values()} == {"d:1"}
+    assert lap_curve(members, plans["a"].stages) == ((1, 0.008), (8, 0.016))
