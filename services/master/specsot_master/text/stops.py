@@ -1,0 +1,48 @@
+"""Watches growing text for stop strings: nothing that might begin one is let through too early.
+
+Refuses to know tokens and why the strings were chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class StopWatch:
+    """Feed text in pieces of any size; what comes out never holds a stop string, nor what follows one.
+
+    The earliest stop string wins; of two that begin at the same place, either cuts the same text.
+    """
+
+    def __init__(self, stops: Iterable[str] = ()) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self.hit: str | None = None
+
+    def feed(self, text: str) -> str:
+        """The text that is now safe to show. Empty for ever once a stop string was hit."""
+        if self.hit is not None:
+            return ""
+        text = self._held + text
+        cuts = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if cuts:
+            place, self.hit = min(cuts)
+            self._held = ""
+            return text[:place]
+        safe = len(text) - self._suspicious(text)
+        self._held = text[safe:]
+        return text[:safe]
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _suspicious(self, text: str) -> int:
+        """Length of the longest end of `text` with which a stop string begins."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            end = text[len(text) - length :]
+            if any(stop.startswith(end) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,118 @@
+"""The tokenizer of a model directory, as plain functions between text and token ids.
+
+Refuses to know weights, requests, and code that comes with a model. Reads local files only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from specsot.errors import ModelError
+from specsot.params import Message
+from specsot_master.text.detokenizer import Detokenizer
+from specsot_master.text.template import PLAIN, ChatTemplate
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Text:
+    """Encode, decode, render. Special tokens are written by templates and never show up in text.
+
+    end_ids: tokens with which the model ends an answer, ascending.
+    vocabulary: how many ids the tokenizer knows.
+    """
+
+    def __init__(self, tokenizer: Any, template: ChatTemplate, end_ids: Sequence[int] = ()) -> None:
+        self._tokenizer, self._template = tokenizer, template
+        self.end_ids = tuple(sorted(set(end_ids)))
+        self.vocabulary = int(tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Text:
+        """The text side of a Hugging Face model directory. Raises ModelError."""
+        folder = Path(directory)
+        tokenizer = _load_tokenizer(folder)
+        config = _read_json(folder / "tokenizer_config.json")
+        names = _special_names(config)
+        template = ChatTemplate(_find_template(folder, config), names)
+        return cls(tokenizer, template, _find_end_ids(folder, tokenizer, names))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of exactly this text: nothing is put before or behind it."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of these tokens; special ones are left out."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.decode)
+
+    def render(self, messages: Sequence[Message], answer: bool = True) -> str:
+        """A conversation through the chat template. Raises TemplateRefused."""
+        return self._template.render(messages, answer)
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """tokenizer.json as it is (milliseconds); older formats through Transformers, which converts them."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return _convert_tokenizer(folder)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
+
+
+def _convert_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return loaded.backend_tokenizer
+    except Exception as error:  # whatever a converter meets in a broken directory
+        line = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{folder}: no tokenizer.json, and no tokenizer to convert ({line})") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON ({error})") from error
+
+
+def _special_names(config: dict[str, Any]) -> dict[str, str]:
+    """bos_token and friends; older files write them as {"content": ...}."""
+    found = {name: config.get(name) for name in _SPECIAL_NAMES}
+    plain = {name: value["content"] if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: value for name, value in plain.items() if isinstance(value, str)}
+
+
+def _find_template(folder: Path, config: dict[str, Any]) -> str:
+    """A file of its own, a string, or one of several named ones; a plain form when there is none."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else PLAIN
+
+
+def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:
+    """eos ids of the generation config, the model config and the tokenizer; often they name different ones."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(folder / name).get("eos_token_id")
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    written = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    return found if written is None else found | {int(written)}
