@@ -1,0 +1,184 @@
+"""A whole fleet inside this process: the same master, workers and drafter, over in-process links.
+
+Refuses to know gRPC and terminals. It is the embedded default, not a second engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specsot.errors import Unavailable
+from specsot.events import Numbered
+from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
+from specsot.members import Layout, Range, Registration, TreeShape
+from specsot.membership import Connect, Part, take_part
+from specsot.params import Ask, DrafterName
+from specsot_master.assembly import Master, MasterSettings, assemble
+from specsot_master.fleet import Fleet, FleetInfo
+
+PartMaker = Callable[[str, Dialer, Executor], Part]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """An embedded fleet. draft_model None, or drafter "none": nothing drafts.
+
+    stages: how many workers share the layers. kv_memory: bytes for the KV pages of each member.
+    """
+
+    model: Path
+    draft_model: Path | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    stages: int | None = None
+    drafter: DrafterName = "eagle"
+    layout: Layout = "packed"
+    kv_memory: int = 1 << 29
+    page_rows: int = 256
+    shape: TreeShape = field(default_factory=TreeShape)
+
+    @property
+    def drafts(self) -> bool:
+        return self.drafter != "none" and self.draft_model is not None
+
+
+class LocalFleet:
+    """Start it, ask it, close it. One compute thread serves all members: they share the same cores."""
+
+    def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
+        self._master, self._members, self._leaving = master, members, leaving
+
+    @classmethod
+    async def start(cls, options: LocalOptions, parts: dict[str, PartMaker] | None = None) -> LocalFleet:
+        """Load everything and wait until the ring is complete. Raises what loading raises.
+
+        parts: members by name, instead of those the options describe (tests put fakes here).
+        """
+        master = assemble(_settings(options))
+        exchange, leaving = Exchange(), asyncio.Event()
+        compute = ThreadPoolExecutor(1, thread_name_prefix="specsot-compute")
+        members = [
+            asyncio.create_task(_live(name, make, master.fleet, exchange, compute, leaving))
+            for name, make in (parts or _parts(options)).items()
+        ]
+        fleet = cls(master, members, leaving)
+        try:
+            await fleet._complete(options.drafts)
+        except BaseException:
+            await fleet.close()
+            raise
+        return fleet
+
+    def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
+        """Events of one request, in order. Closing the iterator cancels it."""
+        return self._master.conductor.generate(ask)
+
+    async def cancel(self, request: str) -> bool:
+        return self._master.conductor.cancel(request)
+
+    async def info(self) -> FleetInfo:
+        return self._master.fleet.info()
+
+    @property
+    def text(self) -> object:
+        """The tokenizer wrapper (specsot_master.text.Text)."""
+        return self._master.text
+
+    async def close(self) -> None:
+        """Let every member leave, and wait until they have."""
+        self._leaving.set()
+        await asyncio.gather(*self._members, return_exceptions=True)
+
+    async def _complete(self, drafts: bool) -> None:
+        """Wait for the ring; a member that dies on the way is why it will never come."""
+        ready = asyncio.ensure_future(self._master.complete(with_drafter=drafts))
+        await asyncio.wait([ready, *self._members], return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            return ready.result()
+        ready.cancel()
+        for member in self._members:
+            if member.done():
+                member.result()
+        raise Unavailable("a member of the embedded fleet left before the ring was complete")
+
+
+class _Uplink:
+    """A member's way to the master within one process."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self._fleet, self._name = fleet, name
+
+    async def send(self, message: object) -> None:
+        self._fleet.heard(self._name, message)
+
+    async def close(self) -> None:
+        self._fleet.lost(self._name, "left")
+
+
+def _connect(fleet: Fleet, inbox: Inbox) -> Connect:
+    async def connect(registration: Registration) -> Link:
+        await fleet.join(registration, LocalLink("master", inbox))
+        return _Uplink(fleet, registration.name)
+
+    return connect
+
+
+async def _live(
+    name: str, make: PartMaker, fleet: Fleet, exchange: Exchange, compute: Executor, leaving: asyncio.Event
+) -> None:
+    """One member's life. Loading happens on the compute thread, so that the loop stays free."""
+    inbox = exchange.listen(name)
+    loop = asyncio.get_running_loop()
+    part = await loop.run_in_executor(compute, make, name, exchange.dialer(name), compute)
+    await take_part(part, inbox, _connect(fleet, inbox), leaving)
+
+
+def _settings(options: LocalOptions) -> MasterSettings:
+    return MasterSettings(
+        model=options.model,
+        workers=options.stages or 1,
+        drafter=options.drafts,
+        page_rows=options.page_rows,
+        layout=options.layout,
+        shape=options.shape,
+    )
+
+
+def _parts(options: LocalOptions) -> dict[str, PartMaker]:
+    """Workers 0 .. stages - 1 in ring order, and the drafter."""
+    stages = options.stages or 1
+    parts: dict[str, PartMaker] = {f"worker-{n}": _worker_maker(options) for n in range(stages)}
+    if options.drafts:
+        parts["drafter"] = _drafter_maker(options)
+    return parts
+
+
+def _worker_maker(options: LocalOptions, layers: Range | None = None) -> PartMaker:
+    def make(name: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_worker.part import WorkerPart
+        from specsot_worker.source import Source, Supply
+
+        supply = Supply(
+            name, name, options.model, layers, options.dtype, options.device, options.kv_memory
+        )
+        return WorkerPart(Source(supply), dialer, compute)
+
+    return make
+
+
+def _drafter_maker(options: LocalOptions) -> PartMaker:
+    def make(name: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_drafter.part import DrafterPart
+        from specsot_drafter.source import Source, Supply
+
+        assert options.draft_model is not None
+        supply = Supply(
+            name, name, options.model, options.draft_model, options.dtype, options.device, options.kv_memory
+        )
+        return DrafterPart(Source(supply), dialer, compute)
+
+    return make

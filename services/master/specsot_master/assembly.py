@@ -1,0 +1,103 @@
+"""Puts a master together from its rooms: text, prompts, conductor and fleet, wired to each other.
+
+Refuses to know doors (gRPC, HTTP) and processes; both the service and the embedded fleet use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsot.members import Layout, TreeShape
+from specsot.model.config import read_config
+from specsot.model.fingerprint import fingerprint
+from specsot_master.conductor import Conductor, ConductorConfig, RingState
+from specsot_master.fleet import Fleet, Wishes
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class MasterSettings:
+    """What a master is started with. `workers`: how many share the layers, unless they bring ranges."""
+
+    model: Path
+    name: str = ""
+    workers: int = 1
+    drafter: bool = True
+    page_rows: int = 256
+    rows: int = 512
+    layout: Layout = "packed"
+    shape: TreeShape = TreeShape()
+    draft_timeout: float = 1.0
+
+
+class FleetRing:
+    """The conductor's view of the fleet (its Ring protocol)."""
+
+    def __init__(self) -> None:
+        self.fleet: Fleet | None = None
+
+    def state(self) -> RingState | None:
+        assert self.fleet is not None
+        ring = self.fleet.ring
+        if ring is None:
+            return None
+        return RingState(
+            epoch=ring.epoch,
+            pages=ring.pages,
+            page_rows=ring.page_rows,
+            slots=ring.slots,
+            max_positions=self.fleet.max_positions,
+            has_drafter=ring.drafter is not None,
+        )
+
+    async def order(self, order: object) -> None:
+        assert self.fleet is not None
+        await self.fleet.order(order)  # type: ignore[arg-type]
+
+    def waiting_for(self) -> str:
+        assert self.fleet is not None
+        return self.fleet.waiting_for()
+
+
+@dataclass(slots=True)
+class Master:
+    """A master without doors."""
+
+    settings: MasterSettings
+    text: Text
+    conductor: Conductor
+    fleet: Fleet
+    changed: asyncio.Event
+
+    async def complete(self, with_drafter: bool = False) -> None:
+        """Return once the ring is complete (and drafts, if asked for)."""
+        while not self.fleet.ready or (with_drafter and not self.fleet.info().has_drafter):
+            self.changed.clear()
+            await self.changed.wait()
+
+
+def assemble(settings: MasterSettings) -> Master:
+    """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError."""
+    text, ring, changed = Text(settings.model), FleetRing(), asyncio.Event()
+    config = ConductorConfig(model=settings.name or settings.model.resolve().name)
+    conductor = Conductor(ring, text, Prompts(settings.model, text), config)
+    fleet = Fleet(_wishes(settings), conductor.received, changed.set, conductor.epoch_ended, lambda: conductor.idle)
+    ring.fleet = fleet
+    return Master(settings, text, conductor, fleet, changed)
+
+
+def _wishes(settings: MasterSettings) -> Wishes:
+    return Wishes(
+        fingerprint=fingerprint(settings.model),
+        model_layers=read_config(settings.model).num_hidden_layers,
+        workers=settings.workers,
+        drafter=settings.drafter,
+        page_rows=settings.page_rows,
+        rows=settings.rows,
+        layout=settings.layout,
+        shape=settings.shape,
+        draft_timeout=settings.draft_timeout,
+    )
