@@ -1,0 +1,191 @@
+"""`SpecSoT`: the whole system as one Python object, for async and plain callers alike.
+
+Refuses to know stages, links and laps: it opens a fleet, asks it, and gathers the events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
+from contextlib import aclosing
+from dataclasses import fields
+from types import TracebackType
+from typing import Any, cast, overload
+
+from specsot.errors import InvalidRequest, Unavailable
+from specsot.events import Event, Numbered
+from specsot.params import Ask
+from specsot_app.aliases import translate
+from specsot_app.answers import Answer, answer_of, stats_of
+from specsot_app.asking import Turns, ask_of
+from specsot_app.background import Background
+from specsot_app.fleets import Fleet, Opener, Wanted, models_of, open_fleet
+from specsot_app.terminal.view import View, advance
+
+
+class SpecSoT:
+    """A model that answers. The fleet starts with the first question, or with `await model`.
+
+    Made by `from_pretrained` (a fleet in this process) or `connect` (a master that runs already).
+    Close it, or use it in `with` or `async with`.
+    """
+
+    def __init__(self, wanted: Wanted, opener: Opener = open_fleet) -> None:
+        self._wanted, self._opener = wanted, opener
+        self._background: Background | None = None
+        self._opening: asyncio.Future[Fleet] | None = None  # lives on the background's loop
+        self._closed = False
+
+    @classmethod
+    def from_pretrained(
+        cls, model: str | None = None, draft_model: str | None = None, **options: Any
+    ) -> SpecSoT:
+        """A model from a Hugging Face directory; without one, the demo model.
+
+        options: dtype ("auto", "fp32", "bf16", "fp16"), device, stages (layer ranges), drafter
+        ("eagle", "none"), layout ("packed", "batched"); or the seeds' names for them.
+        Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
+        """
+        given = {"model": model, "draft_model": draft_model} | options
+        wanted = wanted_of(translate(given))
+        models_of(wanted)
+        return cls(wanted)
+
+    @classmethod
+    def connect(cls, master: str) -> SpecSoT:
+        """The fleet behind a master at host:port."""
+        return cls(Wanted(master=master))
+
+    @overload
+    def generate(self, prompt: str | Turns, **options: Any) -> Coroutine[Any, Any, Answer]: ...
+
+    @overload
+    def generate(self, *, task_prompt: str, **options: Any) -> tuple[Any, dict[str, Any]]: ...
+
+    def generate(self, prompt: str | Turns | None = None, **options: Any) -> Any:
+        """`await generate(prompt, ...)` is the Answer.
+
+        options: mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k,
+        seed, stop, constraint, drafter, tools. Raises InvalidRequest, Overloaded, Unavailable.
+
+        `generate(task_prompt=...)`, the seeds' call, returns (output_ids, stats) without await.
+        """
+        if prompt is None and "task_prompt" in options:
+            return self._generate_as_seeds(**options)
+        return self._answer(self._ask(prompt, options))
+
+    def generate_sync(self, prompt: str | Turns, **options: Any) -> Answer:
+        """The same for a caller without an event loop."""
+        return self._loop().run(self._gather(self._ask(prompt, options)))
+
+    async def stream(self, prompt: str | Turns, **options: Any) -> AsyncIterator[Event]:
+        """Events as they happen (specsot.events), `Finished` last. Leaving early cancels the request."""
+        numbered = self._loop().iterate(self._events(self._ask(prompt, options)))
+        async with aclosing(cast("AsyncGenerator[Numbered]", numbered)) as events:
+            async for one in events:
+                yield one.event
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer (Transformers). Raises Unavailable for a fleet elsewhere."""
+        fleet = self._loop().run(self._fleet())
+        if not hasattr(fleet, "text"):
+            raise Unavailable("the tokenizer is with the master")
+        return getattr(fleet, "text").tokenizer  # noqa: B009 - only a fleet in this process has one
+
+    def __await__(self) -> Generator[Any, Any, SpecSoT]:
+        """Start the fleet now."""
+        yield from self._loop().await_(self._fleet()).__await__()
+        return self
+
+    def close(self) -> None:
+        """End the fleet and its thread. Closing twice is fine."""
+        background, self._background, self._closed = self._background, None, True
+        if background is not None:
+            atexit.unregister(self.close)
+            background.run(self._close())
+            background.stop()
+
+    def __enter__(self) -> SpecSoT:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> SpecSoT:
+        return await self
+
+    async def __aexit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _loop(self) -> Background:
+        if self._closed:
+            raise Unavailable("this model is closed")
+        if self._background is None:
+            self._background = Background()
+            atexit.register(self.close)
+        return self._background
+
+    def _ask(self, prompt: str | Turns | None, options: dict[str, Any]) -> Ask:
+        ours = translate(options)
+        said = ours.pop("prompt", prompt)
+        if said is None:
+            raise InvalidRequest("prompt must be given", field="prompt")
+        if self._wanted.master is None and models_of(self._wanted).draft is None:
+            ours["drafter"] = "none"
+        return ask_of(said, **ours)
+
+    async def _answer(self, ask: Ask) -> Answer:
+        return await self._loop().await_(self._gather(ask))
+
+    def _generate_as_seeds(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """(output_ids [1, tokens] as a torch tensor, stats). Their top_p 0 meant no cut."""
+        options["top_p"] = options.get("top_p") or None
+        answer = self._loop().run(self._gather(self._ask(None, options)))
+        return row_of(answer.tokens), stats_of(answer)
+
+    async def _fleet(self) -> Fleet:
+        """The fleet, opened once; a failed opening is told to everybody who waits, and may be retried."""
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._opener(self._wanted))
+        try:
+            return await asyncio.shield(self._opening)
+        except Exception:
+            self._opening = None
+            raise
+
+    async def _events(self, ask: Ask) -> AsyncGenerator[Numbered]:
+        source = (await self._fleet()).generate(ask)
+        async with aclosing(cast("AsyncGenerator[Numbered]", source)) as events:
+            async for numbered in events:
+                yield numbered
+
+    async def _gather(self, ask: Ask) -> Answer:
+        view = View()
+        async for numbered in self._events(ask):
+            view = advance(view, numbered.event)
+        return answer_of(view)
+
+    async def _close(self) -> None:
+        if self._opening is not None:
+            await (await self._opening).close()
+
+
+def wanted_of(options: dict[str, Any]) -> Wanted:
+    """Raises InvalidRequest for an option nobody knows."""
+    known = {one.name for one in fields(Wanted)} - {"kind", "master"}
+    for name in options:
+        if name not in known:
+            listed = ", ".join(sorted(known))
+            raise InvalidRequest(f"no option is called {name!r}; known: {listed}", field=name)
+    return Wanted(**options)
+
+
+def row_of(tokens: tuple[int, ...]) -> Any:
+    """Token ids as the seeds returned them: a LongTensor [1, tokens]."""
+    import torch
+
+    return torch.tensor([list(tokens)], dtype=torch.long)

@@ -1,0 +1,60 @@
+"""From loose keywords to one Ask.
+
+Refuses to know where the keywords came from: command line, Python call, seeds' spelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from specsot.errors import InvalidRequest
+from specsot.params import Ask, Limits, Message, Sampling
+
+SAMPLING = ("temperature", "top_p", "top_k")
+LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
+REQUEST = ("model", "mode", "drafter", "stop", "tools", "constraint", "seed")
+OPTIONS = SAMPLING + LIMITS + REQUEST
+
+Turns = Sequence[Message | Mapping[str, str]]
+
+
+def ask_of(prompt: str | Turns, **options: Any) -> Ask:
+    """One request; options that are None are left at their defaults.
+
+    prompt: the question, or the turns of a conversation.
+    Raises InvalidRequest: an unknown option, or a value that can never work.
+    """
+    refuse_unknown(options)
+    given = {name: value for name, value in options.items() if value is not None}
+    said = {"prompt": prompt} if isinstance(prompt, str) else {"messages": messages_of(prompt)}
+    rest = {name: given[name] for name in REQUEST if name in given}
+    for name in ("stop", "tools"):
+        if name in rest:
+            rest[name] = strings_of(rest[name])
+    sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
+    limits = Limits(**{name: given[name] for name in LIMITS if name in given})
+    return Ask(**said, **rest, sampling=sampling, limits=limits)
+
+
+def refuse_unknown(options: Iterable[str]) -> None:
+    for name in options:
+        if name not in OPTIONS:
+            known = ", ".join(sorted(OPTIONS))
+            raise InvalidRequest(f"no option is called {name!r}; known: {known}", field=name)
+
+
+def messages_of(turns: Turns) -> tuple[Message, ...]:
+    """Turns as values; a mapping must have `role` and `content`."""
+    return tuple(turn if isinstance(turn, Message) else message_of(turn) for turn in turns)
+
+
+def message_of(turn: Mapping[str, str]) -> Message:
+    if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
+        raise InvalidRequest("every message needs a role and a content", field="messages")
+    return Message(turn["role"], turn["content"])
+
+
+def strings_of(value: str | Iterable[str]) -> tuple[str, ...]:
+    """One string or several, as several."""
+    return (value,) if isinstance(value, str) else tuple(value)

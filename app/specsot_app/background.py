@@ -1,0 +1,63 @@
+"""An event loop in a thread of its own, so that plain and async callers use the same fleet.
+
+Refuses to know what runs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Background:
+    """One loop, one daemon thread. Start it once; stop it once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="specsot", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result, for a caller without a loop. Ctrl-C cancels the work."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def await_(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result, for a caller on another loop; cancelling the caller cancels the work."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def iterate(self, source: AsyncGenerator[T]) -> AsyncIterator[T]:
+        """What an async generator yields over there, one by one: a slow reader slows it down."""
+        try:
+            while True:
+                try:
+                    yield await self.await_(step(source))
+                except Exhausted:
+                    return
+        finally:
+            await self.await_(source.aclose())
+
+    def stop(self) -> None:
+        """End the loop and wait for its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Exhausted(Exception):
+    """A source is at its end. StopAsyncIteration may not travel through a future."""
+
+
+async def step(source: AsyncGenerator[T]) -> T:
+    try:
+        return await anext(source)
+    except StopAsyncIteration:
+        raise Exhausted from None

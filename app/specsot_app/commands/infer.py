@@ -1,0 +1,101 @@
+"""`specsot infer`: one question, answered before your eyes.
+
+Refuses to know how a fleet works and how an answer is drawn.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, cast
+
+import typer
+
+from specsot.errors import InvalidRequest
+from specsot.events import Numbered, Reason
+from specsot.members import Layout
+from specsot.params import Ask, DrafterName, Mode
+from specsot_app.asking import ask_of
+from specsot_app.fleets import Dtype, Kind, Opener, Wanted, models_of, open_fleet
+from specsot_app.running import run
+from specsot_app.terminal.show import Manner, Streams, manner_of, show
+
+
+def infer(
+    question: Annotated[str | None, typer.Argument(help="The question; or through a pipe.")] = None,
+    mode: Annotated[Mode, typer.Option(help="auto: the model chooses; sot: a plan; direct: none.")] = "auto",
+    drafter: Annotated[DrafterName, typer.Option(help="Who drafts.")] = "eagle",
+    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens of the whole answer.")] = None,
+    max_branch_tokens: Annotated[int | None, typer.Option(help="Tokens of one branch.")] = None,
+    max_parallel: Annotated[int | None, typer.Option(help="Branches written at once.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Share of probability to draw from.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Tokens to draw from; 0 for all.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends a branch; repeatable.")] = None,
+    constraint: Annotated[bool, typer.Option(help="Hold the plan to its grammar.")] = True,
+    model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE-3 head.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
+    device: Annotated[str, typer.Option(help="Torch device of an embedded fleet.")] = "cpu",
+    branch_layout: Annotated[Layout, typer.Option(help="How branches lie in a frame.")] = "packed",
+    stages: Annotated[int | None, typer.Option(help="Layer ranges the model is cut into.")] = None,
+    fleet: Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")] = "embedded",
+    master: Annotated[str | None, typer.Option(help="host:port of a master that runs already.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> int:
+    """Answer one question: plan, branches side by side, merged answer, figures."""
+    wanted = Wanted(
+        kind=fleet,
+        master=master,
+        model=model,
+        draft_model=draft_model,
+        dtype=dtype,
+        device=device,
+        stages=stages,
+        drafter=drafter,
+        layout=branch_layout,
+    )
+    ask = ask_of(
+        question if question not in (None, "-") else read_question(),
+        model=model if master else None,
+        mode=mode,
+        drafter=drafter if drafts(wanted) else "none",
+        max_new_tokens=max_new_tokens,
+        max_branch_tokens=max_branch_tokens,
+        max_parallel=max_parallel,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=stop,
+        constraint=constraint,
+    )
+    streams = Streams(sys.stdout, sys.stderr)
+    return run(answer(ask, wanted, streams, manner_of(streams, json)))
+
+
+def read_question() -> str:
+    """The question from a pipe; a person at a terminal is told how to ask."""
+    if sys.stdin.isatty():
+        raise InvalidRequest('a question is needed: specsot infer "Explain photosynthesis."', field="prompt")
+    return sys.stdin.read().strip()
+
+
+def drafts(wanted: Wanted) -> bool:
+    """Whether the fleet will have a drafter; models are looked at here, before anything is loaded."""
+    return wanted.master is not None or models_of(wanted).draft is not None
+
+
+async def answer(
+    ask: Ask, wanted: Wanted, streams: Streams, manner: Manner, opener: Opener = open_fleet
+) -> int:
+    """Open the fleet, show the request, close the fleet; 1 when the request failed."""
+    fleet = await opener(wanted)
+    try:
+        async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
+            view = await show(events, manner, streams)
+    finally:
+        await fleet.close()
+    return 1 if view.finished is None or view.finished.reason is Reason.FAILED else 0

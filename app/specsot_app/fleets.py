@@ -1,0 +1,123 @@
+"""Where a request is answered: this process, processes of its own, or a master elsewhere.
+
+Refuses to know how each of them works; it only chooses, and checks what can be checked in no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from specsot.errors import InvalidRequest, ModelError
+from specsot.events import Numbered
+from specsot.members import Layout
+from specsot.params import Ask, DrafterName
+
+Kind = Literal["embedded", "processes"]
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+
+DTYPES: tuple[Dtype, ...] = ("auto", "fp32", "bf16", "fp16")
+DEMO = Path("models/demo")
+SOURCE = Path(__file__).resolve().parents[2]
+
+
+class Fleet(Protocol):
+    """Something that answers requests. Events of one request come in order, `Finished` last."""
+
+    def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
+        """Closing the iterator early cancels the request."""
+        ...
+
+    async def cancel(self, request: str) -> Any: ...
+
+    async def info(self) -> Any: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A fleet to open. `master` set: that one, and only `model` (a name) matters besides.
+
+    model None: the demo model, with its head. draft_model None: no drafter (but the demo's own).
+    stages: how many layer ranges.
+    """
+
+    kind: Kind = "embedded"
+    master: str | None = None
+    model: str | None = None
+    draft_model: str | None = None
+    dtype: Dtype = "auto"
+    device: str = "cpu"
+    stages: int | None = None
+    drafter: DrafterName = "eagle"
+    layout: Layout = "packed"
+
+
+Opener = Callable[[Wanted], Coroutine[Any, Any, Fleet]]
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Two model directories that exist; `draft` None: nothing drafts."""
+
+    base: Path
+    draft: Path | None
+
+
+def models_of(wanted: Wanted) -> Models:
+    """The directories a local fleet loads. Raises ModelError, InvalidRequest."""
+    if wanted.dtype not in DTYPES:
+        raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, got {wanted.dtype!r}", field="dtype")
+    if wanted.stages is not None and wanted.stages < 1:
+        raise InvalidRequest(f"stages must be > 0, got {wanted.stages}", field="stages")
+    base = model_directory(wanted.model) if wanted.model else demo() / "base"
+    if wanted.drafter == "none":
+        return Models(base, None)
+    if wanted.draft_model:
+        return Models(base, model_directory(wanted.draft_model))
+    return Models(base, None if wanted.model else demo() / "eagle3")
+
+
+def model_directory(path: str) -> Path:
+    """A directory with a config.json in it."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelError(f"{path}: no such model directory")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{path}: no config.json in it, so this is no model directory")
+    return folder
+
+
+def demo() -> Path:
+    """The demo model, here or beside the source."""
+    for folder in (DEMO, SOURCE / DEMO):
+        if (folder / "base" / "config.json").is_file():
+            return folder
+    raise ModelError(f"no demo model at {DEMO}; name one with --model")
+
+
+async def open_fleet(wanted: Wanted) -> Fleet:
+    """Raises Unavailable (no master there), ModelError, HeadMismatch."""
+    if wanted.master is not None:
+        from specsot.rpc.client import connect
+
+        return await connect(wanted.master)
+    return await open_local(wanted, models_of(wanted))
+
+
+async def open_local(wanted: Wanted, models: Models) -> Fleet:
+    from specsot_app.local import LocalFleet, LocalOptions
+
+    options = LocalOptions(
+        model=models.base,
+        draft_model=models.draft,
+        dtype=wanted.dtype,
+        device=wanted.device,
+        stages=wanted.stages,
+        drafter=wanted.drafter,
+        layout=wanted.layout,
+    )
+    return await LocalFleet.start(options)

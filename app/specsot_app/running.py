@@ -1,0 +1,27 @@
+"""Runs one coroutine as a program: Ctrl-C and SIGTERM cancel it, and it may clean up.
+
+Refuses to know what it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result. Raises KeyboardInterrupt when a signal ended it."""
+    try:
+        return asyncio.run(guarded(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def guarded(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task

@@ -1,0 +1,32 @@
+"""An event as one line of JSON: `event` names it, `number` is its place in the stream.
+
+Refuses to know files and terminals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import re
+from typing import Any
+
+from specsot.events import Event, Numbered
+
+
+def line_of(numbered: Numbered) -> str:
+    """One line, without its newline; text stays as it is, not escaped to ASCII."""
+    fields = {"event": name_of(numbered.event), "number": numbered.offset}
+    return json.dumps(fields | dataclasses.asdict(numbered.event), ensure_ascii=False, default=plain_of)
+
+
+def name_of(event: Event) -> str:
+    """BranchStarted -> branch_started."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def plain_of(value: Any) -> Any:
+    """What JSON has no word for: an enumeration becomes its value."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    raise TypeError(f"{type(value).__name__} does not go into JSON")

@@ -1,0 +1,93 @@
+"""Follows one request and shows it: live panels, plain text, or JSON lines.
+
+Refuses to know fleets and options; it reads numbered events and writes to the two streams it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from specsot.events import MergedText, Numbered
+from specsot_app.terminal.draw import Size, conclude, draw, figures
+from specsot_app.terminal.lines import line_of
+from specsot_app.terminal.view import View, advance
+
+Manner = Literal["live", "plain", "json"]
+FRAMES_PER_SECOND = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Where the answer goes and where remarks go."""
+
+    out: TextIO
+    err: TextIO
+
+
+def manner_of(streams: Streams, json: bool) -> Manner:
+    """JSON when asked for, panels on a terminal that can move its cursor, plain text otherwise."""
+    if json:
+        return "json"
+    console = Console(file=streams.out)
+    return "live" if console.is_terminal and not console.is_dumb_terminal else "plain"
+
+
+async def show(events: AsyncIterator[Numbered], manner: Manner, streams: Streams) -> View:
+    """Read the events to their end, showing each; returns what was seen."""
+    match manner:
+        case "json":
+            return await show_json(events, streams)
+        case "plain":
+            return await show_plain(events, streams)
+        case "live":
+            return await show_live(events, Console(file=streams.out))
+
+
+async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
+    """One JSON object a line; the last is `finished`."""
+    view = View()
+    async for numbered in events:
+        view = advance(view, numbered.event)
+        print(line_of(numbered), file=streams.out, flush=True)
+    return view
+
+
+async def show_plain(events: AsyncIterator[Numbered], streams: Streams) -> View:
+    """The merged answer as it grows; a summary on the other stream at the end."""
+    view, written = View(), 0
+    async for numbered in events:
+        view = advance(view, numbered.event)
+        if isinstance(numbered.event, MergedText) or view.finished:
+            print(view.merged[written:], end="", file=streams.out, flush=True)
+            written = len(view.merged)
+    if written and not view.merged.endswith("\n"):
+        print(file=streams.out, flush=True)
+    for name, value in figures(view):
+        print(f"{name}: {value}", file=streams.err)
+    return view
+
+
+class Picture:
+    """What the live screen asks for at its own pace: the newest view, at the screen's present size."""
+
+    def __init__(self, console: Console) -> None:
+        self.view = View()
+        self._console = console
+
+    def __rich__(self) -> RenderableType:
+        return draw(self.view, Size(self._console.width, self._console.height))
+
+
+async def show_live(events: AsyncIterator[Numbered], console: Console) -> View:
+    """Panels while the request runs; then the answer and the summary stay."""
+    picture = Picture(console)
+    with Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND):
+        async for numbered in events:
+            picture.view = advance(picture.view, numbered.event)
+    console.print(conclude(picture.view))
+    return picture.view
