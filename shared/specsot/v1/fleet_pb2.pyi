@@ -1,0 +1,197 @@
+from specsot.v1 import ring_pb2 as _ring_pb2
+from specsot.v1 import values_pb2 as _values_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Layout(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LAYOUT_UNSPECIFIED: _ClassVar[Layout]
+    LAYOUT_PACKED: _ClassVar[Layout]
+    LAYOUT_BATCHED: _ClassVar[Layout]
+LAYOUT_UNSPECIFIED: Layout
+LAYOUT_PACKED: Layout
+LAYOUT_BATCHED: Layout
+
+class JoinRequest(_message.Message):
+    __slots__ = ("register", "ready", "broken", "leaving", "beat", "result")
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    register: Registration
+    ready: Ready
+    broken: Broken
+    leaving: Leaving
+    beat: Beat
+    result: _ring_pb2.Result
+    def __init__(self, register: _Optional[_Union[Registration, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., result: _Optional[_Union[_ring_pb2.Result, _Mapping]] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("joined", "configure", "disband", "beat", "open", "close", "lease")
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURE_FIELD_NUMBER: _ClassVar[int]
+    DISBAND_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    joined: Joined
+    configure: Configuration
+    disband: Disband
+    beat: Beat
+    open: Open
+    close: Close
+    lease: Lease
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
+
+class Registration(_message.Message):
+    __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    CURVE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    kind: _values_pb2.Kind
+    name: str
+    address: str
+    fingerprint: str
+    model_layers: int
+    max_positions: int
+    kv_bytes: int
+    row_bytes: int
+    layers: _values_pb2.Layers
+    curve: _containers.RepeatedCompositeFieldContainer[_values_pb2.Cost]
+    head: _values_pb2.Head
+    protocol: int
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., model_layers: _Optional[int] = ..., max_positions: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., row_bytes: _Optional[int] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., protocol: _Optional[int] = ...) -> None: ...
+
+class Joined(_message.Message):
+    __slots__ = ("protocol",)
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class Broken(_message.Message):
+    __slots__ = ("epoch", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("name", "address", "layers")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    layers: _values_pb2.Layers
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
+
+class TreeShape(_message.Message):
+    __slots__ = ("depth", "top_k", "nodes", "fixed")
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FIELD_NUMBER: _ClassVar[int]
+    depth: int
+    top_k: int
+    nodes: int
+    fixed: bool
+    def __init__(self, depth: _Optional[int] = ..., top_k: _Optional[int] = ..., nodes: _Optional[int] = ..., fixed: bool = ...) -> None: ...
+
+class Configuration(_message.Message):
+    __slots__ = ("epoch", "you", "stages", "pages", "page_rows", "slots", "rows", "flight", "layout", "drafter", "head", "shape", "draft_timeout", "curve")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    YOU_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    CURVE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    you: str
+    stages: _containers.RepeatedCompositeFieldContainer[Stage]
+    pages: int
+    page_rows: int
+    slots: int
+    rows: int
+    flight: int
+    layout: Layout
+    drafter: str
+    head: _values_pb2.Head
+    shape: TreeShape
+    draft_timeout: float
+    curve: _containers.RepeatedCompositeFieldContainer[_values_pb2.Cost]
+    def __init__(self, epoch: _Optional[int] = ..., you: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., pages: _Optional[int] = ..., page_rows: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[int] = ..., flight: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., drafter: _Optional[str] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_timeout: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ...) -> None: ...
+
+class Disband(_message.Message):
+    __slots__ = ("epoch", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("opening", "tokens", "lease")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    opening: _ring_pb2.Opening
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    lease: int
+    def __init__(self, opening: _Optional[_Union[_ring_pb2.Opening, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., lease: _Optional[int] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("sequence", "position")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    position: int
+    def __init__(self, sequence: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,313 @@
+from specsot.v1 import values_pb2 as _values_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODE_UNSPECIFIED: _ClassVar[Mode]
+    MODE_AUTO: _ClassVar[Mode]
+    MODE_SOT: _ClassVar[Mode]
+    MODE_DIRECT: _ClassVar[Mode]
+
+class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFTER_UNSPECIFIED: _ClassVar[Drafter]
+    DRAFTER_EAGLE: _ClassVar[Drafter]
+    DRAFTER_NONE: _ClassVar[Drafter]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+    FINISH_REASON_FAILED: _ClassVar[FinishReason]
+    FINISH_REASON_PARENT_FAILED: _ClassVar[FinishReason]
+MODE_UNSPECIFIED: Mode
+MODE_AUTO: Mode
+MODE_SOT: Mode
+MODE_DIRECT: Mode
+DRAFTER_UNSPECIFIED: Drafter
+DRAFTER_EAGLE: Drafter
+DRAFTER_NONE: Drafter
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_CANCELLED: FinishReason
+FINISH_REASON_FAILED: FinishReason
+FINISH_REASON_PARENT_FAILED: FinishReason
+
+class Message(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BRANCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SKELETON_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    max_new_tokens: int
+    max_branch_tokens: int
+    max_skeleton_tokens: int
+    max_parallel: int
+    def __init__(self, max_new_tokens: _Optional[int] = ..., max_branch_tokens: _Optional[int] = ..., max_skeleton_tokens: _Optional[int] = ..., max_parallel: _Optional[int] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUME_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    model: str
+    mode: Mode
+    drafter: Drafter
+    sampling: _values_pb2.Sampling
+    limits: Limits
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    constraint: bool
+    seed: int
+    request_id: str
+    resume_offset: int
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ...) -> None: ...
+
+class GenerateEvent(_message.Message):
+    __slots__ = ("offset", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    SKELETON_TEXT_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_STARTED_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_TEXT_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    MERGED_TEXT_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    started: Started
+    skeleton_text: SkeletonText
+    planned: Planned
+    branch_started: BranchStarted
+    branch_text: BranchText
+    branch_finished: BranchFinished
+    merged_text: MergedText
+    finished: Finished
+    def __init__(self, offset: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., skeleton_text: _Optional[_Union[SkeletonText, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., branch_started: _Optional[_Union[BranchStarted, _Mapping]] = ..., branch_text: _Optional[_Union[BranchText, _Mapping]] = ..., branch_finished: _Optional[_Union[BranchFinished, _Mapping]] = ..., merged_text: _Optional[_Union[MergedText, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("request_id", "model", "mode", "seed", "prompt_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    mode: Mode
+    seed: int
+    prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class SkeletonText(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class Point(_message.Message):
+    __slots__ = ("id", "length", "tool", "needs", "title")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    length: int
+    tool: str
+    needs: _containers.RepeatedScalarFieldContainer[int]
+    title: str
+    def __init__(self, id: _Optional[int] = ..., length: _Optional[int] = ..., tool: _Optional[str] = ..., needs: _Optional[_Iterable[int]] = ..., title: _Optional[str] = ...) -> None: ...
+
+class Planned(_message.Message):
+    __slots__ = ("points",)
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    points: _containers.RepeatedCompositeFieldContainer[Point]
+    def __init__(self, points: _Optional[_Iterable[_Union[Point, _Mapping]]] = ...) -> None: ...
+
+class BranchStarted(_message.Message):
+    __slots__ = ("branch", "title", "budget")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    title: str
+    budget: int
+    def __init__(self, branch: _Optional[int] = ..., title: _Optional[str] = ..., budget: _Optional[int] = ...) -> None: ...
+
+class BranchText(_message.Message):
+    __slots__ = ("branch", "offset", "text", "lap_tokens")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    offset: int
+    text: str
+    lap_tokens: int
+    def __init__(self, branch: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., lap_tokens: _Optional[int] = ...) -> None: ...
+
+class BranchFinished(_message.Message):
+    __slots__ = ("branch", "reason", "tokens")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    reason: FinishReason
+    tokens: int
+    def __init__(self, branch: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class MergedText(_message.Message):
+    __slots__ = ("offset", "text")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    text: str
+    def __init__(self, offset: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Statistics(_message.Message):
+    __slots__ = ("mode", "prompt_tokens", "completion_tokens", "merged_tokens", "seconds", "seconds_to_first_token", "tokens_per_second", "laps", "mean_accepted", "branches", "phases")
+    class PhasesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MERGED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LAPS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    mode: Mode
+    prompt_tokens: int
+    completion_tokens: int
+    merged_tokens: int
+    seconds: float
+    seconds_to_first_token: float
+    tokens_per_second: float
+    laps: int
+    mean_accepted: float
+    branches: int
+    phases: _containers.ScalarMap[str, float]
+    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., merged_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., seconds_to_first_token: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., laps: _Optional[int] = ..., mean_accepted: _Optional[float] = ..., branches: _Optional[int] = ..., phases: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("reason", "text", "tokens", "statistics")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    text: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    statistics: Statistics
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class CancelResponse(_message.Message):
+    __slots__ = ("cancelled",)
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    cancelled: bool
+    def __init__(self, cancelled: bool = ...) -> None: ...
+
+class GetInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("name", "fingerprint", "layers", "max_positions")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fingerprint: str
+    layers: int
+    max_positions: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("kind", "name", "address", "fingerprint", "layers")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    kind: _values_pb2.Kind
+    name: str
+    address: str
+    fingerprint: str
+    layers: _values_pb2.Layers
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
+
+class Pages(_message.Message):
+    __slots__ = ("total", "free", "rows")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    free: int
+    rows: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class GetInfoResponse(_message.Message):
+    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    protocol: int
+    models: _containers.RepeatedCompositeFieldContainer[Model]
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    epoch: int
+    ready: bool
+    waiting_for: _containers.RepeatedScalarFieldContainer[str]
+    pages: Pages
+    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ...) -> None: ...

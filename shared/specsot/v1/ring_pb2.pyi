@@ -1,0 +1,250 @@
+from specsot.v1 import values_pb2 as _values_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    END_UNSPECIFIED: _ClassVar[End]
+    END_STOP: _ClassVar[End]
+    END_LENGTH: _ClassVar[End]
+    END_GRAMMAR: _ClassVar[End]
+    END_CANCELLED: _ClassVar[End]
+    END_FAILED: _ClassVar[End]
+END_UNSPECIFIED: End
+END_STOP: End
+END_LENGTH: End
+END_GRAMMAR: End
+END_CANCELLED: End
+END_FAILED: End
+
+class CarryRequest(_message.Message):
+    __slots__ = ("hello", "frame", "result", "features", "drafts", "tap")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    TAP_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    frame: Frame
+    result: Result
+    features: Features
+    drafts: Drafts
+    tap: Tap
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., tap: _Optional[_Union[Tap, _Mapping]] = ...) -> None: ...
+
+class CarryResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("sender", "epoch", "protocol")
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    sender: str
+    epoch: int
+    protocol: int
+    def __init__(self, sender: _Optional[str] = ..., epoch: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
+
+class Fork(_message.Message):
+    __slots__ = ("sequence", "length")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    length: int
+    def __init__(self, sequence: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class PlanRules(_message.Message):
+    __slots__ = ("direct", "tools", "max_points", "plan_tokens")
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    MAX_POINTS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    direct: bool
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    max_points: int
+    plan_tokens: int
+    def __init__(self, direct: bool = ..., tools: _Optional[_Iterable[str]] = ..., max_points: _Optional[int] = ..., plan_tokens: _Optional[int] = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
+    DECODES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    STOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    prompt: int
+    fork: Fork
+    decodes: bool
+    drafted: bool
+    generated: int
+    sampling: _values_pb2.Sampling
+    seed: int
+    ordinal: int
+    stop_ids: _containers.RepeatedScalarFieldContainer[int]
+    limit: int
+    plan: PlanRules
+    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("sequence", "start", "tokens", "final")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    start: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    final: bool
+    def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., final: bool = ...) -> None: ...
+
+class Growth(_message.Message):
+    __slots__ = ("sequence", "step", "committed", "keep", "tree")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    step: int
+    committed: int
+    keep: _containers.RepeatedScalarFieldContainer[int]
+    tree: _values_pb2.Tree
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., committed: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
+
+class Segment(_message.Message):
+    __slots__ = ("chunk", "growth")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    GROWTH_FIELD_NUMBER: _ClassVar[int]
+    chunk: Chunk
+    growth: Growth
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OPENINGS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    CLOSINGS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    FUSED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    openings: _containers.RepeatedCompositeFieldContainer[Opening]
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    closings: _containers.RepeatedScalarFieldContainer[int]
+    hidden: _values_pb2.Tensor
+    fused: _values_pb2.Tensor
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("sequence", "step", "accepted", "tokens", "end")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    step: int
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    end: End
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("epoch", "number", "outcomes", "seconds", "rows")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    rows: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class Lesson(_message.Message):
+    __slots__ = ("sequence", "start", "tokens", "bonus", "step")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BONUS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    start: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    bonus: int
+    step: int
+    def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., bonus: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Features(_message.Message):
+    __slots__ = ("epoch", "number", "openings", "lessons", "closings", "rows", "fed", "seconds")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OPENINGS_FIELD_NUMBER: _ClassVar[int]
+    LESSONS_FIELD_NUMBER: _ClassVar[int]
+    CLOSINGS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    FED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    openings: _containers.RepeatedCompositeFieldContainer[Opening]
+    lessons: _containers.RepeatedCompositeFieldContainer[Lesson]
+    closings: _containers.RepeatedScalarFieldContainer[int]
+    rows: _values_pb2.Tensor
+    fed: int
+    seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., lessons: _Optional[_Iterable[_Union[Lesson, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Draft(_message.Message):
+    __slots__ = ("sequence", "step", "tree")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    step: int
+    tree: _values_pb2.Tree
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
+
+class Drafts(_message.Message):
+    __slots__ = ("epoch", "drafts")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    drafts: _containers.RepeatedCompositeFieldContainer[Draft]
+    def __init__(self, epoch: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ...) -> None: ...
+
+class Tap(_message.Message):
+    __slots__ = ("epoch", "layer", "rows", "first_row", "part")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    layer: int
+    rows: int
+    first_row: int
+    part: _values_pb2.Tensor
+    def __init__(self, epoch: _Optional[int] = ..., layer: _Optional[int] = ..., rows: _Optional[int] = ..., first_row: _Optional[int] = ..., part: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ...) -> None: ...

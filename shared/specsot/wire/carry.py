@@ -1,0 +1,141 @@
+"""What the ring carries, on the wire: frames, results, features, drafts and taps with their tensors.
+
+Refuses to know streams and peers. Needs torch; who only speaks to the master uses `specsot.wire.fleet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from specsot.errors import WireError
+from specsot.frames import Drafts, Features, Frame, Payload, Result
+from specsot.members import Tap
+from specsot.v1 import ring_pb2, values_pb2
+from specsot.wire.checks import chosen, duration, durations, require
+from specsot.wire.taps import TapReader, cut_tap
+from specsot.wire.tensors import decode_tensor, encode_tensor
+from specsot.wire.values import (
+    decode_drafts,
+    decode_lesson,
+    decode_opening,
+    decode_result,
+    decode_segment,
+    encode_drafts,
+    encode_lesson,
+    encode_opening,
+    encode_result,
+    encode_segment,
+)
+
+Carried = Frame | Result | Features | Drafts | Tap
+
+
+def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
+    """One request, or for a tap as many as it has parts."""
+    match message:
+        case Frame():
+            yield ring_pb2.CarryRequest(frame=encode_frame(message))
+        case Result():
+            yield ring_pb2.CarryRequest(result=encode_result(message))
+        case Features():
+            yield ring_pb2.CarryRequest(features=encode_features(message))
+        case Drafts():
+            yield ring_pb2.CarryRequest(drafts=encode_drafts(message))
+        case Tap():
+            yield from (ring_pb2.CarryRequest(tap=part) for part in cut_tap(message))
+        case _:
+            raise WireError(f"the ring does not carry {type(message).__name__}")
+
+
+class CarryReader:
+    """Decodes one stream's requests in order; parts of a tap wait here for the rest."""
+
+    def __init__(self) -> None:
+        self._taps = TapReader()
+
+    def read(self, request: ring_pb2.CarryRequest) -> Carried | None:
+        """The message, or None for a part of one. Raises WireError."""
+        match chosen(request, "message"):
+            case "frame":
+                return decode_frame(request.frame)
+            case "result":
+                return decode_result(request.result)
+            case "features":
+                return decode_features(request.features)
+            case "drafts":
+                return decode_drafts(request.drafts)
+            case "tap":
+                return self._taps.read(request.tap)
+            case other:
+                raise WireError(f"{other} may only come first")
+
+
+def encode_frame(frame: Frame) -> ring_pb2.Frame:
+    return ring_pb2.Frame(
+        epoch=frame.epoch,
+        number=frame.number,
+        openings=map(encode_opening, frame.openings),
+        segments=map(encode_segment, frame.segments),
+        closings=frame.closings,
+        hidden=encode_payload(frame.hidden),
+        fused=encode_payload(frame.fused),
+        seconds=frame.seconds,
+    )
+
+
+def decode_frame(message: ring_pb2.Frame) -> Frame:
+    return Frame(
+        epoch=message.epoch,
+        number=message.number,
+        openings=tuple(map(decode_opening, message.openings)),
+        segments=tuple(map(decode_segment, message.segments)),
+        closings=tuple(message.closings),
+        hidden=decode_rows(message, "hidden"),
+        fused=decode_rows(message, "fused"),
+        seconds=durations(message.seconds, "a stage's time"),
+    )
+
+
+def encode_features(features: Features) -> ring_pb2.Features:
+    return ring_pb2.Features(
+        epoch=features.epoch,
+        number=features.number,
+        openings=map(encode_opening, features.openings),
+        lessons=map(encode_lesson, features.lessons),
+        closings=features.closings,
+        rows=encode_payload(features.rows),
+        fed=features.fed,
+        seconds=features.seconds,
+    )
+
+
+def decode_features(message: ring_pb2.Features) -> Features:
+    lessons = tuple(map(decode_lesson, message.lessons))
+    rows = decode_rows(message, "rows")
+    taught = sum(len(lesson.tokens) for lesson in lessons)
+    came = 0 if rows is None else rows.shape[0]
+    require(came == taught, f"lessons of {taught} tokens came with {came} rows")
+    return Features(
+        epoch=message.epoch,
+        number=message.number,
+        openings=tuple(map(decode_opening, message.openings)),
+        lessons=lessons,
+        closings=tuple(message.closings),
+        rows=rows,
+        fed=message.fed,
+        seconds=duration(message.seconds, "a frame's time"),
+    )
+
+
+def encode_payload(payload: Payload | None) -> values_pb2.Tensor | None:
+    return None if payload is None else encode_tensor(payload)
+
+
+def decode_rows(message: Any, field: str) -> Payload | None:
+    """The [rows, width] tensor of a field, or None where it is unset."""
+    if not message.HasField(field):
+        return None
+    rows = decode_tensor(getattr(message, field))
+    require(rows.dim() == 2, f"{field} must be [rows, width], got {list(rows.shape)}")
+    return rows

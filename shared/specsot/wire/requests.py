@@ -1,0 +1,94 @@
+"""A client's request on the wire, and back as the value everybody else knows.
+
+Refuses to know tokenizers, models and limits of a ring: impossible words raise InvalidRequest here,
+impossible sizes later.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message as Proto
+
+from specsot.errors import InvalidRequest
+from specsot.params import Ask, DrafterName, Limits, Message, Mode
+from specsot.v1 import master_pb2
+from specsot.wire.values import decode_sampling, encode_sampling
+
+T = TypeVar("T")
+
+MODE_NUMBERS: dict[str, master_pb2.Mode] = {
+    "auto": master_pb2.MODE_AUTO,
+    "sot": master_pb2.MODE_SOT,
+    "direct": master_pb2.MODE_DIRECT,
+}
+MODES: dict[int, Mode] = {
+    master_pb2.MODE_AUTO: "auto",
+    master_pb2.MODE_SOT: "sot",
+    master_pb2.MODE_DIRECT: "direct",
+}
+DRAFTER_NUMBERS: dict[DrafterName, master_pb2.Drafter] = {
+    "eagle": master_pb2.DRAFTER_EAGLE,
+    "none": master_pb2.DRAFTER_NONE,
+}
+DRAFTERS: dict[int, DrafterName] = {int(number): name for name, number in DRAFTER_NUMBERS.items()}
+
+
+def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
+    """Every field is set: what the caller sees as a default is what the master hears."""
+    return master_pb2.GenerateRequest(
+        prompt=ask.prompt,
+        messages=(master_pb2.Message(role=m.role, content=m.content) for m in ask.messages),
+        model=ask.model,
+        mode=MODE_NUMBERS[ask.mode],
+        drafter=DRAFTER_NUMBERS[ask.drafter],
+        sampling=encode_sampling(ask.sampling),
+        limits=encode_limits(ask.limits),
+        stop=ask.stop,
+        tools=ask.tools,
+        constraint=ask.constraint,
+        seed=ask.seed,
+        request_id=request_id,
+    )
+
+
+def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
+    """Unset fields have the defaults of specsot.params. Raises InvalidRequest with the field's name."""
+    if request.resume_offset:
+        raise InvalidRequest("resume_offset is not served yet: only 0 is", field="resume_offset")
+    return Ask(
+        prompt=request.prompt if request.HasField("prompt") else None,
+        messages=tuple(Message(m.role, m.content) for m in request.messages),
+        model=request.model,
+        mode=named_choice(MODES, request.mode, "mode"),
+        drafter=named_choice(DRAFTERS, request.drafter, "drafter"),
+        sampling=decode_sampling(request.sampling),
+        limits=Limits(**given_fields(request.limits)),
+        stop=tuple(request.stop),
+        tools=tuple(request.tools),
+        **given_fields(request, "constraint", "seed"),
+    )
+
+
+def encode_limits(limits: Limits) -> master_pb2.Limits:
+    return master_pb2.Limits(
+        max_new_tokens=limits.max_new_tokens,
+        max_branch_tokens=limits.max_branch_tokens,
+        max_skeleton_tokens=limits.max_skeleton_tokens,
+        max_parallel=limits.max_parallel,
+    )
+
+
+def named_choice(table: dict[int, T], number: int, field: str) -> T:
+    """What an enum number stands for; unspecified stands for the first, which is the default."""
+    if number == 0:
+        return next(iter(table.values()))
+    if number not in table:
+        raise InvalidRequest(f"{field} {number} is unknown", field=field)
+    return table[number]
+
+
+def given_fields(message: Proto, *names: str) -> dict[str, Any]:
+    """The fields that are set: of these names, or all."""
+    fields = message.ListFields()
+    return {field.name: value for field, value in fields if not names or field.name in names}

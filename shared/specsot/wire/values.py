@@ -1,0 +1,249 @@
+"""Sequences on the wire: openings, segments, trees, outcomes, drafts, and the orders to stage 0.
+
+Refuses to know tensors and streams; frames with their rows are in `specsot.wire.carry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from specsot.errors import InvalidRequest
+from specsot.frames import (
+    Chunk,
+    Close,
+    Draft,
+    Drafts,
+    End,
+    Fork,
+    Growth,
+    Lease,
+    Lesson,
+    Open,
+    Opening,
+    Outcome,
+    Result,
+    Segment,
+)
+from specsot.params import Sampling
+from specsot.skeleton import PlanRules
+from specsot.tree import Tree
+from specsot.v1 import fleet_pb2, ring_pb2, values_pb2
+from specsot.wire.checks import WireError, ascending, chosen, durations, known, require
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+MAX_NODES = 4096  # of one tree: ancestry costs a bit per pair of nodes
+
+END_NUMBERS = {
+    None: ring_pb2.END_UNSPECIFIED,
+    End.STOP: ring_pb2.END_STOP,
+    End.LENGTH: ring_pb2.END_LENGTH,
+    End.GRAMMAR: ring_pb2.END_GRAMMAR,
+    End.CANCELLED: ring_pb2.END_CANCELLED,
+    End.FAILED: ring_pb2.END_FAILED,
+}
+ENDS: dict[int, End | None] = {int(number): end for end, number in END_NUMBERS.items()}
+
+
+def encode_tree(tree: Tree) -> values_pb2.Tree:
+    return values_pb2.Tree(tokens=tree.tokens, parents=tree.parents)
+
+
+def decode_tree(message: values_pb2.Tree) -> Tree:
+    require(
+        len(message.tokens) <= MAX_NODES, f"tree has {len(message.tokens)} nodes, {MAX_NODES} are allowed"
+    )
+    return Tree(tuple(message.tokens), tuple(message.parents))
+
+
+def encode_sampling(sampling: Sampling) -> values_pb2.Sampling:
+    return values_pb2.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+
+
+def decode_sampling(message: values_pb2.Sampling) -> Sampling:
+    """Unset fields have the defaults of specsot.params. Raises InvalidRequest."""
+    given = {field.name: value for field, value in message.ListFields()}
+    return Sampling(**given)
+
+
+def encode_opening(opening: Opening) -> ring_pb2.Opening:
+    return ring_pb2.Opening(
+        sequence=opening.sequence,
+        prompt=opening.prompt,
+        fork=encode_fork(opening.fork),
+        decodes=opening.decodes,
+        drafted=opening.drafted,
+        generated=opening.generated,
+        sampling=encode_sampling(opening.sampling),
+        seed=opening.seed,
+        ordinal=opening.ordinal,
+        stop_ids=opening.stop_ids,
+        limit=opening.limit,
+        plan=encode_plan(opening.plan),
+    )
+
+
+def decode_opening(message: ring_pb2.Opening) -> Opening:
+    fork = Fork(message.fork.sequence, message.fork.length) if message.HasField("fork") else None
+    require(fork is None or fork.length <= message.prompt, "a fork is longer than its prompt")
+    require(message.generated <= message.prompt, "more tokens were generated than the prompt holds")
+    return Opening(
+        sequence=message.sequence,
+        prompt=message.prompt,
+        fork=fork,
+        decodes=message.decodes,
+        drafted=message.drafted,
+        generated=message.generated,
+        sampling=from_peer(decode_sampling, message.sampling),
+        seed=message.seed,
+        ordinal=message.ordinal,
+        stop_ids=tuple(message.stop_ids),
+        limit=message.limit,
+        plan=from_peer(decode_plan, message.plan) if message.HasField("plan") else None,
+    )
+
+
+def from_peer(decode: Callable[[M], T], message: M) -> T:
+    """Decode what a client's words became: from a peer, impossible values are a broken wire."""
+    try:
+        return decode(message)
+    except InvalidRequest as error:
+        raise WireError(str(error)) from None
+
+
+def encode_fork(fork: Fork | None) -> ring_pb2.Fork | None:
+    return None if fork is None else ring_pb2.Fork(sequence=fork.sequence, length=fork.length)
+
+
+def encode_plan(rules: PlanRules | None) -> ring_pb2.PlanRules | None:
+    if rules is None:
+        return None
+    return ring_pb2.PlanRules(
+        direct=rules.direct, tools=rules.tools, max_points=rules.max_points, plan_tokens=rules.plan_tokens
+    )
+
+
+def decode_plan(message: ring_pb2.PlanRules) -> PlanRules:
+    """Raises InvalidRequest."""
+    return PlanRules(message.direct, tuple(message.tools), message.max_points, message.plan_tokens)
+
+
+def encode_segment(segment: Segment) -> ring_pb2.Segment:
+    if isinstance(segment, Chunk):
+        chunk = ring_pb2.Chunk(
+            sequence=segment.sequence, start=segment.start, tokens=segment.tokens, final=segment.final
+        )
+        return ring_pb2.Segment(chunk=chunk)
+    growth = ring_pb2.Growth(
+        sequence=segment.sequence,
+        step=segment.step,
+        committed=segment.committed,
+        keep=segment.keep,
+        tree=encode_tree(segment.tree),
+    )
+    return ring_pb2.Segment(growth=growth)
+
+
+def decode_segment(message: ring_pb2.Segment) -> Segment:
+    if chosen(message, "segment") == "chunk":
+        chunk = message.chunk
+        return Chunk(chunk.sequence, chunk.start, tuple(chunk.tokens), chunk.final)
+    growth = message.growth
+    keep = ascending(growth.keep, "kept nodes")
+    require(len(keep) <= growth.committed, "more nodes are kept than rows are committed")
+    return Growth(growth.sequence, growth.step, growth.committed, keep, decode_tree(growth.tree))
+
+
+def encode_result(result: Result) -> ring_pb2.Result:
+    return ring_pb2.Result(
+        epoch=result.epoch,
+        number=result.number,
+        outcomes=map(encode_outcome, result.outcomes),
+        seconds=result.seconds,
+        rows=result.rows,
+    )
+
+
+def decode_result(message: ring_pb2.Result) -> Result:
+    outcomes = tuple(map(decode_outcome, message.outcomes))
+    return Result(
+        message.epoch, message.number, outcomes, durations(message.seconds, "a stage's time"), message.rows
+    )
+
+
+def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
+    return ring_pb2.Outcome(
+        sequence=outcome.sequence,
+        step=outcome.step,
+        accepted=outcome.accepted,
+        tokens=outcome.tokens,
+        end=END_NUMBERS[outcome.end],
+    )
+
+
+def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
+    accepted = ascending(message.accepted, "accepted nodes")
+    end = known(ENDS, message.end, "end")
+    return Outcome(message.sequence, message.step, accepted, tuple(message.tokens), end)
+
+
+def encode_lesson(lesson: Lesson) -> ring_pb2.Lesson:
+    return ring_pb2.Lesson(
+        sequence=lesson.sequence,
+        start=lesson.start,
+        tokens=lesson.tokens,
+        bonus=lesson.bonus,
+        step=lesson.step,
+    )
+
+
+def decode_lesson(message: ring_pb2.Lesson) -> Lesson:
+    bonus = message.bonus if message.HasField("bonus") else None
+    step = message.step if message.HasField("step") else None
+    return Lesson(message.sequence, message.start, tuple(message.tokens), bonus, step)
+
+
+def encode_drafts(drafts: Drafts) -> ring_pb2.Drafts:
+    return ring_pb2.Drafts(epoch=drafts.epoch, drafts=map(encode_draft, drafts.drafts))
+
+
+def decode_drafts(message: ring_pb2.Drafts) -> Drafts:
+    return Drafts(message.epoch, tuple(map(decode_draft, message.drafts)))
+
+
+def encode_draft(draft: Draft) -> ring_pb2.Draft:
+    return ring_pb2.Draft(sequence=draft.sequence, step=draft.step, tree=encode_tree(draft.tree))
+
+
+def decode_draft(message: ring_pb2.Draft) -> Draft:
+    return Draft(message.sequence, message.step, decode_tree(message.tree))
+
+
+def encode_open(order: Open) -> fleet_pb2.Open:
+    return fleet_pb2.Open(opening=encode_opening(order.opening), tokens=order.tokens, lease=order.lease)
+
+
+def decode_open(message: fleet_pb2.Open) -> Open:
+    opening = decode_opening(message.opening)
+    forked = opening.fork.length if opening.fork else 0
+    complete = forked + len(message.tokens) == opening.prompt
+    require(complete, f"prompt of {opening.prompt} tokens came as {forked} + {len(message.tokens)}")
+    return Open(opening, tuple(message.tokens), message.lease)
+
+
+def encode_close(order: Close) -> fleet_pb2.Close:
+    return fleet_pb2.Close(sequence=order.sequence)
+
+
+def decode_close(message: fleet_pb2.Close) -> Close:
+    return Close(message.sequence)
+
+
+def encode_lease(order: Lease) -> fleet_pb2.Lease:
+    return fleet_pb2.Lease(sequence=order.sequence, position=order.position)
+
+
+def decode_lease(message: fleet_pb2.Lease) -> Lease:
+    return Lease(message.sequence, message.position)

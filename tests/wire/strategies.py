@@ -1,0 +1,267 @@
+"""Hypothesis strategies for every value that travels.
+
+Knows nothing of protobuf: only what the values themselves allow.
+"""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from specsot import events as ev
+from specsot import frames as fr
+from specsot import info, members, params
+from specsot.skeleton import PlanRules, Point
+from specsot.tree import Tree
+
+small = st.integers(0, 2**32 - 1)
+big = st.integers(0, 2**64 - 1)
+tokens = st.lists(small, max_size=6).map(tuple)
+seconds = st.floats(0, 1e6, allow_nan=False)
+times = st.lists(seconds, max_size=4).map(tuple)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+names = st.from_regex(r"[a-z0-9:._/-]{1,20}", fullmatch=True)
+rising = st.sets(st.integers(0, 4000), max_size=6).map(lambda s: tuple(sorted(s)))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Tree:
+    count = draw(st.integers(1, 8))
+    parents = [draw(st.integers(0, max(node - 1, 0))) for node in range(count)]
+    return Tree(tuple(draw(small) for _ in range(count)), tuple(parents))
+
+
+@st.composite
+def tensors(draw: st.DrawFn, rows: int | None = None) -> torch.Tensor:
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    shape = (draw(st.integers(0, 4)) if rows is None else rows, draw(st.integers(0, 5)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+samplings = st.builds(
+    params.Sampling,
+    temperature=st.floats(0, 10, allow_nan=False),
+    top_p=st.floats(0.01, 1),
+    top_k=st.integers(0, 2**31 - 1),
+)
+rules = st.builds(
+    PlanRules,
+    direct=st.booleans(),
+    tools=st.lists(text, max_size=3).map(tuple),
+    max_points=st.integers(1, 99),
+    plan_tokens=small,
+)
+
+
+@st.composite
+def openings(draw: st.DrawFn) -> fr.Opening:
+    prompt = draw(small)
+    fork = draw(st.none() | st.builds(fr.Fork, sequence=big, length=st.integers(0, prompt)))
+    return fr.Opening(
+        sequence=draw(big),
+        prompt=prompt,
+        fork=fork,
+        decodes=draw(st.booleans()),
+        drafted=draw(st.booleans()),
+        generated=draw(st.integers(0, prompt)),
+        sampling=draw(samplings),
+        seed=draw(big),
+        ordinal=draw(big),
+        stop_ids=draw(tokens),
+        limit=draw(small),
+        plan=draw(st.none() | rules),
+    )
+
+
+@st.composite
+def opens(draw: st.DrawFn) -> fr.Open:
+    fed, forked = draw(tokens), draw(st.none() | st.integers(0, 1000))
+    fork = None if forked is None else fr.Fork(draw(big), forked)
+    opening = fr.Opening(sequence=draw(big), prompt=len(fed) + (forked or 0), fork=fork)
+    return fr.Open(opening, fed, draw(small))
+
+
+@st.composite
+def growths(draw: st.DrawFn) -> fr.Growth:
+    keep = draw(rising)
+    committed = draw(st.integers(len(keep), 2**32 - 1))
+    return fr.Growth(draw(big), draw(small), committed, keep, draw(trees()))
+
+
+segments = st.builds(fr.Chunk, sequence=big, start=small, tokens=tokens, final=st.booleans()) | growths()
+sequences = st.lists(big, max_size=3).map(tuple)
+frames = st.builds(
+    fr.Frame,
+    epoch=big,
+    number=big,
+    openings=st.lists(openings(), max_size=2).map(tuple),
+    segments=st.lists(segments, max_size=3).map(tuple),
+    closings=sequences,
+    hidden=st.none() | tensors(),
+    fused=st.none() | tensors(),
+    seconds=times,
+)
+outcomes = st.builds(
+    fr.Outcome,
+    sequence=big,
+    step=small,
+    accepted=rising,
+    tokens=tokens,
+    end=st.none() | st.sampled_from(fr.End),
+)
+results = st.builds(
+    fr.Result,
+    epoch=big,
+    number=big,
+    outcomes=st.lists(outcomes, max_size=3).map(tuple),
+    seconds=times,
+    rows=small,
+)
+lessons = st.builds(
+    fr.Lesson, sequence=big, start=small, tokens=tokens, bonus=st.none() | small, step=st.none() | small
+)
+
+
+@st.composite
+def features(draw: st.DrawFn) -> fr.Features:
+    taught = tuple(draw(st.lists(lessons, max_size=3)))
+    count = sum(len(lesson.tokens) for lesson in taught)
+    rows = draw(tensors(count)) if count else draw(st.none() | tensors(0))
+    return fr.Features(
+        epoch=draw(big),
+        number=draw(big),
+        openings=tuple(draw(st.lists(openings(), max_size=2))),
+        lessons=taught,
+        closings=draw(sequences),
+        rows=rows,
+        fed=draw(small),
+        seconds=draw(seconds),
+    )
+
+
+drafts = st.builds(
+    fr.Drafts,
+    epoch=big,
+    drafts=st.lists(st.builds(fr.Draft, sequence=big, step=small, tree=trees()), max_size=3).map(tuple),
+)
+taps = st.builds(members.Tap, epoch=big, layer=small, weight=tensors())
+carried = st.one_of(frames, results, features(), drafts, taps)
+
+layers = st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda p: members.Range(p[0], p[0] + p[1]))
+heads = st.builds(members.Head, taps=rising, width=small)
+curves = st.dictionaries(st.integers(0, 4096), seconds, max_size=4).map(lambda d: tuple(sorted(d.items())))
+registrations = st.builds(
+    members.Registration,
+    kind=st.sampled_from(["worker", "drafter"]),
+    name=names,
+    address=names,
+    fingerprint=text,
+    model_layers=small,
+    max_positions=small,
+    kv_bytes=big,
+    row_bytes=big,
+    layers=st.none() | layers,
+    curve=curves,
+    head=st.none() | heads,
+    protocol=small,
+)
+stages = st.builds(members.Stage, name=names, address=names, layers=layers)
+shapes = st.builds(members.TreeShape, depth=small, top_k=small, nodes=small, fixed=st.booleans())
+configurations = st.builds(
+    members.Configuration,
+    epoch=big,
+    you=names,
+    stages=st.lists(stages, max_size=3).map(tuple),
+    pages=small,
+    page_rows=small,
+    slots=small,
+    rows=small,
+    flight=small,
+    layout=st.sampled_from(["packed", "batched"]),
+    drafter=st.none() | names,
+    head=st.none() | heads,
+    shape=shapes,
+    draft_timeout=seconds,
+    curve=curves,
+)
+upward = st.one_of(
+    registrations,
+    st.builds(members.Ready, big),
+    st.builds(members.Broken, big, text),
+    st.builds(members.Leaving, text),
+    st.just(members.Beat()),
+    results,
+)
+downward = st.one_of(
+    configurations,
+    st.builds(members.Disband, big, text),
+    st.just(members.Beat()),
+    opens(),
+    st.builds(fr.Close, big),
+    st.builds(fr.Lease, big, small),
+)
+
+modes = st.sampled_from(params.MODES)
+reasons = st.sampled_from(ev.Reason)
+points = st.builds(Point, id=small, length=small, title=text, tool=st.none() | text, needs=tokens)
+figures = st.builds(
+    ev.Statistics,
+    mode=modes,
+    prompt_tokens=small,
+    completion_tokens=small,
+    merged_tokens=small,
+    seconds=seconds,
+    seconds_to_first_token=seconds,
+    tokens_per_second=seconds,
+    laps=small,
+    mean_accepted=seconds,
+    branches=small,
+    phases=st.dictionaries(text, seconds, max_size=3),
+)
+events = st.one_of(
+    st.builds(
+        ev.Started, request=text, model=text, mode=modes, seed=st.integers(0, 2**63 - 1), prompt_tokens=small
+    ),
+    st.builds(ev.SkeletonText, text),
+    st.builds(ev.Planned, st.lists(points, max_size=3).map(tuple)),
+    st.builds(ev.BranchStarted, small, text, small),
+    st.builds(ev.BranchText, small, small, text, small),
+    st.builds(ev.BranchFinished, small, reasons, small),
+    st.builds(ev.MergedText, small, text),
+    st.builds(ev.Finished, reasons, text, tokens, figures),
+)
+numbered = st.builds(ev.Numbered, big, events)
+
+said = text.filter(lambda t: bool(t.strip()))
+counts = st.integers(1, 2**31 - 1)
+_rest = {
+    "model": text,
+    "mode": modes,
+    "drafter": st.sampled_from(params.DRAFTERS),
+    "sampling": samplings,
+    "limits": st.builds(params.Limits, counts, st.none() | counts, counts, counts),
+    "stop": st.lists(said, max_size=2).map(tuple),
+    "tools": st.lists(st.sampled_from(["search", "calculator"]), max_size=2).map(tuple),
+    "constraint": st.booleans(),
+    "seed": st.none() | st.integers(0, 2**63 - 1),
+}
+conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)
+asks = st.builds(params.Ask, prompt=said, **_rest) | st.builds(params.Ask, messages=conversations, **_rest)
+
+infos = st.builds(
+    info.Info,
+    models=st.lists(st.builds(info.ModelInfo, text, text, small, small), max_size=2).map(tuple),
+    members=st.lists(
+        st.builds(
+            info.MemberInfo, st.sampled_from(["worker", "drafter"]), text, text, text, st.none() | layers
+        ),
+        max_size=2,
+    ).map(tuple),
+    epoch=big,
+    ready=st.booleans(),
+    waiting_for=st.lists(text, max_size=2).map(tuple),
+    pages=st.none() | st.builds(info.PagesInfo, small, small, small),
+    version=text,
+    protocol=small,
+)

@@ -1,0 +1,218 @@
+"""What each decoder refuses, and with which words.
+
+Knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specsot.errors import InvalidRequest, WireError
+from specsot.frames import Drafts, Features, Frame
+from specsot.members import Tap
+from specsot.params import Ask
+from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
+from specsot.wire.carry import CarryReader, encode_carry
+from specsot.wire.checks import parse
+from specsot.wire.fleet import decode_downward, decode_upward
+from specsot.wire.requests import decode_ask, encode_ask
+from specsot.wire.taps import PART_BYTES
+from specsot.wire.tensors import decode_tensor, encode_tensor
+
+F32 = values_pb2.DATA_TYPE_FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (values_pb2.Tensor(dtype=F32, shape=[2, 3], data=b"\0" * 23), "needs 24 bytes, got 23"),
+        (values_pb2.Tensor(dtype=F32, shape=[2**32 - 1] * 4), "bytes, 268435456 are allowed"),
+        (values_pb2.Tensor(dtype=F32, shape=[1] * 5, data=b"\0" * 4), "5 dimensions, 4 are allowed"),
+        (values_pb2.Tensor(shape=[1], data=b"\0" * 4), "tensor type 0 is unknown"),
+        (values_pb2.Tensor(dtype=77, shape=[1], data=b"\0" * 4), "tensor type 77 is unknown"),  # pyright: ignore
+    ],
+)
+def test_tensors_are_checked_before_memory_is_taken(message: values_pb2.Tensor, words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        decode_tensor(message)
+
+
+def test_a_decoded_tensor_owns_its_memory() -> None:
+    message = encode_tensor(torch.ones(2, 2))
+    decode_tensor(message).zero_()
+    assert torch.equal(decode_tensor(message), torch.ones(2, 2))
+
+
+def test_a_view_travels_as_what_it_shows() -> None:
+    view = torch.arange(12.0).reshape(3, 4).t()[1:3]
+    assert torch.equal(decode_tensor(encode_tensor(view)), view)
+
+
+def carry(**fields: Any) -> ring_pb2.CarryRequest:
+    return ring_pb2.CarryRequest(**fields)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (carry(), "CarryRequest carries nothing we know"),
+        (carry(hello=ring_pb2.Hello(sender="w", epoch=1)), "hello may only come first"),
+        (carry(frame=ring_pb2.Frame(segments=[ring_pb2.Segment()])), "Segment carries nothing"),
+        (carry(frame=ring_pb2.Frame(seconds=[float("nan")])), "must be seconds >= 0, got nan"),
+        (carry(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(end=9)])), "end 9 is unknown"),  # pyright: ignore
+        (carry(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(accepted=[2, 1])])), "must ascend"),
+        (
+            carry(
+                drafts=ring_pb2.Drafts(
+                    drafts=[ring_pb2.Draft(tree=values_pb2.Tree(tokens=[1, 2], parents=[0]))]
+                )
+            ),
+            "2 tokens and 1 parents",
+        ),
+        (
+            carry(
+                drafts=ring_pb2.Drafts(drafts=[ring_pb2.Draft(tree=values_pb2.Tree(tokens=[1], parents=[1]))])
+            ),
+            "parents come first",
+        ),
+        (
+            carry(frame=ring_pb2.Frame(openings=[ring_pb2.Opening(sampling=values_pb2.Sampling(top_p=2))])),
+            r"top_p must be in \(0, 1\]",
+        ),
+        (
+            carry(frame=ring_pb2.Frame(openings=[ring_pb2.Opening(prompt=1, fork=ring_pb2.Fork(length=2))])),
+            "a fork is longer than its prompt",
+        ),
+        (
+            carry(features=ring_pb2.Features(lessons=[ring_pb2.Lesson(tokens=[1, 2])])),
+            "lessons of 2 tokens came with 0 rows",
+        ),
+        (
+            carry(frame=ring_pb2.Frame(hidden=values_pb2.Tensor(dtype=F32, shape=[1], data=b"\0" * 4))),
+            r"hidden must be \[rows, width\]",
+        ),
+    ],
+)
+def test_the_ring_refuses(request_: ring_pb2.CarryRequest, words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        CarryReader().read(request_)
+
+
+@pytest.mark.parametrize(
+    ("decode", "message", "words"),
+    [
+        (decode_upward, fleet_pb2.JoinRequest(), "JoinRequest carries nothing we know"),
+        (decode_downward, fleet_pb2.JoinResponse(joined=fleet_pb2.Joined()), "joined may only come first"),
+        (decode_upward, fleet_pb2.JoinRequest(register=fleet_pb2.Registration()), "kind 0 is unknown"),
+        (
+            decode_upward,
+            fleet_pb2.JoinRequest(register=fleet_pb2.Registration(kind=values_pb2.KIND_WORKER, name="a\nb")),
+            "a member's name must be a short line",
+        ),
+        (
+            decode_upward,
+            fleet_pb2.JoinRequest(
+                register=fleet_pb2.Registration(
+                    kind=values_pb2.KIND_WORKER,
+                    name="w",
+                    address="a:1",
+                    layers=values_pb2.Layers(first=4, last=4),
+                )
+            ),
+            "layers 4:4 are none",
+        ),
+        (
+            decode_downward,
+            fleet_pb2.JoinResponse(open=fleet_pb2.Open(opening=ring_pb2.Opening(prompt=3), tokens=[1])),
+            "prompt of 3 tokens came as 0 \\+ 1",
+        ),
+    ],
+)
+def test_the_fleet_refuses(decode: Any, message: Any, words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        decode(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "  "}, "prompt"),
+        ({"prompt": "x", "messages": [master_pb2.Message(role="user", content="y")]}, "prompt"),
+        ({"prompt": "x", "mode": 9}, "mode"),
+        ({"prompt": "x", "drafter": 9}, "drafter"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(temperature=-1)}, "temperature"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(top_p=0)}, "top_p"),
+        ({"prompt": "x", "limits": master_pb2.Limits(max_new_tokens=-5)}, "max_new_tokens"),
+        ({"prompt": "x", "limits": master_pb2.Limits(max_parallel=0)}, "max_parallel"),
+        ({"prompt": "x", "seed": -1}, "seed"),
+        ({"prompt": "x", "stop": [""]}, "stop"),
+        ({"prompt": "x", "tools": ["not a name"]}, "tools"),
+        ({"prompt": "x", "resume_offset": 3}, "resume_offset"),
+    ],
+)
+def test_a_request_names_its_wrong_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_ask(master_pb2.GenerateRequest(**fields))
+    assert caught.value.field == field
+
+
+def test_unset_fields_are_the_defaults() -> None:
+    assert decode_ask(master_pb2.GenerateRequest(prompt="x")) == Ask(prompt="x")
+
+
+def test_a_request_says_all_it_means() -> None:
+    """A later change of defaults in the master does not change what an older client asked for."""
+    sent = encode_ask(Ask(prompt="x"))
+    assert sent.HasField("constraint")
+    assert sent.limits.HasField("max_new_tokens")
+    assert sent.sampling.HasField("temperature")
+
+
+def test_bytes_that_do_not_parse() -> None:
+    with pytest.raises(WireError, match=r"not a specsot\.v1\.Hello: 3 bytes"):
+        parse(ring_pb2.Hello, b"\xff\xff\xff")
+
+
+def test_a_tap_is_cut_and_put_together() -> None:
+    weight = torch.arange(3 * PART_BYTES // 4, dtype=torch.float32).reshape(-1, 1024)
+    parts = list(encode_carry(Tap(3, 2, weight)))
+    assert len(parts) == 3
+    assert all(len(part.tap.part.data) <= PART_BYTES for part in parts)
+    reader = CarryReader()
+    *none, whole = [reader.read(part) for part in parts]
+    assert none == [None, None]
+    assert isinstance(whole, Tap)
+    assert torch.equal(whole.weight, weight)
+
+
+@pytest.mark.parametrize("order", [[1], [0, 2], [0, 0], [0, 1, 1]])
+def test_parts_of_a_tap_out_of_order(order: list[int]) -> None:
+    weight = torch.zeros(3 * PART_BYTES // 4).reshape(-1, 1024)
+    parts = list(encode_carry(Tap(3, 2, weight)))
+    reader = CarryReader()
+    *before, last = order
+    for number in before:
+        reader.read(parts[number])
+    with pytest.raises(WireError, match="tap of layer 2"):
+        reader.read(parts[last])
+
+
+def test_a_tap_larger_than_any_is_refused_with_its_first_part() -> None:
+    part = next(encode_carry(Tap(3, 2, torch.zeros(1, 8))))
+    part.tap.rows = 2**32 - 1
+    with pytest.raises(WireError, match="are allowed"):
+        CarryReader().read(part)
+
+
+def test_messages_between_the_parts_of_a_tap() -> None:
+    weight = torch.zeros(2 * PART_BYTES // 4).reshape(-1, 1024)
+    first, second = encode_carry(Tap(3, 2, weight))
+    reader = CarryReader()
+    between = [reader.read(next(encode_carry(m))) for m in (Frame(1, 0), Drafts(1, ()), Features(1, 0))]
+    assert reader.read(first) is None
+    assert between == [Frame(1, 0), Drafts(1, ()), Features(1, 0)]
+    assert isinstance(reader.read(second), Tap)

@@ -1,0 +1,159 @@
+"""Every value that travels comes back as it was, and bytes nobody meant raise WireError and nothing else.
+
+Knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specsot.errors import InvalidRequest, WireError
+from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
+from specsot.wire.carry import CarryReader, encode_carry
+from specsot.wire.checks import parse
+from specsot.wire.events import decode_event, encode_event
+from specsot.wire.fleet import decode_downward, decode_upward, encode_downward, encode_upward
+from specsot.wire.info import decode_info, encode_info
+from specsot.wire.requests import decode_ask, encode_ask
+from tests.wire import strategies as values
+
+quick = settings(
+    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality that looks into tensors: bits, type and shape."""
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
+    if dataclasses.is_dataclass(left):
+        names = [field.name for field in dataclasses.fields(left)]
+        return type(left) is type(right) and all(same(getattr(left, n), getattr(right, n)) for n in names)
+    return type(left) is type(right) and left == right
+
+
+@quick
+@given(values.carried)
+def test_ring_messages(message: Any) -> None:
+    reader = CarryReader()
+    sent = [request.SerializeToString() for request in encode_carry(message)]
+    *parts, last = [reader.read(parse(ring_pb2.CarryRequest, data)) for data in sent]
+    assert same(message, last)
+    assert parts == [None] * len(parts)
+
+
+@quick
+@given(values.upward)
+def test_what_members_say(message: Any) -> None:
+    data = encode_upward(message).SerializeToString()
+    assert decode_upward(parse(fleet_pb2.JoinRequest, data)) == message
+
+
+@quick
+@given(values.downward)
+def test_what_the_master_says(message: Any) -> None:
+    data = encode_downward(message).SerializeToString()
+    assert decode_downward(parse(fleet_pb2.JoinResponse, data)) == message
+
+
+@quick
+@given(values.numbered)
+def test_events(numbered: Any) -> None:
+    data = encode_event(numbered).SerializeToString()
+    assert decode_event(parse(master_pb2.GenerateEvent, data)) == numbered
+
+
+@quick
+@given(values.asks)
+def test_requests(ask: Any) -> None:
+    data = encode_ask(ask).SerializeToString()
+    assert decode_ask(parse(master_pb2.GenerateRequest, data)) == ask
+
+
+@quick
+@given(values.infos)
+def test_info(info: Any) -> None:
+    data = encode_info(info).SerializeToString()
+    assert decode_info(parse(master_pb2.GetInfoResponse, data)) == info
+
+
+@st.composite
+def broken(draw: st.DrawFn, messages: st.SearchStrategy[Any], encode: Any) -> bytes:
+    """Pure noise, or a real message with some bytes changed, cut or doubled."""
+    if draw(st.booleans()):
+        return draw(st.binary(max_size=80))
+    data = bytearray(encode(draw(messages)))
+    for _ in range(draw(st.integers(1, 4))):
+        if data:
+            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    cut = draw(st.integers(0, len(data)))
+    return bytes(data[:cut] if draw(st.booleans()) else data)
+
+
+def only_complains(decode: Callable[[], object], *also: type[Exception]) -> None:
+    """It decodes, or says in one line why not."""
+    complaint = "fine"
+    try:
+        decode()
+    except (WireError, *also) as error:
+        complaint = str(error)
+    assert complaint
+    assert "\n" not in complaint
+
+
+def first_carry(message: Any) -> bytes:
+    return next(encode_carry(message)).SerializeToString()
+
+
+many = settings(quick, max_examples=60)
+
+
+@many
+@given(broken(values.carried, first_carry))
+def test_garbage_in_the_ring(data: bytes) -> None:
+    only_complains(lambda: CarryReader().read(parse(ring_pb2.CarryRequest, data)))
+
+
+@many
+@given(broken(values.upward, lambda m: encode_upward(m).SerializeToString()))
+def test_garbage_from_a_member(data: bytes) -> None:
+    only_complains(lambda: decode_upward(parse(fleet_pb2.JoinRequest, data)))
+
+
+@many
+@given(broken(values.downward, lambda m: encode_downward(m).SerializeToString()))
+def test_garbage_from_the_master(data: bytes) -> None:
+    only_complains(lambda: decode_downward(parse(fleet_pb2.JoinResponse, data)))
+
+
+@many
+@given(broken(values.asks, lambda ask: encode_ask(ask).SerializeToString()))
+def test_garbage_from_a_client(data: bytes) -> None:
+    only_complains(lambda: decode_ask(parse(master_pb2.GenerateRequest, data)), InvalidRequest)
+
+
+@many
+@given(broken(values.numbered, lambda numbered: encode_event(numbered).SerializeToString()))
+def test_garbage_from_a_server(data: bytes) -> None:
+    only_complains(lambda: decode_event(parse(master_pb2.GenerateEvent, data)))
+
+
+def test_what_does_not_travel_is_refused_at_the_sender() -> None:
+    with pytest.raises(WireError, match="int64"):
+        next(encode_carry(dataclasses.replace(FRAME, hidden=torch.zeros(1, 1, dtype=torch.int64))))
+    with pytest.raises(WireError, match="does not carry str"):
+        next(encode_carry("words"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(WireError, match="tell the master a str"):
+        encode_upward("words")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(WireError, match="tell a member a str"):
+        encode_downward("words")  # pyright: ignore[reportArgumentType]
+
+
+FRAME = values.fr.Frame(epoch=1, number=0)
