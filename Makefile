@@ -6,7 +6,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TOOLS  := .venv-protos
-PROTOS := $(wildcard protos/specsot/v1/*.proto)
 QUESTION ?= Give an overview of Stages of Sleep.
 
 # pip takes pins for the build's own environment too (older pips read the first, newer the second).
@@ -45,8 +44,7 @@ format: $(VENV)/developed ## rewrite what `make lint` would complain about
 	$(BIN)/ruff check --fix .
 
 protos: $(TOOLS)/installed ## write the gRPC stubs anew from protos/
-	$(TOOLS)/bin/python -m grpc_tools.protoc -Iprotos \
-	    --python_out=shared --pyi_out=shared --grpc_python_out=shared $(PROTOS)
+	$(TOOLS)/bin/python protos/generate.py
 
 clean: ## remove both virtual environments
 	rm -rf $(VENV) $(TOOLS)

@@ -65,14 +65,15 @@ def text_frame(title: str, text: str, size: Size) -> Frame:
 
 
 def panels(shown: tuple[Panel, ...], size: Size) -> list[RenderableType]:
-    """All panels as a grid; where they don't fit, those that write, and a line for the others."""
-    lines = lines_each(len(shown), size)
-    if lines >= LEAST_LINES:
-        return [grid(shown, lines, size)]
+    """All panels as a grid; else those that write, and a line for each other; else a line for each."""
     busy = tuple(panel for panel in shown if panel.writing)
-    rest = [panel for panel in shown if not panel.writing]
-    lines = max(1, lines_each(len(busy), Size(size.width, size.height - len(rest))))
-    return [grid(busy, lines, size), *(one_line(panel) for panel in rest)]
+    rest = tuple(panel for panel in shown if not panel.writing)
+    if lines_each(len(shown), size) >= LEAST_LINES:
+        return [grid(shown, lines_each(len(shown), size), size)]
+    small = Size(size.width, size.height - len(rest))
+    if busy and lines_each(len(busy), small) >= 1:
+        return [grid(busy, lines_each(len(busy), small), size), *map(one_line, rest)]
+    return list(map(one_line, busy + rest))[: max(1, size.height - 2)]
 
 
 def columns_for(count: int, width: int) -> int:
@@ -82,13 +83,11 @@ def columns_for(count: int, width: int) -> int:
 
 def lines_each(count: int, size: Size) -> int:
     """Text lines of each of `count` panels, when they share the height below the heading."""
-    rows = -(-count // columns_for(count, size.width)) if count else 1
+    rows = -(-count // columns_for(count, size.width))
     return min(12, (size.height - 3) // rows - 2)
 
 
 def grid(shown: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
-    if not shown:
-        return Text("")
     columns = columns_for(len(shown), size.width)
     table = Table.grid(expand=True)
     for _ in range(columns):
@@ -117,6 +116,8 @@ def frame(panel: Panel, inner: int, lines: int) -> Frame:
 def one_line(panel: Panel) -> Text:
     style = STYLES[panel.reason] if panel.started else "dim"
     line = f"{panel.point.id:>3} {state(panel):<12} {clean(panel.point.title)}"
+    if panel.writing:
+        line += f": {' '.join(clean(panel.text[-200:]).split())}"
     return Text(line, style=style, no_wrap=True, overflow="ellipsis")
 
 

@@ -1,0 +1,174 @@
+"""The Python API over a fleet that tells stories: async, plain, and the seeds' call."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from specsot import SpecSoT
+from specsot.errors import InvalidRequest, ModelError, Overloaded, Unavailable
+from specsot.events import Finished
+from specsot_app.fleets import Wanted
+from tests.app.stories import MERGED, PLANNED, StoryFleet
+
+
+class Place:
+    """Opens one fleet and remembers it."""
+
+    def __init__(self, fleet: StoryFleet) -> None:
+        self.fleet, self.opened = fleet, 0
+
+    async def open(self, wanted: Wanted) -> StoryFleet:
+        self.opened += 1
+        return self.fleet
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(StoryFleet(PLANNED))
+
+
+@pytest.fixture
+def model(place: Place):
+    with SpecSoT(Wanted(), place.open) as model:
+        yield model
+
+
+async def test_an_answer_holds_text_branches_and_figures(model: SpecSoT) -> None:
+    answer = await model.generate("Why do we sleep?")
+    assert str(answer) == answer.text == MERGED
+    assert [branch.text for branch in answer.branches] == ["Slow waves.", "Dreams.", "Rest."]
+    assert (answer.seed, answer.tokens, answer.statistics.laps) == (7, (5, 6, 7), 24)
+    assert answer.skeleton.startswith("[PLAN]")
+
+
+async def test_a_stream_yields_every_event_in_order(model: SpecSoT) -> None:
+    assert [event async for event in model.stream("Why?")] == list(PLANNED)
+
+
+async def test_leaving_a_stream_early_cancels_its_request(model: SpecSoT, place: Place) -> None:
+    events = model.stream("Why?")
+    await anext(events)
+    await events.aclose()
+    assert place.fleet.left_early == 1
+
+
+async def test_cancelling_the_caller_cancels_the_request(place: Place) -> None:
+    waiting = asyncio.Event()
+
+    class Endless(StoryFleet):
+        async def generate(self, ask):
+            try:
+                waiting_in_caller.call_soon_threadsafe(waiting.set)
+                await asyncio.Event().wait()
+                yield
+            finally:
+                self.left_early += 1
+
+    waiting_in_caller = asyncio.get_running_loop()
+    place.fleet = Endless(PLANNED)
+    async with SpecSoT(Wanted(), place.open) as model:
+        task = asyncio.create_task(model.generate("Why?"))
+        await waiting.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert place.fleet.left_early == 1
+    assert place.fleet.closed == 1
+
+
+def test_plain_callers_need_no_loop(model: SpecSoT, place: Place) -> None:
+    assert model.generate_sync("Why?").text == MERGED
+    assert model.generate_sync("Why?", temperature=0.5).text == MERGED
+    assert place.opened == 1
+    assert place.fleet.asks[1].sampling.temperature == 0.5
+
+
+async def test_questions_at_once_share_one_fleet(model: SpecSoT, place: Place) -> None:
+    answers = await asyncio.gather(*(model.generate(f"Why {n}?") for n in range(4)))
+    assert {answer.text for answer in answers} == {MERGED}
+    assert place.opened == 1
+
+
+@pytest.mark.torch
+def test_the_seeds_call_returns_ids_and_stats(model: SpecSoT, place: Place) -> None:
+    ids, stats = model.generate(
+        task_prompt="Why?", max_new_tokens=50, temperature=0.0, top_p=0.0, enable_parallel=True
+    )
+    assert ids.tolist() == [[5, 6, 7]]
+    assert (stats["mode"], stats["total_tokens"], stats["time_ms"]) == ("sot", 60, 500.0)
+    ask = place.fleet.asks[0]
+    assert (ask.prompt, ask.mode, ask.limits.max_new_tokens) == ("Why?", "auto", 50)
+
+
+async def test_a_bad_value_is_refused_before_the_fleet_starts(model: SpecSoT, place: Place) -> None:
+    with pytest.raises(InvalidRequest, match="max_new_tokens"):
+        await model.generate("Why?", max_new_tokens=0)
+    assert place.opened == 0
+
+
+async def test_the_fleets_error_reaches_the_caller(place: Place) -> None:
+    place.fleet = StoryFleet(PLANNED[:2], Overloaded("full", 2.0))
+    async with SpecSoT(Wanted(), place.open) as model:
+        with pytest.raises(Overloaded, match="full"):
+            await model.generate("Why?")
+
+
+async def test_a_stream_that_just_ends_is_an_error(place: Place) -> None:
+    place.fleet = StoryFleet(PLANNED[:5])
+    async with SpecSoT(Wanted(), place.open) as model:
+        with pytest.raises(Unavailable, match="ended before"):
+            await model.generate("Why?")
+
+
+def test_a_fleet_that_failed_to_open_may_be_tried_again(place: Place) -> None:
+    class Late(Place):
+        async def open(self, wanted: Wanted) -> StoryFleet:
+            self.opened += 1
+            if self.opened == 1:
+                raise Unavailable("not yet")
+            return self.fleet
+
+    late = Late(place.fleet)
+    with SpecSoT(Wanted(), late.open) as model:
+        with pytest.raises(Unavailable, match="not yet"):
+            model.generate_sync("Why?")
+        assert model.generate_sync("Why?").text == MERGED
+
+
+def test_closing_ends_the_fleet_once(place: Place) -> None:
+    model = SpecSoT(Wanted(), place.open)
+    model.generate_sync("Why?")
+    model.close()
+    model.close()
+    assert place.fleet.closed == 1
+    with pytest.raises(Unavailable, match="closed"):
+        model.generate_sync("Why?")
+
+
+async def test_awaiting_a_model_starts_its_fleet(place: Place) -> None:
+    model = await SpecSoT(Wanted(), place.open)
+    assert place.opened == 1
+    events = [event async for event in model.stream("Why?")]
+    assert isinstance(events[-1], Finished)
+    model.close()
+
+
+def test_unknown_models_and_options_are_named() -> None:
+    with pytest.raises(ModelError, match="no/where: no such model directory"):
+        SpecSoT.from_pretrained(model="no/where")
+    with pytest.raises(InvalidRequest, match="no option is called 'colour'"):
+        SpecSoT.from_pretrained(colour="red")
+    with pytest.raises(InvalidRequest, match="dtype must be one of"):
+        SpecSoT.from_pretrained(dtype="int3")
+
+
+def test_the_seeds_spelling_opens_the_demo_model(demo_model) -> None:
+    model = SpecSoT.from_pretrained(
+        base_model_path=str(demo_model / "base"),
+        ea_model_path=str(demo_model / "eagle3"),
+        use_eagle3=True,
+        device_map="cpu",
+    )
+    model.close()

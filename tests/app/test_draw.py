@@ -1,0 +1,88 @@
+"""The picture of a view, at several sizes of a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from specsot.events import BranchStarted, BranchText, Planned
+from specsot.skeleton import Point
+from specsot_app.terminal.draw import Size, columns_for, conclude, draw
+from specsot_app.terminal.view import View, watch
+from tests.app.stories import DIRECT, PLANNED
+
+SIZES = [Size(60, 24), Size(100, 30), Size(160, 40), Size(24, 9)]
+
+
+def render(picture: RenderableType, size: Size) -> str:
+    console = Console(width=size.width, height=size.height, file=io.StringIO(), record=True)
+    console.print(picture)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("story", [PLANNED, DIRECT], ids=["planned", "direct"])
+def test_every_moment_fits_the_terminal(story, size: Size) -> None:
+    for seen in range(len(story) + 1):
+        lines = render(draw(watch(story[:seen]), size), size).splitlines()
+        assert len(lines) <= size.height
+        assert max(map(cell_len, lines)) <= size.width
+
+
+def test_sixteen_branches_fit_a_small_terminal() -> None:
+    points = tuple(Point(number, 40, f"Point {number}") for number in range(1, 17))
+    story = [Planned(points), *(BranchStarted(point.id, point.title, 40) for point in points[:8])]
+    story += [BranchText(1, 0, "word " * 200)]
+    for size in SIZES[:3]:
+        assert len(render(draw(watch(story), size), size).splitlines()) <= size.height
+
+
+def test_the_skeleton_is_shown_as_it_is_written() -> None:
+    assert "1.<80><None>[-]NREM" in render(draw(watch(PLANNED[:2]), SIZES[1]), SIZES[1])
+
+
+def test_panels_stand_side_by_side_where_there_is_room() -> None:
+    assert [columns_for(3, width) for width in (60, 100, 160)] == [1, 2, 3]
+    text = render(draw(watch(PLANNED[:10]), SIZES[2]), SIZES[2])
+    assert "1 NREM Stages of Sleep" in text
+    side_by_side = next(line for line in text.splitlines() if "Slow" in line)
+    assert "Dreams." in side_by_side
+
+
+def test_a_waiting_branch_says_what_it_waits_for() -> None:
+    assert "after 1, 2" in render(draw(watch(PLANNED[:10]), SIZES[2]), SIZES[2])
+
+
+def test_a_direct_answer_is_one_frame() -> None:
+    text = render(draw(watch(DIRECT[:4]), SIZES[0]), SIZES[0])
+    assert "answer" in text
+    assert "Yes, it is." in text
+
+
+def test_the_end_keeps_answer_and_figures() -> None:
+    text = render(conclude(watch(PLANNED)), SIZES[1])
+    assert "## 2. REM 睡眠 🌙" in text
+    for figure in (
+        "sot, 3 branches",
+        "44 in the answer, 60 written",
+        "88.0",
+        "2.50",
+        "24",
+        "skeleton 0.20 s",
+    ):
+        assert figure in text
+    assert "ended by" not in text
+
+
+def test_an_unusual_end_is_named() -> None:
+    assert "length" in render(conclude(watch(DIRECT)), SIZES[1])
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    view = View(planned=True, merged="\x1b[2Jgone\x9b31m\x07")
+    text = render(draw(view, SIZES[0]), SIZES[0]) + render(conclude(view), SIZES[0])
+    assert not set("\x1b\x9b\x07") & set(text)
+    assert "gone" in text

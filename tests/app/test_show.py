@@ -1,0 +1,71 @@
+"""Showing a stream: plain text, JSON lines, live panels."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from specsot.params import Ask
+from specsot_app.terminal.show import Streams, manner_of, show, show_live
+from tests.app.stories import DIRECT, MERGED, PLANNED, StoryFleet
+
+
+def tell(story):
+    return StoryFleet(story).generate(Ask("Why?"))
+
+
+@pytest.fixture
+def streams() -> Streams:
+    return Streams(io.StringIO(), io.StringIO())
+
+
+async def test_plain_writes_the_answer_to_one_stream_and_figures_to_the_other(streams: Streams) -> None:
+    await show(tell(PLANNED), "plain", streams)
+    assert streams.out.getvalue() == MERGED + "\n"
+    assert "tokens/s: 88.0" in streams.err.getvalue()
+    assert MERGED not in streams.err.getvalue()
+
+
+async def test_json_is_one_event_a_line_and_finished_comes_last(streams: Streams) -> None:
+    await show(tell(PLANNED), "json", streams)
+    lines = [json.loads(line) for line in streams.out.getvalue().splitlines()]
+    assert [line["number"] for line in lines] == list(range(len(PLANNED)))
+    assert lines[0] | {"event": "started", "seed": 7} == lines[0]
+    assert lines[3]["points"][2] == {
+        "id": 3,
+        "length": 40,
+        "title": "What both have in common",
+        "tool": None,
+        "needs": [1, 2],
+    }
+    assert {line["event"] for line in lines} == {
+        "started",
+        "skeleton_text",
+        "planned",
+        "branch_started",
+        "branch_text",
+        "branch_finished",
+        "merged_text",
+        "finished",
+    }
+    last = lines[-1]
+    assert (last["event"], last["text"], last["reason"]) == ("finished", MERGED, "stop")
+    assert last["statistics"]["phases"] == {"skeleton": 0.2, "branches": 0.3}
+    assert "睡眠 🌙" in streams.out.getvalue()
+
+
+async def test_live_clears_the_panels_and_keeps_the_answer() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, height=24, force_terminal=True, _environ={})
+    view = await show_live(tell(DIRECT), console)
+    assert view.finished is not None
+    assert "Yes, it is." in screen.getvalue()
+    assert "mean accepted length" in screen.getvalue()
+
+
+def test_a_pipe_gets_plain_text(streams: Streams) -> None:
+    assert manner_of(streams, json=False) == "plain"
+    assert manner_of(streams, json=True) == "json"

@@ -1,0 +1,47 @@
+"""The view of a request: what a watcher knows after each event."""
+
+from __future__ import annotations
+
+from specsot.events import BranchStarted, BranchText, MergedText, Reason
+from specsot_app.terminal.view import watch
+from tests.app.stories import DIRECT, MERGED, PLANNED
+
+
+def test_the_plan_opens_one_panel_for_each_point() -> None:
+    view = watch(PLANNED[:4])
+    assert view.skeleton == "[PLAN]\n1.<80><None>[-]NREM Stages of Sleep\n"
+    assert [panel.point.id for panel in view.panels] == [1, 2, 3]
+    assert not any(panel.started for panel in view.panels)
+
+
+def test_branches_fill_side_by_side() -> None:
+    view = watch(PLANNED[:10])
+    assert [panel.text for panel in view.panels] == ["Slow ", "Dreams.", ""]
+    assert [panel.writing for panel in view.panels] == [True, True, False]
+
+
+def test_a_finished_branch_knows_why_and_how_much() -> None:
+    first, second, third = watch(PLANNED[:13]).panels
+    assert (first.reason, first.tokens) == (Reason.LENGTH, 5)
+    assert (second.reason, second.tokens, second.laps) == (Reason.STOP, 5, 2)
+    assert third.reason is None
+
+
+def test_the_whole_story_ends_with_the_merged_answer() -> None:
+    view = watch(PLANNED)
+    assert view.merged == MERGED
+    assert view.finished is not None
+    assert view.finished.statistics.branches == 3
+
+
+def test_a_direct_answer_has_no_panels() -> None:
+    view = watch(DIRECT)
+    assert view.planned
+    assert view.panels == ()
+    assert view.merged == "Yes, it is."
+
+
+def test_a_text_said_again_is_not_doubled() -> None:
+    events = [BranchStarted(1, "One", 9), BranchText(1, 0, "ab"), BranchText(1, 1, "bc")]
+    assert watch(events).panels[0].text == "abc"
+    assert watch([MergedText(0, "ab"), MergedText(0, "abc")]).merged == "abc"
