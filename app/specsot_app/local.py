@@ -13,12 +13,13 @@ from pathlib import Path
 
 from specsot.errors import Unavailable
 from specsot.events import Numbered
+from specsot.info import Info
 from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot.members import Layout, Range, Registration, TreeShape
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
 from specsot_master.assembly import Master, MasterSettings, assemble
-from specsot_master.fleet import Fleet, FleetInfo
+from specsot_master.fleet import Fleet
 
 PartMaker = Callable[[str, Dialer, Executor], Part]
 
@@ -80,8 +81,8 @@ class LocalFleet:
     async def cancel(self, request: str) -> bool:
         return self._master.conductor.cancel(request)
 
-    async def info(self) -> FleetInfo:
-        return self._master.fleet.info()
+    async def info(self) -> Info:
+        return self._master.info()
 
     @property
     def text(self) -> object:
@@ -162,9 +163,7 @@ def _worker_maker(options: LocalOptions, layers: Range | None = None) -> PartMak
         from specsot_worker.part import WorkerPart
         from specsot_worker.source import Source, Supply
 
-        supply = Supply(
-            name, name, options.model, layers, options.dtype, options.device, options.kv_memory
-        )
+        supply = Supply(name, name, options.model, layers, options.dtype, options.device, options.kv_memory)
         return WorkerPart(Source(supply), dialer, compute)
 
     return make

@@ -83,10 +83,10 @@ async def test_a_lost_stage_ends_the_epoch_and_a_new_worker_begins_the_next():
 async def test_a_lost_drafter_disturbs_nobody():
     stand = await stand_with(drafter(), worker("a"), worker("b"))
     stand.all_ready(1, "a", "b", "d")
-    assert stand.fleet.info().has_drafter
+    assert stand.fleet.ring.drafter == "d:1"
     stand.fleet.lost("d", "killed")
     assert stand.fleet.ready
-    assert not stand.fleet.info().has_drafter
+    assert stand.fleet.ring.drafter is None
     assert stand.ends == []
 
 
@@ -100,7 +100,7 @@ async def test_a_late_drafter_is_taken_in_when_nobody_is_disturbed():
     stand.fleet.reform()
     await stand.calm()
     stand.all_ready(2, "a", "b", "d")
-    assert stand.fleet.info().has_drafter
+    assert stand.fleet.ring.drafter == "d:1"
 
 
 async def test_results_of_a_past_epoch_are_dropped():
@@ -127,4 +127,4 @@ async def test_a_stranger_is_refused_and_changes_nothing():
     with pytest.raises(Refused, match="one too many"):
         await stand.fleet.join(worker("x"), LocalLink("master", Inbox()))
     assert stand.fleet.ready
-    assert len(stand.fleet.info().members) == 2
+    assert len(stand.fleet.members()) == 2

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from specsot.info import Info, ModelInfo, PagesInfo
 from specsot.members import Layout, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
@@ -70,11 +71,31 @@ class Master:
     text: Text
     conductor: Conductor
     fleet: Fleet
+    model: ModelInfo
     changed: asyncio.Event
+
+    @property
+    def drafts(self) -> bool:
+        """The running ring has a drafter."""
+        ring = self.fleet.ring
+        return ring is not None and ring.drafter is not None
+
+    def info(self) -> Info:
+        """How everything stands, for people and GetInfo."""
+        fleet, ring, waiting = self.fleet, self.fleet.ring, self.fleet.waiting_for()
+        free = self.conductor.free_pages
+        return Info(
+            models=(self.model,),
+            members=fleet.members(),
+            epoch=fleet.epoch,
+            ready=fleet.ready,
+            waiting_for=(waiting,) if waiting else (),
+            pages=PagesInfo(ring.pages, free, ring.page_rows) if ring else None,
+        )
 
     async def complete(self, with_drafter: bool = False) -> None:
         """Return once the ring is complete (and drafts, if asked for)."""
-        while not self.fleet.ready or (with_drafter and not self.fleet.info().has_drafter):
+        while not self.fleet.ready or (with_drafter and not self.drafts):
             self.changed.clear()
             await self.changed.wait()
 
@@ -82,17 +103,25 @@ class Master:
 def assemble(settings: MasterSettings) -> Master:
     """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError."""
     text, ring, changed = Text(settings.model), FleetRing(), asyncio.Event()
-    config = ConductorConfig(model=settings.name or settings.model.resolve().name)
-    conductor = Conductor(ring, text, Prompts(settings.model, text), config)
-    fleet = Fleet(_wishes(settings), conductor.received, changed.set, conductor.epoch_ended, lambda: conductor.idle)
+    model = _describe(settings)
+    conductor = Conductor(ring, text, Prompts(settings.model, text), ConductorConfig(model=model.name))
+    wishes = _wishes(settings, model)
+    fleet = Fleet(wishes, conductor.received, changed.set, conductor.epoch_ended, lambda: conductor.idle)
     ring.fleet = fleet
-    return Master(settings, text, conductor, fleet, changed)
+    return Master(settings, text, conductor, fleet, model, changed)
 
 
-def _wishes(settings: MasterSettings) -> Wishes:
+def _describe(settings: MasterSettings) -> ModelInfo:
+    config = read_config(settings.model)
+    name = settings.name or settings.model.resolve().name
+    layers, positions = config.num_hidden_layers, config.max_position_embeddings
+    return ModelInfo(name, fingerprint(settings.model), layers, positions)
+
+
+def _wishes(settings: MasterSettings, model: ModelInfo) -> Wishes:
     return Wishes(
-        fingerprint=fingerprint(settings.model),
-        model_layers=read_config(settings.model).num_hidden_layers,
+        fingerprint=model.fingerprint,
+        model_layers=model.layers,
         workers=settings.workers,
         drafter=settings.drafter,
         page_rows=settings.page_rows,

@@ -13,6 +13,7 @@ import structlog
 
 from specsot.errors import Refused, SpecsotError, Unavailable
 from specsot.frames import Order, Result
+from specsot.info import MemberInfo
 from specsot.links import Link
 from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration
 from specsot_master.fleet.formation import Wishes, check, form, missing
@@ -20,32 +21,6 @@ from specsot_master.fleet.formation import Wishes, check, form, missing
 log = structlog.get_logger()
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  # seconds before a broken ring is tried again
-
-
-@dataclass(frozen=True, slots=True)
-class MemberInfo:
-    """One member as shown to people. `layers` is what it runs in this epoch, or was started with."""
-
-    kind: str
-    name: str
-    address: str
-    fingerprint: str
-    layers: str
-
-
-@dataclass(frozen=True, slots=True)
-class FleetInfo:
-    """The fleet as shown to people."""
-
-    epoch: int
-    ready: bool
-    waiting_for: str
-    pages: int
-    page_rows: int
-    slots: int
-    max_positions: int
-    has_drafter: bool
-    members: tuple[MemberInfo, ...]
 
 
 @dataclass(slots=True)
@@ -103,19 +78,18 @@ class Fleet:
         slow = [name for name in self._plan if not self._members[name].ready]
         return self._complaint or f"{', '.join(slow)} to get ready"
 
-    def info(self) -> FleetInfo:
-        ring = self.ring
-        drafting = ring is not None and ring.drafter is not None
-        return FleetInfo(
-            epoch=self._epoch,
-            ready=self.ready,
-            waiting_for=self.waiting_for(),
-            pages=ring.pages if ring else 0,
-            page_rows=self._wishes.page_rows,
-            slots=ring.slots if ring else 0,
-            max_positions=self.max_positions,
-            has_drafter=drafting,
-            members=tuple(self._show(member.registration) for member in self._members.values()),
+    @property
+    def epoch(self) -> int:
+        """The newest epoch's number, running or not."""
+        return self._epoch
+
+    def members(self) -> tuple[MemberInfo, ...]:
+        """Everybody who has joined, with the layers each runs now or was started with."""
+        ring = next(iter(self._plan.values()), None)
+        running = {stage.name: stage.layers for stage in ring.stages} if ring else {}
+        return tuple(
+            MemberInfo(one.kind, one.name, one.address, one.fingerprint, running.get(one.name, one.layers))
+            for one in (member.registration for member in self._members.values())
         )
 
     async def join(self, registration: Registration, downlink: Link) -> None:
@@ -238,11 +212,3 @@ class Fleet:
             await member.downlink.send(message)
         except SpecsotError as error:
             self.lost(name, str(error))
-
-    def _show(self, registration: Registration) -> MemberInfo:
-        ring = next(iter(self._plan.values()), None)
-        running = {stage.name: str(stage.layers) for stage in ring.stages} if ring else {}
-        layers = running.get(registration.name) or str(registration.layers or "")
-        return MemberInfo(
-            registration.kind, registration.name, registration.address, registration.fingerprint, layers
-        )
