@@ -1,0 +1,99 @@
+"""Prompts of a model that was trained to plan: the parts its directory gives in specsot.json.
+
+Refuses to know any other wording. Parts are tokenised one by one, as they were in training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from specsot.errors import ModelError
+from specsot.params import Message
+from specsot.skeleton import Point
+from specsot_master.prompts.turns import Turn
+from specsot_master.text import Text
+
+FILE = "specsot.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in.
+
+    parent_text: how a finished point stands behind the plan of a point that builds on it.
+    """
+
+    skeleton_turn: str
+    branch_turn: str
+    system: str = ""
+    plan_line: str = "{id}. {title}\n"
+    parent_text: str = "\n{id}. {title}\n{text}\n"
+    answer_prefix: str = ""
+
+
+def read_parts(directory: Path) -> Parts | None:
+    """The parts of a model directory, None when it has none. Raises ModelError."""
+    path = directory / FILE
+    if not path.is_file():
+        return None
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        parts = Parts(**{field.name: given[field.name] for field in fields(Parts) if field.name in given})
+        _fill_branch(parts, _PROBE, [_PROBE], [(_PROBE, "")], 1)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ModelError(f"{path}: {type(error).__name__}: {error}") from error
+    return parts
+
+
+class PartsConversation:
+    """The turns of one request to a model with its own parts."""
+
+    def __init__(self, text: Text, parts: Parts, messages: Sequence[Message]) -> None:
+        """Raises TemplateRefused, and ModelError for a template that these parts cannot use."""
+        self._text, self._parts = text, parts
+        self._messages = _with_system(parts.system, tuple(messages))
+        self._opening = text.render(self._messages, answer=False)
+        self.prefix = text.encode(self._opening)
+        self.skeleton: Turn = self._turn(parts.skeleton_turn)
+
+    def branch(
+        self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
+    ) -> Turn:
+        return self._turn(_fill_branch(self._parts, point, points, parents, length))
+
+    def _turn(self, words: str) -> Turn:
+        """prefix | turn | head of the answer, each tokenised alone."""
+        messages = (*self._messages, Message("user", words))
+        asked = self._text.render(messages, answer=False)
+        answered = self._text.render(messages)
+        if not (asked.startswith(self._opening) and answered.startswith(asked)):
+            raise ModelError(f"{FILE} needs a chat template that renders turns one behind the other")
+        turn = self._text.encode(asked[len(self._opening) :])
+        head = self._text.encode(answered[len(asked) :] + self._parts.answer_prefix)
+        return Turn(self.prefix + turn + head, len(self.prefix))
+
+
+_PROBE = Point(id=1, length=1, title="-")
+
+
+def _fill_branch(
+    parts: Parts, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
+) -> str:
+    plan = "".join(parts.plan_line.format(id=other.id, title=other.title) for other in points)
+    read = "".join(parts.parent_text.format(id=one.id, title=one.title, text=text) for one, text in parents)
+    return parts.branch_turn.format(plan=plan + read, id=point.id, title=point.title, length=length)
+
+
+def _with_system(system: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The model's own system words first, then those of the caller, in one turn."""
+    if not system:
+        return messages
+    if messages[0].role == "system":
+        joined = Message("system", f"{system}\n\n{messages[0].content}")
+        return (joined, *messages[1:])
+    return (Message("system", system), *messages)
+
+
