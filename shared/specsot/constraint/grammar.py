@@ -10,12 +10,12 @@ ascending smaller ids; TITLE 1..80 bytes of UTF-8 with something to see, no cont
 paragraph separator, no "[END]". `text` is UTF-8 up to the first "[END]"; nothing follows "[END]".
 
 Edges come in order of precedence, and the low byte of a place's first edge leads to a valid end from
-everywhere: following first edges is `ending`, the text that budgets are measured with.
+everywhere: the way along first edges (`onward`) is the ending that budgets are measured with.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from specsot.constraint.characters import BLANK, FREE, OWED, SOLID, TITLE, Partial
@@ -152,23 +152,22 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
             return ()
 
 
-def only(rules: PlanRules, place: Place) -> tuple[int, Place] | None:
-    """The one byte that may follow and where it leads, or None where there is a choice, or the end."""
-    live = [edge for edge in edges(rules, place) if edge.to is not None]
-    if len(live) != 1 or live[0].low != live[0].high or live[0].to is None:
-        return None
-    return live[0].low, live[0].to
+def forced(rules: PlanRules, place: Place) -> bytes:
+    """The bytes that must follow, up to where there is a choice, or the end."""
+    stretch = bytearray()
+    while True:
+        live = [edge for edge in edges(rules, place) if edge.to is not None]
+        if len(live) != 1 or live[0].low != live[0].high or live[0].to is None:
+            return bytes(stretch)
+        stretch.append(live[0].low)
+        place = live[0].to
 
 
-def ending(rules: PlanRules, place: Place) -> list[tuple[int, Place]]:
-    """A short way from `place` to the end: bytes, each with the place behind it."""
-    way: list[tuple[int, Place]] = []
-    while not isinstance(place, Done):
-        first = edges(rules, place)[0]
-        assert first.to is not None, f"the first edge of {place} is dead"
-        place = first.to
-        way.append((first.low, place))
-    return way
+def onward(rules: PlanRules, place: Place) -> tuple[int, Place]:
+    """The first byte of a short way from `place` to the end, and where it leads. Done has none."""
+    first = edges(rules, place)[0]
+    assert first.to is not None, f"the first edge of {place} is dead"
+    return first.low, first.to
 
 
 def owed(place: Place) -> int:
@@ -255,7 +254,7 @@ def _spell(place: Title, after: Partial, matched: int = 0) -> Title | None:
     """The title one byte further, or None when what it then owes no longer fits."""
     left = None if place.left is None else place.left - 1
     partial = "" if after in (SOLID, BLANK) else after
-    longer = replace(place, left=left, solid=place.solid or after == SOLID, matched=matched, partial=partial)
+    longer = Title(place.line, left, place.solid or after == SOLID, matched, partial)
     return longer if left is None or owed(longer) <= left else None
 
 

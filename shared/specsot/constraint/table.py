@@ -29,8 +29,8 @@ class ByteTable:
         self.places: list[Place | None] = [None]
         self.owed: list[int] = [0]  # grammar.owed of each place
         self.open: list[bool] = [False]  # titles without a count of their own
+        self.filled: list[bool] = [True]
         self._numbers: dict[Place, int] = {}
-        self._filled: list[bool] = [True]
 
     def number(self, place: Place) -> int:
         """The number of `place`, a new one if need be."""
@@ -45,16 +45,20 @@ class ByteTable:
 
     def fill(self, number: int) -> None:
         """Make the row of `number` right."""
-        if self._filled[number]:
+        if self.filled[number]:
             return
         leads = [(low, high, self.number(to) if to else DEAD) for low, high, to in self._edges(number)]
         row = self.next[number]  # numbering may have moved the table, so only now
         for low, high, to in reversed(leads):  # the first edge has precedence
             row[low : high + 1] = to
-        self._filled[number] = True
+        self.filled[number] = True
 
-    def filled(self, number: int) -> bool:
-        return self._filled[number]
+    def fill_all(self, numbers: NDArray[np.int32]) -> None:
+        """Make the rows of all these numbers right."""
+        present = np.zeros(len(self.places), dtype=np.bool_)
+        present[numbers] = True
+        for number in np.flatnonzero(present).tolist():
+            self.fill(number)
 
     def _edges(self, number: int) -> tuple[grammar.Edge, ...]:
         return grammar.edges(self.rules, self.place(number))
@@ -66,7 +70,7 @@ class ByteTable:
         self.places.append(place)
         self.owed.append(grammar.owed(place))
         self.open.append(isinstance(place, Title) and place.left is None)
-        self._filled.append(False)
+        self.filled.append(False)
         self._numbers[place] = number
         return number
 

@@ -1,6 +1,6 @@
-"""All tokens of a vocabulary as one trie of bytes, level by level in numpy arrays.
+"""The tokens of a vocabulary as tries of bytes, level by level in numpy arrays.
 
-Refuses to know grammars, states and masks.
+Refuses to know grammars, places and masks.
 """
 
 from __future__ import annotations
@@ -18,37 +18,55 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The nodes of one depth: node = one distinct beginning of tokens.
+    """The nodes of one depth, a node being one distinct beginning of tokens, in byte order.
 
-    parent: node numbers in the level above (all 0 in the first).  [nodes]
-    byte:   the byte that leads from the parent here.              [nodes]
-    tokens: ids of the tokens that end in this level.              [ends]
-    ends:   the node in which each of them ends.                   [ends]
+    byte:     the last byte of the beginning.                                         [nodes]
+    children: node i's children are the nodes children[i] .. children[i + 1] - 1 of the next level.
+    tokens:   ids of the tokens that are whole at this depth.                         [ends]
+    ends:     the node of each of them.                                               [ends]
+    lines:    bytes of each of them before its first line feed (all of them without one). [ends]
     """
 
-    parent: Ints
     byte: NDArray[np.uint8]
+    children: Ints
     tokens: Ints
     ends: Ints
+    lines: Ints
+
+
+Trie = tuple[Level, ...]
 
 
 @functools.lru_cache(maxsize=4)
-def build_trie(vocabulary: Vocabulary) -> tuple[Level, ...]:
-    """The levels of the trie, shortest beginnings first."""
+def build_tries(vocabulary: Vocabulary) -> tuple[Trie, Trie]:
+    """Two tries: of the tokens without a line feed, and of those with one. They are walked apart
+    because the former can be walked once for the titles of all lines."""
     texts = sorted((text, token) for token, text in enumerate(vocabulary.bytes) if text)
+    within = [entry for entry in texts if b"\n" not in entry[0]]
+    across = [entry for entry in texts if b"\n" in entry[0]]
+    return _build(within), _build(across)
+
+
+def _build(texts: list[tuple[bytes, int]]) -> Trie:
+    """The trie of sorted (text, token) pairs."""
     sizes = np.array([len(text) for text, _ in texts], dtype=np.int32)
     tokens = np.array([token for _, token in texts], dtype=np.int32)
+    lines = np.array([len(text.partition(b"\n")[0]) for text, _ in texts], dtype=np.int32)
     matrix = _pad([text for text, _ in texts], int(sizes.max(initial=0)))
     shared = _shared_beginnings(matrix, sizes)
     levels: list[Level] = []
-    rows = np.arange(len(texts))
-    above = np.zeros(len(texts), dtype=np.int32)  # of each row its node in the level above
+    rows = np.flatnonzero(sizes > 0)
     for depth in range(matrix.shape[1]):
-        rows = rows[sizes[rows] > depth]
         fresh = shared[rows] <= depth
-        above[rows], parent = np.cumsum(fresh, dtype=np.int32) - 1, above[rows[fresh]]
-        last = rows[sizes[rows] == depth + 1]
-        levels.append(Level(parent, matrix[rows[fresh], depth], tokens[last], above[last]))
+        node = np.cumsum(fresh, dtype=np.int32) - 1  # of each row
+        longer = sizes[rows] > depth + 1
+        below = rows[longer]
+        parents = node[longer][shared[below] <= depth + 1]  # of the nodes of the next level
+        children = np.searchsorted(parents, np.arange(int(fresh.sum()) + 1)).astype(np.int32)
+        whole = rows[~longer]
+        byte = matrix[rows[fresh], depth]
+        levels.append(Level(byte, children, tokens[whole], node[~longer], lines[whole]))
+        rows = below
     return tuple(levels)
 
 
