@@ -1,0 +1,75 @@
+"""KV rows of every layer in big pages: write, move, copy.
+
+Refuses to know who owns a page, sequences, and what attention makes of the rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [rows]
+
+
+class KVPages:
+    """`pages` pages of `page_rows` rows in each of `layers` layers.
+
+    One tensor a layer, [2, pages, kv_heads, page_rows, head_dim]: keys first, values second. With
+    heads outside rows, the first m rows of a page are a strided view [kv_heads, m, head_dim], and so
+    are those of n consecutive pages: [n * kv_heads, m, head_dim].
+    A slot is the flat number page * page_rows + offset. Rows start as zeros and are never uninitialised:
+    a masked row still meets a zero weight, and zero times NaN is NaN.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        pages: int,
+        page_rows: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        shape = (2, pages, kv_heads, page_rows, head_dim)
+        self.layers = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers))
+        self.pages, self.page_rows = pages, page_rows
+        self._rows = tuple(layer.permute(1, 3, 0, 2, 4) for layer in self.layers)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all layers, in bytes."""
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+    def locate(self, slots: Tensor) -> Places:
+        """Page and offset of each slot [rows]; once a frame, shared by its layers."""
+        page = torch.div(slots, self.page_rows, rounding_mode="floor")
+        return page, slots - page * self.page_rows
+
+    @torch.inference_mode()
+    def put(self, layer: int, places: Places, kv: Tensor) -> None:
+        """Write rows [rows, 2, kv_heads, head_dim] at located places."""
+        self._rows[layer].index_put_(places, kv)
+
+    def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
+        """Write rows [rows, 2, kv_heads, head_dim] at flat slots [rows]."""
+        self.put(layer, self.locate(slots), kv)
+
+    @torch.inference_mode()
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy rows from slots to slots in every layer; gathered first, so the two may overlap."""
+        start, goal = self.locate(sources), self.locate(targets)
+        for rows in self._rows:
+            rows.index_put_(goal, rows[start])
+
+    @torch.inference_mode()
+    def copy_page(self, source: int, target: int, rows: int) -> None:
+        """Copy the first `rows` rows of a page in every layer."""
+        for layer in self.layers:
+            layer[:, target, :, :rows] = layer[:, source, :, :rows]
+
+    @torch.inference_mode()
+    def clear_page(self, page: int) -> None:
+        """Zero a page in every layer: for rows that are not finite, before somebody else gets them."""
+        for layer in self.layers:
+            layer[:, page].zero_()

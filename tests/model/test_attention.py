@@ -1,0 +1,133 @@
+"""Attention over pages against attention with one dense mask."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from specsot.members import Layout
+from specsot.model.attention import Span, attend, plan_attention
+from specsot.model.kv import KVPages
+from specsot.model.segments import plan_groups
+from specsot.tree import ancestry
+
+pytestmark = pytest.mark.torch
+
+KV_HEADS, G, DIM, PAGE = 2, 3, 8, 8
+PAGES = 64
+
+
+def filled_pages(seed: int) -> KVPages:
+    kv = KVPages(1, PAGES, PAGE, KV_HEADS, DIM, torch.float32, "cpu")
+    generator = torch.Generator().manual_seed(seed)
+    kv.layers[0].normal_(generator=generator)
+    return kv
+
+
+def dense(q: torch.Tensor, layer: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+    """The plain truth: gather each span's rows, mask, softmax."""
+    outputs, first = [], 0
+    for span in spans:
+        slots = [(span.pages[c // PAGE], c % PAGE) for c in range(span.total)]
+        keys = torch.stack([layer[0, page, :, row] for page, row in slots], 1)
+        values = torch.stack([layer[1, page, :, row] for page, row in slots], 1)
+        rows = q[first : first + span.rows]
+        first += span.rows
+        visible = span.visible or [(2 << i) - 1 for i in range(span.rows)]
+        for row, bits in zip(rows, visible):
+            seen = [c < span.base or bool(bits >> (c - span.base) & 1) for c in range(span.total)]
+            hidden = torch.tensor([0.0 if yes else -torch.inf for yes in seen])
+            weights = torch.softmax(row @ keys.transpose(1, 2) + hidden, -1)
+            outputs.append((weights @ values).reshape(-1))
+    return torch.stack(outputs)
+
+
+def random_tree(rng: random.Random, nodes: int) -> tuple[int, ...]:
+    return ancestry([0, *(rng.randrange(node) for node in range(1, nodes))])
+
+
+def random_span(rng: random.Random, pages: tuple[int, ...], base: int, rows: int) -> Span:
+    if rng.random() < 0.4:
+        return Span(rows, base, rows, pages)
+    extra = rng.randrange(3)  # tail rows that belong to earlier levels of a draft
+    return Span(rows, base, rows + extra, pages, random_tree(rng, rows + extra)[extra:])
+
+
+def random_frame(rng: random.Random) -> list[Span]:
+    """Several requests; the spans of one may share its first pages and may lie side by side."""
+    spans: list[Span] = []
+    page = 0
+    for _ in range(rng.randrange(1, 4)):
+        prefix = tuple(range(page, page + rng.randrange(3)))
+        page += len(prefix)
+        rows = rng.randrange(1, 6)
+        strided = rng.random() < 0.5
+        family = rng.randrange(1, 5)
+        own = [rng.randrange(1, 3) for _ in range(family)]
+        for member, count in enumerate(own):
+            rows = rows if strided else rng.randrange(1, 6)
+            first = page + member if strided else page
+            pages = prefix + tuple(first + family * i if strided else first + i for i in range(2))
+            page += 0 if strided else 2
+            top = (len(prefix) + count) * PAGE - rows - 2
+            spans.append(random_span(rng, pages, rng.randrange(len(prefix) * PAGE, top + 1), rows))
+        page += 2 * family if strided else 0
+    return spans
+
+
+@pytest.mark.parametrize("layout", ["packed", "batched"])
+@pytest.mark.parametrize("seed", range(40))
+def test_pages_give_what_one_dense_mask_gives(seed: int, layout: Layout) -> None:
+    spans = random_frame(random.Random(seed))
+    kv = filled_pages(seed)
+    rows = sum(span.rows for span in spans)
+    q = torch.randn(rows, KV_HEADS, G, DIM, generator=torch.Generator().manual_seed(seed))
+    plan = plan_attention(spans, PAGE, G, layout, torch.float32, "cpu")
+    for _ in range(2):  # a plan serves every layer of a frame
+        torch.testing.assert_close(
+            attend(q, kv.layers[0], plan), dense(q, kv.layers[0], spans), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_random_frames_reach_every_kind_of_reading() -> None:
+    frames = [random_frame(random.Random(seed)) for seed in range(40)]
+    groups = [group for frame in frames for group in plan_groups(frame, PAGE, "batched")]
+    readings = [reading for group in groups for reading in group.readings]
+    assert any(reading.cells > 1 and reading.spans for reading in readings)
+    assert any(reading.cells > 1 and not reading.opens for reading in readings)
+    assert any(len(group.readings) == 1 for group in groups)
+    assert any(len(frame) > 1 and len(plan_groups(frame, PAGE, "batched")) == 1 for frame in frames)
+
+
+def test_a_shared_page_is_read_once_for_all_rows() -> None:
+    spans = [Span(2, 20, 2, (7, 3, 10 + i)) for i in range(4)]
+    (group,) = plan_groups(spans, PAGE, "packed")
+    shared = [reading for reading in group.readings if reading.page in (7, 3)]
+    assert [(r.rows, r.cells, r.columns, r.spans) for r in shared] == [(8, 1, PAGE, ()), (8, 1, PAGE, ())]
+    assert len(group.readings) == 6
+
+
+def test_batched_reads_consecutive_pages_as_one_product() -> None:
+    spans = [Span(2, 3 + i, 2, (10 + i,)) for i in range(4)]
+    (group,) = plan_groups(spans, PAGE, "batched")
+    (reading,) = group.readings
+    assert (reading.cells, reading.rows, reading.page, reading.columns) == (4, 2, 10, 8)
+    assert len(plan_groups(spans, PAGE, "packed")) == 4
+
+
+def test_a_page_still_being_written_is_not_shared() -> None:
+    spans = [Span(1, 6, 1, (4,)), Span(1, 7, 1, (4,))]
+    assert len(plan_groups(spans, PAGE, "packed")) == 2
+
+
+def test_a_long_prompt_is_cut_into_blocks_of_bounded_scores() -> None:
+    (span,) = [Span(3000, 1000, 3000, tuple(range(16)))]
+    groups = plan_groups([span], 256, "packed")
+    assert sum(group.rows for group in groups) == 3000
+    assert all(group.rows * group.width <= 1 << 20 for group in groups)
+
+
+def test_one_row_needs_no_mask() -> None:
+    (group,) = plan_groups([Span(1, 5, 1, (0,))], PAGE, "packed")
+    assert group.readings[0].spans == ()
