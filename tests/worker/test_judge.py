@@ -1,0 +1,102 @@
+"""Verdicts: acceptance along the targets, cuts behind the first end, and grammars."""
+
+import numpy as np
+import pytest
+
+from specsot.frames import Chunk, End, Growth, Opening
+from specsot.tree import Tree, chain
+from specsot_worker.judge import Written, judge_prompt, judge_tree
+from specsot_worker.nodes import grammar_masks
+
+TREE = Tree((5, 6, 7, 8, 9), (0, 0, 0, 1, 3))  # 5 -> 6 -> 8 -> 9, 5 -> 7
+
+
+def written(limit=100, stop_ids=(), grammar=None):
+    return Written(Opening(3, 4, limit=limit, stop_ids=stop_ids), grammar)
+
+
+@pytest.mark.parametrize(
+    ("targets", "accepted", "tokens"),
+    [
+        ([1, 0, 0, 0, 0], (0,), (1,)),
+        ([7, 0, 2, 0, 0], (0, 2), (7, 2)),
+        ([6, 8, 0, 9, 4], (0, 1, 3, 4), (6, 8, 9, 4)),
+        ([6, 9, 0, 0, 0], (0, 1), (6, 9)),
+    ],
+)
+def test_a_child_is_accepted_iff_it_is_the_target(targets, accepted, tokens):
+    outcome = judge_tree(written(), 2, TREE, targets)
+    assert (outcome.accepted, outcome.tokens, outcome.end) == (accepted, tokens, None)
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens", "end"),
+    [
+        (dict(stop_ids=(8,)), (6, 8), End.STOP),
+        (dict(stop_ids=(4,)), (6, 8, 9, 4), End.STOP),
+        (dict(limit=3), (6, 8, 9), End.LENGTH),
+        (dict(limit=4), (6, 8, 9, 4), End.LENGTH),
+        (dict(limit=2, stop_ids=(8,)), (6, 8), End.STOP),
+    ],
+)
+def test_text_is_cut_behind_the_first_token_that_ends_it(more, tokens, end):
+    outcome = judge_tree(written(**more), 1, TREE, [6, 8, 0, 9, 4])
+    assert (outcome.tokens, outcome.end) == (tokens, end)
+    assert len(outcome.accepted) <= len(tokens)
+
+
+def test_a_row_without_numbers_fails_its_sequence_alone():
+    assert judge_prompt(written(), None).end is End.FAILED
+    assert judge_tree(written(), 1, TREE, [None] * 5).end is End.FAILED
+    unreached = judge_tree(written(), 1, TREE, [1, None, None, None, None])
+    assert unreached.end is None
+
+
+def test_a_repaired_sequence_recalls_what_it_wrote():
+    again = Written(Opening(3, 10, generated=3, limit=5))
+    again.recall(0, (1, 2, 3, 4))
+    assert again.remaining == 5
+    again.recall(4, (5, 6, 7, 8, 9, 10))
+    assert again.tokens == [8, 9, 10]
+    assert judge_prompt(again, 11).end is None
+    assert judge_tree(again, 1, chain([11]), [12]).end is End.LENGTH
+
+
+class Countdown:
+    """A grammar that wants n, n - 1, ..., 0 and is finished then."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def start(self):
+        return self.first
+
+    def advance(self, state, token):
+        return state - 1 if token == state else None
+
+    def finished(self, state):
+        return state < 0
+
+    def mask(self, state, remaining):
+        return np.arange(10) == state
+
+
+def test_the_grammars_end_ends_the_sequence_and_a_broken_rule_fails_it():
+    grammar = written(grammar=Countdown(6))
+    assert judge_prompt(grammar, 6).end is None
+    outcome = judge_tree(grammar, 1, chain([6, 5, 4, 3]), [5, 4, 3, 2])
+    assert (outcome.tokens, outcome.end) == ((5, 4, 3, 2), None)
+    outcome = judge_tree(grammar, 2, chain([2, 1, 0]), [1, 0, 9])
+    assert (outcome.tokens, outcome.end) == ((1, 0), End.GRAMMAR)
+    assert judge_prompt(written(grammar=Countdown(6)), 3).end is End.FAILED
+
+
+def test_every_node_is_masked_by_its_own_state():
+    grammar = written(limit=4, grammar=Countdown(6))
+    (first,) = grammar_masks(Chunk(3, 0, (1, 2), True), grammar)
+    assert first.nonzero()[0].tolist() == [6]
+    grammar.write((6,))
+    tree = Tree((6, 5, 9, 4, 3), (0, 0, 0, 1, 3))
+    masks = grammar_masks(Growth(3, 1, 2, (), tree), grammar)
+    allowed = [None if mask is None else mask.nonzero()[0].tolist() for mask in masks]
+    assert allowed == [[5], [4], None, [3], None]
