@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+
 from specsot.members import Layout
 from specsot.model.attention import Span, attend, plan_attention
 from specsot.model.kv import KVPages

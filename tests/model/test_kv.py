@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from specsot.model.kv import KVPages
 
 pytestmark = pytest.mark.torch

@@ -1,0 +1,112 @@
+"""A contiguous range of a base model's layers, run over rows of any mix of sequences.
+
+Refuses to know sequences, sampling, and which other ranges exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specsot.errors import InvalidRequest, ModelError
+from specsot.members import Range
+from specsot.model.attention import AttentionPlan
+from specsot.model.block import Block, Norm
+from specsot.model.config import ModelConfig, read_config
+from specsot.model.kv import KVPages
+from specsot.model.linear import Linear
+from specsot.model.rotary import Rotary
+from specsot.model.weights import WeightFiles
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+class Decoder:
+    """Layers first .. last - 1; with the first one the embedding, with the last one norm and lm_head."""
+
+    def __init__(
+        self, config: ModelConfig, files: WeightFiles, layers: Range, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def fetch(name: str, shape: tuple[int, ...]) -> Tensor:
+            return files.expect(name, shape, dtype, device)
+
+        self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
+        table = (config.vocab, config.hidden)
+        self._rotary = Rotary(config.rope, config.heads, config.kv_heads, config.head_dim, device)
+        self._blocks = [Block(fetch, index, config) for index in range(layers.first, layers.last)]
+        self._embedding = fetch(EMBEDDING, table) if layers.first == 0 else None
+        self._norm: Norm | None = None
+        self._head: Linear | None = None
+        if layers.last == config.layers:
+            self._norm = Norm(fetch("model.norm.weight", table[1:]), config.eps)
+            self._head = Linear(fetch(EMBEDDING if config.tied else "lm_head.weight", table))
+
+    @classmethod
+    @torch.inference_mode()
+    def load(cls, directory: Path, layers: Range, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+        """Read this range's weights, and no others, from a Hugging Face directory.
+
+        Errors: ModelError for the directory, InvalidRequest for a range that does not fit it.
+        """
+        config = read_config(directory)
+        if not 0 <= layers.first < layers.last <= config.layers:
+            raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
+        return cls(config, WeightFiles(directory), layers, dtype, torch.device(device))
+
+    def make_kv(self, pages: int, page_rows: int) -> KVPages:
+        """Empty pages for this range's layers."""
+        config = self.config
+        return KVPages(
+            len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, self.dtype, self.device
+        )
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids [rows] -> hidden [rows, H]. Only for a range that starts at layer 0."""
+        if self._embedding is None:
+            raise ModelError(f"layers {self.layers} hold no embedding")
+        return F.embedding(tokens, self._embedding)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        kv: KVPages,
+        taps: Mapping[int, Tensor] | None = None,
+        fused: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the range; `hidden` [rows, H] is the residual stream and is changed in place.
+
+        positions, slots: LongTensor [rows]; slot = page * page_rows + offset of the row's KV.
+        taps:  by layer i the weight [Hd, H] that multiplies layer i's *input*; i == config.layers
+               means the last layer's output. Taps of other ranges are left alone.
+        fused: [rows, Hd] sum over the taps so far (changed in place); None starts one if this range taps.
+        """
+        taps = taps or {}
+        table, places = self._rotary.table(positions), kv.locate(slots)
+        for layer, block in enumerate(self._blocks):
+            if layer + self.layers.first in taps:
+                fused = _tap(hidden, taps[layer + self.layers.first], fused)
+            block.forward(hidden, table, places, plan, kv, layer)
+        if self.layers.last == self.config.layers and self.config.layers in taps:
+            fused = _tap(hidden, taps[self.config.layers], fused)
+        return hidden, fused
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden [rows, H] after the last layer -> logits [rows, V]."""
+        if self._norm is None or self._head is None:
+            raise ModelError(f"layers {self.layers} hold no lm_head")
+        return self._head(self._norm(hidden))
+
+
+def _tap(hidden: Tensor, weight: Tensor, fused: Tensor | None) -> Tensor:
+    part = F.linear(hidden, weight)
+    return part if fused is None else fused.add_(part)

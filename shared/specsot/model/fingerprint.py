@@ -1,0 +1,64 @@
+"""A short name for what a model directory holds, so that two machines can tell they mean the same model.
+
+Refuses to know torch, and to read whole weight files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+from specsot.errors import ModelError
+from specsot.model.config import read_json
+
+EDGE = 64 * 1024  # bytes read at either end of a weight file's data
+HEADER_LIMIT = 100 * 1024 * 1024  # safetensors' own bound on its header
+IGNORED = frozenset(
+    {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache", "architectures"}
+)
+
+
+def fingerprint(directory: Path) -> str:
+    """16 hex digits over config.json (without what says nothing of the weights) and, for each weight
+    file, its name, size, safetensors header, and first and last 64 KiB of the rest.
+
+    ModelError names what is missing or broken.
+    """
+    if not directory.is_dir():
+        raise ModelError(f"{directory}: no such model directory")
+    config = {k: v for k, v in read_json(directory / "config.json").items() if k not in IGNORED}
+    parts = [json.dumps(config, sort_keys=True).encode(), *map(_describe, _weight_files(directory))]
+    return hashlib.sha256(b"\n".join(parts)).hexdigest()[:16]
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("*.bin"))
+    if not files:
+        raise ModelError(f"{directory}: no weight files (*.safetensors)")
+    return files
+
+
+def _describe(path: Path) -> bytes:
+    """Name, size, and a digest of what is read of one file."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = (
+                file.read(_header_size(path, file.read(8), size)) if path.suffix == ".safetensors" else b""
+            )
+            front = file.read(EDGE)
+            file.seek(max(size - EDGE, 0))
+            digest = hashlib.sha256(header + front + file.read(EDGE))
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    return f"{path.name}:{size}:{digest.hexdigest()}".encode()
+
+
+def _header_size(path: Path, prefix: bytes, size: int) -> int:
+    """Bytes of the JSON header behind the 8-byte length that opens a safetensors file."""
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+    if length > min(size - 8, HEADER_LIMIT):
+        raise ModelError(f"{path}: not a whole safetensors file")
+    return length

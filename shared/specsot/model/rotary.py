@@ -1,0 +1,73 @@
+"""Rotary positions as one complex product over queries and keys.
+
+Refuses to know layers, pages and where positions come from.
+
+Published weights rotate dimension i with i + head_dim / 2. At load the rows of the query and key
+projections are reordered so that the two lie side by side: then a head's values are head_dim / 2
+complex numbers, and a rotation is one multiplication. Scores do not change: both sides of every dot
+product are reordered alike.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from specsot.model.config import Rope
+
+
+def interleave(rows: Tensor, head_dim: int) -> Tensor:
+    """Reorder rows of a query or key projection [heads * head_dim, ...] (or its bias, or a norm weight
+    [head_dim]): per head 0, d/2, 1, d/2 + 1, ..."""
+    halves = rows.unflatten(0, (-1, 2, head_dim // 2))
+    return halves.transpose(1, 2).reshape(rows.shape)
+
+
+def frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians per position of each pair, fp32 [head_dim / 2].
+
+    llama3: wavelengths beyond original / low are slowed by `factor`, those below original / high are
+    kept, between them the two are blended (as published with Llama 3.1).
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return plain
+    if rope.kind == "linear":
+        return plain / rope.factor
+    turns = rope.original * plain / (2 * math.pi)
+    blend = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+    return plain / rope.factor * (1 - blend) + plain * blend
+
+
+class Rotary:
+    """Rotation tables for `heads` query heads and `kv_heads` key heads.
+
+    The attention scale rides along in the query part of the table, so no pass is spent on it.
+    """
+
+    def __init__(
+        self, rope: Rope, heads: int, kv_heads: int, head_dim: int, device: torch.device | str
+    ) -> None:
+        self._frequencies = frequencies(rope, head_dim).to(device)
+        scales = torch.ones(heads + kv_heads, 1)
+        scales[:heads] = head_dim**-0.5
+        self._scales = scales.to(device)
+
+    def table(self, positions: Tensor) -> Tensor:
+        """Rotations for positions [rows]: complex64 [rows, heads + kv_heads, head_dim / 2]."""
+        angles = positions.float()[:, None, None] * self._frequencies
+        return torch.polar(
+            self._scales.expand(*angles.shape[:1], -1, angles.shape[-1]),
+            angles.expand(-1, self._scales.shape[0], -1),
+        )
+
+
+def rotate(qk: Tensor, table: Tensor) -> None:
+    """Rotate interleaved heads [rows, heads + kv_heads, head_dim] in place; in fp32 whatever the dtype."""
+    wide = qk.float()
+    torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(table)
+    if wide is not qk:
+        qk.copy_(wide)

@@ -1,0 +1,122 @@
+"""Named tensors out of a model directory's weight files, each read when asked for.
+
+Refuses to know what the tensors mean.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from specsot.errors import ModelError
+from specsot.model.config import read_json
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+PICKLE = "pytorch_model.bin"
+
+
+class WeightFiles:
+    """Tensors by name from `directory`: one safetensors file, or several by their index.
+
+    allow_pickle_bin: also read pytorch_model.bin where there is no safetensors file (restricted
+    unpickling, tensors only). Every failure is a ModelError of one line.
+    """
+
+    def __init__(self, directory: Path, allow_pickle_bin: bool = False) -> None:
+        self._directory = directory
+        self._opened: dict[str, Any] = {}
+        listed = _find(directory, allow_pickle_bin)
+        # A single file lists its own tensors.
+        self._files = dict.fromkeys(self._open(listed).keys(), listed) if isinstance(listed, str) else listed
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name."""
+        return tuple(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, without reading it."""
+        source = self._source(name)
+        if isinstance(source, dict):
+            return tuple(source[name].shape)
+        return tuple(source.get_slice(name).get_shape())
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """A tensor, converted."""
+        source = self._source(name)
+        try:
+            found = source[name] if isinstance(source, dict) else source.get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise ModelError(f"{self._directory / self._files[name]}: {name}: {_line(error)}") from None
+        return found.to(device=device, dtype=dtype)
+
+    def expect(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        """A tensor that must have this shape; ModelError names both shapes."""
+        found = self.shape(name)
+        if found != shape:
+            raise ModelError(
+                f"{self._directory / self._files[name]}: {name} has shape {list(found)}, "
+                f"the config asks for {list(shape)}"
+            )
+        return self.tensor(name, dtype, device)
+
+    def _source(self, name: str) -> Any:
+        if name not in self._files:
+            raise ModelError(f"{self._directory}: no tensor {name} in the weight files")
+        source = self._open(self._files[name])
+        if name not in source.keys():  # noqa: SIM118 (safetensors handles are not iterable)
+            raise ModelError(f"{self._directory / self._files[name]}: tensor {name} is missing")
+        return source
+
+    def _open(self, file: str) -> Any:
+        if file not in self._opened:
+            self._opened[file] = _open(self._directory / file)
+        return self._opened[file]
+
+
+def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
+    """File of each tensor, by the index; or the name of the one file that holds all."""
+    if not directory.is_dir():
+        raise ModelError(f"{directory}: no such model directory")
+    kinds = [(INDEX, SINGLE), (PICKLE_INDEX, PICKLE)] if allow_pickle_bin else [(INDEX, SINGLE)]
+    for index, single in kinds:
+        if (directory / index).exists():
+            return _read_index(directory / index)
+        if (directory / single).exists():
+            return single
+    raise ModelError(f"{directory}: no {SINGLE} and no {INDEX}")
+
+
+def _read_index(source: Path) -> dict[str, str]:
+    files = read_json(source).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise ModelError(f"{source}: weight_map must map tensor names to file names")
+    for file in sorted(set(files.values())):
+        if Path(file).name != file:
+            raise ModelError(f"{source}: {file!r} is not a file name")
+        if not (source.parent / file).is_file():
+            raise ModelError(f"{source.parent / file}: no such file, but {source.name} names it")
+    return files
+
+
+def _open(path: Path) -> Any:
+    try:
+        if path.suffix == ".bin":
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return safe_open(path, framework="pt")
+    except Exception as error:  # torch and safetensors raise many kinds for a broken file
+        raise ModelError(f"{path}: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
