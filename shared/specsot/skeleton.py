@@ -27,9 +27,9 @@ Kind = Literal["plan", "direct"]
 
 _END = "[END]"
 _MAX_LENGTH = 9999
-_PREAMBLE = 256  # characters in which a marker may still come; then the text is a direct answer
-_MARKER = re.compile(r"^[\s*`#>]*[\[［【]\s*(PLAN|DIRECT)\s*[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
-_MARKER_BEGUN = re.compile(r"[\[［【]\s*[A-Z]*\s*", re.IGNORECASE)
+_PREAMBLE = 256  # characters in which the line with the marker may begin; else the text is a direct answer
+_MARKER = re.compile(r"^[ \t*`#>]*[\[［【] *(PLAN|DIRECT) *[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
+_MARKER_BEGUN = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
 _END_LINE = re.compile(r"[\s*`]*[\[［【]\s*END\s*[\]］】]", re.IGNORECASE)
 _LINE = re.compile(
     r"[\s*#>-]*(?P<id>\d{1,4})\s*[.．。、:：)）]\s*"
@@ -129,11 +129,16 @@ class PlanReader:
 
     def _choose(self, last: bool) -> None:
         marker = _MARKER.search(self._rest)
-        if marker:
+        if marker and marker.start() <= _PREAMBLE:
             self.kind = "plan" if marker[1].upper() == "PLAN" else "direct"
             self._marked, self._rest = True, self._rest[marker.end() :]
-        elif last or (len(self._rest) > _PREAMBLE and not _MARKER_BEGUN.fullmatch(_last_line(self._rest))):
+        elif last or not self._marker_may_come():
             self.kind = "direct"
+
+    def _marker_may_come(self) -> bool:
+        line = self._rest.rfind("\n") + 1
+        begun = line <= _PREAMBLE and _MARKER_BEGUN.fullmatch(self._rest, line) is not None
+        return begun or len(self._rest) <= _PREAMBLE
 
     def _read_direct(self, last: bool) -> None:
         if not self._marked:
@@ -194,10 +199,6 @@ def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | 
     reader.feed(text)
     reader.finish()
     return reader.points if reader.kind == "plan" else None
-
-
-def _last_line(text: str) -> str:
-    return text[text.rfind("\n") + 1 :]
 
 
 def _end_begun(text: str) -> int:

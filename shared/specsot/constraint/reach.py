@@ -148,7 +148,7 @@ _NONE = np.zeros(0, dtype=np.int32)
 
 
 def _whole(level: Level, nodes: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
-    """Tokens that are whole at the live `nodes`, the places `at` where they end, their bytes to a line feed."""
+    """Tokens that are whole at the live `nodes`, the places `at` where they end, bytes to a line feed."""
     place_of = np.full(len(level.byte), DEAD, dtype=np.int32)
     place_of[nodes] = at
     ends = place_of[level.ends]

@@ -1,0 +1,261 @@
+"""Masks over tokens: equal to brute force, and whatever is sampled through them parses.
+
+Refuses to know numpy passes and caches: a second, slow way is their oracle.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsot.constraint import State, TokenAutomaton, automaton, grammar
+from specsot.constraint.grammar import Done, Place
+from specsot.errors import ModelError
+from specsot.skeleton import PlanRules, read_plan
+from specsot.vocabulary import Vocabulary, describe, read_vocabulary
+from tests.constraint.oracle import parse
+from tests.constraint.vocabularies import CROSSING, NARROW, SINGLE, token_ids
+
+DEMO = read_vocabulary(Path(__file__).parents[2] / "models" / "demo" / "base", 8192)
+VOCABULARIES = {"single": SINGLE, "crossing": CROSSING, "narrow": NARROW, "demo": DEMO}
+RULES = {
+    "auto": PlanRules(max_points=4),
+    "plan": PlanRules(direct=False, tools=("Search",), max_points=3),
+    "short": PlanRules(max_points=12, plan_tokens=60),
+}
+
+names = st.sampled_from(sorted(VOCABULARIES))
+rule_names = st.sampled_from(sorted(RULES))
+
+
+def text_of(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
+    return b"".join(vocabulary.bytes[token] or b"" for token in tokens)
+
+
+def walk(machine: TokenAutomaton, dice: random.Random, budget: int) -> Iterator[tuple[State, int, int]]:
+    """Tokens drawn through the masks until the end: (state before, remaining before, token)."""
+    state = machine.start()
+    for remaining in range(budget, 0, -1):
+        if machine.finished(state):
+            return
+        allowed = np.flatnonzero(machine.mask(state, remaining))
+        assert len(allowed), "a text that is not finished can always go on"
+        token = int(_prefer(machine, dice, allowed))
+        yield state, remaining, token
+        following = machine.advance(state, token)
+        assert following is not None, "what the mask allows, the automaton takes"
+        state = following
+    assert machine.finished(state), "the budget is never overrun"
+
+
+def _prefer(machine: TokenAutomaton, dice: random.Random, allowed: np.ndarray) -> int:
+    """A random token; line feeds often enough that plans get lines."""
+    breaks = [token for token in allowed if b"\n" in (machine.vocabulary.bytes[token] or b"")]
+    return dice.choice(breaks) if breaks and dice.random() < 0.1 else dice.choice(allowed)
+
+
+@given(names, rule_names, st.integers(0, 2**32), st.integers(0, 160))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_law_3_constrained_output_parses_whatever_the_budget(
+    name: str, rule: str, seed: int, extra: int
+) -> None:
+    vocabulary, rules = VOCABULARIES[name], RULES[rule]
+    machine = automaton(vocabulary, rules)
+    budget = machine.minimum() + extra
+    tokens = [token for _, _, token in walk(machine, random.Random(seed), budget)]
+    text = text_of(vocabulary, tokens)
+    parsed = parse(text, rules)
+    assert parsed is not None, text
+    assert len(tokens) <= budget
+    if isinstance(parsed, tuple):
+        assert read_plan(text.decode(), rules) == parsed
+        assert len(tokens) <= rules.plan_tokens
+    else:
+        assert read_plan(text.decode(), rules) is None
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_budget_too_small_keeps_to_a_shortest_way(name: str, rule: str) -> None:
+    machine = automaton(VOCABULARIES[name], RULES[rule])
+    state, tokens = machine.start(), 0
+    while not machine.finished(state):
+        token = int(np.flatnonzero(machine.mask(state, 1 - tokens))[-1])
+        following = machine.advance(state, token)
+        assert following is not None
+        state, tokens = following, tokens + 1
+    assert tokens == machine.minimum()
+
+
+@functools.cache
+def fewest(vocabulary: Vocabulary, text: bytes) -> int:
+    """Least number of tokens that write `text`."""
+    heads = {token for token in vocabulary.bytes if token and text.startswith(token)}
+    return 1 + min((fewest(vocabulary, text[len(head) :]) for head in heads), default=999) if text else 0
+
+
+@functools.cache
+def ending(rules: PlanRules, place: Place) -> bytes:
+    if isinstance(place, Done):
+        return b""
+    byte, to = grammar.onward(rules, place)
+    return bytes([byte]) + ending(rules, to)
+
+
+def follow(rules: PlanRules, place: Place, text: bytes) -> Place | None:
+    found: Place | None = place
+    for byte in text:
+        found = grammar.step(rules, found, byte) if found else None
+    return found
+
+
+def brute(machine: TokenAutomaton, place: Place, written: int, remaining: int) -> np.ndarray:
+    """The mask by the definition: token by token, byte by byte."""
+    vocabulary, rules = machine.vocabulary, machine.rules
+    least = fewest(vocabulary, ending(rules, place))
+    mask = np.zeros(len(vocabulary), dtype=bool)
+    for token, text in enumerate(vocabulary.bytes):
+        after = follow(rules, place, text) if text else None
+        if after is None:
+            continue
+        room = max(remaining, least)
+        if grammar.planned(place):
+            room = max(min(remaining, rules.plan_tokens - written), least)
+        elif grammar.planned(after):
+            room = min(remaining, rules.plan_tokens - written)
+        mask[token] = fewest(vocabulary, ending(rules, after)) <= room - 1
+    return mask
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["single", "crossing", "narrow"])
+def test_masks_are_those_of_brute_force(name: str, rule: str) -> None:
+    vocabulary, rules = VOCABULARIES[name], RULES[rule]
+    machine = TokenAutomaton(vocabulary, rules)
+    dice = random.Random(7)
+    for budget in (machine.minimum(), machine.minimum() + 6, 55, 90):
+        place: Place | None = grammar.begin(rules)
+        for state, remaining, token in walk(machine, dice, budget):
+            assert place is not None
+            if dice.random() < 0.3 or isinstance(place, grammar.Choice | grammar.Literal | grammar.Needs):
+                expected = brute(machine, place, state.written, remaining)
+                assert np.array_equal(machine.mask(state, remaining), expected), (place, remaining)
+            place = follow(rules, place, vocabulary.bytes[token] or b"")
+
+
+def test_masks_of_a_title_to_its_last_byte_are_those_of_brute_force() -> None:
+    rules = PlanRules(max_points=3)
+    machine = TokenAutomaton(CROSSING, rules)
+    state: State | None = machine.start()
+    place: Place | None = grammar.begin(rules)
+    title = "a b睡[E😴".encode() + b"c" * 62
+    for token in token_ids(CROSSING, b"[PLAN]\n1.<80><None>[-]" + title, longest=1):
+        assert state is not None
+        assert place is not None
+        remaining = (5, 9, 90)[state.written % 3]
+        expected = brute(machine, place, state.written, remaining)
+        assert np.array_equal(machine.mask(state, remaining), expected), (place, remaining)
+        place = follow(rules, place, CROSSING.bytes[token] or b"")
+        state = machine.advance(state, token)
+
+
+PLAN = "[PLAN]\n1.<80><None>[-]NREM Stages of Sleep\n2.<120><None>[1]睡眠 😴\n[END]"
+
+
+@pytest.mark.parametrize("text", [PLAN, "[DIRECT]\nSleep [is] good.\n\n睡眠 😴[END]"])
+def test_the_demo_tokenizer_writes_what_the_grammar_allows(text: str, demo_model: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokens = Tokenizer.from_file(str(demo_model / "base" / "tokenizer.json")).encode(text).ids
+    machine = automaton(DEMO, PlanRules())
+    state: State | None = machine.start()
+    for count, token in enumerate(tokens):
+        assert state is not None
+        assert machine.mask(state, 512 - count)[token], DEMO.bytes[token]
+        state = machine.advance(state, token)
+    assert state is not None
+    assert machine.finished(state)
+    assert not machine.mask(state, 100).any()
+
+
+@given(names, rule_names, st.integers(0, 2**32), st.integers(10, 120))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_forced_stretches_are_accepted(name: str, rule: str, seed: int, extra: int) -> None:
+    machine = automaton(VOCABULARIES[name], RULES[rule])
+    for state, _, _ in walk(machine, random.Random(seed), machine.minimum() + extra):
+        following: State | None = state
+        for token in machine.forced(state):
+            assert following is not None
+            following = machine.advance(following, token)
+        assert following is not None
+
+
+def test_forced_is_the_longest_stretch() -> None:
+    machine = automaton(CROSSING, RULES["plan"])
+    assert text_of(CROSSING, list(machine.forced(machine.start()))) == b"[PLAN]\n1.<"
+    assert len(machine.forced(machine.start())) == 1
+    free = machine.advance(machine.start(), machine.forced(machine.start())[0])
+    assert free is not None
+    assert machine.forced(free) == ()
+
+
+def test_masks_are_shared_and_read_only() -> None:
+    machine = automaton(SINGLE, PlanRules())
+    first = machine.mask(machine.start(), 500)
+    assert machine.mask(machine.start(), 400) is first
+    assert not first.flags.writeable
+    assert automaton(describe(SINGLE.bytes), PlanRules()) is machine
+
+
+def test_a_long_title_with_room_shares_its_mask() -> None:
+    machine = TokenAutomaton(SINGLE, PlanRules())
+    state: State | None = machine.start()
+    masks: list[np.ndarray] = []
+    for token in token_ids(SINGLE, b"[PLAN]\n1.<80><None>[-]A fine title", longest=1):
+        assert state is not None
+        state = machine.advance(state, token)
+        masks.append(machine.mask(state, 300) if state else np.zeros(0))
+    assert all(mask is masks[-1] for mask in masks[-11:])
+
+
+@pytest.mark.parametrize("token", [-1, 0, 257, 258, 9999])
+def test_tokens_without_text_lead_nowhere(token: int) -> None:
+    machine = automaton(SINGLE, PlanRules())
+    assert machine.advance(machine.start(), token) is None
+
+
+def test_a_vocabulary_that_cannot_write_the_language_is_refused() -> None:
+    with pytest.raises(ModelError, match="no tokens for the skeleton language"):
+        TokenAutomaton(describe([bytes([byte]) for byte in range(256) if byte != ord("]")]), PlanRules())
+
+
+def test_a_character_that_cannot_be_completed_is_not_begun() -> None:
+    machine = automaton(NARROW, PlanRules())
+    lead = NARROW.bytes.index(b"\xe7")
+    state: State | None = machine.start()
+    for token in token_ids(NARROW, b"[PLAN]\n1.<1><None>[-]"):
+        assert state is not None
+        state = machine.advance(state, token)
+    assert state is not None
+    mask = machine.mask(state, 100)
+    assert mask.any()
+    assert not mask[lead]
+
+
+def test_threads_share_one_automaton() -> None:
+    machine = TokenAutomaton(CROSSING, RULES["auto"])
+    with ThreadPoolExecutor(4) as pool:
+        texts = pool.map(
+            lambda seed: [token for *_, token in walk(machine, random.Random(seed), 90)], range(16)
+        )
+    alone = TokenAutomaton(CROSSING, RULES["auto"])
+    for seed, tokens in enumerate(texts):
+        assert tokens == [token for *_, token in walk(alone, random.Random(seed), 90)]
