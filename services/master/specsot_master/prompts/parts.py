@@ -95,5 +95,3 @@ def _with_system(system: str, messages: tuple[Message, ...]) -> tuple[Message, .
         joined = Message("system", f"{system}\n\n{messages[0].content}")
         return (joined, *messages[1:])
     return (Message("system", system), *messages)
-
-

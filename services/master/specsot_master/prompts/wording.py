@@ -42,8 +42,8 @@ ENGLISH = Wording(
     grammar=(
         "[PLAN]\n1.<120><None>[-]Where the idea comes from\n2.<150><None>[-]How it works\n"
         "3.<80><None>[1,2]What follows from both\n[END]\n"
-        "Each line: the number, a dot, <length of the part in tokens>, <tool>, [numbers of earlier parts that "
-        "must be read first, or -], and a title of at most {bytes} bytes; no spaces between these. "
+        "Each line: the number, a dot, <length of the part in tokens>, <tool>, [numbers of earlier parts "
+        "that must be read first, or -], and a title of at most {bytes} bytes; no spaces between these. "
         "Tools: {tools}. At most {points} lines, most plans have 3 to 6; prefer [-]. "
         "Write titles in the language of the request. Begin at once with the marker, and write nothing "
         "after [END]."
@@ -65,7 +65,8 @@ CHINESE = Wording(
     plan="请为上面的请求列出回答的提纲，先不要写正文。把回答拆成可以独立书写的部分，严格按以下格式：\n",
     grammar=(
         "[PLAN]\n1.<120><None>[-]由来\n2.<150><None>[-]工作原理\n3.<80><None>[1,2]由此得到的结论\n[END]\n"
-        "每行依次为：序号、英文句点、<该部分的长度（token 数）>、<工具>、[需要先读的前面部分的序号，没有则写 -]、"
+        "每行依次为：序号、英文句点、<该部分的长度（token 数）>、<工具>、"
+        "[需要先读的前面部分的序号，没有则写 -]、"
         "标题（不超过 {bytes} 字节）；各项之间不加空格。可用工具：{tools}。最多 {points} 行，通常 3 到 6 行；"
         "尽量写 [-]。标题使用提问的语言。直接以标记开头，[END] 之后不写任何内容。"
     ),

@@ -71,8 +71,8 @@ def _environment() -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _write_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda shape: datetime.now().strftime(shape)
+    names: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _write_today}
+    environment.globals.update(names)
     return environment
 
 
@@ -82,11 +82,12 @@ def _generation_tag() -> Any:
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        tags = {"generation"}
+        tags = frozenset({"generation"})  # pyright: ignore[reportIncompatibleVariableOverride]
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
 
     return Generation
 
@@ -95,6 +96,10 @@ def _refuse(reason: str) -> str:
     from jinja2 import TemplateError
 
     raise TemplateError(reason)
+
+
+def _write_today(shape: str) -> str:
+    return datetime.now().strftime(shape)
 
 
 def _write_json(value: Any, indent: int | None = None, **options: Any) -> str:

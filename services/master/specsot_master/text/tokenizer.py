@@ -25,20 +25,15 @@ class Text:
     vocabulary: how many ids the tokenizer knows.
     """
 
-    def __init__(self, tokenizer: Any, template: ChatTemplate, end_ids: Sequence[int] = ()) -> None:
-        self._tokenizer, self._template = tokenizer, template
-        self.end_ids = tuple(sorted(set(end_ids)))
-        self.vocabulary = int(tokenizer.get_vocab_size(with_added_tokens=True))
-
-    @classmethod
-    def load(cls, directory: str | Path) -> Text:
+    def __init__(self, directory: str | Path) -> None:
         """The text side of a Hugging Face model directory. Raises ModelError."""
         folder = Path(directory)
-        tokenizer = _load_tokenizer(folder)
         config = _read_json(folder / "tokenizer_config.json")
         names = _special_names(config)
-        template = ChatTemplate(_find_template(folder, config), names)
-        return cls(tokenizer, template, _find_end_ids(folder, tokenizer, names))
+        self._tokenizer = _load_tokenizer(folder)
+        self._template = ChatTemplate(_find_template(folder, config), names)
+        self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
+        self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of exactly this text: nothing is put before or behind it."""
@@ -109,7 +104,7 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:
-    """eos ids of the generation config, the model config and the tokenizer; often they name different ones."""
+    """eos ids of the generation config, the model config and the tokenizer; they may all differ."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = _read_json(folder / name).get("eos_token_id")

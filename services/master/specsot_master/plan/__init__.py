@@ -1,0 +1,28 @@
+"""What a request wants next, given what happened: pure decisions, no doing.
+
+Refuses to know tensors, tokenizers, transports and clocks.
+"""
+
+from specsot_master.plan.answer import Piece
+from specsot_master.plan.commands import (
+    CloseSequence,
+    Command,
+    GiveUp,
+    OpenAnswer,
+    OpenBranch,
+    OpenSkeleton,
+)
+from specsot_master.plan.request import RequestPlan, rules_of, skeleton_limit
+
+__all__ = [
+    "CloseSequence",
+    "Command",
+    "GiveUp",
+    "OpenAnswer",
+    "OpenBranch",
+    "OpenSkeleton",
+    "Piece",
+    "RequestPlan",
+    "rules_of",
+    "skeleton_limit",
+]

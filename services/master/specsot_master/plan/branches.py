@@ -1,0 +1,124 @@
+"""The branches of one plan: who may start, what each has written, how each ended, the merged answer.
+
+Pure. Refuses to know events and sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specsot.events import Reason
+from specsot.skeleton import Point
+from specsot_master.plan.answer import END, Answer, Piece, Spans
+from specsot_master.plan.merge import Merge
+from specsot_master.schedule import pick_ready
+
+_WELL = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be built on
+
+
+@dataclass(slots=True)
+class Branch:
+    """One point being written. `reason` None: not over yet."""
+
+    point: Point
+    budget: int
+    answer: Answer
+    spans: Spans = field(default_factory=Spans)
+    opened: bool = False
+    reason: Reason | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.opened and self.reason is None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens of its body, markers and what follows a stop string left out."""
+        cut = self.answer.skipped + self.answer.released if self.answer.stopped else None
+        return self.spans.within(self.answer.skipped, cut)
+
+
+class Branches:
+    """All branches of a plan. `budgets`: tokens by point id."""
+
+    def __init__(
+        self, points: Sequence[Point], budgets: Mapping[int, int], stops: Iterable[str], max_parallel: int
+    ) -> None:
+        stops = (*stops, END)
+        self.points = tuple(points)
+        self.merge = Merge(points)
+        self._max_parallel = max_parallel
+        self._branches = {p.id: Branch(p, budgets[p.id], Answer(stops, trim=True)) for p in points}
+
+    def __getitem__(self, id: int) -> Branch:
+        return self._branches[id]
+
+    @property
+    def all_opened(self) -> bool:
+        """No branch will be opened any more."""
+        return all(branch.opened or branch.reason for branch in self._branches.values())
+
+    @property
+    def over(self) -> bool:
+        return all(branch.reason for branch in self._branches.values())
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        return tuple(id for id, branch in self._branches.items() if branch.live)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens of all bodies in merged order."""
+        return tuple(token for branch in self._branches.values() for token in branch.tokens)
+
+    @property
+    def reason(self) -> Reason:
+        """How the whole answer ended, by its worst branch."""
+        reasons = {branch.reason for branch in self._branches.values()}
+        if reasons & {Reason.FAILED, Reason.PARENT_FAILED}:
+            return Reason.FAILED
+        return Reason.LENGTH if Reason.LENGTH in reasons else Reason.STOP
+
+    def ready(self) -> tuple[Point, ...]:
+        """Points that may start now, the most urgent first, never more than may run beside each other."""
+        done = {id for id, branch in self._branches.items() if branch.reason in _WELL}
+        taken = [id for id, branch in self._branches.items() if branch.opened or branch.reason]
+        return pick_ready(self.points, done, taken, self._max_parallel - len(self.live))
+
+    def open(self, id: int) -> Branch:
+        self._branches[id].opened = True
+        return self._branches[id]
+
+    def parents(self, point: Point) -> tuple[tuple[Point, str], ...]:
+        """The points it needs with their texts."""
+        return tuple((self._branches[id].point, self._branches[id].answer.text) for id in point.needs)
+
+    def write(self, id: int, pieces: Iterable[Piece]) -> str:
+        """Take a live branch's text; returns what of it may be shown. Nothing follows a stop string."""
+        branch = self._branches[id]
+        shown: list[str] = []
+        for piece in pieces:
+            if branch.answer.stopped:
+                break
+            branch.spans.add(piece)
+            shown.append(branch.answer.feed(piece.text))
+        return "".join(shown)
+
+    def end(self, id: int, reason: Reason) -> tuple[int, ...]:
+        """Branch `id` is over; returns the branches that end with it because they need it."""
+        self._branches[id].reason = reason
+        if reason in _WELL:
+            return ()
+        orphans = self._orphans(id)
+        for orphan in orphans:
+            self._branches[orphan].reason = Reason.PARENT_FAILED
+        return orphans
+
+    def _orphans(self, id: int) -> tuple[int, ...]:
+        """Branches that need `id`, directly or not; needs are smaller ids, so one pass finds them."""
+        lost = {id}
+        for point in self.points:
+            if lost.intersection(point.needs):
+                lost.add(point.id)
+        return tuple(sorted(lost - {id}))

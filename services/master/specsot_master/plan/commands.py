@@ -1,0 +1,58 @@
+"""What the request machine wants done, as values.
+
+Refuses to know who does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specsot.errors import SpecsotError
+from specsot.events import Numbered
+from specsot.skeleton import PlanRules, Point
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer:
+    """Open a sequence with the chat prompt, ordinal 0, that may write `limit` tokens."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSkeleton:
+    """Open the skeleton, ordinal 0. `constrained`: the last stage holds it to `rules`."""
+
+    limit: int
+    rules: PlanRules
+    constrained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBranch:
+    """Open the branch that writes `point`; its ordinal is the point's id.
+
+    parents: the points it needs, with their texts.
+    """
+
+    point: Point
+    points: tuple[Point, ...]
+    parents: tuple[tuple[Point, str], ...]
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSequence:
+    """End the sequence of this ordinal, if it has not ended by itself."""
+
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The request ends with this error; nothing follows."""
+
+    error: SpecsotError
+
+
+Command = OpenAnswer | OpenSkeleton | OpenBranch | CloseSequence | GiveUp | Numbered

@@ -1,0 +1,62 @@
+"""The merged answer: headings and bodies in id order, let out as far as the order allows.
+
+Pure. Refuses to know tokens and how branches end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specsot.skeleton import Point
+
+
+class Merge:
+    """Branches write in any order; the first one that is not finished streams live, later ones wait.
+
+    A branch without text leaves no heading.
+    """
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._points = tuple(points)
+        self._waiting: dict[int, list[str]] = {point.id: [] for point in points}
+        self._done: set[int] = set()
+        self._current = 0
+        self._titled = self._begun = False
+        self._shown: list[str] = []
+        self.length = 0
+
+    @property
+    def text(self) -> str:
+        """The merged answer so far, `length` characters."""
+        return "".join(self._shown)
+
+    def write(self, id: int, text: str) -> str:
+        """A branch wrote; returns the next stretch of the merged answer."""
+        self._waiting[id].append(text)
+        return self._advance()
+
+    def finish(self, id: int) -> str:
+        """A branch writes no more."""
+        self._done.add(id)
+        return self._advance()
+
+    def _advance(self) -> str:
+        out: list[str] = []
+        while self._current < len(self._points):
+            point = self._points[self._current]
+            out.append(self._take(point))
+            if point.id not in self._done:
+                break
+            self._current, self._titled = self._current + 1, False
+        delta = "".join(out)
+        self._shown.append(delta)
+        self.length += len(delta)
+        return delta
+
+    def _take(self, point: Point) -> str:
+        """What the current branch has written since last time, its heading first."""
+        body, self._waiting[point.id] = "".join(self._waiting[point.id]), []
+        if not body or self._titled:
+            return body
+        gap, self._titled, self._begun = "\n\n" if self._begun else "", True, True
+        return f"{gap}## {point.id}. {point.title}\n{body}"

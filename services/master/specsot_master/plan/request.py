@@ -1,0 +1,270 @@
+"""The request machine: takes what happened, returns what is to be done and what the client hears.
+
+Pure. Refuses to know sequences, pages, tokenizers, clocks (the time is passed in) and the ring.
+
+    start -> skeleton -> plan -> branches -> finished
+         \\-> answer ----------------------/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from specsot.errors import PlanError
+from specsot.events import (
+    BranchFinished,
+    BranchStarted,
+    BranchText,
+    Event,
+    Finished,
+    MergedText,
+    Numbered,
+    Planned,
+    Reason,
+    SkeletonText,
+    Started,
+)
+from specsot.frames import End, Outcome
+from specsot.params import Ask
+from specsot.skeleton import MAX_POINTS, PlanReader, PlanRules, Point
+from specsot_master.plan.answer import Piece
+from specsot_master.plan.branches import Branches
+from specsot_master.plan.budget import split_budget
+from specsot_master.plan.commands import (
+    CloseSequence,
+    Command,
+    GiveUp,
+    OpenAnswer,
+    OpenBranch,
+    OpenSkeleton,
+)
+from specsot_master.plan.solo import Solo
+from specsot_master.plan.tally import Tally
+
+# Tokens for "[DIRECT]", its newline and "[END]", spelled byte by byte at worst.
+MARKER_TOKENS = 24
+
+_REASONS = {
+    End.STOP: Reason.STOP,
+    End.GRAMMAR: Reason.STOP,
+    End.LENGTH: Reason.LENGTH,
+    End.CANCELLED: Reason.CANCELLED,
+    End.FAILED: Reason.FAILED,
+}
+
+
+def rules_of(ask: Ask) -> PlanRules:
+    """What this request's skeleton may be. A plan never has more points than there are tokens for them."""
+    return PlanRules(
+        direct=ask.mode == "auto",
+        tools=ask.tools,
+        max_points=min(MAX_POINTS, ask.limits.max_new_tokens),
+        plan_tokens=ask.limits.max_skeleton_tokens,
+    )
+
+
+def skeleton_limit(ask: Ask) -> int:
+    """Tokens a skeleton's sequence may write; where it may become the answer, as many as the answer may."""
+    if ask.mode == "sot" and ask.constraint:
+        return ask.limits.max_skeleton_tokens
+    return max(ask.limits.max_skeleton_tokens, ask.limits.max_new_tokens + MARKER_TOKENS)
+
+
+class RequestPlan:
+    """One request from start to end. Ordinal 0 is the skeleton or the answer, others are point ids.
+
+    Every method returns commands in the order in which they are to be carried out; events among them
+    are numbered without a gap. Once `finished`, every method returns nothing.
+    """
+
+    def __init__(self, ask: Ask, request: str, seed: int, model: str = "", now: float = 0.0) -> None:
+        self._ask, self._request, self._seed, self._model = ask, request, seed, model
+        self._tally = Tally(now)
+        self._offset = 0
+        self._branches: Branches | None = None
+        self._solo = self._make_solo()
+        self._solo_over = False
+        self._told_direct = ask.mode == "direct"
+        self.finished = False
+
+    @property
+    def all_opened(self) -> bool:
+        """No sequence will be opened any more."""
+        if self.finished or self._told_direct:
+            return True
+        return self._branches is not None and self._branches.all_opened
+
+    def start(self, prompt_tokens: int, now: float) -> list[Command]:
+        """Admitted: the first sequence is opened."""
+        self._tally.prompt_tokens = prompt_tokens
+        started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens)
+        if self._ask.mode == "direct":
+            self._tally.enter("direct", now)
+            return [self._tell(started), OpenAnswer(self._ask.limits.max_new_tokens)]
+        self._tally.enter("skeleton", now)
+        limit, rules = skeleton_limit(self._ask), rules_of(self._ask)
+        return [self._tell(started), OpenSkeleton(limit, rules, self._ask.constraint)]
+
+    def lapped(self, outcomes: Iterable[Outcome], now: float) -> None:
+        """One lap brought these outcomes for this request; counts them, before `wrote` and `ended`."""
+        if not self.finished:
+            self._tally.lap(outcomes, now)
+
+    def wrote(self, ordinal: int, pieces: Sequence[Piece], now: float) -> list[Command]:
+        """A sequence's new tokens and their text; its end token, if any, left out."""
+        if self.finished or not pieces:
+            return []
+        return self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
+
+    def ended(self, ordinal: int, end: End, now: float) -> list[Command]:
+        """A sequence is over by itself."""
+        if self.finished:
+            return []
+        return self._end_branch(ordinal, _REASONS[end], now) if ordinal else self._end_solo(end, now)
+
+    def ready(self) -> tuple[Point, ...]:
+        """Points whose branches may be opened now, the most urgent first."""
+        return self._branches.ready() if self._branches and not self.finished else ()
+
+    def preview(self, point: Point) -> OpenBranch:
+        """What opening this branch will ask for; changes nothing."""
+        assert self._branches is not None
+        budget = self._branches[point.id].budget
+        return OpenBranch(point, self._branches.points, self._branches.parents(point), budget)
+
+    def open_branch(self, point: Point) -> list[Command]:
+        """There is room for this branch."""
+        assert self._branches is not None
+        order = self.preview(point)
+        self._branches.open(point.id)
+        return [order, self._tell(BranchStarted(point.id, point.title, order.budget))]
+
+    def cancel(self, now: float) -> list[Command]:
+        """The caller said stop: whatever runs is closed, and the text so far is the answer."""
+        return [] if self.finished else self._abandon(Reason.CANCELLED, now)
+
+    def _make_solo(self) -> Solo:
+        limits = self._ask.limits
+        reader = None if self._ask.mode == "direct" else PlanReader(rules_of(self._ask))
+        return Solo(self._ask.stop, limits.max_new_tokens, reader, limits.max_skeleton_tokens)
+
+    # --- ordinal 0 ---
+
+    def _write_solo(self, pieces: Sequence[Piece], now: float) -> list[Command]:
+        if self._solo_over:
+            return []
+        try:
+            for piece in pieces:
+                self._solo.write(piece)
+        except PlanError as error:
+            return self._give_up(error)
+        told = self._tell_solo()
+        if self._solo.over:
+            return [*told, CloseSequence(0), *self._settle_solo(self._solo.over, now)]
+        return told
+
+    def _end_solo(self, end: End, now: float) -> list[Command]:
+        if self._solo_over:
+            return []
+        if end in (End.FAILED, End.CANCELLED):
+            return self._abandon(_REASONS[end], now)
+        try:
+            self._solo.finish()
+        except PlanError as error:
+            return self._give_up(error)
+        return [*self._tell_solo(), *self._settle_solo(_REASONS[end], now)]
+
+    def _tell_solo(self) -> list[Command]:
+        told: list[Command] = []
+        if raw := self._solo.take_raw():
+            told.append(self._tell(SkeletonText(raw)))
+        if self._solo.direct and not self._told_direct:
+            self._told_direct = True
+            self._tally.rename("direct")
+            told.append(self._tell(Planned(())))
+        if delta := self._solo.take_delta():
+            told.append(self._tell(MergedText(self._solo.length - len(delta), delta)))
+        return told
+
+    def _settle_solo(self, reason: Reason, now: float) -> list[Command]:
+        """Ordinal 0 writes no more: its plan begins to be carried out, or its answer is the end."""
+        self._solo_over = True
+        if not self._solo.planned:
+            return [self._finish(reason, now)]
+        points = self._solo.points
+        limits = self._ask.limits
+        budgets = split_budget(points, limits.max_new_tokens, limits.max_branch_tokens)
+        self._branches = Branches(points, budgets, self._ask.stop, limits.max_parallel)
+        self._tally.enter("branches", now)
+        return [self._tell(Planned(points))]
+
+    # --- branches ---
+
+    def _write_branch(self, id: int, pieces: Sequence[Piece], now: float) -> list[Command]:
+        branches = self._branches
+        if branches is None or not branches[id].live:
+            return []
+        text = branches.write(id, pieces)
+        lap = sum(piece.token is not None for piece in pieces)
+        told = self._tell_branch(id, text, lap)
+        if branches[id].answer.stopped:
+            return [*told, CloseSequence(id), *self._end_branch(id, Reason.STOP, now)]
+        return told
+
+    def _tell_branch(self, id: int, text: str, lap: int) -> list[Command]:
+        if not text or self._branches is None:
+            return []
+        offset = self._branches[id].answer.length - len(text)
+        told: list[Command] = [self._tell(BranchText(id, offset, text, lap))]
+        return told + self._tell_merged(self._branches.merge.write(id, text))
+
+    def _tell_merged(self, delta: str) -> list[Command]:
+        if not delta or self._branches is None:
+            return []
+        return [self._tell(MergedText(self._branches.merge.length - len(delta), delta))]
+
+    def _end_branch(self, id: int, reason: Reason, now: float) -> list[Command]:
+        branches = self._branches
+        if branches is None or not branches[id].live:
+            return []
+        told = self._tell_branch(id, branches[id].answer.flush(), 0)
+        for one in (id, *branches.end(id, reason)):
+            told.append(self._tell_finished_branch(one))
+            told += self._tell_merged(branches.merge.finish(one))
+        return [*told, self._finish(branches.reason, now)] if branches.over else told
+
+    def _tell_finished_branch(self, id: int) -> Numbered:
+        assert self._branches is not None
+        branch = self._branches[id]
+        assert branch.reason is not None
+        return self._tell(BranchFinished(id, branch.reason, len(branch.tokens)))
+
+    # --- ends ---
+
+    def _abandon(self, reason: Reason, now: float) -> list[Command]:
+        """Close what lives, finish with what is there."""
+        commands: list[Command] = []
+        if not self._solo_over:
+            commands.append(CloseSequence(0))
+        for id in self._branches.live if self._branches else ():
+            assert self._branches is not None
+            self._branches[id].reason = reason
+            commands += [CloseSequence(id), self._tell_finished_branch(id)]
+        return [*commands, self._finish(reason, now)]
+
+    def _give_up(self, error: PlanError) -> list[Command]:
+        self.finished = True
+        return [CloseSequence(0), GiveUp(error)]
+
+    def _finish(self, reason: Reason, now: float) -> Numbered:
+        self.finished = True
+        if self._branches is None:
+            mode, text, tokens, count = "direct", self._solo.text, self._solo.tokens, 0
+        else:
+            mode, text = "sot", self._branches.merge.text
+            tokens, count = self._branches.tokens, len(self._branches.points)
+        return self._tell(Finished(reason, text, tokens, self._tally.close(mode, len(tokens), count, now)))
+
+    def _tell(self, event: Event) -> Numbered:
+        offset, self._offset = self._offset, self._offset + 1
+        return Numbered(offset, event)

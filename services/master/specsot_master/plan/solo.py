@@ -1,0 +1,133 @@
+"""The sequence of ordinal 0: a skeleton that may turn out to be the answer, or the answer itself.
+
+Pure. Refuses to know events and sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from specsot.events import Reason
+from specsot.skeleton import PlanReader, Point
+from specsot_master.plan.answer import END, Answer, Piece, Spans
+
+
+class Solo:
+    """Feed it pieces. `over` is set when the master, not the model's own end, must end it.
+
+    reader:      None for a plain answer.
+    limit:       tokens of a direct answer.
+    plan_tokens: tokens after which an unfinished plan is taken as it stands.
+    """
+
+    def __init__(
+        self, stops: Iterable[str], limit: int, reader: PlanReader | None, plan_tokens: int = 0
+    ) -> None:
+        stops = (*stops, END) if reader else tuple(stops)
+        self._answer, self._spans = Answer(stops), Spans()
+        self._reader, self._limit, self._plan_tokens = reader, limit, plan_tokens
+        self._start = None if reader else 0
+        self._raw, self._delta = "", ""
+        self._marked_end = False
+        self.over: Reason | None = None
+
+    @property
+    def direct(self) -> bool:
+        """This is the answer, as far as one can tell by now."""
+        return self._reader is None or self._reader.kind == "direct"
+
+    @property
+    def planned(self) -> bool:
+        """This is a plan, and it is complete."""
+        return self._reader is not None and self._reader.kind == "plan" and self._reader.finished
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return self._reader.points if self._reader else ()
+
+    @property
+    def text(self) -> str:
+        return self._answer.text
+
+    @property
+    def length(self) -> int:
+        """Characters of the answer so far."""
+        return self._answer.length
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens of the direct answer, markers left out."""
+        if self._start is None:
+            return ()
+        cut = self._start + self._answer.released if self._answer.stopped or self._marked_end else None
+        return self._spans.within(self._start, cut)
+
+    def write(self, piece: Piece) -> None:
+        """Take a token's text; ignored once it is over. Raises PlanError."""
+        if self.over:
+            return
+        self._spans.add(piece)
+        self._delta += self._answer.feed(self._read(piece.text))
+        self.over = self._judge()
+        if self.over:
+            self._conclude()
+
+    def finish(self) -> None:
+        """No more text comes. Raises PlanError."""
+        if not self.over:
+            self._conclude()
+
+    def take_raw(self) -> str:
+        """Skeleton text since the last call."""
+        raw, self._raw = self._raw, ""
+        return raw
+
+    def take_delta(self) -> str:
+        """Answer text since the last call."""
+        delta, self._delta = self._delta, ""
+        return delta
+
+    def _read(self, text: str) -> str:
+        """Raw text in, what it adds to a direct answer out."""
+        if self._reader is None:
+            return text
+        if self._reader.kind != "direct":
+            self._raw += text
+        return self._grown(lambda reader: reader.feed(text))
+
+    def _grown(self, move: Callable[[PlanReader], object]) -> str:
+        assert self._reader is not None
+        before = len(self._reader.direct_text)
+        move(self._reader)
+        if self._start is None and self._reader.direct_text:
+            self._start = _find_start(self._reader)
+        return self._reader.direct_text[before:]
+
+    def _judge(self) -> Reason | None:
+        reader = self._reader
+        if self._answer.stopped:
+            return Reason.STOP
+        if reader and reader.finished:
+            self._marked_end = True
+            return Reason.STOP
+        if self._start is not None:
+            return Reason.LENGTH if self._spans.count(self._start) >= self._limit else None
+        if reader and reader.kind != "direct" and self._spans.count(0) >= self._plan_tokens:
+            return Reason.LENGTH
+        return None
+
+    def _conclude(self) -> None:
+        if self._reader and not self._reader.finished:
+            self._delta += self._answer.feed(self._grown(lambda reader: reader.finish()))
+        self._delta += self._answer.flush()
+
+
+def _find_start(reader: PlanReader) -> int:
+    """Where in the raw text the direct answer begins, found when its first characters are certain."""
+    raw, direct = reader.text, reader.direct_text
+    if len(direct) == len(raw):
+        return 0
+    if reader.finished and direct + END in raw:
+        return raw.find(direct + END)
+    held = next((size for size in range(len(END) - 1, 0, -1) if raw.endswith(END[:size])), 0)
+    return len(raw) - held - len(direct)
