@@ -1,0 +1,167 @@
+"""Learns from true features and drafts the trees that are wanted: one drafter, one epoch.
+
+Refuses to know transports, text and the base's layers. Synchronous; called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specsot.frames import Draft, Features, Lesson
+from specsot.members import Configuration, Curve
+from specsot.tree import Tree, single
+from specsot.vocabulary import Vocabulary
+from specsot_drafter.following import Following
+from specsot_drafter.growth import Ground, Growth
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.measure import measure_levels
+from specsot_drafter.selection import (
+    Flags,
+    Offer,
+    barred_below,
+    best_each,
+    best_overall,
+    masses,
+    ranked,
+    trees_of,
+    worth,
+)
+from specsot_drafter.streams import Flight, Stream
+from specsot_drafter.tuning import Returned, Tuner
+
+Clock = Callable[[], float]
+
+
+class DraftEngine:
+    """Follows every sequence it saw open; those it missed get their root back as a tree.
+
+    `learn` is bookkeeping, `draft` computes: call it after the last `learn` of a burst, whether or not
+    a tree is wanted. rest: trees that need not be waited for, because drafting does not pay now.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        configuration: Configuration,
+        vocabulary: Vocabulary | None = None,
+        curve: Curve | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """curve: seconds per rows of one pass of the head; measured here when absent and needed."""
+        self._head, self._shape, self._rows = head, configuration.shape, configuration.rows
+        if curve is None:
+            curve = () if self._shape.fixed else measure_levels(head)
+        self._tuner = Tuner(self._shape, configuration.curve, curve)
+        self._following = Following(head, configuration.pages, configuration.page_rows)
+        self._wanted: dict[int, Lesson] = {}
+        self._clock = clock
+        self.rest = 0
+
+    @torch.inference_mode()
+    def learn(self, batch: Features) -> None:
+        """Apply one frame's openings, lessons and closings. Sequences that were missed are ignored."""
+        for opening in batch.openings:
+            self._following.open(opening)
+        self._settle(batch)
+        self._following.hear(batch)
+        for lesson in batch.lessons:
+            self._want(lesson)
+        for sequence in batch.closings:
+            self._following.close(sequence)
+            self._wanted.pop(sequence, None)
+
+    @torch.inference_mode()
+    def draft(self) -> tuple[Draft, ...]:
+        """A tree for the newest state of every sequence that wants one; none while it does not pay."""
+        wanted, self._wanted, self.rest = self._wanted, {}, 0
+        growing = self._growing(wanted)
+        levels = self._plan(growing)
+        if growing and not levels:
+            self.rest = len(wanted) * self._tuner.rest
+            return ()
+        trees = self._grow(growing, levels) if growing else {}
+        if not wanted:
+            self._following.catch_up(())
+        return tuple(_draft(lesson, trees) for lesson in wanted.values())
+
+    def _want(self, lesson: Lesson) -> None:
+        stream = self._following.streams.get(lesson.sequence)
+        drafted = stream is None or stream.opening.drafted
+        if drafted and lesson.step is not None and lesson.bonus is not None:
+            self._wanted[lesson.sequence] = lesson
+
+    def _growing(self, wanted: dict[int, Lesson]) -> list[tuple[Stream, Ground]]:
+        """Streams that can grow at least one level, and where."""
+        rows = self._shape.top_k * self._shape.depth
+        found: list[tuple[Stream, Ground]] = []
+        for sequence in wanted:
+            stream = self._following.streams.get(sequence)
+            ground = self._following.ground(stream, rows) if stream and self._most_levels(stream) else None
+            if stream and ground:
+                found.append((stream, ground))
+        return found
+
+    def _most_levels(self, stream: Stream) -> int:
+        """As deep as the shape, the sequence's limit and the base's context allow."""
+        positions = self._head.positions - 1 - stream.length
+        return max(min(self._shape.depth + 1, stream.room - 1, positions), 0)
+
+    def _plan(self, growing: Sequence[tuple[Stream, Ground]]) -> int:
+        most = max((self._most_levels(stream) for stream, _ in growing), default=0)
+        return most if self._shape.fixed else self._tuner.plan_levels(len(growing), most)
+
+    def _grow(self, growing: Sequence[tuple[Stream, Ground]], levels: int) -> dict[int, Tree]:
+        """Trees by sequence; what was sent is remembered until it comes back."""
+        began = self._clock()
+        streams = [stream for stream, _ in growing]
+        fresh = all(len(stream.waiting) <= levels for stream in streams)
+        last = self._following.catch_up(streams)
+        growth = Growth(self._head, self._following.memory.kv, [g for _, g in growing], self._shape.top_k)
+        offer = barred_below(growth.run(last, levels), [self._most_levels(stream) for stream in streams])
+        if fresh:  # a prompt's rows say nothing about what a level costs
+            self._tuner.note_drafting(len(streams), levels, self._clock() - began)
+        chosen = self._choose(offer, levels)
+        trees = trees_of(offer, [_root(stream) for stream in streams], chosen)
+        for stream, tree, mass in zip(streams, trees, masses(offer, chosen).tolist()):
+            stream.flight = Flight(stream.length, levels, len(tree), tuple(mass))
+        return {stream.sequence: tree for stream, tree in zip(streams, trees)}
+
+    def _choose(self, offer: Offer, levels: int) -> Flags:
+        """The reference's nodes for a fixed shape; else as many as pay, wherever they are worth most."""
+        each = self._shape.nodes - 1
+        if self._shape.fixed:
+            return best_each(offer.scores, each)
+        chances = worth(offer, self._tuner.acceptance.trust())
+        count = self._tuner.choose_rows(ranked(chances, each), len(offer), levels)
+        return best_overall(chances, min(count, self._rows - len(offer)), each)
+
+    def _settle(self, batch: Features) -> None:
+        """Hear how the trees of this frame fared, before the streams move on."""
+        if self._shape.fixed:
+            return
+        trees = [
+            self._returned(lesson) for lesson in batch.lessons if lesson.step is not None and lesson.step > 1
+        ]
+        if sum(tree.rows for tree in trees) > batch.fed:  # some came too late and were not sent
+            trees = [Returned(0, 1, (), 0) for _ in trees]
+        self._tuner.settle(trees)
+        if batch.fed:
+            self._tuner.note_lap(batch.fed, batch.seconds)
+
+    def _returned(self, lesson: Lesson) -> Returned:
+        stream = self._following.streams.get(lesson.sequence)
+        known = stream.outcome(lesson) if stream else None
+        return known or Returned(0, 1, (), len(lesson.tokens) - 1)
+
+
+def _draft(lesson: Lesson, trees: dict[int, Tree]) -> Draft:
+    assert lesson.step is not None and lesson.bonus is not None
+    return Draft(lesson.sequence, lesson.step, trees.get(lesson.sequence) or single(lesson.bonus))
+
+
+def _root(stream: Stream) -> int:
+    assert stream.last is not None
+    return stream.last

@@ -1,0 +1,53 @@
+"""What a drafter keeps per position: KV of the head and the base's true feature, in the same pages.
+
+Refuses to know sequences' texts, trees and when anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specsot.model.kv import KVPages
+from specsot.pages import PageTable
+from specsot_drafter.heads import DraftHead
+
+
+class Memory:
+    """Draft row j of a sequence lives in slot j of its pages; feature j lives in the same slot."""
+
+    def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
+        self.table = PageTable(pages, page_rows)
+        self.kv = KVPages(
+            head.layers, pages, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device
+        )
+        self._features = torch.zeros(pages * page_rows, head.hidden, dtype=head.dtype, device=head.device)
+
+    def fork(self, sequence: int, source: int, length: int) -> None:
+        """Share the first `length - 1` rows, and copy the feature of the row after them.
+
+        That row pairs with a token the source does not have. Raises NotFound, Overloaded.
+        """
+        copy = self.table.fork(sequence, source, length - 1)
+        if copy is not None:
+            self.kv.copy_page(copy.source, copy.target, copy.rows)
+            self._copy_features(copy.source, copy.target, copy.rows)
+        self.table.reserve(sequence, length)
+        origin, own = (self.table.slots(owner, length - 1, length)[0] for owner in (source, sequence))
+        self._features[own] = self._features[origin]
+
+    def remember(self, slots: Sequence[int], features: Tensor) -> None:
+        """Store [rows, hidden] true features at so many slots."""
+        self._features[torch.tensor(slots, device=features.device)] = features.to(self._features.dtype)
+
+    def recall(self, slots: Tensor) -> Tensor:
+        """The true features [rows, hidden] at these slots."""
+        return self._features[slots]
+
+    def _copy_features(self, source: int, target: int, rows: int) -> None:
+        size = self.table.page_rows
+        self._features[target * size : target * size + rows] = self._features[
+            source * size : source * size + rows
+        ]

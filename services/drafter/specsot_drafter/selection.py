@@ -1,0 +1,117 @@
+"""From all that growth offered to the trees that are sent: which nodes, in which order.
+
+Refuses to know tensors, heads and seconds: arrays of scores in, trees out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.tree import Tree, children
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """All candidates of B trees grown together, n per tree, parents before children.
+
+    tokens:  [B, n] token ids of the base.
+    scores:  [B, n] cumulative log-probability from the root; -inf where a candidate is barred.
+    parents: [B, n]; 0 is the root, p + 1 is candidate p.
+    depths:  [n] distance from the root, at least 1.
+    """
+
+    tokens: Ints
+    scores: Floats
+    parents: Ints
+    depths: Ints
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def barred_below(offer: Offer, limits: Sequence[int]) -> Offer:
+    """The offer without candidates deeper than each tree's limit."""
+    deep = offer.depths[None, :] > np.asarray(limits)[:, None]
+    return replace(offer, scores=np.where(deep, -np.inf, offer.scores)) if deep.any() else offer
+
+
+def worth(offer: Offer, trust: Floats) -> Floats:
+    """[B, n] chances of acceptance: the head's probability times the trust [levels] in its depth."""
+    chances = np.minimum(np.exp(offer.scores) * trust[offer.depths - 1], 1.0)
+    return np.where(np.isfinite(offer.scores), chances, -np.inf)
+
+
+def masses(offer: Offer, chosen: Flags) -> Floats:
+    """[B, levels] the head's probability of the chosen candidates, summed per depth."""
+    levels = np.eye(int(offer.depths[-1]))[offer.depths - 1]
+    return np.where(chosen, np.exp(offer.scores), 0.0) @ levels
+
+
+def reference_trees(offer: Offer, roots: Sequence[int], nodes: int) -> tuple[Tree, ...]:
+    """EAGLE-2's re-ranking: the nodes - 1 best candidates of each tree, in candidate order."""
+    return trees_of(offer, roots, best_each(offer.scores, nodes - 1))
+
+
+def trees_of(offer: Offer, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
+    """One tree per root from its chosen candidates ([B, n], ancestor-closed)."""
+    return tuple(_tree(offer, row, root, chosen[row]) for row, root in enumerate(roots))
+
+
+def _tree(offer: Offer, row: int, root: int, chosen: Flags) -> Tree:
+    picked = np.flatnonzero(chosen)
+    tokens = offer.tokens[row, picked].tolist()
+    parents = np.searchsorted(np.concatenate(([0], picked + 1)), offer.parents[row, picked]).tolist()
+    return Tree((root, *tokens), (0, *parents))
+
+
+def best_each(values: Floats, count: int) -> Flags:
+    """[B, n] flags of the `count` best of each row; barred ones (-inf) never, ties to the earlier.
+
+    Ancestor-closed wherever no candidate is worth more than its parent: a parent comes earlier.
+    """
+    order = np.argsort(-values, axis=1, kind="stable")[:, :count]
+    chosen = np.zeros(values.shape, dtype=np.bool_)
+    np.put_along_axis(chosen, order, True, axis=1)
+    return chosen & np.isfinite(values)
+
+
+def best_overall(values: Floats, count: int, each: int) -> Flags:
+    """[B, n] flags of the `count` best of all rows together, at most `each` of one row."""
+    open_to = np.where(best_each(values, each), values, -np.inf)
+    flags = best_each(open_to.reshape(1, -1), count)
+    return flags.reshape(values.shape)
+
+
+def ranked(values: Floats, each: int) -> Floats:
+    """What the best nodes are worth, best first: `best_overall` with count r takes the first r."""
+    found = values[best_each(values, each)]
+    return np.sort(found)[::-1]
+
+
+def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
+    """The tree with a chain of tokens below its root, sharing the nodes that are there already."""
+    below = children(tree.parents)
+    node, shared = 0, 0
+    for token in tokens:
+        found = next((child for child in below[node] if tree.tokens[child] == token), None)
+        if found is None:
+            break
+        node, shared = found, shared + 1
+    return _append(tree, node, tokens[shared:])
+
+
+def _append(tree: Tree, node: int, tokens: Sequence[int]) -> Tree:
+    if not tokens:
+        return tree
+    size = len(tree)
+    parents = (node, *range(size, size + len(tokens) - 1))
+    return Tree((*tree.tokens, *tokens), (*tree.parents, *parents))

@@ -1,0 +1,45 @@
+"""Seconds as a function of rows, from measured points and from what laps really take.
+
+Refuses to know who measured, and any clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.members import Curve
+
+Floats = NDArray[np.floating[Any]]
+
+WEIGHT = 0.1  # of one observation
+WILDEST = 5.0  # how far one observation may lie from the curve and still be believed so far
+
+
+class Timing:
+    """A measured curve, never falling, straight between points and beyond the last; scaled by observation."""
+
+    def __init__(self, curve: Curve) -> None:
+        points = sorted(curve) or [(1, 0.0)]
+        self._rows = np.array([rows for rows, _ in points], dtype=float)
+        self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points], dtype=float))
+        self._slope = self._last_slope()
+        self._scale = 1.0
+
+    def at(self, rows: Floats | int) -> Floats:
+        """Seconds for so many rows, elementwise."""
+        beyond = np.maximum(np.asarray(rows, dtype=float) - self._rows[-1], 0.0) * self._slope
+        return self._scale * (np.interp(rows, self._rows, self._seconds) + beyond)
+
+    def note(self, expected: float, seconds: float) -> None:
+        """Something this curve said would take `expected` seconds took `seconds`: move it a little."""
+        if expected > 0 and seconds > 0:
+            ratio = min(max(seconds / expected, 1 / WILDEST), WILDEST)
+            self._scale *= 1 + WEIGHT * (ratio - 1)
+
+    def _last_slope(self) -> float:
+        if len(self._rows) < 2:
+            return float(self._seconds[-1] / self._rows[-1])
+        return float((self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2]))

@@ -1,0 +1,147 @@
+"""How much drafting pays now: how many levels to grow, and how many rows to send, or none at all.
+
+Refuses to know tensors, tokens and clocks: counts, probabilities and measured seconds in, counts out.
+
+Two safeguards make drafting cheap where it does not pay. The best expected rate wins, plain decoding
+included; and every lap is booked against what plain decoding would have taken for the same tokens,
+so that trying things out can never cost more than ALLOWANCE of the time plus one GRANT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.members import Curve, TreeShape
+from specsot_drafter.acceptance import Acceptance
+from specsot_drafter.timing import Timing
+
+Floats = NDArray[np.floating[Any]]
+
+ALLOWANCE = 0.015  # of plain time, for trying things out
+GRANT = 0.5  # plain laps of credit to begin with
+CEILING = 20.0  # plain laps of credit that good times may leave to bad ones
+SLENDER = 1.0  # nodes per level and tree, before anything is known
+REST = 8  # laps without another look, once drafting does not pay
+WEIGHT = 0.2  # of one lap in the typical number of nodes per level
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """One tree that came back.
+
+    grown:    levels grown for it; 0 when its root was sent alone.
+    rows:     its nodes, root included.
+    masses:   the head's probability of its nodes, summed per depth.
+    accepted: how deep it was accepted.
+    """
+
+    grown: int
+    rows: int
+    masses: Sequence[float]
+    accepted: int
+
+
+class Tuner:
+    """Chooses levels and rows that maximise expected tokens per second of the whole lap."""
+
+    def __init__(self, shape: TreeShape, lap: Curve, level: Curve) -> None:
+        """lap: seconds per rows of all stages; level: seconds per rows of one pass of the head."""
+        self.lap, self.level = Timing(lap), Timing(level)
+        self.acceptance = Acceptance(shape.depth + 1)
+        self._top_k = shape.top_k
+        self._credit: float | None = None
+        self._resting = self._rested_by = 0
+        self._bushes: dict[int, float] = {}
+
+    def plan_levels(self, live: int, most: int) -> int:
+        """Levels to grow for `live` trees, at most `most`; 0: send the roots alone."""
+        if not live or most <= 0 or self._rests(live):
+            return 0
+        levels = np.arange(1, most + 1)
+        plain = float(self.lap.at(live))
+        costs = self._drafting(live, levels) + self._sending(live, live * levels * self._bush(live))
+        rates = (live + live * self.acceptance.expected()[:most]) / (plain + costs)
+        rates[costs > self._purse(plain)] = 0.0
+        best = int(np.argmax(rates))
+        if rates[best] * plain > live:
+            return best + 1
+        self._resting, self._rested_by = REST, live
+        return 0
+
+    @property
+    def rest(self) -> int:
+        """Laps for which nothing will be drafted unless the number of trees changes much."""
+        return self._resting
+
+    def choose_rows(self, worth: Floats, live: int, levels: int) -> int:
+        """How many of the grown nodes to send, best first.
+
+        worth: chances of acceptance of all nodes on offer, falling. Books the growth's cost.
+        """
+        plain = float(self.lap.at(live))
+        spent = float(self._drafting(live, levels))
+        purse = self._purse(plain)
+        extra = self._sending(live, np.arange(len(worth) + 1))
+        tokens = live + np.concatenate(([0.0], np.cumsum(worth)))
+        rates = tokens / (plain + spent + extra)
+        rates[1:][extra[1:] > max(purse - spent, 0.0)] = 0.0
+        count = int(np.argmax(rates))
+        self._credit = purse - spent
+        self._remember_bush(live, count / (live * levels))
+        return count
+
+    def note_lap(self, rows: int, seconds: float) -> None:
+        """All stages together took so long for so many rows."""
+        self.lap.note(float(self.lap.at(rows)), seconds)
+
+    def note_drafting(self, live: int, levels: int, seconds: float) -> None:
+        """Growing `live` trees of so many levels took so long, all in all."""
+        self.level.note(float(self._drafting(live, levels)), seconds)
+
+    def settle(self, trees: Sequence[Returned]) -> None:
+        """A lap came back: learn from it, and book what it gained or lost against plain decoding."""
+        if not trees:
+            return
+        live = len(trees)
+        plain = float(self.lap.at(live))
+        tokens = sum(tree.accepted + 1 for tree in trees)
+        lost = float(self.lap.at(sum(tree.rows for tree in trees))) - tokens * plain / live
+        self._credit = min(self._purse(plain) + ALLOWANCE * plain - lost, CEILING * plain)
+        self._learn([tree for tree in trees if tree.grown])
+
+    def _learn(self, drafted: Sequence[Returned]) -> None:
+        for tree in drafted:
+            self.acceptance.note(tree.grown, tree.masses, tree.accepted)
+        if not drafted:
+            self.acceptance.fade()
+
+    def _rests(self, live: int) -> bool:
+        """Count down a rest, which ends early when drafting might pay at this number of trees."""
+        alike = live.bit_length() == self._rested_by.bit_length()
+        self._resting = max(self._resting - 1, 0) if alike else 0
+        return self._resting > 0
+
+    def _purse(self, plain: float) -> float:
+        """Seconds that may be risked now."""
+        return GRANT * plain if self._credit is None else self._credit
+
+    def _drafting(self, live: int, levels: Floats | NDArray[np.int64] | int) -> Floats:
+        """The first level takes a pass over one row per tree, each further one over top_k."""
+        return self.level.at(live) + (np.asarray(levels) - 1) * self.level.at(live * self._top_k)
+
+    def _sending(self, live: int, nodes: Floats | NDArray[np.int64]) -> Floats:
+        """What so many nodes add to a lap of `live` roots."""
+        return self.lap.at(live + np.asarray(nodes, dtype=float)) - self.lap.at(live)
+
+    def _bush(self, live: int) -> float:
+        """Typical nodes per level and tree with about so many trees."""
+        return self._bushes.get(live.bit_length(), SLENDER)
+
+    def _remember_bush(self, live: int, nodes: float) -> None:
+        before = self._bush(live)
+        self._bushes[live.bit_length()] = before + WEIGHT * (max(nodes, SLENDER / 4) - before)
