@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from specsot.members import Configuration, Head, Registration
+from specsot.members import Configuration, Curve, Head, Registration
 from specsot.model.config import read_config
-from specsot.model.decoder import resolve_dtype
+from specsot.model.precision import resolve_dtype
 from specsot.model.fingerprint import fingerprint
 from specsot.vocabulary import read_vocabulary
 from specsot_drafter.engine import DraftEngine
@@ -63,15 +63,20 @@ class Source:
             name=supply.name,
             address=supply.address,
             fingerprint=self._fingerprint,
-            model_layers=config.num_hidden_layers,
-            max_positions=config.max_position_embeddings,
+            model_layers=config.layers,
+            max_positions=config.max_positions,
             kv_bytes=supply.kv_memory,
             row_bytes=self.head.row_bytes,
-            curve=measure_levels(self.head),
+            curve=self._curve,
             head=Head(self.head.taps, self.head.width),
         )
 
     def engine(self, configuration: Configuration) -> DraftEngine:
         """The engine for one epoch, with empty pages."""
-        vocabulary = read_vocabulary(self._supply.model, self._config.vocab_size)
-        return DraftEngine(self.head, configuration, vocabulary)
+        has_text = (self._supply.model / "tokenizer.json").exists()
+        vocabulary = read_vocabulary(self._supply.model, self._config.vocab) if has_text else None
+        return DraftEngine(self.head, configuration, vocabulary, self._curve)
+
+    @cached_property
+    def _curve(self) -> Curve:
+        return measure_levels(self.head)

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from specsot.errors import Unavailable
 from specsot.info import Info, ModelInfo, PagesInfo
 from specsot.members import Layout, TreeShape
 from specsot.model.config import read_config
@@ -94,8 +95,13 @@ class Master:
         )
 
     async def complete(self, with_drafter: bool = False) -> None:
-        """Return once the ring is complete (and drafts, if asked for)."""
+        """Return once the ring is complete (and drafts, if asked for).
+
+        Raises Unavailable with the member's own words when one cannot take part.
+        """
         while not self.fleet.ready or (with_drafter and not self.drafts):
+            if self.fleet.complaint:
+                raise Unavailable(self.fleet.complaint)
             self.changed.clear()
             await self.changed.wait()
 
@@ -106,7 +112,12 @@ def assemble(settings: MasterSettings) -> Master:
     model = _describe(settings)
     conductor = Conductor(ring, text, Prompts(settings.model, text), ConductorConfig(model=model.name))
     wishes = _wishes(settings, model)
-    fleet = Fleet(wishes, conductor.received, changed.set, conductor.epoch_ended, lambda: conductor.idle)
+
+    def end(reason: str) -> None:
+        conductor.epoch_ended(reason)
+        changed.set()
+
+    fleet = Fleet(wishes, conductor.received, changed.set, end, lambda: conductor.idle)
     ring.fleet = fleet
     return Master(settings, text, conductor, fleet, model, changed)
 
@@ -114,7 +125,7 @@ def assemble(settings: MasterSettings) -> Master:
 def _describe(settings: MasterSettings) -> ModelInfo:
     config = read_config(settings.model)
     name = settings.name or settings.model.resolve().name
-    layers, positions = config.num_hidden_layers, config.max_position_embeddings
+    layers, positions = config.layers, config.max_positions
     return ModelInfo(name, fingerprint(settings.model), layers, positions)
 
 

@@ -6,15 +6,18 @@ Refuses to know the ring, frames and links.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from specsot.constraint import automaton
 from specsot.errors import ModelError
 from specsot.members import Configuration, Curve, Range, Registration
 from specsot.model.config import read_config
-from specsot.model.decoder import Decoder, measure_rows, resolve_dtype
+from specsot.model.decoder import Decoder
+from specsot.model.precision import resolve_dtype
+from specsot.model.measure import measure_rows
 from specsot.model.fingerprint import fingerprint
-from specsot.vocabulary import read_vocabulary
+from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
 
@@ -41,9 +44,9 @@ class Source:
         self._dtype = resolve_dtype(supply.dtype, supply.device)
         self._fingerprint = fingerprint(supply.model)
         self._decoder: Decoder | None = None
-        if supply.layers and supply.layers.last > self._config.num_hidden_layers:
+        if supply.layers and supply.layers.last > self._config.layers:
             raise ModelError(
-                f"layers {supply.layers} asked for, {supply.model} has {self._config.num_hidden_layers}"
+                f"layers {supply.layers} asked for, {supply.model} has {self._config.layers}"
             )
 
     @property
@@ -58,10 +61,10 @@ class Source:
             name=supply.name,
             address=supply.address,
             fingerprint=self._fingerprint,
-            model_layers=config.num_hidden_layers,
-            max_positions=config.max_position_embeddings,
+            model_layers=config.layers,
+            max_positions=config.max_positions,
             kv_bytes=supply.kv_memory,
-            row_bytes=2 * config.num_key_value_heads * config.head_dim * self._dtype.itemsize,
+            row_bytes=2 * config.kv_heads * config.head_dim * self._dtype.itemsize,
             layers=supply.layers,
             curve=self._measure(),
         )
@@ -74,8 +77,14 @@ class Source:
 
     def judge(self, stage: Stage) -> LastStage:
         """The end of the ring; needs the range that holds the last layer."""
-        vocabulary = read_vocabulary(self._supply.model, self._config.vocab_size)
-        return LastStage(self._load(stage.layers).logits, lambda rules: automaton(vocabulary, rules))
+        if (self._supply.model / "tokenizer.json").exists():
+            _ = self._vocabulary  # read it now, not within the first request
+        logits = self._load(stage.layers).logits
+        return LastStage(logits, lambda rules: automaton(self._vocabulary, rules))
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return read_vocabulary(self._supply.model, self._config.vocab)
 
     def _measure(self) -> Curve:
         return measure_rows(self._load(self._supply.layers or Range(0, 1)))

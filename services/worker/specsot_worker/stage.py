@@ -74,7 +74,7 @@ class Stage:
             tokens = [token for segment in frame.segments for token in tokens_of(segment)]
             return self._decoder.embed(torch.tensor(tokens, device=self._decoder.device))
         hidden = frame.hidden
-        if hidden is None or tuple(hidden.shape) != (rows, self._decoder.config.hidden_size):
+        if hidden is None or tuple(hidden.shape) != (rows, self._decoder.config.hidden):
             shape = None if hidden is None else tuple(hidden.shape)
             raise WireError(f"frame {frame.number} has {rows} rows but hidden rows of shape {shape}")
         return hidden.to(self._decoder.device, self._decoder.dtype)
@@ -93,7 +93,7 @@ class Stage:
             for place in arrangement.places
         ]
         config = self._decoder.config
-        groups = config.num_attention_heads // config.num_key_value_heads
+        groups = config.heads // config.kv_heads
         return plan_attention(
             spans,
             self._table.page_rows,

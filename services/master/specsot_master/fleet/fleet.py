@@ -65,6 +65,11 @@ class Fleet:
         return next(iter(self._plan.values())) if self.ready else None
 
     @property
+    def complaint(self) -> str | None:
+        """Why the last attempt at an epoch failed; None once one has succeeded."""
+        return self._complaint
+
+    @property
     def max_positions(self) -> int:
         return min((m.registration.max_positions for m in self._members.values()), default=0)
 

@@ -1,0 +1,97 @@
+"""Drafters for the laws: one that knows the plain text and errs, one that is slow to the end.
+
+They stand where the product's drafter stands, behind the same interface.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from specsot.frames import Draft, Drafts, Features
+from specsot.links import Arrival, Link
+from specsot.members import Configuration, Head, Ready, Registration, Tap
+from specsot.model.config import read_config
+from specsot.model.fingerprint import fingerprint
+from specsot.tree import Tree
+
+
+class KnowingDrafter:
+    """Drafts trees along `continuation(tokens) -> next tokens`, right with probability `skill`.
+
+    It takes features like a real one (so the ring fuses and ships them) and checks their count.
+    """
+
+    def __init__(self, base, name, dialer, continuation: Callable[[list[int]], list[int]], skill: float, seed: int):
+        self._base, self._name, self._dialer = base, name, dialer
+        self._continuation, self._skill = continuation, skill
+        self._rng = random.Random(seed)
+        self._configuration: Configuration | None = None
+        self._link: Link | None = None
+        self._texts: dict[int, list[int]] = {}
+        self._prompts: dict[int, int] = {}
+
+    @property
+    def epoch(self) -> int:
+        return self._configuration.epoch if self._configuration else 0
+
+    def registration(self) -> Registration:
+        config = read_config(self._base)
+        return Registration(
+            kind="drafter", name=self._name, address=self._name, fingerprint=fingerprint(self._base),
+            model_layers=config.layers, max_positions=config.max_positions,
+            kv_bytes=1 << 26, row_bytes=64, head=Head((2, 4, 5), 3),
+        )
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        import torch
+
+        hidden = read_config(self._base).hidden
+        for layer in (2, 4, 5):
+            stage = next(s for s in configuration.stages if layer < s.layers.last)
+            link = await self._dialer.dial(stage.address, configuration.epoch)
+            await link.send(Tap(configuration.epoch, layer, torch.ones(3, hidden)))
+        self._link = await self._dialer.dial(configuration.stages[0].address, configuration.epoch)
+        self._configuration = configuration
+        await uplink.send(Ready(configuration.epoch))
+
+    async def handle(self, arrival: Arrival) -> None:
+        if isinstance(arrival.message, Features):
+            await self._learn(arrival.message)
+
+    async def settle(self) -> float | None:
+        return None
+
+    async def disband(self) -> None:
+        self._configuration = None
+
+    async def _learn(self, features: Features) -> None:
+        for opening in features.openings:
+            origin = self._texts[opening.fork.sequence][: opening.fork.length] if opening.fork else []
+            self._texts[opening.sequence] = list(origin)
+        count = sum(len(lesson.tokens) for lesson in features.lessons)
+        assert (0 if features.rows is None else features.rows.shape[0]) == count
+        drafts = []
+        for lesson in features.lessons:
+            text = self._texts[lesson.sequence]
+            assert len(text) == lesson.start, "features and tokens must follow each other without a gap"
+            text += lesson.tokens
+            if lesson.bonus is not None and lesson.step is not None:
+                drafts.append(Draft(lesson.sequence, lesson.step, self._tree([*text, lesson.bonus])))
+        for sequence in features.closings:
+            self._texts.pop(sequence, None)
+        if drafts and self._link:
+            await self._link.send(Drafts(features.epoch, tuple(drafts)))
+
+    def _tree(self, text: list[int]) -> Tree:
+        """The known path with slips, and random siblings."""
+        assert self._configuration is not None
+        tokens, parents, tip = [text[-1]], [0], 0
+        for token in self._continuation(text)[: self._configuration.shape.depth]:
+            if self._rng.random() < 0.5:
+                tokens.append(self._rng.randrange(100))
+                parents.append(tip)
+            tokens.append(token if self._rng.random() < self._skill else self._rng.randrange(100))
+            parents.append(tip)
+            tip = len(tokens) - 1
+        return Tree(tuple(tokens), tuple(parents))

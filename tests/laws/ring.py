@@ -1,0 +1,190 @@
+"""A ring of real parts without a master's text side: token ids in, token ids out.
+
+Workers and drafter are the product's own; only the conductor is replaced by a list of orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specsot.frames import Close, End, Fork, Lease, Open, Opening, Result
+from specsot.links import Exchange, LocalLink
+from specsot.members import Layout, TreeShape
+from specsot.membership import Part, take_part
+from specsot.model.config import read_config
+from specsot.model.fingerprint import fingerprint
+from specsot.params import Sampling
+from specsot_master.fleet import Fleet, Wishes
+from specsot_worker import source as working
+from specsot_worker.part import WorkerPart
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to run the same work."""
+
+    base: Path
+    head: Path | None = None
+    stages: int = 1
+    layout: Layout = "packed"
+    shape: TreeShape = TreeShape(depth=3, top_k=3, nodes=8, fixed=True)
+    page_rows: int = 16
+    max_pages: int = 512
+    drafter: Callable[..., Part] | None = None
+
+
+@dataclass
+class Text:
+    """What one sequence has written so far, and why it ended."""
+
+    tokens: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    end: End | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Ring:
+    """Give it prompts; it opens sequences, renews leases, and collects what comes back."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.texts: dict[int, Text] = {}
+        self.broken: list[str] = []
+        self.changed = asyncio.Event()
+        wishes = Wishes(
+            fingerprint(setup.base),
+            read_config(setup.base).layers,
+            workers=setup.stages,
+            drafter=setup.head is not None or setup.drafter is not None,
+            page_rows=setup.page_rows,
+            max_pages=setup.max_pages,
+            layout=setup.layout,
+            shape=setup.shape,
+        )
+        self.fleet = Fleet(wishes, self._learn, self.changed.set, self._break, lambda: False)
+        self._ids = iter(range(1, 10**9))
+
+    def _learn(self, result: Result) -> None:
+        for outcome in result.outcomes:
+            if text := self.texts.get(outcome.sequence):
+                text.tokens += outcome.tokens
+                text.steps.append(len(outcome.tokens))
+                text.end = outcome.end or text.end
+                if outcome.end:
+                    text.over.set()
+        self.changed.set()
+
+    def _break(self, reason: str) -> None:
+        self.broken.append(reason)
+        self.changed.set()
+        for text in self.texts.values():
+            text.over.set()
+
+    async def complete(self, drafts: bool) -> None:
+        while not self.fleet.ready or (drafts and self.fleet.ring.drafter is None):
+            assert not self.fleet.complaint, self.fleet.complaint
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def open(self, prompt: list[int], fork: Fork | None = None, **more) -> int:
+        """Open one sequence and return its id. `more` goes into its Opening."""
+        sequence = next(self._ids)
+        length = len(prompt) + (fork.length if fork else 0)
+        opening = Opening(sequence, length, fork=fork, **more)
+        self.texts[sequence] = Text()
+        await self.fleet.order(Open(opening, tuple(prompt), lease=length + 16))
+        await self.fleet.order(Lease(sequence, length + 10_000))
+        return sequence
+
+    async def prefix(self, tokens: list[int]) -> int:
+        return await self.open(tokens, decodes=False)
+
+    async def close(self, sequence: int) -> None:
+        await self.fleet.order(Close(sequence))
+
+    async def written(self, sequence: int) -> list[int]:
+        await self.texts[sequence].over.wait()
+        return self.texts[sequence].tokens
+
+    async def write_all(
+        self, prompts: list[list[int]], limit: int, sampling: Sampling = Sampling(), shared: int = 0  # noqa: B008
+    ) -> list[list[int]]:
+        """Write every prompt at once; the first `shared` tokens of each are one forked prefix."""
+        fork = None
+        if shared:
+            fork = Fork(await self.prefix(prompts[0][:shared]), shared)
+        ids = [
+            await self.open(prompt[shared:], fork, limit=limit, sampling=sampling, seed=7, ordinal=n)
+            for n, prompt in enumerate(prompts)
+        ]
+        texts = [await self.written(one) for one in ids]
+        if fork:
+            await self.close(fork.sequence)
+        return texts
+
+
+@asynccontextmanager
+async def ring_of(setup: Setup):
+    """A ring over in-process links, complete."""
+    ring, exchange, leaving = Ring(setup), Exchange(), asyncio.Event()
+    compute = ThreadPoolExecutor(1)
+    tasks = []
+
+    def start(name: str, part: Part) -> None:
+        inbox = exchange.listen(name)
+
+        async def connect(registration):
+            await ring.fleet.join(registration, LocalLink("master", inbox))
+            return Uplink(ring.fleet, registration.name)
+
+        tasks.append(asyncio.create_task(take_part(part, inbox, connect, leaving)))
+
+    for name, part in parts_of(setup, exchange.dialer, compute):
+        start(name, part)
+    try:
+        completing = asyncio.create_task(ring.complete(setup.head is not None or setup.drafter is not None))
+        await asyncio.wait([completing, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in [completing, *tasks]:
+            if task.done():
+                task.result()
+        yield ring
+    finally:
+        leaving.set()
+        await asyncio.gather(*tasks)
+        compute.shutdown()
+
+
+def parts_of(setup: Setup, dialer, compute):
+    """(name, part) of every member a setup describes."""
+    for n in range(setup.stages):
+        name = f"worker-{n}"
+        supply = working.Supply(name, name, setup.base, dtype="fp32", kv_memory=1 << 26)
+        yield name, WorkerPart(working.Source(supply), dialer(name), compute)
+    if setup.drafter:
+        yield "drafter", setup.drafter("drafter", dialer("drafter"), compute)
+    elif setup.head:
+        from specsot_drafter import source as drafting
+        from specsot_drafter.part import DrafterPart
+
+        supply = drafting.Supply(
+            "drafter", "drafter", setup.base, setup.head, dtype="fp32", kv_memory=1 << 26
+        )
+        yield "drafter", DrafterPart(drafting.Source(supply), dialer("drafter"), compute)
+
+
+class Uplink:
+    """A member's way to the fleet within one process."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self._fleet, self._name = fleet, name
+
+    async def send(self, message: object) -> None:
+        self._fleet.heard(self._name, message)
+
+    async def close(self) -> None:
+        self._fleet.lost(self._name, "left")

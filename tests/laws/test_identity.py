@@ -1,0 +1,93 @@
+"""Law 1: token identity with plain decoding, whatever the drafter, tree, layout, split or link."""
+
+import itertools
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from specsot.members import TreeShape  # noqa: E402
+from specsot.params import Sampling  # noqa: E402
+from tests.laws.drafters import KnowingDrafter  # noqa: E402
+from tests.laws.plain import Excuses, write_plainly  # noqa: E402
+from tests.laws.ring import Setup, ring_of  # noqa: E402
+from tests.models import Shape, write_base, write_head  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+GREEDY, WARM = Sampling(), Sampling(temperature=0.8, top_p=0.95, top_k=40)
+LIMIT = 20
+SHAPES = [
+    TreeShape(depth, top_k, nodes, fixed=True)
+    for depth, top_k, nodes in [
+        (1, 1, 2), (1, 4, 5), (2, 2, 4), (2, 3, 9), (3, 1, 5), (3, 2, 7),
+        (3, 4, 16), (4, 3, 12), (5, 2, 10), (5, 4, 24), (6, 1, 8), (6, 5, 40),
+    ]
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
+
+
+def prompts_of(count, shared=0, seed=3):
+    rng = random.Random(seed)
+    prefix = [rng.randrange(200) for _ in range(shared)]
+    return [prefix + [rng.randrange(200) for _ in range(rng.randrange(1, 40))] for _ in range(count)]
+
+
+async def compare(setup, prompts, sampling, shared=0):
+    excuses = Excuses()
+    async with ring_of(setup) as ring:
+        texts = await ring.write_all(prompts, LIMIT, sampling, shared)
+        assert not ring.broken
+        steps = [step for text in ring.texts.values() for step in text.steps]
+    for ordinal, (prompt, text) in enumerate(zip(prompts, texts)):
+        excuses.compare(text, write_plainly(setup.base, tuple(prompt), LIMIT, sampling, 7, ordinal))
+    excuses.settle()
+    return steps
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T0.8"])
+@pytest.mark.parametrize(("stages", "layout"), list(itertools.product([1, 2, 3], ["packed", "batched"])))
+async def test_law_1_forty_prompts_by_a_drafter_that_is_always_wrong(models, stages, layout, sampling):
+    base, head = models
+    setup = Setup(base, head, stages, layout)
+    await compare(setup, prompts_of(40, shared=21), sampling, shared=21)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"d{s.depth}k{s.top_k}n{s.nodes}")
+async def test_law_1_twelve_tree_shapes(models, shape):
+    base, head = models
+    await compare(Setup(base, head, 1, "packed", shape), prompts_of(8), GREEDY)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T0.8"])
+@pytest.mark.parametrize(("stages", "layout"), [(1, "packed"), (2, "batched"), (3, "packed")])
+async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, layout, sampling):
+    base, _ = models
+    prompts = prompts_of(12, shared=17)
+    known = [
+        [*prompt, *write_plainly(base, tuple(prompt), LIMIT, sampling, 7, n).tokens]
+        for n, prompt in enumerate(prompts)
+    ]
+
+    def continuation(text):
+        whole = next((one for one in known if one[: len(text)] == text), text)
+        return whole[len(text) :]
+
+    def drafter(name, dialer, compute):
+        return KnowingDrafter(base, name, dialer, continuation, skill=0.85, seed=5)
+
+    shape = TreeShape(6, 2, 14, fixed=True)
+    setup = Setup(base, None, stages, layout, shape, drafter=drafter)
+    steps = await compare(setup, prompts, sampling, shared=17)
+    assert sum(steps) / len(steps) > 2, "deep paths must really have been accepted"
+
+
+async def test_law_1_without_any_drafter(models):
+    base, _ = models
+    await compare(Setup(base, stages=2), prompts_of(6), GREEDY)
