@@ -1,0 +1,144 @@
+"""A fleet of this machine as processes: master, workers, drafter; started, waited for, ended.
+
+Refuses to know what they do; it talks to the master like any other client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+from specsot.errors import SpecsotError, Unavailable
+from specsot.events import Numbered
+from specsot.info import Info
+from specsot.params import Ask
+from specsot.rpc.client import Client, connect
+from specsot_app.children import Child, Service, Tell, start
+from specsot_app.fleets import Models, Wanted
+
+T = TypeVar("T")
+
+STAGES = 2  # so that a lap really crosses processes
+PAUSE = 0.05  # seconds between looks at a ring that is not complete yet
+
+
+def keep_quiet(service: str, line: str) -> None:
+    """Nobody listens; the child's last words are kept anyway."""
+
+
+class ProcessFleet:
+    """Three kinds of processes and a client of their master."""
+
+    def __init__(self, children: list[Child], client: Client, stack: AsyncExitStack) -> None:
+        self.children, self._client, self._stack = children, client, stack
+
+    @classmethod
+    async def start(
+        cls, wanted: Wanted, models: Models, port: int | None = None, tell: Tell = keep_quiet
+    ) -> ProcessFleet:
+        """Start everything and wait until the ring is complete.
+
+        port: where the master listens on 127.0.0.1; None takes a free one.
+        Raises what a service died of, in one line; then nothing is left running.
+        """
+        async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
+            children: list[Child] = []
+            for service in services_of(wanted, models, port or free_port(), folder):
+                child = await start(service, tell)
+                stack.push_async_callback(child.end)
+                children.append(child)
+            client = await unless_one_ends(children, ready_client(children[0].service.address))
+            stack.push_async_callback(client.close)
+            return cls(children, client, stack.pop_all())
+        raise AssertionError("unreachable: the stack passes errors on")
+
+    def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
+        return self._client.generate(ask)
+
+    async def cancel(self, request: str) -> bool:
+        return await self._client.cancel(request)
+
+    async def info(self) -> Info:
+        return await self._client.info()
+
+    async def ended(self) -> SpecsotError:
+        """Wait until any of the processes is gone, and say why."""
+        return await first_end(self.children)
+
+    async def close(self) -> None:
+        """End every process; the master last, so that none reports it lost."""
+        await self._stack.aclose()
+
+
+def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list[Service]:
+    """The master first. Workers and drafter listen on unix sockets: nothing else is in the way."""
+    master, base = f"127.0.0.1:{port}", str(models.base)
+    stages = wanted.stages or STAGES
+    drafter = "none" if models.draft is None else "eagle"
+    steer = ("--model", base, "--workers", str(stages), "--drafter", drafter)
+    services = [
+        Service(
+            "master", "specsot_master", master, (*steer, "--branch-layout", wanted.layout, "--listen", master)
+        )
+    ]
+    compute = ("--model", base, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
+    for stage in range(stages):
+        services.append(member(f"worker-{stage}", "specsot_worker", folder, compute))
+    if models.draft is not None:
+        draft = (*compute, "--draft-model", str(models.draft))
+        services.append(member("drafter", "specsot_drafter", folder, draft))
+    return services
+
+
+def member(name: str, module: str, folder: Path, arguments: tuple[str, ...]) -> Service:
+    address = f"unix:{folder / name}"
+    return Service(name, module, address, (*arguments, "--listen", address, "--advertise", address))
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def ready_client(address: str) -> Client:
+    """A client of the master at `address`, once its ring is complete."""
+    while True:
+        try:
+            client = await connect(address)
+        except Unavailable:
+            await asyncio.sleep(PAUSE)
+            continue
+        while not (await client.info()).ready:
+            await asyncio.sleep(PAUSE)
+        return client
+
+
+async def unless_one_ends(children: list[Child], work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; raises why a child ended, if one does first."""
+    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(first_end(children))
+    try:
+        await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ending.result()
+        return working.result()
+    finally:
+        working.cancel()
+        ending.cancel()
+
+
+async def first_end(children: list[Child]) -> SpecsotError:
+    endings = [asyncio.ensure_future(child.ended()) for child in children]
+    try:
+        done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for ending in endings:
+            ending.cancel()
