@@ -104,6 +104,11 @@ def read_json(source: Path) -> dict[str, Any]:
 def read_rope(fields: Json, source: Path) -> Rope:
     """Rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old)."""
     settings = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(settings, dict):
+        raise ModelError(f"{source}: rope settings must be an object, got {settings!r}")
+    partial = settings.get("partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise ModelError(f"{source}: partial_rotary_factor {partial!r} is not supported")
     reader = _Reader(source, {"rope_theta": fields.get("rope_theta"), **settings})
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):

@@ -1,0 +1,133 @@
+"""config.json: what is read of it, and one clear line for what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot.errors import ModelError
+from specsot.model.config import ModelConfig, Rope, read_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def read(directory: Path, **changes: Any) -> ModelConfig:
+    (directory / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+    return read_config(directory)
+
+
+def test_what_is_absent_has_the_published_defaults(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    assert (config.kv_heads, config.head_dim, config.max_positions) == (4, 16, 2048)
+    assert (config.eps, config.rope, config.eos) == (1e-6, Rope(), ())
+    flags = (config.tied, config.qkv_bias, config.out_bias, config.mlp_bias, config.qk_norm)
+    assert not any(flags)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rope"),
+    [
+        ({"rope_theta": 5e5}, Rope(5e5)),
+        ({"rope_theta": 5e5, "rope_scaling": None}, Rope(5e5)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, Rope(1e6)),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}}, Rope(1e4, "linear", 4.0)),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            Rope(5e5, "llama3", 8.0, 1.0, 4.0, 8192),
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+            Rope(5e5, "llama3", 8.0, 1.0, 4.0, 8192),
+        ),
+    ],
+)
+def test_rope_is_read_in_its_old_and_new_spelling(tmp_path: Path, fields: Any, rope: Rope) -> None:
+    assert read(tmp_path, **fields).rope == rope
+
+
+def test_families_bring_their_biases_and_norms(tmp_path: Path) -> None:
+    qwen2 = read(tmp_path, model_type="qwen2")
+    assert (qwen2.qkv_bias, qwen2.out_bias, qwen2.qk_norm) == (True, False, False)
+    qwen3 = read(tmp_path, model_type="qwen3", attention_bias=True, head_dim=32)
+    assert (qwen3.qkv_bias, qwen3.out_bias, qwen3.qk_norm, qwen3.head_dim) == (True, True, True, 32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "positions"),
+    [
+        ({"sliding_window": 512}, 512),
+        ({"sliding_window": None}, 4096),
+        ({"sliding_window": 512, "use_sliding_window": False}, 4096),
+    ],
+)
+def test_a_sliding_window_bounds_the_positions(tmp_path: Path, fields: Any, positions: int) -> None:
+    assert read(tmp_path, max_position_embeddings=4096, **fields).max_positions == positions
+
+
+def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
+    assert read(tmp_path, eos_token_id=7).eos == (7,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert read(tmp_path, eos_token_id=7).eos == (5, 6)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert read(tmp_path, eos_token_id=7).eos == (7,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "t5"}, "model_type 't5' is not one of llama, mistral, qwen2, qwen3"),
+        ({"model_type": None}, "model_type None is not one of"),
+        ({"hidden_size": None}, "hidden_size must be a number > 0, got None"),
+        ({"hidden_size": "64"}, "hidden_size must be a number > 0, got '64'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a number > 0, got 0"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers must be an integer, got 2.5"),
+        ({"vocab_size": True}, "vocab_size must be a number > 0, got True"),
+        ({"num_key_value_heads": 3}, "4 heads do not divide into 3 key-value heads"),
+        ({"head_dim": 15}, "head_dim must be even, got 15"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope type 'yarn' is not one of"),
+        ({"rope_scaling": {"type": "linear"}}, "factor must be a number > 0, got None"),
+        ({"rope_scaling": "linear"}, "rope settings must be an object, got 'linear'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not supported"),
+        ({"quantization_config": {}}, "quantized weights"),
+        ({"eos_token_id": "</s>"}, "eos_token_id must be token ids, got '</s>'"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value(tmp_path: Path, fields: Any, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        read(tmp_path, **fields)
+    assert message in str(caught.value)
+    assert str(tmp_path / "config.json") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no such file"),
+        ("{", "not valid JSON"),
+        ("[]", "not a JSON object"),
+        ("\xff", "not valid JSON"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=message):
+        read_config(tmp_path)

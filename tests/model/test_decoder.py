@@ -1,0 +1,143 @@
+"""The decoder against Transformers, fp32: logits within 1e-4, greedy text identical, any split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specsot.errors import InvalidRequest, ModelError
+from specsot.members import Range
+from specsot.model.decoder import Decoder
+from specsot.model.measure import measure_rows
+from specsot.tree import ancestry, depths, path
+from tests.model.tiny import Ring, greedy_reference, load, write_model
+
+pytestmark = pytest.mark.torch
+
+PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "untied": ("llama", {}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "sharded": ("llama", {"shards": "20KB"}),
+    "wide heads": ("llama", {"head_dim": 24}),
+    "no grouping": ("llama", {"num_key_value_heads": 4}),
+    "one kv head": ("llama", {"num_key_value_heads": 1}),
+    "one layer": ("llama", {"num_hidden_layers": 1}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}}),
+    "llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    directory = tmp_path_factory.mktemp("llama")
+    return directory, write_model(directory, num_hidden_layers=5)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_and_greedy_text_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    kind, changes = KINDS[name]
+    model = write_model(tmp_path, kind, **changes)
+    decoders = load(tmp_path, (changes.get("num_hidden_layers", 3),))
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    logits, _ = Ring.of(decoders).feed(PROMPT, 0)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    assert Ring.of(decoders).greedy(PROMPT, 44) == greedy_reference(model, PROMPT, 44)
+
+
+@pytest.mark.parametrize("cuts", [(1, 5), (4, 5), (2, 3, 5), (1, 2, 5)])
+def test_any_split_passes_on_the_same_hidden_rows(
+    llama: tuple[Path, torch.nn.Module], cuts: tuple[int, ...]
+) -> None:
+    whole, _ = Ring.of(load(llama[0], (5,))).feed(PROMPT, 0)
+    split, _ = Ring.of(load(llama[0], cuts)).feed(PROMPT, 0)
+    assert torch.equal(whole, split)
+
+
+def test_a_prompt_in_chunks_is_the_prompt(llama: tuple[Path, torch.nn.Module]) -> None:
+    whole, _ = Ring.of(load(llama[0], (5,))).feed(PROMPT, 0)
+    ring = Ring.of(load(llama[0], (5,)))
+    parts = [ring.feed(PROMPT[a:b], a)[0] for a, b in [(0, 3), (3, 15), (15, 16), (16, 20)]]
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT[:5], PROMPT[:13]])  # the second tree crosses a page's end
+def test_a_tree_gives_each_path_what_plain_decoding_gives_it(
+    llama: tuple[Path, torch.nn.Module], prompt: list[int]
+) -> None:
+    tokens = [11, 12, 13, 14, 15, 16, 17]
+    parents = (0, 0, 0, 1, 1, 2, 3)
+    ring = Ring.of(load(llama[0], (2, 5)))
+    ring.feed(prompt, 0)
+    positions = [len(prompt) + depth for depth in depths(parents)]
+    tree, _ = ring.feed(tokens, len(prompt), positions, ancestry(parents))
+    for node in range(len(tokens)):
+        plain, _ = Ring.of(ring.decoders).feed(prompt + [tokens[n] for n in path(parents, node)], 0)
+        torch.testing.assert_close(tree[node], plain[-1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("cuts", [(5,), (2, 5), (1, 3, 5)])
+def test_taps_add_the_inputs_of_their_layers(
+    llama: tuple[Path, torch.nn.Module], cuts: tuple[int, ...]
+) -> None:
+    layers, width = (0, 2, 3, 5), llama[1].config.hidden_size
+    blocks = torch.eye(len(layers) * width).view(len(layers), width, -1).transpose(1, 2)
+    _, fused = Ring.of(load(llama[0], cuts)).feed(PROMPT, 0, taps=dict(zip(layers, blocks)))
+    inputs: dict[int, torch.Tensor] = {}
+    for index, layer in enumerate(llama[1].model.layers):
+        layer.register_forward_pre_hook(lambda _, args, index=index: inputs.__setitem__(index, args[0][0]))
+    llama[1].model.norm.register_forward_pre_hook(lambda _, args: inputs.__setitem__(5, args[0][0]))
+    with torch.inference_mode():
+        llama[1](torch.tensor([PROMPT]))
+    expected = torch.cat([inputs[layer] for layer in layers], 1)
+    torch.testing.assert_close(fused, expected, atol=1e-4, rtol=0)
+
+
+def test_no_tap_leaves_no_fused_row(llama: tuple[Path, torch.nn.Module]) -> None:
+    assert Ring.of(load(llama[0], (2, 5))).feed(PROMPT, 0)[1] is None
+
+
+def test_bf16_stays_near_fp32(llama: tuple[Path, torch.nn.Module]) -> None:
+    exact, _ = Ring.of(load(llama[0], (5,))).feed(PROMPT, 0)
+    decoder = Decoder.load(llama[0], Range(0, 5), torch.bfloat16, "cpu")
+    rough, _ = Ring.of([decoder]).feed(PROMPT, 0)
+    assert rough.dtype == torch.bfloat16
+    assert torch.nn.functional.cosine_similarity(rough.float(), exact, dim=-1).min() > 0.99
+
+
+def test_a_range_reads_only_its_own_tensors(tmp_path: Path) -> None:
+    write_model(tmp_path, shards="20KB", num_hidden_layers=5)
+    middle = Decoder.load(tmp_path, Range(1, 3), torch.float32, "cpu")
+    with pytest.raises(ModelError, match="layers 1:3 hold no embedding"):
+        middle.embed(torch.tensor([1]))
+    with pytest.raises(ModelError, match="layers 1:3 hold no lm_head"):
+        middle.logits(torch.zeros(1, 32))
+
+
+@pytest.mark.parametrize("layers", [Range(0, 6), Range(3, 3), Range(-1, 2)])
+def test_a_range_that_does_not_fit_is_refused(llama: tuple[Path, torch.nn.Module], layers: Range) -> None:
+    with pytest.raises(InvalidRequest, match="do not fit a model of 5 layers"):
+        Decoder.load(llama[0], layers, torch.float32, "cpu")
+
+
+def test_measured_seconds_never_fall_with_rows(llama: tuple[Path, torch.nn.Module]) -> None:
+    (decoder,) = load(llama[0], (5,))
+    curve = measure_rows(decoder, sizes=(1, 4, 16), seconds=0.01)
+    assert [rows for rows, _ in curve] == [1, 4, 16]
+    assert 0 < curve[0][1] <= curve[1][1] <= curve[2][1]

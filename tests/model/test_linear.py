@@ -1,0 +1,35 @@
+"""Packed products and dtype names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from specsot.errors import InvalidRequest
+from specsot.model.linear import Linear
+from specsot.model.precision import resolve_dtype
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 3, 16, 64, 65, 300])
+def test_every_number_of_rows_gives_the_plain_product(rows: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight, bias = torch.randn(48, 40, generator=generator), torch.randn(48, generator=generator)
+    x = torch.randn(rows, 60, generator=generator)[:, 10:50]
+    weight, bias, x = weight.to(dtype), bias.to(dtype), x.to(dtype)
+    assert Linear(weight).shape == (48, 40)
+    with torch.inference_mode():
+        torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(Linear(weight, bias)(x), F.linear(x, weight, bias), atol=1e-5, rtol=1e-5)
+
+
+def test_dtype_names() -> None:
+    assert resolve_dtype("fp32", "cpu") == torch.float32
+    assert resolve_dtype("fp16", "cuda") == torch.float16
+    assert resolve_dtype("auto", "cuda") == torch.bfloat16
+    assert resolve_dtype("auto", "cpu") in (torch.float32, torch.bfloat16)
+    with pytest.raises(InvalidRequest, match="dtype must be one of auto, fp32, bf16, fp16, got 'int8'"):
+        resolve_dtype("int8", "cpu")

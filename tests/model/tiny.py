@@ -1,0 +1,108 @@
+"""Tiny random models on disk and Transformers' own answers to them, for the model room's tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from specsot.members import Range
+from specsot.model.attention import Span, plan_attention
+from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
+
+PAGE_ROWS = 16
+CONFIGS: dict[str, Any] = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.25,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **changes: Any) -> torch.nn.Module:
+    """Save a random model of this kind; returns Transformers' fp32 model of it."""
+    torch.manual_seed(1)
+    config = CONFIGS[kind](**{**SHAPE, **changes}, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):
+            torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
+    model.save_pretrained(directory, max_shard_size=shards)
+    return model
+
+
+def load(directory: Path, cuts: tuple[int, ...] = (3,)) -> list[Decoder]:
+    """The model as ranges that end at `cuts`."""
+    starts = (0, *cuts[:-1])
+    ranges = [Range(first, last) for first, last in zip(starts, cuts)]
+    return [Decoder.load(directory, each, torch.float32, "cpu") for each in ranges]
+
+
+@dataclass
+class Ring:
+    """Ranges one behind the other, each with its own pages, fed one sequence."""
+
+    decoders: list[Decoder]
+    kvs: list[KVPages]
+    pages: tuple[int, ...] = (5, 2, 3, 9, 0, 1)
+
+    @classmethod
+    def of(cls, decoders: list[Decoder]) -> Ring:
+        return cls(decoders, [decoder.make_kv(10, PAGE_ROWS) for decoder in decoders])
+
+    @torch.inference_mode()
+    def feed(
+        self,
+        tokens: list[int],
+        start: int,
+        positions: list[int] | None = None,
+        visible: tuple[int, ...] | None = None,
+        taps: dict[int, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits and fused row of `tokens`, whose KV goes to rows start, start + 1, ..."""
+        rows = torch.arange(start, start + len(tokens))
+        slots = torch.tensor(self.pages)[rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
+        span = Span(len(tokens), start, len(tokens), self.pages, visible)
+        plan = plan_attention([span], PAGE_ROWS, 2, "packed", torch.float32, "cpu")
+        at = rows if positions is None else torch.tensor(positions)
+        hidden, fused = self.decoders[0].embed(torch.tensor(tokens)), None
+        for decoder, kv in zip(self.decoders, self.kvs):
+            hidden, fused = decoder.forward(hidden, at, slots, plan, kv, taps or {}, fused)
+        return self.decoders[-1].logits(hidden), fused
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """`count` tokens, each the argmax behind the one before."""
+        logits, _ = self.feed(prompt, 0)
+        written = [int(logits[-1].argmax())]
+        while len(written) < count:
+            logits, _ = self.feed(written[-1:], len(prompt) + len(written) - 1)
+            written.append(int(logits[-1].argmax()))
+        return written
+
+
+@torch.inference_mode()
+def greedy_reference(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
+    """The same by Transformers, without a cache."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
