@@ -49,7 +49,7 @@ def messages_of(turns: Turns) -> tuple[Message, ...]:
     return tuple(turn if isinstance(turn, Message) else message_of(turn) for turn in turns)
 
 
-def message_of(turn: Mapping[str, str]) -> Message:
+def message_of(turn: Any) -> Message:
     if not isinstance(turn, Mapping) or not {"role", "content"} <= set(turn):
         raise InvalidRequest("every message needs a role and a content", field="messages")
     return Message(turn["role"], turn["content"])

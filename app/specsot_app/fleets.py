@@ -105,6 +105,10 @@ async def open_fleet(wanted: Wanted) -> Fleet:
         from specsot.rpc.client import connect
 
         return await connect(wanted.master)
+    if wanted.kind == "processes":
+        from specsot_app.processes import ProcessFleet
+
+        return await ProcessFleet.start(wanted, models_of(wanted))
     return await open_local(wanted, models_of(wanted))
 
 

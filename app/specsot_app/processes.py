@@ -17,7 +17,7 @@ from specsot.errors import SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
 from specsot.params import Ask
-from specsot.rpc.client import Client, connect
+from specsot.rpc.client import MasterClient, connect
 from specsot_app.children import Child, Service, Tell, start
 from specsot_app.fleets import Models, Wanted
 
@@ -34,7 +34,7 @@ def keep_quiet(service: str, line: str) -> None:
 class ProcessFleet:
     """Three kinds of processes and a client of their master."""
 
-    def __init__(self, children: list[Child], client: Client, stack: AsyncExitStack) -> None:
+    def __init__(self, children: list[Child], client: MasterClient, stack: AsyncExitStack) -> None:
         self.children, self._client, self._stack = children, client, stack
 
     @classmethod
@@ -108,17 +108,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-async def ready_client(address: str) -> Client:
+async def ready_client(address: str) -> MasterClient:
     """A client of the master at `address`, once its ring is complete."""
     while True:
         try:
             client = await connect(address)
+            if (await client.info()).ready:
+                return client
+            await client.close()
         except Unavailable:
-            await asyncio.sleep(PAUSE)
-            continue
-        while not (await client.info()).ready:
-            await asyncio.sleep(PAUSE)
-        return client
+            pass  # the master is still starting
+        await asyncio.sleep(PAUSE)
 
 
 async def unless_one_ends(children: list[Child], work: Coroutine[Any, Any, T]) -> T:

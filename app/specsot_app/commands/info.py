@@ -1,30 +1,52 @@
 """`specsot info`: what a master serves and how its ring stands.
 
-Refuses to know the ring; it prints what the master says.
+Refuses to know how the master found out.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json as notation
 from typing import Annotated
 
 import typer
 
+from specsot.info import Info, MemberInfo
 from specsot_app.running import run
 
 
 def info(
     master: Annotated[str, typer.Option(help="host:port of the master.")] = "127.0.0.1:50050",
+    json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
 ) -> int:
-    """Models, members, layer ranges, pages, epoch."""
-    return run(tell(master))
+    """Models, members, layer ranges, pages, epoch. Exit status 1 while the ring is not complete."""
+    found = run(ask(master))
+    print(notation.dumps(dataclasses.asdict(found)) if json else "\n".join(lines_of(found)))
+    return 0 if found.ready else 1
 
 
-async def tell(master: str) -> int:
+async def ask(master: str) -> Info:
     from specsot.rpc.client import connect
 
     client = await connect(master)
     try:
-        print(await client.info())
+        return await client.info()
     finally:
         await client.close()
-    return 0
+
+
+def lines_of(found: Info) -> list[str]:
+    """For people: one fact a line."""
+    models = [
+        f"model     {one.name} · {one.layers} layers · {one.max_positions} positions" for one in found.models
+    ]
+    members = [line_of(member) for member in found.members]
+    waiting = [f"waiting   {line}" for line in found.waiting_for]
+    pages = [f"pages     {found.pages.free} of {found.pages.total} free"] if found.pages else []
+    state = f"epoch     {found.epoch} · {'ready' if found.ready else 'not ready'}"
+    return [*models, *members, *pages, state, *waiting, f"version   {found.version}"]
+
+
+def line_of(member: MemberInfo) -> str:
+    layers = f" · layers {member.layers}" if member.layers else ""
+    return f"{member.kind:<9} {member.name} at {member.address}{layers}"

@@ -5,19 +5,52 @@ Refuses to know how a service works; it starts them and passes their lines on.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from specsot_app.fleets import Dtype
+from specsot.params import DrafterName
+from specsot_app.fleets import Dtype, Models, Wanted, models_of
+from specsot_app.running import run
 
 
 def serve(
     port: Annotated[int, typer.Option(help="Where the master listens.")] = 50050,
-    workers: Annotated[int, typer.Option(help="Layer ranges, one process each.")] = 2,
+    stages: Annotated[int, typer.Option(help="Layer ranges, one worker each.")] = 2,
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE-3 head.")] = None,
+    drafter: Annotated[DrafterName, typer.Option(help="Who drafts.")] = "eagle",
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
+    device: Annotated[str, typer.Option(help="Torch device of workers and drafter.")] = "cpu",
 ) -> int:
     """Start a whole fleet here; Ctrl-C ends it."""
-    raise SystemExit((port, workers, model, draft_model, dtype))
+    wanted = Wanted(
+        kind="processes",
+        model=model,
+        draft_model=draft_model,
+        dtype=dtype,
+        device=device,
+        stages=stages,
+        drafter=drafter,
+    )
+    return run(keep(wanted, models_of(wanted), port))
+
+
+async def keep(wanted: Wanted, models: Models, port: int) -> int:
+    """Run the fleet until it is told to stop, or one of its processes ends."""
+    from specsot_app.processes import ProcessFleet
+
+    fleet = await ProcessFleet.start(wanted, models, port, pass_on)
+    try:
+        for child in fleet.children:
+            print(f"{child.service.name:<10} {child.service.address}  process {child.pid}", flush=True)
+        print(f'ready: specsot infer --master 127.0.0.1:{port} "..."', flush=True)
+        raise await fleet.ended()
+    finally:
+        await fleet.close()
+
+
+def pass_on(service: str, line: str) -> None:
+    """A service's own words."""
+    print(f"{service} | {line}", file=sys.stderr, flush=True)

@@ -73,7 +73,7 @@ def panels(shown: tuple[Panel, ...], size: Size) -> list[RenderableType]:
     small = Size(size.width, size.height - len(rest))
     if busy and lines_each(len(busy), small) >= 1:
         return [grid(busy, lines_each(len(busy), small), size), *map(one_line, rest)]
-    return list(map(one_line, busy + rest))[: max(1, size.height - 2)]
+    return [one_line(panel) for panel in (busy + rest)[: max(1, size.height - 2)]]
 
 
 def columns_for(count: int, width: int) -> int:

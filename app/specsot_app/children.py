@@ -1,0 +1,106 @@
+"""One service as a child process: started, listened to, ended, never left behind.
+
+Refuses to know which service it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specsot.errors import ModelError, SpecsotError, Unavailable
+
+Tell = Callable[[str, str], None]  # (service, line)
+
+GRACE = 10.0  # seconds a child may take to end by itself
+WRONG_INPUT = 2  # the exit status of a service that was given something unusable
+PR_SET_PDEATHSIG = 1
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",  # idle threads of one service must not take cores from the next
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),  # large messages reuse memory instead of mapping it anew
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What to start: `python -m module arguments...`, at an address."""
+
+    name: str
+    module: str
+    address: str
+    arguments: tuple[str, ...]
+
+
+class Child:
+    """A running service. `last` is its newest line of output."""
+
+    def __init__(self, service: Service, process: Process, tell: Tell) -> None:
+        self.service = service
+        self._process, self._tell = process, tell
+        self._lines: deque[str] = deque(maxlen=20)
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ended(self) -> SpecsotError:
+        """Wait until the child is gone; the error says what its last words were."""
+        status = await self._process.wait()
+        await self._listening
+        last = self._lines[-1] if self._lines else f"exit status {status}"
+        line = last.removeprefix(f"specsot-{self.service.name.split('-')[0]}: ")
+        kind = ModelError if status == WRONG_INPUT else Unavailable
+        return kind(f"{self.service.name}: {line}")
+
+    async def end(self) -> None:
+        """Ask it to end, wait, and insist after the grace period."""
+        if self._process.returncode is None:
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), GRACE)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        await self._listening
+
+    async def _listen(self) -> None:
+        """Read its output to the end, so that it never blocks on a full pipe."""
+        assert self._process.stdout is not None
+        async for raw in self._process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            if line:
+                self._lines.append(line)
+                self._tell(self.service.name, line)
+
+
+async def start(service: Service, tell: Tell) -> Child:
+    """Start one service in a session of its own: Ctrl-C reaches only us, and we end it in order."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        service.module,
+        *service.arguments,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=STDOUT,
+        env=ENVIRONMENT | os.environ,
+        start_new_session=True,
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,
+        limit=1 << 20,
+    )
+    return Child(service, process, tell)
+
+
+def die_with_parent() -> None:
+    """Even a killed parent leaves nothing running."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
