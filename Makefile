@@ -30,13 +30,13 @@ test: $(VENV)/developed ## run every test
 check: $(VENV)/developed ## format, lint, floors, pure tests: no torch, under ten seconds
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/lint-imports --no-logo --quiet
+	@$(BIN)/lint-imports --no-logo --no-cache --quiet
 	@$(BIN)/python -m pytest --pure
 
 lint: $(VENV)/developed ## format, lint, floors and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/pyright
 
 format: $(VENV)/developed ## rewrite what `make lint` would complain about
