@@ -5,7 +5,7 @@ Refuses to know logits, sampling parameters and where uniforms come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specsot.tree import Tree, children
@@ -53,14 +53,14 @@ def residual_walk(
     targets:  [nodes][vocabulary] target distribution at each node.
     uniforms: one number in [0, 1) per child tried. Too few of them is a ValueError.
     """
-    supply = iter(uniforms)
     accepted, drawn = [0], 0
     while True:
-        chances = list(targets[accepted[-1]])
-        taken = None
+        chances, taken = list(targets[accepted[-1]]), None
         for child in _next_nodes(rows, accepted):
+            if drawn == len(uniforms):
+                raise ValueError("fewer uniforms than children tried")
             drawn += 1
-            if _draw(supply) <= chances[tree.tokens[child]]:
+            if uniforms[drawn - 1] <= chances[tree.tokens[child]]:
                 taken = child
                 break
             chances = _without(chances, tree.tokens[child])
@@ -81,10 +81,3 @@ def _without(chances: Sequence[float], token: int) -> list[float]:
     total = sum(chances) - chances[token]
     scale = 1.0 / total if total > 0 else 0.0
     return [0.0 if other == token else chance * scale for other, chance in enumerate(chances)]
-
-
-def _draw(supply: Iterator[float]) -> float:
-    """The next uniform of the record."""
-    for uniform in supply:
-        return uniform
-    raise ValueError("fewer uniforms than children tried")

@@ -1,0 +1,131 @@
+"""The smallest ring: one stage, its verdict, one drafter, turned by hand without links or clocks.
+
+Refuses to know services; uses the very engines they use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from specsot.frames import Chunk, Draft, Features, Fork, Frame, Growth, Opening, Outcome
+from specsot.members import Configuration, Range, TreeShape
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
+from specsot.tree import Tree, single
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.heads import DraftHead
+from specsot_worker.stage import Stage
+from specsot_worker.verdict import LastStage
+
+PAGES, PAGE_ROWS = 24, 64
+
+
+def configuration(
+    shape: TreeShape, pages: int = PAGES, page_rows: int = PAGE_ROWS, **changes: object
+) -> Configuration:
+    """One stage and one drafter."""
+    return Configuration(1, "drafter", (), pages, page_rows, shape.slots, shape=shape, **changes)  # type: ignore[arg-type]
+
+
+def load_base(directory: Path) -> Decoder:
+    """All layers, fp32, on the CPU."""
+    return Decoder.load(directory, Range(0, read_config(directory).layers), torch.float32, "cpu")
+
+
+@dataclass(slots=True)
+class Writer:
+    """One decoding sequence as stage 0 would see it."""
+
+    opening: Opening
+    committed: int
+    step: int = 0
+    keep: tuple[int, ...] = ()
+    root: int | None = None
+    written: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    trees: list[Tree] = field(default_factory=list)
+    done: bool = False
+
+    def hear(self, outcome: Outcome, step: int) -> None:
+        self.written += outcome.tokens
+        self.done = outcome.end is not None
+        if outcome.accepted:
+            self.accepted.append(len(outcome.accepted) - 1)
+        self.committed += len(outcome.accepted)
+        self.keep, self.root, self.step = outcome.accepted, outcome.tokens[-1], step + 1
+
+
+class Ring:
+    """Turns laps; `engine` None means plain decoding."""
+
+    def __init__(
+        self,
+        base: Decoder,
+        head: DraftHead,
+        engine: DraftEngine | None,
+        pages: int = PAGES,
+        page_rows: int = PAGE_ROWS,
+    ) -> None:
+        self._stage = Stage(base, pages, page_rows)
+        for layer, weight in head.tap_slices().items():
+            self._stage.tap(layer, weight)
+        self._last = LastStage(base.logits, _no_grammar)
+        self.engine = engine
+        self.writers: dict[int, Writer] = {}
+        self._drafts: dict[int, Draft] = {}
+        self.heard: list[Features] = []
+        self.lap = 0
+
+    def open(self, opening: Opening, tokens: list[int], chunk: int = 512) -> Writer:
+        """Prefill a sequence, in chunks; `tokens` without a forked part."""
+        begin = opening.fork.length if opening.fork else 0
+        writer = self.writers[opening.sequence] = Writer(opening, opening.prompt, done=not opening.decodes)
+        for start in range(0, len(tokens), chunk):
+            part = tuple(tokens[start : start + chunk])
+            final = start + chunk >= len(tokens)
+            openings = (opening,) if start == 0 else ()
+            self._run(Frame(1, self.lap, openings, (Chunk(opening.sequence, begin + start, part, final),)))
+        return writer
+
+    def turn(self) -> bool:
+        """One lap of all live writers; False when nobody is left."""
+        growths = tuple(self._growth(writer) for writer in self.writers.values() if not writer.done)
+        if growths:
+            self._run(Frame(1, self.lap, (), growths))
+        return bool(growths)
+
+    def close(self, sequence: int) -> None:
+        del self.writers[sequence]
+        self._run(Frame(1, self.lap, closings=(sequence,)))
+
+    def _growth(self, writer: Writer) -> Growth:
+        assert writer.root is not None
+        sequence = writer.opening.sequence
+        draft = self._drafts.pop(sequence, None)
+        tree = draft.tree if draft and draft.step == writer.step else single(writer.root)
+        writer.trees.append(tree)
+        return Growth(sequence, writer.step, writer.committed, writer.keep, tree)
+
+    def _run(self, frame: Frame) -> None:
+        self.lap += 1
+        verdict = self._last.judge(self._stage.run(frame))
+        for outcome in verdict.result.outcomes:
+            self.writers[outcome.sequence].hear(outcome, outcome.step)
+        self.heard.append(verdict.features)
+        if self.engine:
+            self.engine.learn(verdict.features)
+            self._drafts |= {draft.sequence: draft for draft in self.engine.draft()}
+
+
+def opening(
+    sequence: int, prompt: int, limit: int = 64, fork: tuple[int, int] | None = None, **more: object
+) -> Opening:
+    """An opening with what tests vary."""
+    return Opening(sequence, prompt, Fork(*fork) if fork else None, limit=limit, **more)  # type: ignore[arg-type]
+
+
+def _no_grammar(_: object) -> None:
+    return None

@@ -1,0 +1,129 @@
+"""Selection against brute force: the best ancestor-closed sets, and trees that say what they should."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from specsot.tree import Tree, chain, path, single
+from specsot_drafter.selection import (
+    Offer,
+    barred_below,
+    best_each,
+    best_overall,
+    graft,
+    masses,
+    ranked,
+    trees_of,
+    worth,
+)
+
+
+def random_offer(rng: random.Random, trees: int, top_k: int = 2, expansions: int = 2) -> Offer:
+    """An offer in growth order: k, then k * k more for the k best of each level."""
+    columns = [_random_tree(rng, top_k, expansions) for _ in range(trees)]
+    depths = [1] * top_k + [d + 2 for d in range(expansions) for _ in range(top_k * top_k)]
+    tokens, scores, parents = (np.array([column[i] for column in columns]) for i in range(3))
+    return Offer(tokens, scores, parents, np.array(depths))
+
+
+def _random_tree(rng: random.Random, k: int, expansions: int) -> tuple[list[int], list[float], list[int]]:
+    scores = sorted((-rng.expovariate(1) for _ in range(k)), reverse=True)
+    parents, frontier = [0] * k, list(range(k))
+    for _ in range(expansions):
+        first = len(scores)
+        for node in frontier:
+            scores += sorted((scores[node] - rng.expovariate(1) for _ in range(k)), reverse=True)
+            parents += [node + 1] * k
+        frontier = sorted(range(first, len(scores)), key=lambda i: -scores[i])[:k]
+    return [rng.randrange(100, 10**6) for _ in scores], scores, parents
+
+
+def closed(offer: Offer, row: int, chosen: frozenset[int]) -> bool:
+    return all(offer.parents[row, node] == 0 or offer.parents[row, node] - 1 in chosen for node in chosen)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_budget_goes_to_the_best_closed_set(seed: int) -> None:
+    """No ancestor-closed set of the same size, over all trees together, is worth more."""
+    rng = random.Random(seed)
+    offer = random_offer(rng, trees=2, expansions=1)
+    values = worth(offer, np.array([0.9, 0.7]))
+    nodes = [(row, node) for row in range(2) for node in range(values.shape[1])]
+    for count in range(1, 6):
+        best = max(
+            sum(values[row, node] for row, node in chosen)
+            for chosen in itertools.combinations(nodes, count)
+            if all(closed(offer, row, frozenset(n for r, n in chosen if r == row)) for row in range(2))
+        )
+        flags = best_overall(values, count, each=99)
+        assert flags.sum() == count
+        assert values[flags].sum() == pytest.approx(best)
+        assert all(closed(offer, row, frozenset(np.flatnonzero(flags[row]).tolist())) for row in range(2))
+
+
+def test_no_tree_gets_more_than_its_room() -> None:
+    values = np.array([[0.9, 0.8, 0.7], [0.3, 0.2, 0.1]])
+    flags = best_overall(values, 4, each=2)
+    assert flags.tolist() == [[True, True, False], [True, True, False]]
+    assert ranked(values, 2).tolist() == [0.9, 0.8, 0.3, 0.2]
+
+
+def test_equals_keep_ancestors_first() -> None:
+    """A certain child is worth as much as its parent, which still comes first."""
+    offer = Offer(np.array([[1, 2, 3]]), np.zeros((1, 3)), np.array([[0, 1, 2]]), np.array([1, 2, 3]))
+    for count in range(4):
+        assert best_each(offer.scores, count).tolist() == [[node < count for node in range(3)]]
+
+
+def test_trees_repeat_the_paths_of_the_offer() -> None:
+    rng = random.Random(3)
+    offer = random_offer(rng, trees=3)
+    flags = best_overall(worth(offer, np.ones(3)), 15, each=7)
+    for row, tree in enumerate(trees_of(offer, [11, 12, 13], flags)):
+        assert tree.tokens[0] == 11 + row
+        wanted = {offer_path(offer, row, node) for node in np.flatnonzero(flags[row]).tolist()}
+        found = {tuple(tree.tokens[i] for i in path(tree.parents, node)[1:]) for node in range(1, len(tree))}
+        assert found == wanted
+
+
+def offer_path(offer: Offer, row: int, node: int) -> tuple[int, ...]:
+    tokens: list[int] = []
+    while node >= 0:
+        tokens.append(int(offer.tokens[row, node]))
+        node = int(offer.parents[row, node]) - 1
+    return tuple(reversed(tokens))
+
+
+def test_depths_beyond_a_tree_s_limit_are_never_chosen() -> None:
+    offer = barred_below(random_offer(random.Random(5), trees=2), [1, 3])
+    flags = best_each(offer.scores, 99)
+    assert offer.depths[flags[0]].max() == 1
+    assert offer.depths[flags[1]].max() == 3
+    values = worth(offer, np.ones(3))
+    assert best_overall(values, 999, each=99).sum() == len(ranked(values, 99)) == flags.sum()
+
+
+def test_masses_add_up_per_depth() -> None:
+    offer = Offer(
+        np.array([[1, 2, 3]]), np.log([[0.5, 0.25, 0.125]]), np.array([[0, 0, 1]]), np.array([1, 1, 2])
+    )
+    assert masses(offer, np.array([[True, True, True]])).tolist() == [pytest.approx([0.75, 0.125])]
+    assert masses(offer, np.array([[True, False, False]])).tolist() == [pytest.approx([0.5, 0.0])]
+
+
+@pytest.mark.parametrize(
+    ("tree", "tokens", "grafted"),
+    [
+        (single(1), (), single(1)),
+        (single(1), (2, 3), chain((1, 2, 3))),
+        (chain((1, 2)), (2, 3), chain((1, 2, 3))),
+        (chain((1, 2)), (3, 4), Tree((1, 2, 3, 4), (0, 0, 0, 2))),
+        (Tree((1, 2, 3), (0, 0, 0)), (3, 5), Tree((1, 2, 3, 5), (0, 0, 0, 2))),
+    ],
+)
+def test_a_chain_is_grafted_along_what_is_there(tree: Tree, tokens: tuple[int, ...], grafted: Tree) -> None:
+    assert graft(tree, tokens) == grafted
