@@ -82,9 +82,12 @@ class Branches:
 
     def ready(self) -> tuple[Point, ...]:
         """Points that may start now, the most urgent first, never more than may run beside each other."""
+        places = self._max_parallel - len(self.live)
+        if places <= 0 or self.all_opened:
+            return ()
         done = {id for id, branch in self._branches.items() if branch.reason in _WELL}
         taken = [id for id, branch in self._branches.items() if branch.opened or branch.reason]
-        return pick_ready(self.points, done, taken, self._max_parallel - len(self.live))
+        return pick_ready(self.points, done, taken, places)
 
     def open(self, id: int) -> Branch:
         self._branches[id].opened = True

@@ -82,13 +82,12 @@ def _generation_tag() -> Any:
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        tags = frozenset({"generation"})  # pyright: ignore[reportIncompatibleVariableOverride]
-
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
+    Generation.tags = {"generation"}
     return Generation
 
 

@@ -1,0 +1,9 @@
+"""Leads requests through the ring.
+
+Refuses to know tensors, members and doors.
+"""
+
+from specsot_master.conductor.conductor import Conductor
+from specsot_master.conductor.ring import ConductorConfig, Ring, RingState
+
+__all__ = ["Conductor", "ConductorConfig", "Ring", "RingState"]

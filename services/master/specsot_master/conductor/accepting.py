@@ -1,0 +1,75 @@
+"""From what a caller asks to a request that may wait for its turn, or a clear refusal.
+
+Refuses to know queues, sequences and results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+from specsot.errors import InvalidRequest, NotFound, Unavailable
+from specsot.params import Ask
+from specsot.skeleton import Point
+from specsot_master.conductor.admission import Sizes, grant_answer, grant_plan
+from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.ring import Ring, RingState
+from specsot_master.plan import RequestPlan, rules_of
+from specsot_master.prompts import Conversation, Prompts, messages_of
+
+_PROBE = Point(id=1, length=1, title="-")
+
+
+class Acceptance:
+    """Checks and prepares requests for one model."""
+
+    def __init__(self, ring: Ring, prompts: Prompts, model: str) -> None:
+        self._ring, self._prompts, self._model = ring, prompts, model
+        self._arrivals = itertools.count()
+
+    def prepare(self, ask: Ask, id: str | None, client: str, now: float) -> LiveRequest:
+        """Raises NotFound (the model), Unavailable (no ring), InvalidRequest (it can never fit)."""
+        if ask.model not in ("", self._model):
+            raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
+        ring = require_ring(self._ring)
+        id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
+        request = LiveRequest(
+            id=id,
+            client=client,
+            arrival=next(self._arrivals),
+            ask=ask,
+            seed=seed,
+            plan=RequestPlan(ask, id, seed, self._model, now),
+            grant=0,
+        )
+        self._word(request, ring)
+        return request
+
+    def _word(self, request: LiveRequest, ring: RingState) -> None:
+        """Its prompts, and the pages they ask for."""
+        ask, messages = request.ask, messages_of(request.ask)
+        if ask.mode == "direct":
+            request.answer = self._prompts.chat(messages)
+            _check_prompt(request.answer)
+            request.grant = grant_answer(len(request.answer), ask, ring)
+        else:
+            request.conversation = self._prompts.plan(messages, rules_of(ask))
+            request.grant = grant_plan(_measure(request.conversation), ask, ring)
+
+
+def require_ring(ring: Ring) -> RingState:
+    """The complete ring. Raises Unavailable, saying what is missing."""
+    state = ring.state()
+    if state is None:
+        raise Unavailable(f"the ring is not complete: waiting for {ring.waiting_for()}")
+    return state
+
+
+def _check_prompt(tokens: tuple[int, ...]) -> None:
+    if not tokens:
+        raise InvalidRequest("the prompt has no tokens", field="prompt")
+
+
+def _measure(conversation: Conversation) -> Sizes:
+    turn = conversation.branch(_PROBE, [_PROBE], [], 1)
+    return Sizes(len(conversation.prefix), len(conversation.skeleton.tokens), len(turn.suffix))

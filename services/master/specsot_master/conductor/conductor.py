@@ -1,0 +1,256 @@
+"""Leads every request through the ring: admits, opens, hears results, renews leases, closes.
+
+Refuses to know tensors, transports, members and doors. Decisions are made by plan, schedule, admission
+and leases; here they are carried out, on one event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import ParamSpec
+
+import structlog
+
+from specsot.errors import SpecsotError, Unavailable
+from specsot.events import Finished, Numbered
+from specsot.frames import Outcome, Result
+from specsot.params import Ask
+from specsot.skeleton import PlanRules, Point
+from specsot_master.conductor.accepting import Acceptance, require_ring
+from specsot_master.conductor.admission import PageLedger
+from specsot_master.conductor.live import LiveRequest, LiveSequence, check_room
+from specsot_master.conductor.outbox import Outbox
+from specsot_master.conductor.ring import ConductorConfig, Ring
+from specsot_master.conductor.roster import Roster
+from specsot_master.conductor.sequences import Sequences, pages_of
+from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+
+log = structlog.get_logger()
+
+_P = ParamSpec("_P")
+
+
+class Conductor:
+    """All requests of one master. `clock`: seconds that only go forward."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        text: Text,
+        prompts: Prompts,
+        config: ConductorConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ring, self._config, self._clock = ring, config, clock
+        self._acceptance = Acceptance(ring, prompts, config.model)
+        self._outbox = Outbox(ring.order, self.epoch_ended)
+        self._sequences = Sequences(text, self._outbox, config.lease)
+        self._roster = Roster(config)
+        self._epoch: int | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits and nothing runs."""
+        return self._roster.quiet and not self._roster.crowded
+
+    @property
+    def free_pages(self) -> int:
+        """KV pages that are promised to nobody."""
+        state = self._ring.state()
+        if state is None:
+            return 0
+        return state.pages if self._roster.quiet else self._roster.ledger.free
+
+    async def generate(
+        self, ask: Ask, request_id: str | None = None, client: str = ""
+    ) -> AsyncGenerator[Numbered, None]:
+        """The request's events, numbered from 0, Finished last. Closing the generator cancels it.
+
+        Raises InvalidRequest, NotFound, Overloaded and Unavailable before the first event; Unavailable
+        when the ring breaks under it; PlanError.
+        """
+        request = self._accept(ask, request_id, client)
+        try:
+            while (event := await request.feed.next()) is not None:
+                self._renew(request)
+                yield event
+        finally:
+            self._drop(request)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request; its client still hears Finished. False when there is no such request."""
+        request = self._roster.find(request_id)
+        if request is None:
+            return False
+        self._obey(request, request.plan.cancel(self._clock()))
+        self._drop(request)
+        return True
+
+    def received(self, result: Result) -> None:
+        """Take a result of the ring. Results of another epoch are ignored."""
+        if result.epoch != self._epoch:
+            return
+        now = self._clock()
+        for request, outcomes in self._by_request(result.outcomes):
+            self._guard(request, self._learn, request, outcomes, now)
+        if self._sequences.freed:
+            self._fill()
+
+    def epoch_ended(self, reason: str) -> None:
+        """The ring broke: every request ends with Unavailable(reason)."""
+        self._outbox.clear()
+        self._sequences.clear()
+        self._epoch = None
+        for request in self._roster.clear():
+            request.feed.end(Unavailable(reason))
+
+    async def settled(self) -> None:
+        """Return once every order decided so far is with the ring."""
+        await self._outbox.settled()
+
+    # --- arrival and departure ---
+
+    def _accept(self, ask: Ask, id: str | None, client: str) -> LiveRequest:
+        self._roster.check(id)
+        request = self._acceptance.prepare(ask, id, client, self._clock())
+        log.info("request", id=request.id, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
+        self._roster.wait(request)
+        self._fill()
+        return request
+
+    def _drop(self, request: LiveRequest) -> None:
+        """The request is over, or nobody listens any more: leave nothing of it behind."""
+        request.feed.end()
+        if self._roster.is_live(request):
+            for sequence in request.everything:
+                self._retire(request, sequence, close=True)
+            self._roster.leave(request)
+            self._fill()
+        else:
+            self._roster.leave(request)
+
+    def _fail(self, request: LiveRequest, error: SpecsotError) -> None:
+        log.warning("request failed", id=request.id, reason=str(error))
+        request.feed.end(error)
+        self._drop(request)
+
+    def _guard(
+        self, request: LiveRequest, act: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs
+    ) -> None:
+        """Do something for one request; what goes wrong there ends that request alone."""
+        try:
+            act(*args, **kwargs)
+        except SpecsotError as error:
+            self._fail(request, error)
+        except Exception:
+            log.exception("a request broke the master's rules", id=request.id)
+            self._fail(request, SpecsotError("internal error; the master's log has the details"))
+
+    # --- using what is free ---
+
+    def _fill(self) -> None:
+        """First those who wait, then further branches of those who run."""
+        self._sequences.freed = False
+        state = self._ring.state()
+        if state is None:
+            return
+        if self._roster.quiet:
+            self._roster.ledger, self._epoch = PageLedger(state.pages), state.epoch
+        while (request := self._roster.admit_next()) is not None:
+            self._guard(request, self._begin, request)
+        self._add_branches()
+
+    def _begin(self, request: LiveRequest) -> None:
+        self._sequences.open_prefix(request, require_ring(self._ring), self._roster.ledger)
+        self._obey(request, request.plan.start(request.prompt_tokens, self._clock()))
+
+    def _add_branches(self) -> None:
+        """One branch at a time for whoever's turn it is, until nobody wants one or nothing fits."""
+        stuck: set[str] = set()
+        while (request := self._roster.next_to_branch(stuck)) is not None:
+            before = len(request.sequences)
+            self._guard(request, self._add_branch, request, request.plan.ready()[0])
+            if len(request.sequences) == before:
+                stuck.add(request.id)
+
+    def _add_branch(self, request: LiveRequest, point: Point) -> None:
+        """Open it if its pages are there. While others wait to be admitted, only from its own grant."""
+        state, order = require_ring(self._ring), request.plan.preview(point)
+        turn = request.branch_turn(order)
+        check_room(turn, order.budget, state)
+        pages = pages_of(request, turn, order.budget, state)
+        if not self._roster.ledger.take(request.id, pages, reserved_only=self._roster.crowded):
+            return
+        self._sequences.open_writer(request, turn, state, ordinal=point.id, limit=order.budget)
+        self._obey(request, request.plan.open_branch(point))
+
+    # --- results ---
+
+    def _by_request(self, outcomes: Iterable[Outcome]) -> list[tuple[LiveRequest, list[Outcome]]]:
+        """Outcomes of sequences that live, together by request; those of closed ones are dropped."""
+        grouped: dict[str, tuple[LiveRequest, list[Outcome]]] = {}
+        for outcome in outcomes:
+            if found := self._sequences.find(outcome.sequence):
+                grouped.setdefault(found[0].id, (found[0], []))[1].append(outcome)
+        return list(grouped.values())
+
+    def _learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
+        request.plan.lapped(outcomes, now)
+        for outcome in outcomes:
+            if found := self._sequences.find(outcome.sequence):
+                self._learn_one(request, found[1], outcome, now)
+        if request.plan.all_opened:
+            self._roster.ledger.waive(request.id)
+        if request.prefix and not request.prefix_is_needed:
+            self._retire(request, request.prefix, close=True)
+        self._renew(request)
+
+    def _learn_one(self, request: LiveRequest, sequence: LiveSequence, outcome: Outcome, now: float) -> None:
+        pieces = sequence.read(sequence.log.append(outcome))
+        if outcome.end:
+            self._retire(request, sequence, close=False)
+        self._obey(request, request.plan.wrote(sequence.ordinal, pieces, now))
+        if outcome.end:
+            self._obey(request, request.plan.ended(sequence.ordinal, outcome.end, now))
+
+    # --- commands ---
+
+    def _obey(self, request: LiveRequest, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Numbered():
+                    self._tell(request, command)
+                case OpenAnswer(limit):
+                    self._open_first(request, limit, None)
+                case OpenSkeleton(limit, rules, constrained):
+                    self._open_first(request, limit, rules if constrained else None)
+                case OpenBranch():
+                    pass  # opened where its pages were taken
+                case CloseSequence(ordinal):
+                    if sequence := request.sequences.get(ordinal):
+                        self._retire(request, sequence, close=True)
+                case GiveUp(error):
+                    self._fail(request, error)
+
+    def _tell(self, request: LiveRequest, numbered: Numbered) -> None:
+        request.feed.push(numbered)
+        if isinstance(numbered.event, Finished):
+            self._drop(request)
+
+    def _open_first(self, request: LiveRequest, limit: int, rules: PlanRules | None) -> None:
+        """The skeleton or the whole answer, from the request's grant."""
+        state, turn = require_ring(self._ring), request.first_turn
+        self._roster.ledger.take(request.id, pages_of(request, turn, limit, state))
+        self._sequences.open_writer(request, turn, state, ordinal=0, limit=limit, rules=rules)
+
+    def _retire(self, request: LiveRequest, sequence: LiveSequence, close: bool) -> None:
+        self._sequences.retire(request, sequence, self._roster.ledger, close)
+
+    def _renew(self, request: LiveRequest) -> None:
+        """Longer leases where they are needed, unless the client has stopped reading."""
+        if request.feed.unread < self._config.unread:
+            for sequence in request.sequences.values():
+                self._sequences.renew(sequence)

@@ -1,0 +1,120 @@
+"""A request and its sequences while they live: what the conductor must remember of them.
+
+Refuses to decide anything; the plan, the leases and the admission do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specsot.errors import InvalidRequest
+from specsot.frames import End, Fork, Open
+from specsot.params import Ask
+from specsot_master.conductor.admission import own_pages
+from specsot_master.conductor.feed import Feed
+from specsot_master.conductor.log import SequenceLog
+from specsot_master.conductor.ring import RingState
+from specsot_master.plan import OpenBranch, Piece, RequestPlan
+from specsot_master.prompts import Conversation, Turn
+from specsot_master.text import Detokenizer
+
+
+@dataclass(slots=True)
+class LiveSequence:
+    """A sequence in the ring. `pages`: charged for it."""
+
+    log: SequenceLog
+    pages: int
+    lease: int
+    detokenizer: Detokenizer
+
+    @property
+    def id(self) -> int:
+        return self.log.opening.sequence
+
+    @property
+    def ordinal(self) -> int:
+        """Its place in the plan."""
+        return self.log.opening.ordinal
+
+    def read(self, tokens: Sequence[int]) -> list[Piece]:
+        """New tokens as pieces of text; at the end, without its end token, and with what was held back."""
+        over = self.log.end
+        if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
+            tokens = tokens[:-1]
+        pieces = [Piece(token, self.detokenizer.feed((token,))) for token in tokens]
+        rest = self.detokenizer.flush() if over else ""
+        return [*pieces, Piece(None, rest)] if rest else pieces
+
+    def order(self) -> Open:
+        """The order that opens it."""
+        opening = self.log.opening
+        shared = opening.fork.length if opening.fork else 0
+        return Open(opening, self.log.prompt[shared:], self.lease)
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request from arrival to end.
+
+    conversation: the turns of a planned request. answer: the prompt of a direct one.
+    grant: pages it must have to enter the ring.
+    """
+
+    id: str
+    client: str
+    arrival: int
+    ask: Ask
+    seed: int
+    plan: RequestPlan
+    grant: int
+    conversation: Conversation | None = None
+    answer: tuple[int, ...] = ()
+    feed: Feed = field(default_factory=Feed)
+    prefix: LiveSequence | None = None
+    sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
+    _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.conversation.skeleton.tokens) if self.conversation else len(self.answer)
+
+    @property
+    def everything(self) -> list[LiveSequence]:
+        """All its sequences in the ring, the prefix last: nothing may fork from what is closed."""
+        return [*self.sequences.values(), *([self.prefix] if self.prefix else [])]
+
+    @property
+    def prefix_is_needed(self) -> bool:
+        """Something may still be forked from it, or has been ordered to and not answered yet."""
+        return not self.plan.all_opened or any(not one.log.spoken for one in self.sequences.values())
+
+    @property
+    def first_turn(self) -> Turn:
+        """The first prompt that writes."""
+        return self.conversation.skeleton if self.conversation else Turn(self.answer, 0)
+
+    def branch_turn(self, order: OpenBranch) -> Turn:
+        """A branch's prompt. Made once, though a branch may wait for pages many times."""
+        assert self.conversation is not None
+        if order.point.id not in self._turns:
+            length = min(order.point.length, order.budget)
+            turn = self.conversation.branch(order.point, order.points, order.parents, length)
+            self._turns[order.point.id] = turn
+        return self._turns[order.point.id]
+
+    def fork(self, turn: Turn) -> Fork | None:
+        return Fork(self.prefix.id, turn.shared) if self.prefix and turn.shared else None
+
+
+def check_room(turn: Turn, budget: int, state: RingState) -> None:
+    """Raises InvalidRequest when a branch, with the plan before it, can never fit."""
+    length = len(turn.tokens) + budget
+    pages = own_pages(length, turn.shared, state)
+    if length > state.max_positions or pages > state.pages:
+        raise InvalidRequest(
+            f"a branch of this plan needs {length} positions in {pages} KV pages; the model has "
+            f"{state.max_positions}, the ring {state.pages} pages",
+            field="max_new_tokens",
+        )

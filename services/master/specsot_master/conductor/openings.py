@@ -1,0 +1,51 @@
+"""From a plan's commands to openings: ids, sampling, ends, constraint, forks.
+
+Pure but for the counter of sequence ids. Refuses to know pages, leases and text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from specsot.frames import Fork, Opening
+from specsot.params import Ask
+from specsot.skeleton import PlanRules
+
+
+class Openings:
+    """Makes every opening of a master's life, so that no sequence id comes twice."""
+
+    def __init__(self, end_ids: tuple[int, ...]) -> None:
+        self._end_ids = end_ids
+        self._ids: Iterator[int] = itertools.count(1)
+
+    def prefix(self, length: int, ask: Ask, drafted: bool) -> Opening:
+        """Prefilled, kept and forked; it never writes."""
+        return Opening(next(self._ids), length, decodes=False, drafted=drafted, sampling=ask.sampling)
+
+    def writer(
+        self,
+        prompt: int,
+        ask: Ask,
+        seed: int,
+        *,
+        ordinal: int,
+        limit: int,
+        drafted: bool,
+        fork: Fork | None = None,
+        rules: PlanRules | None = None,
+    ) -> Opening:
+        """A sequence that writes up to `limit` tokens. With rules the grammar ends it, else an end token."""
+        return Opening(
+            sequence=next(self._ids),
+            prompt=prompt,
+            fork=fork,
+            drafted=drafted,
+            sampling=ask.sampling,
+            seed=seed,
+            ordinal=ordinal,
+            stop_ids=() if rules else self._end_ids,
+            limit=limit,
+            plan=rules,
+        )

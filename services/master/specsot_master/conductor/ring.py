@@ -1,0 +1,63 @@
+"""What the conductor needs of the ring, and what it is allowed to know of it.
+
+Refuses to know members, links and epochs' barriers; the fleet, or a fake, stands behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from specsot.frames import Order
+
+
+@dataclass(frozen=True, slots=True)
+class RingState:
+    """A complete ring.
+
+    pages:  KV pages of `page_rows` rows that every stage has.
+    slots:  KV rows a live sequence needs beyond its committed ones.
+    max_positions: the model's context, in tokens.
+    """
+
+    epoch: int
+    pages: int
+    page_rows: int
+    slots: int
+    max_positions: int
+    has_drafter: bool = False
+
+
+class Ring(Protocol):
+    """Stage 0, as far as the master is concerned. Results come back through `Conductor.received`."""
+
+    def state(self) -> RingState | None:
+        """None while the ring is not complete."""
+        ...
+
+    async def order(self, order: Order) -> None:
+        """Hand an order to stage 0, in the order of the calls. Raises Unavailable."""
+        ...
+
+    def waiting_for(self) -> str:
+        """What the ring lacks, in words."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConductorConfig:
+    """How the master treats requests.
+
+    model:  the name it serves; requests may leave it out.
+    live:   requests in the ring at most. queue: requests waiting for that at most.
+    lease:  positions granted at a time.
+    unread: events a client may leave unread before its request pauses.
+    retry_after: seconds after which a refused caller may try again.
+    """
+
+    model: str = ""
+    live: int = 64
+    queue: int = 256
+    lease: int = 256
+    unread: int = 1024
+    retry_after: float = 1.0

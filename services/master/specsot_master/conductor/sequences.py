@@ -1,0 +1,111 @@
+"""Every sequence in the ring: opens it, finds it by id, renews its lease, closes it.
+
+Refuses to know what a sequence is for and what it writes.
+"""
+
+from __future__ import annotations
+
+from specsot.frames import Close, Lease, Opening
+from specsot.skeleton import PlanRules
+from specsot_master.conductor.admission import PageLedger, own_pages, pages_for
+from specsot_master.conductor.leases import first_lease, renewed_lease
+from specsot_master.conductor.live import LiveRequest, LiveSequence
+from specsot_master.conductor.log import SequenceLog
+from specsot_master.conductor.openings import Openings
+from specsot_master.conductor.outbox import Outbox
+from specsot_master.conductor.ring import RingState
+from specsot_master.prompts import Turn
+from specsot_master.text import Text
+
+
+class Sequences:
+    """`freed`: something was given back since it was last set to False."""
+
+    def __init__(self, text: Text, outbox: Outbox, grant: int) -> None:
+        self._text, self._outbox, self._grant = text, outbox, grant
+        self._openings = Openings(text.end_ids)
+        self._by_id: dict[int, tuple[LiveRequest, LiveSequence]] = {}
+        self.freed = False
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def find(self, id: int) -> tuple[LiveRequest, LiveSequence] | None:
+        return self._by_id.get(id)
+
+    def clear(self) -> None:
+        """The ring has forgotten them all."""
+        self._by_id.clear()
+
+    def open_prefix(self, request: LiveRequest, state: RingState, ledger: PageLedger) -> None:
+        """What every turn of a planned request begins with; nothing for turns without a common begin."""
+        tokens = request.conversation.prefix if request.conversation else ()
+        if not tokens:
+            return
+        pages = pages_for(len(tokens), state.page_rows)
+        ledger.take(request.id, pages)
+        opening = self._openings.prefix(len(tokens), request.ask, _drafted(request, state))
+        request.prefix = self._launch(request, opening, tokens, pages)
+
+    def open_writer(
+        self,
+        request: LiveRequest,
+        turn: Turn,
+        state: RingState,
+        *,
+        ordinal: int,
+        limit: int,
+        rules: PlanRules | None = None,
+    ) -> None:
+        """A sequence that writes; its pages have been taken."""
+        opening = self._openings.writer(
+            len(turn.tokens),
+            request.ask,
+            request.seed,
+            ordinal=ordinal,
+            limit=limit,
+            drafted=_drafted(request, state),
+            fork=request.fork(turn),
+            rules=rules,
+        )
+        pages = pages_of(request, turn, limit, state)
+        request.sequences[ordinal] = self._launch(request, opening, turn.tokens, pages)
+
+    def retire(self, request: LiveRequest, sequence: LiveSequence, ledger: PageLedger, close: bool) -> None:
+        """Forget a sequence; `close`: order its end, because it has not ended by itself."""
+        if self._by_id.pop(sequence.id, None) is None:
+            return
+        self.freed = True
+        if close:
+            self._outbox.put(Close(sequence.id))
+        if sequence is request.prefix:
+            request.prefix = None  # its pages live on in its forks, so they stay charged to the end
+        else:
+            del request.sequences[sequence.ordinal]
+            ledger.give(request.id, sequence.pages)
+
+    def renew(self, sequence: LiveSequence) -> None:
+        """A longer lease, if it is time and the sequence still lives."""
+        written = sequence.log
+        lease = renewed_lease(written.position, sequence.lease, written.last, self._grant)
+        if lease is not None and sequence.id in self._by_id:
+            sequence.lease = lease
+            self._outbox.put(Lease(sequence.id, lease))
+
+    def _launch(
+        self, request: LiveRequest, opening: Opening, prompt: tuple[int, ...], pages: int
+    ) -> LiveSequence:
+        lease = first_lease(opening.prompt, self._grant)
+        sequence = LiveSequence(SequenceLog(opening, prompt), pages, lease, self._text.detokenizer())
+        self._by_id[sequence.id] = (request, sequence)
+        self._outbox.put(sequence.order())
+        return sequence
+
+
+def pages_of(request: LiveRequest, turn: Turn, limit: int, state: RingState) -> int:
+    """Pages of a sequence that begins with `turn` and writes up to `limit` tokens."""
+    return own_pages(len(turn.tokens) + limit, turn.shared if request.prefix else 0, state)
+
+
+def _drafted(request: LiveRequest, state: RingState) -> bool:
+    return state.has_drafter and request.ask.drafter != "none"
