@@ -5,6 +5,7 @@ Refuses to know how trees are drafted.
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -33,16 +34,19 @@ def random_tree(dice: random.Random, nodes: int) -> Tree:
 
 def test_each_node_is_masked_as_its_path_alone() -> None:
     dice = random.Random(3)
-    for text in (b"[PLAN]\n", b"[PLAN]\n1.<80><None>[-]A", b"[PLAN]\n1.<80><None>[-]A\n", b"[DIRECT]\n"):
+    texts = (b"[PLAN]\n", b"[PLAN]\n1.<80><None>[-]A", b"[PLAN]\n1.<80><None>[-]A\n", b"[DIRECT]\n")
+    for text, remaining in itertools.product(texts, (3, 4, 5, 40)):
         tree, before = random_tree(dice, 24), state_behind(text)
-        masks, states = mask_tree(MACHINE, before, tree, remaining=40)
+        masks, states = mask_tree(MACHINE, before, tree, remaining)
         for node in range(len(tree)):
             alone: State | None = before
             steps = path(tree.parents, node)[1:]
             for step in steps:
                 alone = MACHINE.advance(alone, tree.tokens[step]) if alone else None
             assert states[node] == alone
-            expected = MACHINE.mask(alone, 40 - len(steps)) if alone else np.zeros(len(CROSSING), dtype=bool)
+            expected = (
+                MACHINE.mask(alone, remaining - len(steps)) if alone else np.zeros(len(CROSSING), dtype=bool)
+            )
             assert np.array_equal(masks[node], expected)
 
 

@@ -10,21 +10,56 @@ from specsot.vocabulary import Vocabulary, describe
 SINGLE = describe([None, *(bytes([byte]) for byte in range(256)), None])
 
 # Tokens that cross fields, lines and characters, the way real merges do and worse.
+_MARKERS = (
+    b"[PLAN]\n",
+    b"[PLAN]\n1.<",
+    b"[P",
+    b"[DIRECT]\n",
+    b"[DI",
+    b"[END]",
+    b"\n[END]",
+    b"[EN",
+    b"D]",
+    b"ND]",
+)
+_AFTER_END = (b"a[END]", b"[END]x", b"[[END]", b"[END]")
+_LINES = (
+    b"]\n",
+    b"]\n2",
+    b"\n2",
+    b"\n3.<",
+    b"\n\n",
+    b"A title\n2.<9><None>[-]B",
+    b"A\n2.<1><None>[-]" + b"B" * 81,
+)
+_FIELDS = (
+    b">[",
+    b".<",
+    b"><",
+    b"><None>[-]",
+    b"None>[",
+    b"80",
+    b"123",
+    b"12345",
+    b"1,2",
+    b"],",
+    b"-]",
+    b"-]A",
+)
+_TITLES = (b" ", b"  ", b" " * 40, b" " * 90, b" the", b" the", b"x" * 79, b"y" * 80, b"z" * 81, b"\x00")
+_WHOLE_LINE = b"A" * 70 + b"\n2.<1><None>[-]" + b"B" * 80
+_CHARACTERS = tuple(text.encode() for text in ("睡眠", "😴", "é", "\u2028", "\u3000", "\u0085", "\u00a0"))
+_PIECES = (b"\xe7\x9d", b"\xf0\x9f\x98", b"\xe3\x80", b"\xe2\x80", b"\x85", b"\xed\xa0", b"\xa8x", b"\xaf")
+_NAMES = (b"Search", b"Se")
+
 CROSSING = describe(
     [
         *(bytes([byte]) for byte in range(256)),
         None,
-        *(b"[PLAN]\n", b"[PLAN]\n1.<", b"[P", b"[DIRECT]\n", b"[DI", b"]\n", b"]\n2", b"\n2", b"\n3.<", b"[END]", b"\n[END]"),
-        *(b">[", b".<", b"><", b"><None>[-]", b"None>[", b"80", b"123", b"12345", b"1,2", b"],", b"-]", b"-]A"),
-        *(b" ", b"  ", b" " * 40, b" " * 90, b" the", b"A title\n2.<9><None>[-]B", b"x" * 79, b"y" * 80, b"z" * 81),
-        *(b"A" * 70 + b"\n2.<1><None>[-]" + b"B" * 80, b"A\n2.<1><None>[-]" + b"B" * 81),
-        *("睡眠".encode(), "睡".encode()[:2], "😴".encode()[:3], "😴".encode(), "é".encode(), "\u2028".encode()),
-        *("\u3000".encode(), "\u3000".encode()[:2], b"\xe2\x80", b"\x85", b"\xc2\x85", b"\xc2\xa0", b"\xed\xa0"),
-        *(b"[EN", b"D]", b"ND]", b"a[END]", b"[END]x", b"[[END]", b"\xa8x", b"\xaf", b"\n\n", b"\x00", b"Search", b"Se"),
-        *(b"[END]", b" the"),
+        *(*_MARKERS, *_AFTER_END, *_LINES, *_FIELDS, *_TITLES, _WHOLE_LINE, *_CHARACTERS, *_PIECES, *_NAMES),
         None,
     ]
-)  # fmt: skip
+)
 
 # Just what a plan or direct answer needs, no bytes above ASCII.
 NARROW = describe([bytes([byte]) for byte in b"\n,-.<>[]0123456789ADEILNPRTCone x"] + [b"\xe7", b".<", None])
