@@ -10,7 +10,7 @@ import torch
 from specsot.members import Layout
 from specsot.model.attention import Span, attend, plan_attention
 from specsot.model.kv import KVPages
-from specsot.model.segments import plan_groups
+from specsot.model.segments import arrange
 from specsot.tree import ancestry
 
 pytestmark = pytest.mark.torch
@@ -91,44 +91,61 @@ def test_pages_give_what_one_dense_mask_gives(seed: int, layout: Layout) -> None
         )
 
 
-def test_random_frames_reach_every_kind_of_reading() -> None:
-    frames = [random_frame(random.Random(seed)) for seed in range(40)]
-    groups = [group for frame in frames for group in plan_groups(frame, PAGE, "batched")]
-    readings = [reading for group in groups for reading in group.readings]
-    assert any(reading.cells > 1 and reading.spans for reading in readings)
-    assert any(reading.cells > 1 and not reading.opens for reading in readings)
-    assert any(len(group.readings) == 1 for group in groups)
-    assert any(len(frame) > 1 and len(plan_groups(frame, PAGE, "batched")) == 1 for frame in frames)
+def test_random_frames_reach_every_kind_of_group() -> None:
+    arranged = [arrange(random_frame(random.Random(seed)), PAGE, "batched") for seed in range(40)]
+    groups = [group for arrangement in arranged for group in arrangement.groups]
+    assert {group.uniform for group in groups} == {True, False}
+    assert any(group.uniform and len(group.readings) > 1 for group in groups)
+    assert any(reading.cells > 1 and reading.at for group in groups for reading in group.readings)
+    assert any(group.lead == group.width for group in groups)
+    assert any(arrangement.take is None for arrangement in arranged)
+    padded = [arrangement.take for arrangement in arranged if arrangement.take is not None]
+    assert any(len(set(take)) < len(take) for take in padded)
 
 
 def test_a_shared_page_is_read_once_for_all_rows() -> None:
     spans = [Span(2, 20, 2, (7, 3, 10 + i)) for i in range(4)]
-    (group,) = plan_groups(spans, PAGE, "packed")
+    (group,) = arrange(spans, PAGE, "packed").groups
     shared = [reading for reading in group.readings if reading.page in (7, 3)]
-    assert [(r.rows, r.cells, r.columns, r.spans) for r in shared] == [(8, 1, PAGE, ()), (8, 1, PAGE, ())]
+    assert [(r.rows, r.cells, r.columns) for r in shared] == [(8, 1, PAGE), (8, 1, PAGE)]
     assert len(group.readings) == 6
 
 
 def test_batched_reads_consecutive_pages_as_one_product() -> None:
     spans = [Span(2, 3 + i, 2, (10 + i,)) for i in range(4)]
-    (group,) = plan_groups(spans, PAGE, "batched")
-    (reading,) = group.readings
+    arrangement = arrange(spans, PAGE, "batched")
+    ((reading,),) = [group.readings for group in arrangement.groups]
     assert (reading.cells, reading.rows, reading.page, reading.columns) == (4, 2, 10, 8)
-    assert len(plan_groups(spans, PAGE, "packed")) == 4
+    assert arrangement.take is None
+    assert len(arrange(spans, PAGE, "packed").groups) == 4
+
+
+def test_batched_sorts_and_pads_what_then_lies_side_by_side() -> None:
+    spans = [Span(2, 3, 2, (11,)), Span(3, 3, 3, (10,))]
+    arrangement = arrange(spans, PAGE, "batched")
+    (group,) = arrangement.groups
+    assert arrangement.take == (2, 3, 4, 0, 1, 1)
+    assert [span.seen for span in group.spans] == [(1, 3, 7), (1, 3, 3)]
+
+
+def test_one_row_beside_a_long_prompt_is_not_padded() -> None:
+    spans = [Span(1, 3, 1, (0,)), Span(90, 0, 90, tuple(range(1, 14)))]
+    assert len(arrange(spans, PAGE, "batched").groups) == 2
 
 
 def test_a_page_still_being_written_is_not_shared() -> None:
     spans = [Span(1, 6, 1, (4,)), Span(1, 7, 1, (4,))]
-    assert len(plan_groups(spans, PAGE, "packed")) == 2
+    assert len(arrange(spans, PAGE, "packed").groups) == 2
 
 
 def test_a_long_prompt_is_cut_into_blocks_of_bounded_scores() -> None:
-    (span,) = [Span(3000, 1000, 3000, tuple(range(16)))]
-    groups = plan_groups([span], 256, "packed")
-    assert sum(group.rows for group in groups) == 3000
-    assert all(group.rows * group.width <= 1 << 20 for group in groups)
+    arrangement = arrange([Span(3000, 1000, 3000, tuple(range(16)))], 256, "packed")
+    assert sum(group.rows for group in arrangement.groups) == 3000
+    assert all(group.rows * group.width <= 1 << 20 for group in arrangement.groups)
+    assert arrangement.take is None
 
 
-def test_one_row_needs_no_mask() -> None:
-    (group,) = plan_groups([Span(1, 5, 1, (0,))], PAGE, "packed")
-    assert group.readings[0].spans == ()
+def test_a_row_that_sees_everything_needs_no_mask() -> None:
+    assert (
+        plan_attention([Span(1, 5, 1, (0,))], PAGE, G, "packed", torch.float32, "cpu").works[0].mask is None
+    )

@@ -17,31 +17,37 @@ import torch
 from torch import Tensor
 
 from specsot.members import Layout
-from specsot.model.segments import Group, Reading, Span, plan_groups
+from specsot.model.segments import Group, Reading, Span, arrange
 
 __all__ = ["AttentionPlan", "Span", "attend", "plan_attention"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Mask:
-    """Added to scores [cells, kv_heads, rows, g, columns] from column `start` on: [cells, 1, rows, 1, w]."""
+@dataclass(slots=True)
+class _Work:
+    """One group and what its layers share.
 
-    start: int
-    values: Tensor
+    rows:  first and last + 1 of the arranged rows.
+    mask:  [rows, width - lead], minus infinity where a row must not see a column from group.lead on;
+           None where every row sees every column.
+    """
+
+    group: Group
+    uniform: bool
+    rows: tuple[int, int]
+    mask: Tensor | None
+    scratch: _Scratch | None = None
 
 
-Masks = tuple[_Mask | None, ...]  # of one group's readings, in order
-
-
+@dataclass(slots=True)
 class AttentionPlan:
-    """What `plan_attention` decided; opaque. Good for one frame, on one thread: it holds scratch space."""
+    """What `plan_attention` decided; opaque. Good for one frame, on one thread: it holds scratch space.
 
-    __slots__ = ("groups", "masks", "rows", "scratch")
+    take, give: arranged rows as frame rows, and back; None when they are the same.
+    """
 
-    def __init__(self, groups: tuple[Group, ...], masks: tuple[Masks, ...]) -> None:
-        self.groups, self.masks = groups, masks
-        self.rows = sum(group.rows for group in groups)
-        self.scratch: tuple[_Scratch, ...] = ()
+    works: list[_Work]
+    take: Tensor | None
+    give: Tensor | None
 
 
 def plan_attention(
@@ -55,12 +61,23 @@ def plan_attention(
     """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows.
 
     packed: spans are read one by one, except that shared pages are read once.
-    batched: spans of equal row counts whose pages are consecutive are also read as one product.
+    batched: spans whose pages are consecutive are read as one product, padded to equal row counts.
+    A batched product also meets rows behind the end of shorter spans, with weight zero: pages must
+    never hold what is not finite (KVPages.clear_page).
     """
     del heads_per_kv  # the query's own shape says it
-    groups = plan_groups(spans, page_rows, layout)
-    masks = tuple(tuple(_mask(reading, dtype, device) for reading in group.readings) for group in groups)
-    return AttentionPlan(groups, masks)
+    arrangement = arrange(spans, page_rows, layout)
+    works: list[_Work] = []
+    first = 0
+    for group, mask in zip(arrangement.groups, _masks(arrangement.groups, dtype, device)):
+        works.append(_Work(group, group.uniform, (first, first + group.rows), mask))
+        first += group.rows
+    if arrangement.take is None:
+        return AttentionPlan(works, None, None)
+    give = [0] * sum(span.rows for span in spans)
+    for row, source in enumerate(arrangement.take):
+        give[source] = row
+    return AttentionPlan(works, _index(arrangement.take, device), _index(give, device))
 
 
 def attend(q: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
@@ -70,82 +87,104 @@ def attend(q: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of KVPages.
     returns   [rows, kv_heads * g * head_dim]; valid until the next call with this plan.
     """
-    if len(plan.groups) == 1 and len(plan.groups[0].readings) == 1:
-        return _attend_alone(q, kv_layer, plan.groups[0].readings[0], plan.masks[0][0])
-    if not plan.scratch:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        plan.scratch = tuple(_Scratch(group, masks, out) for group, masks in zip(plan.groups, plan.masks))
-    for group in plan.scratch:
-        group.attend(q, kv_layer)
-    return plan.scratch[0].out.view(plan.rows, -1)
+    if plan.take is not None:
+        q = q.index_select(0, plan.take)
+    if len(plan.works) == 1:
+        out = _attend_group(q, kv_layer, plan.works[0])
+    else:
+        out = torch.cat([_attend_group(q[slice(*work.rows)], kv_layer, work) for work in plan.works])
+    return out if plan.give is None else out.index_select(0, plan.give)
 
 
-def _attend_alone(q: Tensor, kv_layer: Tensor, reading: Reading, mask: _Mask | None) -> Tensor:
-    """The whole frame is one reading: plain softmax, nothing to put together."""
+def _attend_group(q: Tensor, kv_layer: Tensor, work: _Work) -> Tensor:
+    if work.uniform:
+        return _attend_uniform(q, kv_layer, work)
+    if work.scratch is None:
+        work.scratch = _Scratch(work.group, work.mask, q)
+    return work.scratch.attend(q, kv_layer)
+
+
+def _attend_uniform(q: Tensor, kv_layer: Tensor, work: _Work) -> Tensor:
+    """All readings are of the same rows: their scores are simply laid side by side."""
+    readings, mask = work.group.readings, work.mask
     rows, kv_heads, g, head_dim = q.shape
-    scores = torch.bmm(_queries(q, reading), _keys(kv_layer, reading))
+    cells, each = readings[0].cells, readings[0].rows
+    queries = _queries(q, cells, each)
+    parts = [torch.bmm(queries, _keys(kv_layer, reading)) for reading in readings]
+    scores = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     if mask is not None:
-        shaped = scores.view(reading.cells, kv_heads, reading.rows, g, reading.columns)
-        shaped[..., mask.start :].add_(mask.values)
-    out = torch.bmm(torch.softmax(scores, -1), _values(kv_layer, reading))
-    if reading.rows == 1:
+        shaped = scores.view(cells, kv_heads, each, g, -1)
+        shaped[..., work.group.lead :].add_(mask.view(cells, 1, each, 1, -1))
+    out = _weigh(torch.softmax(scores, -1), kv_layer, readings)
+    if each == 1:
         return out.view(rows, -1)
-    return out.view(reading.cells, kv_heads, reading.rows, g * head_dim).transpose(1, 2).reshape(rows, -1)
+    return out.view(cells, kv_heads, each, g * head_dim).transpose(1, 2).reshape(rows, -1)
+
+
+def _weigh(weights: Tensor, kv_layer: Tensor, readings: tuple[Reading, ...]) -> Tensor:
+    """Weights [cells * kv_heads, rows * g, width] times the values of every reading."""
+    if len(readings) == 1:
+        return torch.bmm(weights, _values(kv_layer, readings[0]))
+    out: Tensor | None = None
+    for reading in readings:
+        part, values = weights.narrow(-1, reading.at, reading.columns), _values(kv_layer, reading)
+        out = torch.bmm(part, values) if out is None else out.baddbmm_(part, values)
+    assert out is not None
+    return out
 
 
 class _Scratch:
     """Scores, weights and sums of one group, laid out once and used again by every layer.
 
-    Columns that a row has no reading for stay at minus infinity in `scores` from the start.
+    Columns behind a row's end have no reading; they start as zero and the mask hides them.
     """
 
-    def __init__(self, group: Group, masks: Masks, out: Tensor) -> None:
-        _, kv_heads, g, _ = out.shape
-        shape = (group.rows, kv_heads, g, group.width)
-        self.out = out
-        self.scores = torch.full(shape, -torch.inf, dtype=out.dtype, device=out.device)
-        self.weights = torch.empty_like(self.scores)
-        self.readings = group.readings
-        self.score_views = [_columns(self.scores, group, reading) for reading in group.readings]
-        self.weight_views = [_columns(self.weights, group, reading) for reading in group.readings]
-        self.out_views = [_cells(out, reading, reading.first) for reading in group.readings]
-        self.masked = [
-            (view[..., mask.start :], mask.values) if mask is not None else None
-            for view, mask in zip(self.score_views, masks)
-        ]
+    def __init__(self, group: Group, mask: Tensor | None, q: Tensor) -> None:
+        self._readings = group.readings
+        self._scores = q.new_zeros((*q.shape[:3], group.width))
+        self._weights = torch.empty_like(self._scores)
+        self._out = q.new_empty(q.shape)
+        self._hidden = self._scores[..., group.lead :]
+        self._mask = None if mask is None else mask[:, None, None, :]
+        self._score_views = [_columns(self._scores, reading) for reading in group.readings]
+        self._weight_views = [_columns(self._weights, reading) for reading in group.readings]
+        self._out_views = [_cells(self._out, reading) for reading in group.readings]
 
-    def attend(self, q: Tensor, kv_layer: Tensor) -> None:
-        for reading, view, masked in zip(self.readings, self.score_views, self.masked):
-            view.copy_(torch.bmm(_queries(q, reading), _keys(kv_layer, reading)).view(view.shape))
-            if masked is not None:
-                masked[0].add_(masked[1])
-        torch.softmax(self.scores, -1, out=self.weights)
-        for reading, view, out in zip(self.readings, self.weight_views, self.out_views):
+    def attend(self, q: Tensor, kv_layer: Tensor) -> Tensor:
+        queries: dict[tuple[int, int, int], Tensor] = {}
+        for reading, view in zip(self._readings, self._score_views):
+            key = (reading.first, reading.cells, reading.rows)
+            if key not in queries:
+                part = q.narrow(0, reading.first, reading.cells * reading.rows)
+                queries[key] = _queries(part, reading.cells, reading.rows)
+            view.copy_(torch.bmm(queries[key], _keys(kv_layer, reading)).view(view.shape))
+        if self._mask is not None:
+            self._hidden.add_(self._mask)
+        torch.softmax(self._scores, -1, out=self._weights)
+        for reading, view, out in zip(self._readings, self._weight_views, self._out_views):
             weights = view.reshape(-1, view.shape[2] * view.shape[3], reading.columns)
             part = torch.bmm(weights, _values(kv_layer, reading)).view(out.shape)
-            _ = out.copy_(part) if reading.opens else out.add_(part)
+            _ = out.add_(part) if reading.at else out.copy_(part)  # column 0 opens every row
+        return self._out.view(q.shape[0], -1)
 
 
-def _columns(whole: Tensor, group: Group, reading: Reading) -> Tensor:
-    """A reading's part of [group rows, kv_heads, g, width], as [cells, kv_heads, rows, g, columns]."""
-    part = _cells(whole, reading, reading.first - group.first)
-    return part[..., reading.at : reading.at + reading.columns]
+def _columns(whole: Tensor, reading: Reading) -> Tensor:
+    """A reading's part of [rows, kv_heads, g, width], as [cells, kv_heads, rows, g, columns]."""
+    return _cells(whole, reading).narrow(-1, reading.at, reading.columns)
 
 
-def _cells(whole: Tensor, reading: Reading, first: int) -> Tensor:
+def _cells(whole: Tensor, reading: Reading) -> Tensor:
     """A reading's rows of [rows, kv_heads, g, x], as [cells, kv_heads, rows, g, x]."""
-    part = whole[first : first + reading.cells * reading.rows]
+    part = whole.narrow(0, reading.first, reading.cells * reading.rows)
     return part.unflatten(0, (reading.cells, reading.rows)).transpose(1, 2)
 
 
-def _queries(q: Tensor, reading: Reading) -> Tensor:
-    """A reading's queries, [cells * kv_heads, rows * g, head_dim]; a copy unless rows == 1."""
-    rows, kv_heads, g, head_dim = q.shape
-    if reading.cells * reading.rows != rows:
-        q = q[reading.first : reading.first + reading.cells * reading.rows]
-    if reading.rows > 1:
-        q = q.view(reading.cells, reading.rows, kv_heads, g, head_dim).transpose(1, 2)
-    return q.reshape(reading.cells * kv_heads, reading.rows * g, head_dim)
+def _queries(q: Tensor, cells: int, each: int) -> Tensor:
+    """Queries [cells * each, kv_heads, g, head_dim] as [cells * kv_heads, each * g, head_dim]."""
+    _, kv_heads, g, head_dim = q.shape
+    if each > 1:
+        q = q.view(cells, each, kv_heads, g, head_dim).transpose(1, 2)
+    return q.reshape(cells * kv_heads, each * g, head_dim)
 
 
 def _keys(kv_layer: Tensor, reading: Reading) -> Tensor:
@@ -164,26 +203,35 @@ def _values(kv_layer: Tensor, reading: Reading) -> Tensor:
     return kv_layer.as_strided(shape, stride, (pages + reading.page) * kv_heads * size)
 
 
-def _mask(reading: Reading, dtype: torch.dtype, device: torch.device | str) -> _Mask | None:
-    """Minus infinity where a row must not see a column, from the first such column on."""
-    if not reading.spans:
+def _index(rows: Sequence[int], device: torch.device | str) -> Tensor:
+    return torch.tensor(rows, dtype=torch.long).to(device)
+
+
+def _masks(groups: Sequence[Group], dtype: torch.dtype, device: torch.device | str) -> list[Tensor | None]:
+    """Each group's mask; all of them travel to the device as one tensor."""
+    masks = [_mask(group) for group in groups]
+    given = [mask for mask in masks if mask is not None]
+    if not given:
+        return [None] * len(masks)
+    flat = np.concatenate([mask.ravel() for mask in given]) if len(given) > 1 else given[0].ravel()
+    pieces = iter(torch.from_numpy(flat).to(device=device, dtype=dtype).split([mask.size for mask in given]))
+    return [None if mask is None else next(pieces).view(mask.shape) for mask in masks]
+
+
+def _mask(group: Group) -> np.ndarray | None:
+    """[rows, width - lead] fp32: minus infinity where a row must not see column lead + c, else 0."""
+    lead, width = group.lead, group.width
+    if lead == width:
         return None
-    start = max(min(span.lead for span in reading.spans) - reading.at, 0)
-    hidden = np.ones((reading.cells, reading.rows, reading.columns - start), dtype=bool)
-    for cell, span in zip(hidden, reading.spans):
-        _reveal(cell, span, reading.at + start)
-    values = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
-    return _Mask(start, values[:, None, :, None, :].to(device))
-
-
-def _reveal(hidden: np.ndarray, span: Span, column: int) -> None:
-    """Clear hidden[row, c] where `span`'s row sees column `column` + c."""
-    hidden[:, : max(span.base - column, 0)] = False
-    seen = _tail(span)
-    skip = max(column - span.base, 0)
-    begin = max(span.base - column, 0)
-    width = max(min(span.tail - skip, hidden.shape[1] - begin), 0)
-    hidden[:, begin : begin + width] &= ~seen[:, skip : skip + width]
+    mask = np.full((group.rows, width - lead), -np.inf, dtype=np.float32)
+    first = 0
+    for span in group.spans:
+        rows = mask[first : first + span.rows]
+        first += span.rows
+        rows[:, : max(span.base - lead, 0)] = 0
+        skip, begin = max(lead - span.base, 0), max(span.base - lead, 0)
+        rows[:, begin : begin + span.tail - skip][_tail(span)[:, skip:]] = 0
+    return mask
 
 
 def _tail(span: Span) -> np.ndarray:
@@ -193,4 +241,4 @@ def _tail(span: Span) -> np.ndarray:
     size = -(-span.tail // 8)
     packed = b"".join(bits.to_bytes(size, "little") for bits in span.visible)
     shaped = np.frombuffer(packed, dtype=np.uint8).reshape(span.rows, size)
-    return np.unpackbits(shaped, axis=1, count=span.tail, bitorder="little").astype(bool)
+    return np.unpackbits(shaped, axis=1, count=span.tail, bitorder="little").view(bool)

@@ -105,16 +105,16 @@ class Block:
 
     def _project(self, x: Tensor, table: Tensor, places: Places, kv: KVPages, layer: int) -> Tensor:
         """Queries [rows, kv_heads, g, head_dim]; keys and values go to their places."""
-        config = self._config
-        heads = self._qkv(x).view(x.shape[0], -1, config.head_dim)
+        config, rows = self._config, x.shape[0]
+        heads = self._qkv(x).view(rows, -1, config.head_dim)
         turned = heads.narrow(1, 0, config.heads + config.kv_heads)
         if self._head_norms is not None:
             for part, norm in zip(turned.split((config.heads, config.kv_heads), 1), self._head_norms):
                 part.copy_(norm(part))
         rotate(turned, table)
         stored = heads.narrow(1, config.heads, 2 * config.kv_heads)
-        kv.put(layer, places, stored.unflatten(1, (2, config.kv_heads)))
-        return heads.narrow(1, 0, config.heads).unflatten(1, (config.kv_heads, -1))
+        kv.put(layer, places, stored.view(rows, 2, config.kv_heads, config.head_dim))
+        return heads.narrow(1, 0, config.heads).view(rows, config.kv_heads, -1, config.head_dim)
 
 
 def _head_norms(fetch: Fetch, prefix: str, config: ModelConfig) -> tuple[Norm, Norm] | None:

@@ -46,11 +46,11 @@ class KVPages:
         page = torch.div(slots, self.page_rows, rounding_mode="floor")
         return page, slots - page * self.page_rows
 
-    @torch.inference_mode()
     def put(self, layer: int, places: Places, kv: Tensor) -> None:
         """Write rows [rows, 2, kv_heads, head_dim] at located places."""
         self._rows[layer].index_put_(places, kv)
 
+    @torch.inference_mode()
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """Write rows [rows, 2, kv_heads, head_dim] at flat slots [rows]."""
         self.put(layer, self.locate(slots), kv)

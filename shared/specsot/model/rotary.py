@@ -68,6 +68,6 @@ class Rotary:
 def rotate(qk: Tensor, table: Tensor) -> None:
     """Rotate interleaved heads [rows, heads + kv_heads, head_dim] in place; in fp32 whatever the dtype."""
     wide = qk.float()
-    torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(table)
+    torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2)).mul_(table)
     if wide is not qk:
         qk.copy_(wide)

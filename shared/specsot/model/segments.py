@@ -2,22 +2,25 @@
 
 Refuses to know tensors, heads, and who owns the sequences.
 
-A frame's rows fall into groups of neighbouring spans; each group has one softmax over its columns
-(column c of a span is its KV row c). A group is a few readings; a reading is one batched product of
-rows with one stretch of a page, or of consecutive pages. A full committed page that neighbouring spans
-share is read once for all of their rows.
+Rows fall into groups of spans; each group has one softmax over its columns (column c of a span is its
+KV row c). A group is a few readings; a reading is one batched product of rows with one stretch of a
+page, or of consecutive pages. A full committed page that neighbouring spans share is read once for all
+of their rows. Batched, spans are sorted by their pages and padded to equal row counts first, so that
+more of them lie side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import accumulate
 from operator import and_
 
 from specsot.members import Layout
 
 CELLS = 1 << 20  # rows x columns of one group at most: bounds the scores one group holds per head
+PADDING, SLACK = 1.5, 32  # a group may be padded to at most this many times its rows and so many more
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +58,22 @@ class Span:
         """Pages in use."""
         return -(-self.total // page_rows)
 
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """`visible`, spelled out."""
+        return self.visible or tuple((2 << row) - 1 for row in range(self.rows))
+
+    def padded(self, rows: int) -> Span:
+        """The same with its last row repeated until there are `rows`."""
+        if rows == self.rows:
+            return self
+        return replace(self, rows=rows, visible=self.seen + self.seen[-1:] * (rows - self.rows))
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`cells` runs of `rows` rows each, from row `first` of the frame on, read the first `columns` KV
-    rows of pages `page`, `page` + 1, ... (one page a cell), which are columns `at` ... of their group.
-
-    spans:  those of the cells, when some row must not see some column; else empty.
-    opens:  no reading before it touched these rows.
+    """`cells` runs of `rows` rows each, from row `first` of the group on, read the first `columns` KV
+    rows of pages `page`, `page` + 1, ... (one page a cell), which are columns `at` ... of the group.
     """
 
     first: int
@@ -71,47 +82,83 @@ class Reading:
     page: int
     columns: int
     at: int
-    opens: bool
-    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows first .. first + rows - 1 of the frame, their columns 0 .. width - 1, and how to read them."""
+    """Spans whose rows are read together, in the order of the arranged rows."""
 
-    first: int
-    rows: int
-    width: int
+    spans: tuple[Span, ...]
     readings: tuple[Reading, ...]
 
+    @property
+    def rows(self) -> int:
+        return sum(span.rows for span in self.spans)
 
-def plan_groups(spans: Sequence[Span], page_rows: int, layout: Layout) -> tuple[Group, ...]:
-    """The groups of a frame, in row order."""
-    blocks = [block for span in spans for block in _cut(span)]
+    @property
+    def width(self) -> int:
+        """Columns of the longest span."""
+        return max(span.total for span in self.spans)
+
+    @property
+    def lead(self) -> int:
+        """Columns 0 .. lead - 1 are seen by every row."""
+        return min(span.lead for span in self.spans)
+
+    @property
+    def uniform(self) -> bool:
+        """Every reading is of all rows, in the same cells."""
+        shape = (0, self.readings[0].rows, self.readings[0].cells)
+        whole = shape[1] * shape[2] == self.rows
+        return whole and all((each.first, each.rows, each.cells) == shape for each in self.readings)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """A frame's groups over its arranged rows.
+
+    take: for each arranged row the frame's row it is; None when they are the frame's rows as they come.
+    """
+
+    groups: tuple[Group, ...]
+    take: tuple[int, ...] | None
+
+
+def arrange(spans: Sequence[Span], page_rows: int, layout: Layout) -> Arrangement:
+    """Groups of a frame whose spans come in row order."""
+    starts = (0, *accumulate(span.rows for span in spans))
+    blocks = [block for first, span in zip(starts, spans) for block in _cut(first, span)]
+    if layout == "batched":
+        blocks.sort(key=lambda block: block[1].pages[: block[1].depth(page_rows)])
     groups: list[Group] = []
-    first = 0
+    take: list[int] = []
     for members in _gather(blocks, page_rows, layout):
-        groups.append(_group(members, first, page_rows, layout))
-        first += groups[-1].rows
-    return tuple(groups)
+        padded = _pad([span for _, span in members], layout)
+        groups.append(Group(padded, _read(padded, page_rows, layout)))
+        for (first, span), each in zip(members, padded):
+            take += [first + min(row, span.rows - 1) for row in range(each.rows)]
+    return Arrangement(tuple(groups), None if take == list(range(starts[-1])) else tuple(take))
 
 
-def _cut(span: Span) -> Iterator[Span]:
+Block = tuple[int, Span]  # first row in the frame, and the rows
+
+
+def _cut(first: int, span: Span) -> Iterator[Block]:
     """A long causal span in blocks of rows: to a block, the rows before it are history."""
     step = max(CELLS // span.total, 1)
     if span.visible is not None or span.rows <= step:
-        yield span
+        yield first, span
         return
     for start in range(0, span.rows, step):
         rows = min(step, span.rows - start)
-        yield Span(rows, span.base + start, rows, span.pages)
+        yield first + start, Span(rows, span.base + start, rows, span.pages)
 
 
-def _gather(blocks: Sequence[Span], page_rows: int, layout: Layout) -> Iterator[list[Span]]:
+def _gather(blocks: Sequence[Block], page_rows: int, layout: Layout) -> Iterator[list[Block]]:
     """Neighbours that can be read together."""
-    members: list[Span] = []
+    members: list[Block] = []
     for block in blocks:
-        if members and not _belongs(block, members, page_rows, layout):
+        if members and not _belongs(block[1], [span for _, span in members], page_rows, layout):
             yield members
             members = []
         members.append(block)
@@ -120,18 +167,27 @@ def _gather(blocks: Sequence[Span], page_rows: int, layout: Layout) -> Iterator[
 
 
 def _belongs(block: Span, members: list[Span], page_rows: int, layout: Layout) -> bool:
-    last = members[-1]
-    rows = block.rows + sum(member.rows for member in members)
-    width = (
-        max(block.total, *(member.total for member in members))
-        if len(members) > 1
-        else max(block.total, last.total)
-    )
-    if rows * width > CELLS:
+    spans = [*members, block]
+    width = max(span.total for span in spans)
+    if max(span.rows for span in spans) * len(spans) * width > CELLS:
         return False
+    last = members[-1]
     if _share(last, block, 0, page_rows):
         return True
-    return _adjoin(last, block, 0, layout) and last.depth(page_rows) == block.depth(page_rows)
+    return layout == "batched" and last.pages[0] + 1 == block.pages[0] and _near(spans)
+
+
+def _pad(spans: Sequence[Span], layout: Layout) -> tuple[Span, ...]:
+    """Batched and near each other: all as long as the longest."""
+    if layout == "packed" or not _near(spans):
+        return tuple(spans)
+    rows = max(span.rows for span in spans)
+    return tuple(span.padded(rows) for span in spans)
+
+
+def _near(spans: Sequence[Span]) -> bool:
+    """Whether padding all to the longest is cheap."""
+    return max(span.rows for span in spans) * len(spans) <= PADDING * sum(span.rows for span in spans) + SLACK
 
 
 def _share(left: Span, right: Span, level: int, page_rows: int) -> bool:
@@ -145,50 +201,38 @@ def _adjoin(left: Span, right: Span, level: int, layout: Layout) -> bool:
     return layout == "batched" and left.rows == right.rows and left.pages[level] + 1 == right.pages[level]
 
 
-def _group(members: list[Span], first: int, page_rows: int, layout: Layout) -> Group:
-    rows = sum(member.rows for member in members)
-    width = max(member.total for member in members)
-    levels = range(-(-width // page_rows))
-    readings = tuple(r for level in levels for r in _read_level(members, first, level, page_rows, layout))
-    return Group(first, rows, width, readings)
+def _read(spans: tuple[Span, ...], page_rows: int, layout: Layout) -> tuple[Reading, ...]:
+    levels = range(max(span.depth(page_rows) for span in spans))
+    return tuple(reading for level in levels for reading in _read_level(spans, level, page_rows, layout))
 
 
-def _read_level(
-    members: list[Span], first: int, level: int, page_rows: int, layout: Layout
-) -> Iterator[Reading]:
+def _read_level(spans: tuple[Span, ...], level: int, page_rows: int, layout: Layout) -> Iterator[Reading]:
     """Readings of the level-th page of each span, as few as possible."""
     run: list[Span] = []
-    shared = False
-    start = row = first
-    for member in members:
-        reaches = member.total > level * page_rows
-        if run and reaches and len(run) == 1:
-            shared = _share(run[0], member, level, page_rows)
+    shared, start, row = False, 0, 0
+    for span in spans:
+        reaches = span.total > level * page_rows
+        if len(run) == 1 and reaches:
+            shared = _share(run[0], span, level, page_rows)
         joins = (
-            bool(run)
-            and reaches
-            and (
-                _share(run[-1], member, level, page_rows)
-                if shared
-                else _adjoin(run[-1], member, level, layout)
-            )
+            reaches
+            and bool(run)
+            and (_share(run[-1], span, level, page_rows) if shared else _adjoin(run[-1], span, level, layout))
         )
         if run and not joins:
             yield _reading(run, start, level, page_rows, shared)
             run, shared = [], False
         if reaches:
             start = start if run else row
-            run.append(member)
-        row += member.rows
+            run.append(span)
+        row += span.rows
     if run:
         yield _reading(run, start, level, page_rows, shared)
 
 
 def _reading(run: list[Span], first: int, level: int, page_rows: int, shared: bool) -> Reading:
-    at = level * page_rows
-    page, opens = run[0].pages[level], level == 0
+    at, page = level * page_rows, run[0].pages[level]
     if shared:
-        return Reading(first, sum(span.rows for span in run), 1, page, page_rows, at, opens)
+        return Reading(first, sum(span.rows for span in run), 1, page, page_rows, at)
     columns = min(max(span.total for span in run) - at, page_rows)
-    partial = min(span.lead for span in run) < at + columns
-    return Reading(first, run[0].rows, len(run), page, columns, at, opens, tuple(run) if partial else ())
+    return Reading(first, run[0].rows, len(run), page, columns, at)
