@@ -113,8 +113,10 @@ async def open_fleet(wanted: Wanted) -> Fleet:
 
 
 async def open_local(wanted: Wanted, models: Models) -> Fleet:
+    from specsot_app.hush import hush
     from specsot_app.local import LocalFleet, LocalOptions
 
+    hush()
     options = LocalOptions(
         model=models.base,
         draft_model=models.draft,

@@ -88,7 +88,8 @@ class LastStage:
         logits = self._logits(picked)
         for row, mask in enumerate(masks):
             if mask is not None:
-                logits[row, ~torch.from_numpy(mask[: logits.shape[1]]).to(logits.device)] = float("-inf")
+                forbidden = torch.from_numpy(~mask[: logits.shape[1]])  # the cached mask itself is read-only
+                logits[row, forbidden.to(logits.device)] = float("-inf")
         return logits
 
     def _judged(self, segment: Chunk | Growth) -> Written | None:

@@ -1,0 +1,133 @@
+"""The command line: one clear line for every bad input, quick light words, pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from specsot.errors import Overloaded
+from specsot.params import Ask
+from specsot_app.cli import main
+from specsot_app.commands.infer import answer
+from specsot_app.fleets import Wanted
+from specsot_app.terminal.show import Streams
+from tests.app.stories import MERGED, PLANNED, StoryFleet
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["infer", ""], "prompt must be not empty"),
+        (["infer", "Why?", "--mode", "fast"], "'--mode'"),
+        (["infer", "Why?", "--drafter", "magic"], "'--drafter'"),
+        (["infer", "Why?", "--dtype", "int3"], "'--dtype'"),
+        (["infer", "Why?", "--max-new-tokens", "-1"], "max_new_tokens must be > 0, got -1"),
+        (["infer", "Why?", "--max-branch-tokens", "0"], "max_branch_tokens must be > 0"),
+        (["infer", "Why?", "--max-parallel", "0"], "max_parallel must be > 0"),
+        (["infer", "Why?", "--max-new-tokens", "many"], "'--max-new-tokens'"),
+        (["infer", "Why?", "--temperature", "-0.1"], "temperature must be a number >= 0"),
+        (["infer", "Why?", "--temperature", "nan"], "temperature must be a number >= 0"),
+        (["infer", "Why?", "--top-p", "1.5"], "top_p must be in (0, 1]"),
+        (["infer", "Why?", "--top-k", "-1"], "top_k must be >= 0"),
+        (["infer", "Why?", "--seed", "-1"], "seed must be in"),
+        (["infer", "Why?", "--stop", ""], "stop must be non-empty"),
+        (["infer", "Why?", "--stages", "0"], "stages must be > 0"),
+        (["infer", "Why?", "--model", "no/where"], "no/where: no such model directory"),
+        (["infer", "Why?", "--draft-model", "tests"], "tests: no config.json in it"),
+        (["infer", "Why?", "--colour"], "--colour"),
+        (["infer", "Why?", "and", "how?"], "and"),
+        (["serve", "--model", "no/where"], "no/where: no such model directory"),
+        (["fly"], "fly"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_clear_line(arguments, said, capsys, monkeypatch, request) -> None:
+    monkeypatch.chdir(request.config.rootpath)
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+    assert printed.err.startswith("specsot: ")
+    assert printed.err.count("\n") == 1
+
+
+def test_a_question_may_come_through_a_pipe(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("  \n"))
+    assert main(["infer"]) == 2
+    assert "prompt must be not empty" in capsys.readouterr().err
+
+
+def test_nobody_at_an_address_is_one_line(capsys) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["health", address]) == 1
+        assert main(["info", "--master", address]) == 1
+        assert main(["infer", "Why?", "--master", address]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == f"{address}: nobody answers\n"
+    assert printed.err == f"specsot: nobody answers at {address}\n" * 2
+
+
+@pytest.mark.parametrize("words", [["health", "127.0.0.1:1"], ["infer", ""], ["--help"]], ids=lambda w: w[0])
+def test_light_words_load_no_tensors(words) -> None:
+    code = (
+        "import sys; from specsot_app.cli import main; main(sys.argv[1:]);"
+        "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+async def test_infer_shows_the_answer_and_closes_the_fleet() -> None:
+    fleet, streams = StoryFleet(PLANNED), Streams(io.StringIO(), io.StringIO())
+
+    async def opener(wanted: Wanted) -> StoryFleet:
+        return fleet
+
+    assert await answer(Ask("Why?"), Wanted(), streams, "plain", opener) == 0
+    assert streams.out.getvalue() == MERGED + "\n"
+    assert fleet.closed == 1
+
+
+async def test_infer_closes_the_fleet_when_the_request_fails() -> None:
+    fleet, streams = StoryFleet(PLANNED[:4], Overloaded("full")), Streams(io.StringIO(), io.StringIO())
+
+    async def opener(wanted: Wanted) -> StoryFleet:
+        return fleet
+
+    with pytest.raises(Overloaded):
+        await answer(Ask("Why?"), Wanted(), streams, "json", opener)
+    assert fleet.closed == 1
+    assert [json.loads(line)["event"] for line in streams.out.getvalue().splitlines()][-1] == "planned"
+
+
+@pytest.mark.torch
+def test_the_demo_model_answers_in_a_pipe(request) -> None:
+    words = [
+        "infer",
+        "--json",
+        "--mode",
+        "sot",
+        "--max-new-tokens",
+        "60",
+        "Give an overview of Stages of Sleep.",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "specsot_app", *words],
+        capture_output=True,
+        text=True,
+        cwd=request.config.rootpath,
+        timeout=120,
+        check=True,
+    )
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["event"] == "finished"
+    assert last["text"].startswith("## 1. ")
+    assert last["statistics"]["merged_tokens"] <= 60
+    assert done.stderr == ""
