@@ -3,7 +3,7 @@
 Refuses to know tokens (specsot.constraint walks bytes) and prompts.
 
     output := "[DIRECT]" NL text "[END]"  |  "[PLAN]" NL line{1..16} "[END]"
-    line   := ID "." "<" LEN ">" "<" TOOL ">" "[" DEPS "]" TITLE NL
+    line   := ID "." "<" LEN ">" "<" TOOL ">" "[" DEPS "]" TITLE NL          (no "[END]" in a TITLE)
 
 The reader takes all of that exactly, and much that an unconstrained model makes of it:
 loose spacing and list marks, full-width digits, brackets and punctuation, markers in other case, words

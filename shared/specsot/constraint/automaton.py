@@ -25,6 +25,7 @@ from specsot.skeleton import PlanRules
 from specsot.vocabulary import Vocabulary
 
 _MASK_BYTES = 32 << 20  # of distinct masks; when there are more, all are dropped
+_MASK_KEYS = 1 << 16  # of situations that share them; likewise
 
 Key = tuple[int, int, int, int]  # place, title bytes left, budget of free text, budget of plans
 
@@ -153,7 +154,8 @@ class TokenAutomaton:
         for tokens in reach.fitting(*key[1:]):
             mask[tokens] = True
         with self._lock:
-            if (len(self._distinct) + 1) * mask.size > _MASK_BYTES:
+            full = (len(self._distinct) + 1) * mask.size > _MASK_BYTES or len(self._masks) >= _MASK_KEYS
+            if full:
                 self._masks.clear()
                 self._distinct.clear()
             shared = self._distinct.setdefault(np.packbits(mask).tobytes(), _freeze(mask))
