@@ -1,0 +1,144 @@
+"""A ring without a model: it plays scripts, in laps of any interleaving, and holds the master to the rules.
+
+Refuses to know text: a script says which tokens a sequence writes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from specsot.arrange import open_one
+from specsot.errors import Unavailable
+from specsot.frames import Close, End, Lease, Open, Opening, Order, Outcome, Result
+from specsot.pages import PageTable
+from specsot_master.conductor import RingState
+
+Script = Callable[[Opening, tuple[int, ...]], tuple[int, ...]]
+
+STATE = RingState(epoch=1, pages=64, page_rows=64, slots=8, max_positions=2048, has_drafter=True)
+
+
+@dataclass
+class Player:
+    """One sequence being played. `to_write`: what the script still wants to write."""
+
+    opening: Opening
+    prompt: tuple[int, ...]
+    lease: int
+    to_write: list[int]
+    written: list[int] = field(default_factory=list)
+    step: int = 0
+
+    @property
+    def committed(self) -> int:
+        return len(self.prompt) + max(len(self.written) - 1, 0)
+
+    @property
+    def ready(self) -> bool:
+        return self.opening.decodes and self.committed < self.lease
+
+
+class FakeRing:
+    """Its own page table must never run dry: what the master opens, fits.
+
+    grammar: for a constrained sequence, whether these tokens end it.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        grammar: Callable[[list[int]], bool],
+        seed: int = 0,
+        state: RingState = STATE,
+        burst: int = 4,
+    ) -> None:
+        self.now: RingState | None = state
+        self.orders: list[Order] = []
+        self.live: dict[int, Player] = {}
+        self.most_live = 0
+        self._script, self._grammar, self._burst = script, grammar, burst
+        self._random = random.Random(seed)
+        self._table = PageTable(state.pages, state.page_rows)
+        self._slots = state.slots
+        self._seen: set[int] = set()
+        self._laps = 0
+
+    @property
+    def free_pages(self) -> int:
+        return self._table.free
+
+    def state(self) -> RingState | None:
+        return self.now
+
+    def waiting_for(self) -> str:
+        return "1 of 2 workers"
+
+    async def order(self, order: Order) -> None:
+        if self.now is None:
+            raise Unavailable("the ring broke")
+        self.orders.append(order)
+        match order:
+            case Open():
+                self._open(order)
+            case Close(sequence):
+                self._close(sequence)
+            case Lease(sequence, position):
+                if player := self.live.get(sequence):
+                    player.lease = max(player.lease, position)
+
+    def lap(self) -> Result | None:
+        """One lap with some of the sequences that are ready; None when none is."""
+        ready = [player for player in self.live.values() if player.ready]
+        if not ready or self.now is None:
+            return None
+        chosen = self._random.sample(ready, self._random.randint(1, len(ready)))
+        self._laps += 1
+        outcomes = tuple(self._write(player) for player in chosen)
+        return Result(self.now.epoch, self._laps, outcomes, rows=len(chosen))
+
+    def _open(self, order: Open) -> None:
+        opening = order.opening
+        assert opening.sequence not in self._seen, "sequence ids are never reused"
+        self._seen.add(opening.sequence)
+        shared: tuple[int, ...] = ()
+        if fork := opening.fork:
+            shared = self.live[fork.sequence].prompt[: fork.length]
+            assert len(shared) == fork.length, "forked further than the prefix goes"
+        prompt = shared + order.tokens
+        assert order.tokens, "a sequence needs a token of its own to answer from"
+        assert len(prompt) == opening.prompt
+        open_one(self._table, opening)
+        script = list(self._script(opening, prompt)) if opening.decodes else []
+        self.live[opening.sequence] = Player(opening, prompt, order.lease, script)
+        slots = self._slots if opening.decodes else 0
+        limit = opening.limit if opening.decodes else 0
+        self._table.reserve(opening.sequence, opening.prompt + limit + slots)
+        self.most_live = max(self.most_live, sum(one.opening.decodes for one in self.live.values()))
+
+    def _close(self, sequence: int) -> None:
+        if self.live.pop(sequence, None):
+            self._table.close(sequence)
+
+    def _write(self, player: Player) -> Outcome:
+        opening, tokens, end = player.opening, list[int](), None
+        burst = self._random.randint(1, self._burst) if player.step else 1
+        while end is None and len(tokens) < burst:
+            tokens.append(player.to_write.pop(0) if player.to_write else 0)
+            player.written.append(tokens[-1])
+            end = self._end(player)
+        accepted = tuple(range(len(tokens))) if player.step else ()
+        outcome = Outcome(opening.sequence, player.step, accepted, tuple(tokens), end)
+        player.step += 1
+        if end:
+            self._close(opening.sequence)
+        return outcome
+
+    def _end(self, player: Player) -> End | None:
+        opening = player.opening
+        if player.written[-1] in opening.stop_ids:
+            return End.STOP
+        if opening.plan and self._grammar(player.written):
+            return End.GRAMMAR
+        return End.LENGTH if len(player.written) == opening.limit else None

@@ -1,0 +1,122 @@
+"""A conductor on a fake ring: scripts by prompt, and a loop that lets clients and laps take turns.
+
+Refuses to know what the tests expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from specsot.events import Event, Numbered
+from specsot.frames import Opening
+from specsot.params import Ask
+from specsot_master.conductor import Conductor, ConductorConfig, RingState
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+from tests.master.fake_ring import STATE, FakeRing
+
+BASE = Path(__file__).resolve().parents[2] / "models" / "demo" / "base"
+END_OF_TEXT = 2  # <|im_end|>, the demo model's end token
+
+E = TypeVar("E")
+
+
+class Ticks:
+    """A clock that moves one second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 1.0
+        return self.seconds
+
+
+@dataclass
+class Stage:
+    """`says`: from a piece of the prompt to what the model writes; the first piece that is found counts."""
+
+    says: Mapping[str, str]
+    seed: int = 0
+    state: RingState = STATE
+    config: ConductorConfig = field(default_factory=lambda: ConductorConfig(model="demo"))
+    burst: int = 4
+    text: Text = field(default_factory=lambda: Text(BASE))
+
+    def __post_init__(self) -> None:
+        self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
+        prompts = Prompts(BASE, self.text)
+        self.conductor = Conductor(self.ring, self.text, prompts, self.config, Ticks())
+        self.prompts_seen: list[tuple[Opening, str]] = []
+
+    def _script(self, opening: Opening, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        asked = self.text.decode(prompt)
+        self.prompts_seen.append((opening, asked))
+        turn = asked.rpartition("\nuser\n")[2]
+        said = next((answer for piece, answer in self.says.items() if piece in turn), None)
+        assert said is not None, f"no script for {turn!r}"
+        return (*self.text.encode(said), END_OF_TEXT)
+
+    def _ended(self, written: list[int]) -> bool:
+        return self.text.decode(written[-8:]).endswith("[END]")
+
+    async def settle(self) -> None:
+        """Let tasks run until they wait for the ring."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+            await self.conductor.settled()
+
+    async def lap(self) -> bool:
+        """One lap, heard and obeyed; False when nothing was ready."""
+        await self.settle()
+        result = self.ring.lap()
+        if result is not None:
+            self.conductor.received(result)
+        await self.settle()
+        return result is not None
+
+    async def play(self, *tasks: asyncio.Task[E]) -> list[E]:
+        """Laps until these clients are done. A ring at rest while somebody waits is a deadlock."""
+        while not all(task.done() for task in tasks):
+            assert await self.lap() or all(task.done() for task in tasks), "nothing moves"
+        return [task.result() for task in tasks]
+
+    def listen(self, ask: Ask, request_id: str | None = None, client: str = "") -> asyncio.Task[list[Event]]:
+        """A client that reads everything."""
+        return asyncio.create_task(_collect(self.conductor.generate(ask, request_id, client)))
+
+    async def answer(self, ask: Ask) -> list[Event]:
+        """All events of one request, alone in the ring."""
+        (events,) = await self.play(self.listen(ask))
+        return events
+
+    def assert_clean(self) -> None:
+        """Nothing is left of anybody, on either side."""
+        assert self.conductor.idle
+        assert not self.ring.live
+        assert self.ring.free_pages == self.state.pages
+        assert self.conductor.free_pages == self.state.pages
+
+
+async def _collect(events: AsyncIterator[Numbered]) -> list[Event]:
+    collected: list[Event] = []
+    async for numbered in events:
+        assert numbered.offset == len(collected)
+        collected.append(numbered.event)
+    return collected
+
+
+def of(kind: type[E], events: list[Event]) -> list[E]:
+    """Events of one kind."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def repeat(word: str, count: int) -> str:
+    return " ".join([word] * count)
+
+
+Maker = Callable[..., Stage]

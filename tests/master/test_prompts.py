@@ -1,0 +1,202 @@
+"""Prompts over the chat templates people use: what turns share, what the model is told.
+
+Refuses to know models; the demo tokenizer speaks for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specsot.errors import ModelError
+from specsot.params import Ask, Message
+from specsot.skeleton import PlanRules, Point
+from specsot_master.prompts import Conversation, Prompts, messages_of
+from specsot_master.text import Text
+from tests.master.stage import BASE
+from tests.master.test_text import directory
+
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{{ m['content'] | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+QWEN = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}{{ m['content'] }}</s>{% endif %}"
+    "{% endfor %}"
+)
+VICUNA = (
+    "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }} {% endif %}{% for m in messages %}"
+    "{% if m['role'] == 'user' %}USER: {{ m['content'] }} {% elif m['role'] == 'assistant' %}"
+    "ASSISTANT: {{ m['content'] }}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+TEMPLATES = {"llama-3": LLAMA3, "qwen": QWEN, "mistral": MISTRAL, "vicuna": VICUNA}
+
+POINTS = (Point(1, 80, "Light"), Point(2, 60, "Deep", None, (1,)))
+QUESTION = "Give an overview of Stages of Sleep."
+
+
+def words(text: Text, tokens: tuple[int, ...]) -> str:
+    """Every token as it is written, special ones too."""
+    return text._tokenizer.decode(list(tokens), skip_special_tokens=False)  # pyright: ignore[reportPrivateUsage]
+
+
+def with_template(folder: Path, template: str) -> tuple[Text, Prompts]:
+    text = Text(directory(folder, tokenizer_config={"bos_token": "<s>", "chat_template": template}))
+    return text, Prompts(folder, text)
+
+
+def ask_all(prompts: Prompts, *messages: Message, rules: PlanRules | None = None) -> Conversation:
+    return prompts.plan(messages or (Message("user", QUESTION),), rules or PlanRules())
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
+class TestEveryTemplate:
+    def test_the_prefix_is_what_the_turns_share(self, tmp_path: Path, template: str) -> None:
+        text, prompts = with_template(tmp_path, template)
+        conversation = ask_all(prompts)
+        branch = conversation.branch(POINTS[0], POINTS, [], 80)
+        for turn in (conversation.skeleton, branch):
+            assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]
+            assert turn.suffix
+            assert turn.shared == len(conversation.prefix)
+        assert QUESTION in words(text, conversation.prefix)
+
+    def test_turns_are_whole_renderings(self, tmp_path: Path, template: str) -> None:
+        text, prompts = with_template(tmp_path, template)
+        rendered = words(text, ask_all(prompts).skeleton.tokens)
+        assert text.encode(rendered) == ask_all(prompts).skeleton.tokens
+        assert rendered.endswith(text.render([Message("user", "x")]).partition("x")[2])
+
+    def test_a_system_turn_reaches_the_model(self, tmp_path: Path, template: str) -> None:
+        text, prompts = with_template(tmp_path, template)
+        messages = (Message("system", "Be brief."), Message("user", QUESTION))
+        assert "Be brief." in words(text, ask_all(prompts, *messages).prefix)
+        assert "Be brief." in words(text, prompts.chat(messages))
+
+    def test_a_conversation_goes_on(self, tmp_path: Path, template: str) -> None:
+        text, prompts = with_template(tmp_path, template)
+        messages = (Message("user", "Hi"), Message("assistant", "Hello."), Message("user", QUESTION))
+        prefix = words(text, ask_all(prompts, *messages).prefix)
+        assert prefix.index("Hi") < prefix.index("Hello.") < prefix.index(QUESTION)
+
+    def test_a_question_in_chinese(self, tmp_path: Path, template: str) -> None:
+        text, prompts = with_template(tmp_path, template)
+        conversation = ask_all(prompts, Message("user", "请介绍睡眠的几个阶段。"))
+        assert "请介绍睡眠的几个阶段。" in words(text, conversation.prefix)
+        assert "提纲" in words(text, conversation.skeleton.suffix)
+        assert "请只写第 2 部分" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
+
+
+def test_a_template_that_refuses_two_user_turns_gets_one_message(tmp_path: Path) -> None:
+    text, prompts = with_template(tmp_path, MISTRAL)
+    said = words(text, ask_all(prompts).skeleton.tokens)
+    assert said.count("[INST]") == 1
+    assert said.index(QUESTION) < said.index("[PLAN]")
+
+
+def test_other_templates_get_a_turn_of_its_own(tmp_path: Path) -> None:
+    text, prompts = with_template(tmp_path, QWEN)
+    assert words(text, ask_all(prompts).skeleton.tokens).count("<|im_start|>user") == 2
+
+
+def test_the_skeleton_turn_explains_the_grammar(tmp_path: Path) -> None:
+    text, prompts = with_template(tmp_path, LLAMA3)
+    auto = words(text, ask_all(prompts, rules=PlanRules(tools=("Search",))).skeleton.suffix)
+    forced = words(text, ask_all(prompts, rules=PlanRules(direct=False)).skeleton.suffix)
+    assert "[PLAN]" in auto and "[END]" in auto and "[DIRECT]" in auto
+    assert "Tools: None, Search." in auto
+    assert "[PLAN]" in forced and "[DIRECT]" not in forced and "Tools: None." in forced
+
+
+def test_a_branch_sees_the_plan_and_what_it_builds_on(tmp_path: Path) -> None:
+    text, prompts = with_template(tmp_path, LLAMA3)
+    said = words(text, ask_all(prompts).branch(POINTS[1], POINTS, [(POINTS[0], "Light sleep is.")], 60).suffix)
+    assert "1. Light\n2. Deep\n" in said
+    assert "Light sleep is." in said
+    assert 'part 2, "Deep", in about 60 tokens' in said
+
+
+@pytest.mark.parametrize(
+    ("question", "chinese"),
+    [
+        ("请解释光合作用", True),
+        ("用 Python 写一个排序算法，并解释复杂度", True),
+        ("Explain 光合作用 in simple terms, please", False),
+        ("光合成について説明してください", False),
+        ("12 + 30", False),
+    ],
+)
+def test_the_language_follows_the_script_of_the_question(
+    tmp_path: Path, question: str, chinese: bool
+) -> None:
+    text, prompts = with_template(tmp_path, LLAMA3)
+    suffix = words(text, ask_all(prompts, Message("user", question)).skeleton.suffix)
+    assert ("提纲" in suffix) is chinese
+
+
+class TestTheDemoModel:
+    text = Text(BASE)
+    prompts = Prompts(BASE, text)
+
+    def said(self, tokens: tuple[int, ...]) -> str:
+        return words(self.text, tokens)
+
+    def test_prompts_are_those_it_was_trained_on(self) -> None:
+        conversation = ask_all(self.prompts)
+        head = "<|im_start|>assistant\n"
+        assert self.said(conversation.prefix) == (
+            "<|endoftext|><|im_start|>system\nPlan first, then write each point.<|im_end|>\n"
+            f"<|im_start|>user\n{QUESTION}<|im_end|>\n"
+        )
+        assert self.said(conversation.skeleton.suffix) == (
+            f"<|im_start|>user\nWrite the plan.<|im_end|>\n{head}"
+        )
+        assert self.said(conversation.branch(POINTS[0], POINTS, [], 80).suffix) == (
+            "<|im_start|>user\nPlan:\n1. Light\n2. Deep\n\nWrite point 1: Light\n"
+            f"About 80 tokens.<|im_end|>\n{head}"
+        )
+        assert self.said(self.prompts.chat(messages_of(Ask(prompt=QUESTION)))) == (
+            f"<|endoftext|><|im_start|>user\n{QUESTION}<|im_end|>\n{head}"
+        )
+
+    def test_parents_stand_behind_the_plan(self) -> None:
+        turn = ask_all(self.prompts).branch(POINTS[1], POINTS, [(POINTS[0], "It is.")], 60)
+        assert "2. Deep\n\n1. Light\nIt is.\n\nWrite point 2: Deep" in self.said(turn.suffix)
+
+    def test_braces_in_a_title_are_only_text(self) -> None:
+        odd = Point(1, 10, "A {plan} of {0}")
+        turn = ask_all(self.prompts).branch(odd, [odd], [(odd, "{id}")], 10)
+        assert "Write point 1: A {plan} of {0}" in self.said(turn.suffix)
+
+    def test_the_callers_system_words_come_behind_its_own(self) -> None:
+        conversation = ask_all(self.prompts, Message("system", "Be brief."), Message("user", "Why?"))
+        assert "each point.\n\nBe brief.<|im_end|>" in self.said(conversation.prefix)
+
+
+@pytest.mark.parametrize(
+    "parts", ["{", '{"skeleton_turn": "Plan."}', '{"skeleton_turn": "Plan.", "branch_turn": "{nothing}"}', "[]"]
+)
+def test_broken_parts_are_one_clear_line(tmp_path: Path, parts: str) -> None:
+    (tmp_path / "specsot.json").write_text(parts, encoding="utf-8")
+    with pytest.raises(ModelError, match=r"specsot\.json"):
+        Prompts(tmp_path, Text(BASE))
+
+
+def test_parts_need_a_template_that_puts_turns_behind_each_other(tmp_path: Path) -> None:
+    (tmp_path / "specsot.json").write_text(
+        json.dumps({"skeleton_turn": "Plan.", "branch_turn": "{id}"}), encoding="utf-8"
+    )
+    _, prompts = with_template(tmp_path, "{{ messages[-1]['content'] }}{{ messages[0]['content'] }}")
+    with pytest.raises(ModelError, match="one behind the other"):
+        ask_all(prompts)

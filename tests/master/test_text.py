@@ -1,0 +1,184 @@
+"""Text and tokens: the tokenizer directory, the detokeniser, stop strings, templates.
+
+Refuses to know prompts and requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from specsot.errors import ModelError
+from specsot.params import Message
+from specsot_master.text import ChatTemplate, Detokenizer, StopWatch, TemplateRefused, Text
+from tests.master.stage import BASE
+
+TEXT = Text(BASE)
+SENTENCES = ("Stages of Sleep.", "睡眠分为几个阶段。", "Party 🎉👩‍👩‍👧 naïve ﷽", "  spaces\n\n and\ttabs ")
+
+
+def directory(folder: Path, **files: object) -> Path:
+    """The demo tokenizer with other configuration files."""
+    os.symlink(BASE / "tokenizer.json", folder / "tokenizer.json")
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("said", SENTENCES)
+def test_text_becomes_tokens_and_text_again(said: str) -> None:
+    assert TEXT.decode(TEXT.encode(said)) == said
+
+
+@pytest.mark.parametrize("said", SENTENCES)
+def test_never_half_a_character(said: str) -> None:
+    detokenizer = TEXT.detokenizer()
+    deltas = [detokenizer.feed((token,)) for token in TEXT.encode(said)]
+    assert "".join(deltas) == said
+    assert not any("\ufffd" in delta for delta in deltas)
+
+
+@given(st.lists(st.lists(st.integers(0, TEXT.vocabulary - 1), max_size=5), max_size=20))
+def test_pieces_make_the_whole_whatever_the_tokens(laps: list[list[int]]) -> None:
+    detokenizer = TEXT.detokenizer()
+    streamed = "".join(detokenizer.feed(lap) for lap in laps) + detokenizer.flush()
+    whole = TEXT.decode([token for lap in laps for token in lap])
+    assert streamed.rstrip("\ufffd") == whole.rstrip("\ufffd")  # broken bytes at the very end may stay away
+
+
+def test_an_unfinished_character_at_the_end_is_dropped() -> None:
+    detokenizer = TEXT.detokenizer()
+    said = "".join(detokenizer.feed((token,)) for token in TEXT.encode("ab 🎉")[:-1])
+    assert said + detokenizer.flush() == "ab "
+
+
+def test_byte_fallback_and_sentencepiece_spaces() -> None:
+    pieces = ["<unk>", "▁Hello", "▁world", *(f"<0x{byte:02X}>" for byte in "你".encode())]
+    tokenizer = Tokenizer(
+        models.BPE({piece: id for id, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    detokenizer = Detokenizer(lambda tokens: tokenizer.decode(list(tokens)))
+    assert [detokenizer.feed((token,)) for token in (1, 2, 3, 4, 5, 1)] == [
+        "Hello", " world", "", "", "你", " Hello",
+    ]  # fmt: skip
+
+
+def test_the_work_per_token_does_not_grow() -> None:
+    lengths: list[int] = []
+
+    def decode(tokens: object) -> str:
+        lengths.append(len(list(tokens)))  # type: ignore[call-overload]
+        return TEXT.decode(list(tokens))  # type: ignore[call-overload]
+
+    detokenizer = Detokenizer(decode)
+    for token in TEXT.encode("你好 world 🎉 " * 50):
+        detokenizer.feed((token,))
+    assert max(lengths) <= 12
+
+
+def test_special_tokens_write_no_text() -> None:
+    detokenizer = TEXT.detokenizer()
+    tokens = TEXT.encode("<|im_start|>Hi<|im_end|> there")
+    assert "".join(detokenizer.feed((token,)) for token in tokens) == "Hi there"
+
+
+@pytest.mark.parametrize(
+    ("stops", "fed", "shown", "hit"),
+    [
+        ((), ["any", "thing"], "anything", None),
+        (("STOP",), ["go ST", "OP here"], "go ", "STOP"),
+        (("STOP",), ["go ST", "AY"], "go STAY", None),
+        (("STOP",), ["go ST"], "go ST", None),
+        (("b", "abc"), ["xab", "c"], "xa", "b"),
+        (("aab",), ["aaa", "ab!"], "aa", "aab"),
+        (("\n\n",), ["one\n", "\ntwo"], "one", "\n\n"),
+        (("。",), ["你好。", "世界"], "你好", "。"),
+    ],
+)
+def test_stop_strings(stops: tuple[str, ...], fed: list[str], shown: str, hit: str | None) -> None:
+    watch = StopWatch(stops)
+    assert "".join(map(watch.feed, fed)) + watch.flush() == shown
+    assert watch.hit == hit
+
+
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
+def test_a_stop_string_never_leaks_however_the_text_is_cut(
+    whole: str, stops: list[str], data: st.DataObject
+) -> None:
+    watch, shown, rest = StopWatch(stops), "", whole
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        shown += watch.feed(rest[:size])
+        rest = rest[size:]
+    shown += watch.flush()
+    cuts = [whole.find(stop) for stop in stops if stop in whole]
+    assert shown == (whole[: min(cuts)] if cuts else whole)
+
+
+def test_end_ids_come_from_every_file_that_names_one(tmp_path: Path) -> None:
+    folder = directory(
+        tmp_path,
+        generation_config={"eos_token_id": [7, 9]},
+        config={"eos_token_id": 8},
+        tokenizer_config={"eos_token": {"content": "<|im_end|>"}},
+    )
+    assert Text(folder).end_ids == (2, 7, 8, 9)
+
+
+def test_a_template_in_a_file_of_its_own_wins(tmp_path: Path) -> None:
+    folder = directory(tmp_path, tokenizer_config={"chat_template": "config"})
+    (folder / "chat_template.jinja").write_text("file {{ messages[0]['content'] }}", encoding="utf-8")
+    assert Text(folder).render([Message("user", "Hi")]) == "file Hi"
+
+
+def test_of_named_templates_the_default_counts(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    folder = directory(tmp_path, tokenizer_config={"chat_template": named})
+    assert Text(folder).render([Message("user", "Hi")]) == "plain"
+
+
+def test_without_a_template_there_is_a_plain_form(tmp_path: Path) -> None:
+    assert Text(directory(tmp_path)).render([Message("user", "Hi")]) == "user: Hi\n\nassistant:"
+
+
+def test_thinking_is_switched_off() -> None:
+    template = ChatTemplate("{% if enable_thinking is false %}<think></think>{% endif %}")
+    assert template.render([Message("user", "Hi")]) == "<think></think>"
+
+
+def test_templates_find_what_transformers_gives_them() -> None:
+    source = (
+        "{%- for m in messages -%}\n    {%- generation -%}{{ m['content'] | tojson }}{%- endgeneration -%}\n"
+        "    {%- if loop.first -%}{%- continue -%}{%- endif -%}\n{%- endfor -%}{{ strftime_now('%%') }}"
+    )
+    assert ChatTemplate(source).render([Message("user", "<ü>"), Message("user", "b")]) == '"<ü>""b"%'
+
+
+def test_a_template_may_refuse() -> None:
+    template = ChatTemplate("{{ raise_exception('Conversation roles must alternate') }}")
+    with pytest.raises(TemplateRefused, match="roles must alternate"):
+        template.render([Message("user", "Hi")])
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [("{% if %}", ModelError), ("{{ ''.__class__.__mro__[1].__subclasses__() }}", TemplateRefused)],
+)
+def test_broken_and_hostile_templates(source: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        ChatTemplate(source).render([Message("user", "Hi")])
+
+
+def test_a_broken_directory_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"tokenizer\.json: not a readable tokenizer"):
+        Text(tmp_path)
