@@ -26,10 +26,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The link from (or to) this peer broke; `reason` is one clear line. Arrives as a message."""
+    """The link from (or to) this peer broke; `reason` is one clear line. Arrives as a message.
+
+    epoch: the link's own, so that a loss noticed late does not end a newer ring; 0 for a link that
+           outlives epochs (to the master).
+    """
 
     peer: str
     reason: str
+    epoch: int = 0
 
 
 class Link(Protocol):

@@ -144,6 +144,7 @@ drafts = st.builds(
     fr.Drafts,
     epoch=big,
     drafts=st.lists(st.builds(fr.Draft, sequence=big, step=small, tree=trees()), max_size=3).map(tuple),
+    rest=small,
 )
 taps = st.builds(members.Tap, epoch=big, layer=small, weight=tensors())
 carried = st.one_of(frames, results, features(), drafts, taps)

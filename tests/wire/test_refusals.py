@@ -59,7 +59,7 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
     ("request_", "words"),
     [
         (carry(), "CarryRequest carries nothing we know"),
-        (carry(hello=ring_pb2.Hello(sender="w", epoch=1)), "hello may only come first"),
+        (carry(hello=ring_pb2.Hello(sender="w", epoch=1)), "hello does not belong here"),
         (carry(frame=ring_pb2.Frame(segments=[ring_pb2.Segment()])), "Segment carries nothing"),
         (carry(frame=ring_pb2.Frame(seconds=[float("nan")])), "must be seconds >= 0, got nan"),
         (carry(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(end=9)])), "end 9 is unknown"),  # pyright: ignore

@@ -24,20 +24,22 @@ END_CANCELLED: End
 END_FAILED: End
 
 class CarryRequest(_message.Message):
-    __slots__ = ("hello", "frame", "result", "features", "drafts", "tap")
+    __slots__ = ("hello", "frame", "result", "features", "drafts", "tap", "goodbye")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     TAP_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     frame: Frame
     result: Result
     features: Features
     drafts: Drafts
     tap: Tap
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., tap: _Optional[_Union[Tap, _Mapping]] = ...) -> None: ...
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., tap: _Optional[_Union[Tap, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class CarryResponse(_message.Message):
     __slots__ = ()
@@ -52,6 +54,10 @@ class Hello(_message.Message):
     epoch: int
     protocol: int
     def __init__(self, sender: _Optional[str] = ..., epoch: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("sequence", "length")
@@ -228,12 +234,14 @@ class Draft(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., tree: _Optional[_Union[_values_pb2.Tree, _Mapping]] = ...) -> None: ...
 
 class Drafts(_message.Message):
-    __slots__ = ("epoch", "drafts")
+    __slots__ = ("epoch", "drafts", "rest")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     drafts: _containers.RepeatedCompositeFieldContainer[Draft]
-    def __init__(self, epoch: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ...) -> None: ...
+    rest: int
+    def __init__(self, epoch: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[Draft, _Mapping]]] = ..., rest: _Optional[int] = ...) -> None: ...
 
 class Tap(_message.Message):
     __slots__ = ("epoch", "layer", "rows", "first_row", "part")

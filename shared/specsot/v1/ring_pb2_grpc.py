@@ -48,7 +48,7 @@ class RingServicer(object):
 
     def Carry(self, request_iterator, context):
         """The first message is `hello`; everything after it is delivered in order. Initial metadata is sent
-        once the hello is accepted. The response comes when the sender ends the stream in good order.
+        once the hello is accepted. `goodbye` ends the stream in good order; any other end is a loss.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -68,7 +68,7 @@ class CarryReader:
             case "tap":
                 return self._taps.read(request.tap)
             case other:
-                raise WireError(f"{other} may only come first")
+                raise WireError(f"{other} does not belong here")
 
 
 def encode_frame(frame: Frame) -> ring_pb2.Frame:

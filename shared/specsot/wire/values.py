@@ -206,11 +206,11 @@ def decode_lesson(message: ring_pb2.Lesson) -> Lesson:
 
 
 def encode_drafts(drafts: Drafts) -> ring_pb2.Drafts:
-    return ring_pb2.Drafts(epoch=drafts.epoch, drafts=map(encode_draft, drafts.drafts))
+    return ring_pb2.Drafts(epoch=drafts.epoch, drafts=map(encode_draft, drafts.drafts), rest=drafts.rest)
 
 
 def decode_drafts(message: ring_pb2.Drafts) -> Drafts:
-    return Drafts(message.epoch, tuple(map(decode_draft, message.drafts)))
+    return Drafts(message.epoch, tuple(map(decode_draft, message.drafts)), message.rest)
 
 
 def encode_draft(draft: Draft) -> ring_pb2.Draft:

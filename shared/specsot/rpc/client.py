@@ -1,0 +1,67 @@
+"""A client of a master: ask, watch the events, cancel, look at the ring. The same values as in-process.
+
+Refuses to know terminals and what an answer is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+from grpc.aio import AioRpcError
+
+from specsot.errors import Unavailable
+from specsot.events import Finished, Numbered
+from specsot.info import Info
+from specsot.params import Ask
+from specsot.rpc.dial import PATIENCE, reach
+from specsot.rpc.options import PUBLIC_BYTES
+from specsot.rpc.statuses import error_of
+from specsot.v1 import master_pb2, master_pb2_grpc
+from specsot.wire.events import decode_event
+from specsot.wire.info import decode_info
+from specsot.wire.requests import encode_ask
+
+
+async def connect(address: str, patience: float = PATIENCE) -> MasterClient:
+    """Raises Unavailable when no master is there."""
+    return MasterClient(await reach(address, patience, PUBLIC_BYTES))
+
+
+class MasterClient:
+    """Any number of requests over one channel. Raises what the master raised."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel, self._master = channel, master_pb2_grpc.MasterStub(channel)
+
+    async def generate(self, ask: Ask, request_id: str = "") -> AsyncIterator[Numbered]:
+        """Events of one request, `Finished` last. Closing the iterator early cancels the request."""
+        call = self._master.Generate(encode_ask(ask, request_id))
+        last = None
+        try:
+            async for message in call:
+                last = decode_event(message)
+                yield last
+        except AioRpcError as failure:
+            raise error_of(failure) from None
+        finally:
+            call.cancel()
+        if last is None or not isinstance(last.event, Finished):
+            raise Unavailable("the master ended the stream before the request was finished")
+
+    async def cancel(self, request: str) -> bool:
+        """Whether such a request was running."""
+        try:
+            response = await self._master.Cancel(master_pb2.CancelRequest(request_id=request))
+        except AioRpcError as failure:
+            raise error_of(failure) from None
+        return response.cancelled
+
+    async def info(self) -> Info:
+        try:
+            return decode_info(await self._master.GetInfo(master_pb2.GetInfoRequest()))
+        except AioRpcError as failure:
+            raise error_of(failure) from None
+
+    async def close(self) -> None:
+        await self._channel.close()

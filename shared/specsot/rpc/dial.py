@@ -1,0 +1,45 @@
+"""Opens channels to peers, and says in one line when nobody is there.
+
+Refuses to know what is said over them. Waiting and trying again is the caller's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from grpc import ChannelConnectivity as State
+
+from specsot.errors import Unavailable
+from specsot.rpc.options import RING_BYTES, channel_options
+
+PATIENCE = 5.0  # seconds until a peer that neither answers nor refuses counts as absent
+
+
+def open_channel(address: str, largest: int = RING_BYTES) -> grpc.aio.Channel:
+    """A channel that has not connected yet."""
+    return grpc.aio.insecure_channel(address, options=channel_options(largest))
+
+
+async def reach(address: str, patience: float = PATIENCE, largest: int = RING_BYTES) -> grpc.aio.Channel:
+    """A connected channel. Raises Unavailable at the first refusal, or after `patience` seconds."""
+    channel = open_channel(address, largest)
+    try:
+        async with asyncio.timeout(patience):
+            await _connected(channel, address)
+    except TimeoutError:
+        await channel.close()
+        raise Unavailable(f"nobody answered at {address} within {patience:g} s") from None
+    except BaseException:
+        await channel.close()
+        raise
+    return channel
+
+
+async def _connected(channel: grpc.aio.Channel, address: str) -> None:
+    state = channel.get_state(try_to_connect=True)
+    while state is not State.READY:
+        if state in (State.TRANSIENT_FAILURE, State.SHUTDOWN):
+            raise Unavailable(f"nobody answers at {address}")
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)

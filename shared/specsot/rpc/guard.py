@@ -1,0 +1,111 @@
+"""One interceptor around every call: bytes that do not parse, and errors of ours, become rich statuses.
+
+Refuses to know what the calls do. Nothing of Python reaches a peer: what nobody expected is logged
+here and told as "internal error".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from grpc.aio import AbortError, ServicerContext
+
+from specsot.errors import SpecsotError, WireError
+from specsot.rpc.statuses import TRAILER, code_of, status_of
+
+log = structlog.get_logger()
+
+Behaviour = Callable[[Any, Any], Any]
+
+
+class Malformed:
+    """Stands in for a message whose bytes did not parse."""
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        return handler and _wrapped(handler)
+
+
+def _wrapped(handler: Any) -> Any:
+    make, behaviour = _parts(handler)
+    return make(
+        _guarded(behaviour, handler.request_streaming),
+        request_deserializer=_tolerant(handler.request_deserializer),
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _parts(handler: Any) -> tuple[Callable[..., Any], Behaviour]:
+    match handler.request_streaming, handler.response_streaming:
+        case False, False:
+            return grpc.unary_unary_rpc_method_handler, handler.unary_unary
+        case False, True:
+            return grpc.unary_stream_rpc_method_handler, handler.unary_stream
+        case True, False:
+            return grpc.stream_unary_rpc_method_handler, handler.stream_unary
+        case _:
+            return grpc.stream_stream_rpc_method_handler, handler.stream_stream
+
+
+def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except Exception:  # any: a stranger's bytes must not reach the caller as a Python error
+            return Malformed()
+
+    return read
+
+
+def _guarded(behaviour: Behaviour, streaming: bool) -> Behaviour:
+    """The same kind of coroutine or generator as `behaviour`; gRPC treats the two differently."""
+    admit = _checked_stream if streaming else _checked
+
+    async def answer(request: Any, context: ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behaviour(admit(request), context)
+        except Exception as error:
+            await refuse(context, error)
+
+    async def generate(request: Any, context: ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(behaviour(admit(request), context)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            await refuse(context, error)
+
+    return generate if inspect.isasyncgenfunction(behaviour) else answer
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, Malformed):
+        raise WireError("the message does not parse")
+    return request
+
+
+async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
+
+
+async def refuse(context: ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    """End a call with what `error` means. Errors of gRPC itself pass through."""
+    if isinstance(error, AbortError) or context.done():
+        raise error
+    if not isinstance(error, SpecsotError):
+        log.error("a call failed", exc_info=error)
+        error = SpecsotError("internal error")
+    trailer = (TRAILER, status_of(error).SerializeToString())
+    await context.abort(code_of(error), str(error), (trailer,))

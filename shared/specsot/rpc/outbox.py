@@ -1,0 +1,70 @@
+"""What waits to be sent over one stream: handed over without waiting, written in order by one task.
+
+Refuses to know messages; it counts their bytes. A peer that does not read stops nobody: past the
+limit the link is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from specsot.errors import Unavailable
+
+MOST_BYTES = 512 << 20  # waiting at once
+
+
+class Outbox:
+    """Bytes go in by `put` and out by `write_all`, until `finish` or `lose`."""
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._waiting, self._most = 0, most
+        self.lost: str | None = None  # why, once it is
+
+    def put(self, data: bytes) -> None:
+        """Raises Unavailable once the link is lost, or when its peer is too far behind."""
+        self.check()
+        self._waiting += len(data)
+        if self._waiting > self._most:
+            self.lose(f"the peer does not read: {self._waiting} bytes wait")
+        self.check()
+        self._queue.put_nowait(data)
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise Unavailable(self.lost)
+
+    def finish(self) -> None:
+        """Nothing more comes; `write_all` returns when all is written."""
+        self._queue.put_nowait(None)
+
+    def lose(self, reason: str) -> None:
+        """The first reason counts."""
+        if self.lost is None:
+            self.lost = reason
+            self._queue.put_nowait(None)
+
+    async def write_all(
+        self,
+        write: Callable[[bytes], Awaitable[object]],
+        beat: bytes | None = None,
+        every: float | None = None,
+    ) -> None:
+        """Write until finished or lost; `beat` goes out after `every` seconds without anything else.
+
+        Raises what `write` raises.
+        """
+        while (data := await self._next(beat, every)) is not None and self.lost is None:
+            await write(data)
+
+    async def _next(self, beat: bytes | None, every: float | None) -> bytes | None:
+        if beat is None or not self._queue.empty():
+            data = await self._queue.get()
+        else:
+            try:
+                data = await asyncio.wait_for(self._queue.get(), every)
+            except TimeoutError:
+                return beat
+        self._waiting -= len(data or b"")
+        return data

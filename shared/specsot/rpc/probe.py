@@ -1,0 +1,33 @@
+"""Asks one address for its health, once, and answers in half a second.
+
+Refuses to know what serves there; imports nothing heavy (no torch, no asyncio, no wire).
+"""
+
+from __future__ import annotations
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specsot.rpc.options import PUBLIC_BYTES, channel_options
+
+
+def probe(address: str, service: str = "", timeout: float = 2.0) -> str:
+    """SERVING, NOT_SERVING, or in words why there is no such answer. Never raises."""
+    with grpc.insecure_channel(address, options=channel_options(PUBLIC_BYTES)) as channel:
+        try:
+            request = health_pb2.HealthCheckRequest(service=service)
+            response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
+        except grpc.RpcError as failure:
+            return _in_words(failure, service)
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+
+
+def _in_words(failure: grpc.RpcError, service: str) -> str:
+    code = failure.code() if isinstance(failure, grpc.Call) else grpc.StatusCode.UNKNOWN
+    words = {
+        grpc.StatusCode.NOT_FOUND: f"there is no {service} here",
+        grpc.StatusCode.UNIMPLEMENTED: "something else answers here",
+        grpc.StatusCode.UNAVAILABLE: "nobody answers",
+        grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
+    }
+    return words.get(code, code.name)

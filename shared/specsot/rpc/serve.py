@@ -1,0 +1,106 @@
+"""Opens a gRPC server with what every service has: limits, keepalive, health, reflection, clear refusals.
+
+Refuses to know what is served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from specsot.errors import Unavailable
+from specsot.rpc.guard import Guard
+from specsot.rpc.options import RING_BYTES, server_options
+
+Attach = Callable[[grpc.aio.Server], None]
+
+_V1 = "grpc.reflection.v1.ServerReflection"
+
+
+class Door:
+    """A server that is open. `port` is the real one (0 for a unix socket)."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, state: Any) -> None:
+        self._server, self.port, self._state = server, port, state
+
+    async def report(self, service: str, serving: bool) -> None:
+        """Tell the world by grpc.health.v1 whether a service can do its work."""
+        states = health_pb2.HealthCheckResponse
+        await self._state.set(service, states.SERVING if serving else states.NOT_SERVING)
+
+    async def close(self, grace: float) -> None:
+        """No new calls; those under way have `grace` seconds, then they are cancelled."""
+        await self._state.enter_graceful_shutdown()
+        await self._server.stop(grace)
+
+
+async def open_door(listen: str, services: Mapping[str, Attach], largest: int = RING_BYTES) -> Door:
+    """Serve at host:port or unix:path. `services` start as not serving; "" is live at once.
+
+    Raises Unavailable, in one line, when the address cannot be had.
+    """
+    check_free(listen)
+    server = grpc.aio.server(interceptors=[Guard()], options=server_options(largest))
+    state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+    health_pb2_grpc.add_HealthServicer_to_server(state, server)
+    for attach in services.values():
+        attach(server)
+    reflect(server, [*services, "grpc.health.v1.Health", _V1, reflection.SERVICE_NAME])
+    door = Door(server, _bind(server, listen), state)
+    for name in services:
+        await door.report(name, False)
+    await server.start()
+    return door
+
+
+def reflect(server: grpc.aio.Server, names: list[str]) -> None:
+    """Reflection v1alpha, and v1 too: the messages are the same, grpcio-reflection serves only the former."""
+    servicer = reflection.aio.ReflectionServicer(service_names=names)
+    request, response = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
+    for service in (reflection.SERVICE_NAME, _V1):
+        method = grpc.stream_stream_rpc_method_handler(
+            servicer.ServerReflectionInfo, request.FromString, response.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": method})
+        server.add_generic_rpc_handlers((handler,))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port". Raises Unavailable."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise Unavailable(f"{address} is not an address; write host:port")
+    return host.strip("[]"), int(port)
+
+
+def check_free(listen: str) -> None:
+    """Find out in plain words what gRPC would only say in a stack of C++ lines."""
+    if listen.startswith("unix:"):
+        return
+    host, port = split_address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise Unavailable(f"cannot listen at {listen}: {reason(error)}") from None
+
+
+def reason(error: OSError) -> str:
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> int:
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError:
+        raise Unavailable(f"cannot listen at {listen}: address already in use") from None
+    return 0 if listen.startswith("unix:") else port

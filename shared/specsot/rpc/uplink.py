@@ -1,0 +1,123 @@
+"""A member's stream to the master: registers, then carries messages both ways and beats.
+
+Refuses to know what the messages mean; they go to the member's inbox as from "master".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+from grpc.aio import AioRpcError, StreamStreamCall
+
+from specsot.errors import SpecsotError, Unavailable, WireError
+from specsot.links import Inbox, Lost
+from specsot.members import Beat, Registration
+from specsot.rpc.dial import PATIENCE, reach
+from specsot.rpc.outbox import Outbox
+from specsot.rpc.pulse import Pulse, Watch
+from specsot.rpc.statuses import error_of
+from specsot.v1 import fleet_pb2
+from specsot.wire.fleet import Upward, decode_downward, encode_upward
+
+MASTER = "master"
+FAREWELL = 2.0  # seconds a closing uplink has to deliver what is still in it
+
+_Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
+
+
+async def join(address: str, registration: Registration, inbox: Inbox, pulse: Pulse | None = None) -> Uplink:
+    """Register at the master. Raises Refused (we do not belong there), Unavailable (nobody there)."""
+    channel = await reach(address)
+    try:
+        call = await _register(channel, registration, address)
+    except BaseException:
+        await channel.close()
+        raise
+    return Uplink(channel, call, inbox, pulse or Pulse())
+
+
+async def _register(channel: grpc.aio.Channel, registration: Registration, address: str) -> _Call:
+    method = channel.stream_stream(
+        "/specsot.v1.Fleet/Join", response_deserializer=fleet_pb2.JoinResponse.FromString
+    )
+    call: _Call = method()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            with contextlib.suppress(asyncio.InvalidStateError):  # refused before it was written
+                await call.write(encode_upward(registration).SerializeToString())
+            response = await call.read()
+    except TimeoutError:
+        call.cancel()
+        raise Unavailable(f"the master at {address} does not answer a registration") from None
+    except AioRpcError as failure:
+        raise error_of(failure) from None
+    if not isinstance(response, fleet_pb2.JoinResponse) or not response.HasField("joined"):
+        raise WireError(f"the master at {address} did not begin with joined")
+    return call
+
+
+class Uplink:
+    """The member's end of the stream. `send` takes Ready, Broken, Leaving, Beat and Result."""
+
+    def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Pulse) -> None:
+        self._channel, self._call, self._inbox, self._pulse = channel, call, inbox, pulse
+        self._outbox, self._closing = Outbox(), False
+        self._watch = Watch(pulse.silence, self._silent)
+        self._tasks = [asyncio.create_task(work()) for work in (self._write, self._read)]
+
+    async def send(self, message: Upward | Any) -> None:
+        self._outbox.put(encode_upward(message).SerializeToString())
+
+    async def close(self) -> None:
+        """Deliver what waits and hang up. Never waits long, never raises."""
+        if self._closing:
+            return
+        self._closing = True
+        self._outbox.finish()
+        await asyncio.wait(self._tasks[:1], timeout=FAREWELL)
+        self._outbox.lose("the link is closed")
+        await self._hang_up()
+
+    async def _write(self) -> None:
+        with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
+            beat = encode_upward(Beat()).SerializeToString()
+            await self._outbox.write_all(self._call.write, beat, self._pulse.every)
+            await self._call.done_writing()
+
+    async def _read(self) -> None:
+        """Deliver until the stream ends, then say so."""
+        reason = "it ended the stream"
+        try:
+            async for response in self._call:
+                self._watch.heard()
+                message = decode_downward(response)
+                if not isinstance(message, Beat):
+                    self._inbox.put(MASTER, message)
+        except AioRpcError as failure:
+            reason = str(error_of(failure))
+        except SpecsotError as error:
+            reason = str(error)
+        except asyncio.CancelledError:
+            reason = "the link was cut"
+            raise
+        finally:
+            self._lose(reason)
+
+    def _silent(self) -> None:
+        self._lose(f"silent for {self._pulse.silence:g} s")
+
+    def _lose(self, reason: str) -> None:
+        if self._closing or self._outbox.lost is not None:
+            return
+        self._outbox.lose(f"lost the master: {reason}")
+        self._inbox.put(MASTER, Lost(MASTER, reason))
+        self._farewell = asyncio.create_task(self._hang_up())
+
+    async def _hang_up(self) -> None:
+        self._watch.stop()
+        for task in self._tasks:
+            task.cancel()
+        await self._channel.close()
