@@ -9,9 +9,10 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsot.members import Curve, TreeShape
-from specsot_drafter.selection import ranked
+from specsot_drafter.selection import Floats, ranked
 from specsot_drafter.timing import Timing
 from specsot_drafter.tuning import Returned, Tuner
 
@@ -30,83 +31,99 @@ STEEP: Curve = ((1, 1.0e-3), (2, 1.9e-3), (8, 7.0e-3), (64, 55e-3))
 QUICK_HEAD: Curve = ((1, 0.3e-3), (4, 0.35e-3), (16, 0.5e-3), (64, 1.2e-3))
 SLOW_HEAD: Curve = ((1, 4.0e-3), (4, 4.5e-3), (64, 12e-3))
 
+SHAPE = TreeShape()
+
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Siblings get `spread` of what the head claims (in falling order), `truth` times that is so."""
+    """Each lap the head is as sure as one of `claims` says: that much for the next token, siblings
+    getting `spread` of it in falling order. `truth` times that is so.
+    """
 
     lap: Curve
     level: Curve
     live: int
     truth: float
-    claim: float = 0.85
-    spread: tuple[float, ...] = (0.7, 0.2, 0.07, 0.03)
+    claims: tuple[float, ...] = (0.97, 0.85, 0.6)
+    spread: tuple[float, ...] = (0.8, 0.13, 0.05, 0.02)
+
+    def candidates(self, claim: float, levels: int) -> tuple[Floats, NDArray[np.int64]]:
+        """A caterpillar: the best node of each depth has children. Chances [n] per depth, depths [n]."""
+        chances = [
+            claim * (claim * self.spread[0]) ** above * part
+            for above in range(levels)
+            for part in self.spread
+        ]
+        return np.array(chances), np.repeat(np.arange(1, levels + 1), len(self.spread))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Tokens per second of the tuned run, of plain decoding, and what the tuner did."""
+@dataclass(slots=True)
+class Run:
+    """A tuned run against plain decoding."""
 
-    tuned: float
-    plain: float
-    drafted: int
-    laps: int
+    tokens: int = 0
+    seconds: float = 0.0
+    drafted: int = 0
+    plain: float = 0.0
 
     @property
     def ratio(self) -> float:
-        return self.tuned / self.plain
+        """Tokens per second, over plain's."""
+        return self.tokens / self.seconds / self.plain
 
 
-def run(world: World, laps: int, shape: TreeShape, seed: int = 0, tuner: Tuner | None = None) -> Outcome:
-    """Drive the tuner for so many laps."""
+def run(world: World, laps: int, seed: int = 0, tuner: Tuner | None = None) -> Run:
+    """Drive a tuner for so many laps."""
     rng = random.Random(seed)
     lap, level = Timing(world.lap), Timing(world.level)
-    tuner = tuner or Tuner(shape, world.lap, world.level)
-    tokens = drafted = 0
-    seconds = 0.0
+    tuner = tuner or Tuner(SHAPE, world.lap, world.level)
+    done = Run(plain=world.live / float(lap.at(world.live)))
     for _ in range(laps):
-        levels = tuner.plan_levels(world.live, shape.depth + 1)
-        trees = _lap(world, tuner, shape, levels, rng)
+        trees = _lap(world, tuner, rng)
         tuner.settle(trees)
-        drafted += bool(levels)
-        tokens += sum(tree.accepted + 1 for tree in trees)
-        seconds += float(lap.at(sum(tree.rows for tree in trees)))
-        if levels:
-            seconds += float(level.at(world.live)) + (levels - 1) * float(level.at(world.live * shape.top_k))
-    plain = world.live / float(lap.at(world.live))
-    return Outcome(tokens / seconds, plain, drafted, laps)
+        grown = trees[0].grown
+        done.drafted += bool(grown)
+        done.tokens += sum(tree.accepted + 1 for tree in trees)
+        done.seconds += float(lap.at(sum(tree.rows for tree in trees)))
+        if grown:
+            done.seconds += float(level.at(world.live) + (grown - 1) * level.at(world.live * SHAPE.top_k))
+    return done
 
 
-def _lap(world: World, tuner: Tuner, shape: TreeShape, levels: int, rng: random.Random) -> list[Returned]:
-    if not levels:
+def _lap(world: World, tuner: Tuner, rng: random.Random) -> list[Returned]:
+    most = tuner.plan_levels(world.live, SHAPE.depth + 1)
+    if not most:
         return [Returned(0, 1, (), 0)] * world.live
-    claims, depths = candidates(world, levels, shape.top_k)
+    claims, depths = world.candidates(rng.choice(world.claims), most)
+    levels = _deserved(world, tuner, claims, depths, most)
+    claims, depths = claims[depths <= levels], depths[depths <= levels]
     worth = np.tile(claims * tuner.acceptance.trust()[depths - 1], (world.live, 1))
-    count = tuner.choose_rows(ranked(worth, shape.nodes - 1), world.live, levels)
+    count = tuner.choose_rows(ranked(worth, SHAPE.nodes - 1), world.live, levels)
+    best = np.argsort(-worth[0], kind="stable")
     each = [count // world.live + (row < count % world.live) for row in range(world.live)]
-    return [_tree(world, claims, depths, nodes, levels, rng) for nodes in each]
+    return [_tree(world, claims, depths, best[:nodes], levels, rng) for nodes in each]
 
 
-def candidates(world: World, levels: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """A caterpillar: at each depth the best node has top_k children. Chances falling, depths."""
-    claims = [
-        world.claim ** (d + 1) * world.spread[0] ** d * world.spread[j]
-        for d in range(levels)
-        for j in range(top_k)
-    ]
-    depths = [d + 1 for d in range(levels) for _ in range(top_k)]
-    order = np.argsort(-np.array(claims), kind="stable")
-    return np.array(claims)[order], np.array(depths)[order]
+def _deserved(world: World, tuner: Tuner, claims: Floats, depths: NDArray[np.int64], most: int) -> int:
+    for depth in range(1, most):
+        scores = np.tile(np.log(claims[depths == depth]), (world.live, 1))
+        if not tuner.deserves(scores, depth):
+            return depth
+    return most
 
 
 def _tree(
-    world: World, claims: np.ndarray, depths: np.ndarray, nodes: int, levels: int, rng: random.Random
+    world: World,
+    claims: Floats,
+    depths: NDArray[np.int64],
+    sent: NDArray[np.int64],
+    levels: int,
+    rng: random.Random,
 ) -> Returned:
-    masses = [float(claims[:nodes][depths[:nodes] == depth].sum()) for depth in range(1, levels + 1)]
-    accepted = 0
-    for depth in range(1, levels + 1):
-        width = int((depths[:nodes] == depth).sum())
-        if rng.random() >= world.truth * world.claim * sum(world.spread[:width]):
+    masses = [float(claims[sent][depths[sent] == depth].sum()) for depth in range(1, levels + 1)]
+    accepted, reach = 0, 1.0
+    for mass in masses:
+        if rng.random() >= world.truth * mass / reach:
             break
-        accepted += 1
-    return Returned(levels, 1 + nodes, masses, accepted)
+        accepted, reach = accepted + 1, mass
+    return Returned(levels, 1 + len(sent), masses, accepted)

@@ -91,7 +91,7 @@ class Witness:
     def __getattr__(self, name: str) -> object:
         return getattr(self._head, name)
 
-    def forward(self, tokens, features, positions, slots, plan, kv, asked=None):  # noqa: ANN001, ANN201
+    def forward(self, tokens, features, positions, slots, plan, kv, asked=None):
         outputs = self._head.forward(tokens, features, positions, slots, plan, kv, asked)
         self.passes.append((tokens.clone(), features.clone(), positions.clone(), outputs.clone()))
         return outputs

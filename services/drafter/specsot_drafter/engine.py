@@ -120,13 +120,16 @@ class DraftEngine:
         fresh = all(len(stream.waiting) <= levels for stream in streams)
         last = self._following.catch_up(streams)
         growth = Growth(self._head, self._following.memory.kv, [g for _, g in growing], self._shape.top_k)
-        offer = barred_below(growth.run(last, levels), [self._most_levels(stream) for stream in streams])
+        deserves = None if self._shape.fixed else self._tuner.deserves
+        offer = growth.run(last, levels, deserves=deserves)
+        grown = int(offer.depths[-1])
         if fresh:  # a prompt's rows say nothing about what a level costs
-            self._tuner.note_drafting(len(streams), levels, self._clock() - began)
-        chosen = self._choose(offer, levels)
+            self._tuner.note_drafting(len(streams), grown, self._clock() - began)
+        offer = barred_below(offer, [self._most_levels(stream) for stream in streams])
+        chosen = self._choose(offer, grown)
         trees = trees_of(offer, [_root(stream) for stream in streams], chosen)
         for stream, tree, mass in zip(streams, trees, masses(offer, chosen).tolist()):
-            stream.flight = Flight(stream.length, levels, len(tree), tuple(mass))
+            stream.flight = Flight(stream.length, grown, len(tree), tuple(mass))
         return {stream.sequence: tree for stream, tree in zip(streams, trees)}
 
     def _choose(self, offer: Offer, levels: int) -> Flags:

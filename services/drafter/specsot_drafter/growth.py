@@ -7,18 +7,19 @@ frontier node offers its top_k children.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.kv import KVPages
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.selection import Offer
+from specsot_drafter.selection import Floats, Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class Ground:
     base: int
     pages: tuple[int, ...]
     slots: Sequence[int]
+
+
+Deserves = Callable[[Floats, int], bool]  # whether a frontier [B, k] of scores at a depth is worth going on
 
 
 class Guide(Protocol):
@@ -60,8 +64,13 @@ class Growth:
             top_k
         )
 
-    def run(self, last: Tensor, levels: int, guide: Guide | None = None) -> Offer:
-        """Grow `levels` levels. last: [B, hidden], the head's output at each sequence's last row."""
+    def run(
+        self, last: Tensor, levels: int, guide: Guide | None = None, deserves: Deserves | None = None
+    ) -> Offer:
+        """Grow `levels` levels, or fewer where `deserves` says so.
+
+        last: [B, hidden], the head's output at each sequence's last row.
+        """
         k, trees = self._k, len(self._grounds)
         scores, tokens = self._best(last, guide)
         scores, tokens = scores[:, 0], tokens[:, 0]
@@ -70,6 +79,8 @@ class Growth:
         frontier = torch.arange(k, device=last.device).expand(trees, k)
         parents = torch.zeros_like(frontier)
         for level in range(levels - 1):
+            if deserves and not deserves(_to_numpy(scores), level + 1):
+                break
             if guide:
                 guide.follow(parents, tokens)
             outputs = self._pass(level, parents, tokens, features)
@@ -136,6 +147,9 @@ class _Pool:
         return Offer(tokens, scores, parents, np.concatenate(levels))
 
 
-def _gather(parts: list[Tensor]) -> np.ndarray:
-    joined = torch.cat(parts, dim=1)
-    return joined.float().cpu().numpy() if joined.is_floating_point() else joined.cpu().numpy()
+def _gather(parts: list[Tensor]) -> NDArray[Any]:
+    return _to_numpy(torch.cat(parts, dim=1))
+
+
+def _to_numpy(values: Tensor) -> NDArray[Any]:
+    return values.cpu().numpy()

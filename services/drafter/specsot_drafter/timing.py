@@ -14,15 +14,20 @@ from specsot.members import Curve
 
 Floats = NDArray[np.floating[Any]]
 
+FLAT = [(1, 1.0), (2, 1.0)]
 WEIGHT = 0.1  # of one observation
 WILDEST = 5.0  # how far one observation may lie from the curve and still be believed so far
 
 
 class Timing:
-    """A measured curve, never falling, straight between points and beyond the last; scaled by observation."""
+    """A measured curve, never falling, straight between points and beyond the last; scaled by observation.
+
+    Without points: one second whatever the rows, until the first observation says how long really.
+    """
 
     def __init__(self, curve: Curve) -> None:
-        points = sorted(curve) or [(1, 0.0)]
+        self._measured = bool(curve)
+        points = sorted(curve) or FLAT
         self._rows = np.array([rows for rows, _ in points], dtype=float)
         self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points], dtype=float))
         self._slope = self._last_slope()
@@ -35,9 +40,14 @@ class Timing:
 
     def note(self, expected: float, seconds: float) -> None:
         """Something this curve said would take `expected` seconds took `seconds`: move it a little."""
-        if expected > 0 and seconds > 0:
+        if expected <= 0 or seconds <= 0:
+            return
+        if self._measured:
             ratio = min(max(seconds / expected, 1 / WILDEST), WILDEST)
             self._scale *= 1 + WEIGHT * (ratio - 1)
+        else:
+            self._scale *= seconds / expected
+            self._measured = True
 
     def _last_slope(self) -> float:
         if len(self._rows) < 2:

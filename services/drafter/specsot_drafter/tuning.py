@@ -59,19 +59,31 @@ class Tuner:
         self._bushes: dict[int, float] = {}
 
     def plan_levels(self, live: int, most: int) -> int:
-        """Levels to grow for `live` trees, at most `most`; 0: send the roots alone."""
+        """Levels that `live` trees may grow, at most `most`; 0: send the roots alone."""
         if not live or most <= 0 or self._rests(live):
             return 0
         levels = np.arange(1, most + 1)
         plain = float(self.lap.at(live))
         costs = self._drafting(live, levels) + self._sending(live, live * levels * self._bush(live))
         rates = (live + live * self.acceptance.expected()[:most]) / (plain + costs)
-        rates[costs > self._purse(plain)] = 0.0
-        best = int(np.argmax(rates))
-        if rates[best] * plain > live:
-            return best + 1
+        affordable = costs <= self._purse(plain)
+        if np.any(rates[affordable] * plain > live):
+            return int(levels[affordable][-1])
         self._resting, self._rested_by = REST, live
         return 0
+
+    def deserves(self, scores: Floats, depth: int) -> bool:
+        """Whether one more level pays below a frontier of `depth`, as sure as this one is of itself.
+
+        scores: [live, top_k] cumulative log-probabilities of the frontier. A level pays when it brings
+        more tokens per second than the lap so far.
+        """
+        live = len(scores)
+        plain = float(self.lap.at(live))
+        trust, chances = self.acceptance.trust(), self.acceptance.chances()
+        reached = float(np.minimum(np.exp(scores).sum(1) * trust[depth - 1], 1.0).sum())
+        rate = (live + reached * depth) / (plain + float(self._drafting(live, depth)))
+        return reached * float(chances[depth]) > rate * float(self.level.at(live * self._top_k))
 
     @property
     def rest(self) -> int:
