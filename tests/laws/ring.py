@@ -66,7 +66,7 @@ class Ring:
             layout=setup.layout,
             shape=setup.shape,
         )
-        self.fleet = Fleet(wishes, self._learn, self.changed.set, self._break, lambda: False)
+        self.fleet = Fleet(wishes, self._learn, self.changed.set, self._break, self._idle)
         self._ids = iter(range(1, 10**9))
 
     def _learn(self, result: Result) -> None:
@@ -78,6 +78,9 @@ class Ring:
                 if outcome.end:
                     text.over.set()
         self.changed.set()
+
+    def _idle(self) -> bool:
+        return all(text.over.is_set() for text in self.texts.values())
 
     def _break(self, reason: str) -> None:
         self.broken.append(reason)
@@ -152,6 +155,7 @@ async def ring_of(setup: Setup):
         for task in [completing, *tasks]:
             if task.done():
                 task.result()
+        ring.broken.clear()  # a member that came while the ring was forming began it anew
         yield ring
     finally:
         leaving.set()

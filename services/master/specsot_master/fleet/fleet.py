@@ -148,7 +148,7 @@ class Fleet:
             log.info("waiting for the ring", missing=waiting)
         elif not self._plan:
             self._begin(registrations)
-        elif self._improvable and self._idle():
+        elif self._improvable and (self._idle() or not self.ready):
             self._break("the ring is formed anew", None)
             self._begin(registrations)
 
