@@ -136,28 +136,31 @@ def _weigh(weights: Tensor, kv_layer: Tensor, readings: tuple[Reading, ...]) -> 
 class _Scratch:
     """Scores, weights and sums of one group, laid out once and used again by every layer.
 
-    Columns behind a row's end have no reading; they start as zero and the mask hides them.
+    Heads lie outside rows, so that readings of one cell (shared pages) need no copy. Columns behind a
+    row's end have no reading; they start as zero and the mask hides them.
     """
 
     def __init__(self, group: Group, mask: Tensor | None, q: Tensor) -> None:
+        rows, kv_heads, g, _ = q.shape
         self._readings = group.readings
-        self._scores = q.new_zeros((*q.shape[:3], group.width))
+        self._scores = q.new_zeros((kv_heads, rows, g, group.width))
         self._weights = torch.empty_like(self._scores)
         self._out = q.new_empty(q.shape)
         self._hidden = self._scores[..., group.lead :]
-        self._mask = None if mask is None else mask[:, None, None, :]
+        self._mask = None if mask is None else mask[:, None, :]
+        out = self._out.transpose(0, 1)
         self._score_views = [_columns(self._scores, reading) for reading in group.readings]
         self._weight_views = [_columns(self._weights, reading) for reading in group.readings]
-        self._out_views = [_cells(self._out, reading) for reading in group.readings]
+        self._out_views = [_cells(out, reading) for reading in group.readings]
 
     def attend(self, q: Tensor, kv_layer: Tensor) -> Tensor:
-        queries: dict[tuple[int, int, int], Tensor] = {}
         for reading, view in zip(self._readings, self._score_views):
-            key = (reading.first, reading.cells, reading.rows)
-            if key not in queries:
-                part = q.narrow(0, reading.first, reading.cells * reading.rows)
-                queries[key] = _queries(part, reading.cells, reading.rows)
-            view.copy_(torch.bmm(queries[key], _keys(kv_layer, reading)).view(view.shape))
+            rows = q.narrow(0, reading.first, reading.cells * reading.rows)
+            queries, keys = _queries(rows, reading.cells, reading.rows), _keys(kv_layer, reading)
+            if reading.cells == 1:
+                torch.bmm(queries, keys, out=view.view(view.shape[1], -1, reading.columns))
+            else:
+                view.copy_(torch.bmm(queries, keys).view(view.shape))
         if self._mask is not None:
             self._hidden.add_(self._mask)
         torch.softmax(self._scores, -1, out=self._weights)
@@ -169,14 +172,14 @@ class _Scratch:
 
 
 def _columns(whole: Tensor, reading: Reading) -> Tensor:
-    """A reading's part of [rows, kv_heads, g, width], as [cells, kv_heads, rows, g, columns]."""
+    """A reading's part of [kv_heads, rows, g, width], as [cells, kv_heads, rows, g, columns]."""
     return _cells(whole, reading).narrow(-1, reading.at, reading.columns)
 
 
 def _cells(whole: Tensor, reading: Reading) -> Tensor:
-    """A reading's rows of [rows, kv_heads, g, x], as [cells, kv_heads, rows, g, x]."""
-    part = whole.narrow(0, reading.first, reading.cells * reading.rows)
-    return part.unflatten(0, (reading.cells, reading.rows)).transpose(1, 2)
+    """A reading's rows of [kv_heads, rows, g, x], as [cells, kv_heads, rows, g, x]."""
+    part = whole.narrow(1, reading.first, reading.cells * reading.rows)
+    return part.unflatten(1, (reading.cells, reading.rows)).transpose(0, 1)
 
 
 def _queries(q: Tensor, cells: int, each: int) -> Tensor:
