@@ -61,6 +61,7 @@ class Spans:
 class Answer:
     """Cuts at stop strings. `trim`: a branch's body, without a leading [ANSWER] and white space around it.
 
+    marked:   it began with [ANSWER].
     skipped:  raw characters left out at the beginning.
     released: raw characters behind those that are let through, or held only as trailing white space.
     """
@@ -69,6 +70,7 @@ class Answer:
         self._watch = StopWatch(stops)
         self._trim, self._begun = trim, not trim
         self._head, self._tail = "", ""
+        self.marked = False
         self._shown: list[str] = []
         self.skipped = self.released = self.length = 0
 
@@ -98,7 +100,7 @@ class Answer:
         if not last and ANSWER.startswith(body):
             return ""
         if body.startswith(ANSWER):
-            body = body.removeprefix(ANSWER).lstrip()
+            self.marked, body = True, body.removeprefix(ANSWER).lstrip()
             if not body and not last:
                 return ""
         self._begun = True

@@ -34,9 +34,10 @@ class Branch:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of its body, markers and what follows a stop string left out."""
-        cut = self.answer.skipped + self.answer.released if self.answer.stopped else None
-        return self.spans.within(self.answer.skipped, cut)
+        """Tokens of its body, white space included; markers and what follows a stop string left out."""
+        answer = self.answer
+        cut = answer.skipped + answer.released if answer.stopped else None
+        return self.spans.within(answer.skipped if answer.marked else 0, cut)
 
 
 class Branches:

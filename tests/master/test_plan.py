@@ -1,0 +1,334 @@
+"""The request machine by transcripts: what happened, and what it wants and tells.
+
+Refuses to know tokenizers: a character is a token, its code the id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsot.errors import PlanError
+from specsot.events import (
+    BranchFinished,
+    BranchStarted,
+    BranchText,
+    Event,
+    Finished,
+    MergedText,
+    Numbered,
+    Planned,
+    Reason,
+    SkeletonText,
+    Started,
+)
+from specsot.frames import End, Outcome
+from specsot.params import Ask, Limits, Mode
+from specsot.skeleton import PlanRules
+from specsot_master.plan import (
+    CloseSequence,
+    Command,
+    GiveUp,
+    OpenAnswer,
+    OpenBranch,
+    OpenSkeleton,
+    Piece,
+    RequestPlan,
+)
+
+PLAN = "[PLAN]\n1.<60><None>[-]Light\n2.<30><None>[-]Deep\n3.<10><None>[1,2]Dreams\n[END]"
+
+
+class Play:
+    """A request machine and everything it said so far."""
+
+    def __init__(self, mode: Mode = "auto", stop: tuple[str, ...] = (), constraint: bool = True, **limits: int):
+        ask = Ask(prompt="?", mode=mode, stop=stop, constraint=constraint, limits=Limits(**limits))
+        self.plan = RequestPlan(ask, "r", seed=7, model="demo")
+        self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0)
+
+    def write(self, ordinal: int, text: str, lap: int = 1000) -> None:
+        """Text in laps of `lap` characters."""
+        for start in range(0, len(text), lap):
+            pieces = [Piece(ord(character), character) for character in text[start : start + lap]]
+            self.said += self.plan.wrote(ordinal, pieces, now=2.0)
+
+    def end(self, ordinal: int, end: End = End.STOP) -> None:
+        self.said += self.plan.ended(ordinal, end, now=3.0)
+
+    def open_ready(self) -> list[int]:
+        """Open whatever may be opened."""
+        opened: list[int] = []
+        while ready := self.plan.ready():
+            self.said += self.plan.open_branch(ready[0])
+            opened.append(ready[0].id)
+        return opened
+
+    def planned(self, text: str = PLAN) -> Play:
+        self.write(0, text)
+        self.end(0, End.GRAMMAR)
+        return self
+
+    def tell(self) -> list[Event]:
+        return [command.event for command in self.said if isinstance(command, Numbered)]
+
+    def of(self, *kinds: type) -> list[object]:
+        return [one for one in (*self.tell(), *self.said) if isinstance(one, kinds)]
+
+    @property
+    def closed(self) -> list[int]:
+        """Ordinals in the order they were closed; a plan's own sequence too, ended by itself or not."""
+        return [command.ordinal for command in self.said if isinstance(command, CloseSequence)]
+
+    @property
+    def finished(self) -> Finished:
+        last = self.tell()[-1]
+        assert isinstance(last, Finished)
+        return last
+
+    def check_stream(self) -> None:
+        """No event lost, doubled, reordered; texts are contiguous and make up the answer."""
+        offsets = [command.offset for command in self.said if isinstance(command, Numbered)]
+        assert offsets == list(range(len(offsets)))
+        merged, bodies = "", dict[int, str]()
+        for event in self.tell():
+            if isinstance(event, MergedText):
+                assert event.offset == len(merged)
+                merged += event.text
+            if isinstance(event, BranchText):
+                assert event.offset == len(bodies.get(event.branch, ""))
+                bodies[event.branch] = bodies.get(event.branch, "") + event.text
+        assert merged == self.finished.text
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    return "".join(map(chr, tokens))
+
+
+def test_a_direct_request_is_one_sequence() -> None:
+    play = Play("direct", max_new_tokens=50)
+    assert play.said == [Numbered(0, Started("r", "demo", "direct", 7, 5)), OpenAnswer(50)]
+    play.write(0, "Hello [PLAN] you.", lap=4)
+    play.end(0)
+    assert (play.finished.reason, play.finished.text) == (Reason.STOP, "Hello [PLAN] you.")
+    assert text_of(play.finished.tokens) == "Hello [PLAN] you."
+    play.check_stream()
+
+
+def test_a_planned_answer_from_start_to_end() -> None:
+    play = Play("sot", max_new_tokens=100).planned()
+    assert play.of(OpenSkeleton) == [OpenSkeleton(512, PlanRules(direct=False), True)]
+    assert "".join(e.text for e in play.tell() if isinstance(e, SkeletonText)) == PLAN
+    assert play.open_ready() == [1, 2]
+    play.write(2, "Deep sleep. ")
+    play.write(1, " Light sleep.")
+    play.end(2)
+    assert play.open_ready() == []
+    play.end(1)
+    assert play.open_ready() == [3]
+    play.write(3, "[ANSWER]\nDreams.[END] never seen")
+    assert play.finished.text == "## 1. Light\nLight sleep.\n\n## 2. Deep\nDeep sleep.\n\n## 3. Dreams\nDreams."
+    assert text_of(play.finished.tokens) == " Light sleep.Deep sleep. Dreams."
+    assert play.finished.reason is Reason.STOP
+    assert play.closed == [0, 3]
+    assert [(e.branch, e.tokens) for e in play.tell() if isinstance(e, BranchFinished)] == [
+        (2, 12), (1, 13), (3, 7),
+    ]  # fmt: skip
+    play.check_stream()
+
+
+def test_dependent_branches_see_their_parents_text() -> None:
+    play = Play("sot").planned()
+    play.open_ready()
+    for id, body in ((1, "one"), (2, "two")):
+        play.write(id, body)
+        play.end(id)
+    play.open_ready()
+    *_, order = play.of(OpenBranch)
+    assert isinstance(order, OpenBranch)
+    assert [(point.title, text) for point, text in order.parents] == [("Light", "one"), ("Deep", "two")]
+
+
+@pytest.mark.parametrize("end", [End.FAILED, End.CANCELLED])
+def test_a_failed_parent_ends_its_children(end: End) -> None:
+    play = Play("sot").planned()
+    play.open_ready()
+    play.write(1, "half")
+    play.end(1, end)
+    play.write(2, "whole")
+    play.end(2)
+    reasons = {e.branch: e.reason for e in play.tell() if isinstance(e, BranchFinished)}
+    assert reasons[3] is Reason.PARENT_FAILED
+    assert play.finished.reason is Reason.FAILED
+    assert play.finished.text == "## 1. Light\nhalf\n\n## 2. Deep\nwhole"
+    play.check_stream()
+
+
+def test_max_parallel_is_kept_and_the_longest_path_goes_first() -> None:
+    play = Play("sot", max_parallel=1).planned()
+    assert play.open_ready() == [1]
+    play.end(1)
+    assert play.open_ready() == [2]
+
+
+@pytest.mark.parametrize("lap", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ("[DIRECT]\nIt is 4.[END]", "It is 4."),
+        ("[DIRECT]\nA [tricky] one [EN[END]", "A [tricky] one [EN"),
+        ("[DIRECT]\n[END]", ""),
+    ],
+)
+def test_a_direct_answer_streams_without_its_markers(raw: str, text: str, lap: int) -> None:
+    play = Play("auto")
+    play.write(0, raw, lap)
+    play.end(0, End.GRAMMAR)
+    assert Planned(()) in play.tell()
+    assert play.finished.text == text
+    assert text_of(play.finished.tokens) == text
+    assert (play.finished.reason, play.finished.statistics.mode) == (Reason.STOP, "direct")
+    play.check_stream()
+
+
+def test_a_direct_answer_keeps_max_new_tokens() -> None:
+    play = Play("auto", max_new_tokens=10)
+    play.write(0, "[DIRECT]\n" + "x" * 50, lap=7)
+    assert play.finished.text == "x" * 10
+    assert play.finished.reason is Reason.LENGTH
+    assert len(play.finished.tokens) == 10
+    assert play.closed == [0]
+
+
+@pytest.mark.parametrize("mode", ["auto", "sot"])
+def test_without_constraint_and_marker_the_text_is_the_answer(mode: Mode) -> None:
+    play = Play(mode, constraint=False)
+    assert play.of(OpenSkeleton) == [OpenSkeleton(1048, PlanRules(direct=mode == "auto"), False)]
+    play.write(0, "Sleep is good." * 30, lap=5)
+    play.end(0)
+    assert play.finished.text == "Sleep is good." * 30
+    assert text_of(play.finished.tokens) == play.finished.text
+    play.check_stream()
+
+
+def test_without_constraint_a_plan_ends_at_its_end_marker() -> None:
+    play = Play("auto", constraint=False)
+    play.write(0, f"Sure!\n{PLAN}\nand so on", lap=6)
+    assert CloseSequence(0) in play.said
+    assert len([e for e in play.tell() if isinstance(e, Planned)][0].points) == 3
+    assert play.plan.ready()
+
+
+def test_an_endless_plan_is_taken_as_it_stands() -> None:
+    play = Play("auto", constraint=False, max_skeleton_tokens=80)
+    play.write(0, "[PLAN]\n" + "".join(f"{n}.<10><None>[-]Point {n}\n" for n in range(1, 30)), lap=4)
+    assert CloseSequence(0) in play.said
+    assert [point.id for point in play.plan.ready()] == [1, 2, 3]
+
+
+def test_a_plan_without_a_line_is_an_error_with_the_raw_text() -> None:
+    play = Play("sot", constraint=False)
+    play.write(0, "[PLAN]\nnothing of use\n[END]")
+    (close, given) = play.said[-2:]
+    assert close == CloseSequence(0)
+    assert isinstance(given, GiveUp)
+    assert isinstance(given.error, PlanError)
+    assert "nothing of use" in given.error.text
+    assert play.plan.finished
+
+
+@pytest.mark.parametrize("lap", [1, 2, 5, 100])
+def test_text_after_a_stop_string_never_leaks(lap: int) -> None:
+    play = Play("direct", stop=("END.",))
+    play.write(0, "This is the END. Or not.", lap)
+    assert play.finished.text == "This is the "
+    assert text_of(play.finished.tokens) == "This is the "
+    assert play.closed == [0]
+    play.end(0)
+    play.check_stream()
+
+
+def test_stop_strings_cut_branches_not_plans() -> None:
+    play = Play("sot", stop=("\n",)).planned()
+    assert play.open_ready() == [1, 2]
+    play.write(1, "one\ntwo")
+    assert play.closed == [0, 1]
+    assert BranchFinished(1, Reason.STOP, 3) in play.tell()
+
+
+def test_the_budget_is_split_when_the_plan_is_complete() -> None:
+    play = Play("sot", max_new_tokens=200, max_branch_tokens=100).planned()
+    play.open_ready()
+    assert [(e.branch, e.budget) for e in play.tell() if isinstance(e, BranchStarted)] == [(1, 100), (2, 60)]
+
+
+def test_a_branch_at_its_limit_makes_the_request_end_by_length() -> None:
+    play = Play("sot").planned("[PLAN]\n1.<60><None>[-]Light\n[END]")
+    play.open_ready()
+    play.write(1, "no end")
+    play.end(1, End.LENGTH)
+    assert play.finished.reason is Reason.LENGTH
+
+
+@pytest.mark.parametrize("phase", ["skeleton", "branches", "direct"])
+def test_cancel_closes_what_lives_and_keeps_the_text(phase: str) -> None:
+    play = Play("direct" if phase == "direct" else "sot")
+    if phase == "branches":
+        play.planned().open_ready()
+        play.write(1, "half")
+    else:
+        play.write(0, "[PLAN]\n1.")
+    play.said += play.plan.cancel(now=9.0)
+    expected = {"skeleton": "", "branches": "## 1. Light\nhalf", "direct": "[PLAN]\n1."}
+    closed = {"skeleton": [0], "branches": [0, 1, 2], "direct": [0]}
+    assert play.closed == closed[phase]
+    assert (play.finished.reason, play.finished.text) == (Reason.CANCELLED, expected[phase])
+    assert play.plan.cancel(now=10.0) == []
+    assert play.plan.ready() == ()
+    play.check_stream()
+
+
+def test_nothing_follows_the_end() -> None:
+    play = Play("direct")
+    play.end(0)
+    before = len(play.said)
+    play.write(0, "late")
+    play.end(0)
+    assert len(play.said) == before
+
+
+def test_statistics_count_laps_trees_and_phases() -> None:
+    play = Play("sot")
+    play.plan.lapped([Outcome(2, 0, (), (1,))], now=2.0)
+    play.plan.lapped([Outcome(2, 1, (0, 1), (1, 2))], now=3.0)
+    play.planned("[PLAN]\n1.<60><None>[-]Light\n[END]")
+    play.open_ready()
+    play.plan.lapped([Outcome(3, 0, (), (5,)), Outcome(4, 1, (0, 1, 2, 3), (5, 6, 7, 8))], now=5.0)
+    play.write(1, "done")
+    play.said += play.plan.ended(1, End.STOP, now=11.0)
+    figures = play.finished.statistics
+    assert (figures.laps, figures.completion_tokens, figures.mean_accepted) == (3, 8, 3.0)
+    assert (figures.merged_tokens, figures.branches, figures.prompt_tokens) == (4, 1, 5)
+    assert (figures.seconds, figures.seconds_to_first_token) == (11.0, 2.0)
+    assert figures.tokens_per_second == pytest.approx(4 / 11)
+    assert figures.phases == {"skeleton": 1.0, "branches": 9.0}
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.text("ab \n你", max_size=6)), max_size=30), st.data())
+def test_the_merged_answer_does_not_depend_on_the_interleaving(
+    writes: list[tuple[int, str]], data: st.DataObject
+) -> None:
+    play = Play("sot").planned("[PLAN]\n1.<9><None>[-]A\n2.<9><None>[-]B\n3.<9><None>[-]C\n[END]")
+    play.open_ready()
+    for id, text in writes:
+        play.write(id, text, lap=data.draw(st.integers(1, 3)))
+    for id in data.draw(st.permutations([1, 2, 3])):
+        play.end(id)
+    bodies = {id: "".join(text for one, text in writes if one == id).strip() for id in (1, 2, 3)}
+    titles = {1: "A", 2: "B", 3: "C"}
+    expected = [f"## {id}. {titles[id]}\n{body}" for id, body in bodies.items() if body]
+    assert play.finished.text == "\n\n".join(expected)
+    play.check_stream()

@@ -1,0 +1,197 @@
+"""Who goes next, how tokens are split, how pages and leases are counted: tables and properties.
+
+Refuses to know text and the ring.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsot.errors import InvalidRequest
+from specsot.params import Ask, Limits
+from specsot.skeleton import Point
+from specsot_master.conductor.admission import PageLedger, Sizes, grant_answer, grant_plan, own_pages
+from specsot_master.conductor.leases import first_lease, renewed_lease
+from specsot_master.conductor.ring import RingState
+from specsot_master.plan.budget import split_budget
+from specsot_master.schedule import Claim, critical_paths, fairest, pick_ready
+
+RING = RingState(epoch=1, pages=10, page_rows=64, slots=8, max_positions=1000)
+
+
+def point(id: int, length: int, *needs: int) -> Point:
+    return Point(id, length, f"P{id}", None, needs)
+
+
+DIAMOND = (point(1, 10), point(2, 50), point(3, 20, 1), point(4, 5, 2, 3), point(5, 40))
+
+
+def test_a_critical_path_is_the_longest_chain_behind_a_point() -> None:
+    assert critical_paths(DIAMOND) == {1: 35, 2: 55, 3: 25, 4: 5, 5: 40}
+
+
+@pytest.mark.parametrize(
+    ("done", "taken", "places", "picked"),
+    [
+        (set[int](), [], 8, [2, 5, 1]),
+        (set[int](), [], 2, [2, 5]),
+        (set[int](), [2, 5], 8, [1]),
+        ({1}, [1, 2, 5], 8, [3]),
+        ({1, 2, 3}, [1, 2, 3, 5], 8, [4]),
+        ({1, 2}, [1, 2, 3, 5], 8, []),
+        (set[int](), [], 0, []),
+    ],
+)
+def test_ready_points_longest_path_first(
+    done: set[int], taken: list[int], places: int, picked: list[int]
+) -> None:
+    assert [one.id for one in pick_ready(DIAMOND, done, taken, places)] == picked
+
+
+def test_equal_paths_go_in_id_order() -> None:
+    assert [one.id for one in pick_ready([point(1, 9), point(2, 9)], set(), [], 8)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("claims", "winner"),
+    [
+        ([], None),
+        ([Claim("a", "x", 0, 0, 1), Claim("b", "x", 0, 0, 0)], "b"),
+        ([Claim("a", "x", 3, 0, 0), Claim("b", "y", 1, 1, 5)], "b"),
+        ([Claim("a", "x", 2, 2, 0), Claim("b", "x", 2, 0, 1)], "b"),
+    ],
+)
+def test_the_fairest_claim(claims: list[Claim], winner: str | None) -> None:
+    found = fairest(claims)
+    assert (found.request if found else None) == winner
+
+
+@pytest.mark.parametrize(
+    ("lengths", "total", "cap", "shares"),
+    [
+        ((60, 30, 10), 100, None, (59, 30, 11)),
+        ((60, 30, 10), 3, None, (1, 1, 1)),
+        ((1, 9999), 10, None, (1, 9)),
+        ((50, 50), 101, None, (51, 50)),
+        ((50, 50), 100, 20, (20, 20)),
+        ((80,), 1024, None, (1024,)),
+    ],
+)
+def test_budgets(lengths: tuple[int, ...], total: int, cap: int | None, shares: tuple[int, ...]) -> None:
+    points = [point(id, length) for id, length in enumerate(lengths, 1)]
+    assert tuple(split_budget(points, total, cap).values()) == shares
+
+
+@given(
+    st.lists(st.integers(1, 9999), min_size=1, max_size=16),
+    st.integers(0, 5000),
+    st.none() | st.integers(1, 300),
+)
+def test_budgets_use_everything_and_leave_nobody_out(lengths: list[int], spare: int, cap: int | None) -> None:
+    points = [point(id, length) for id, length in enumerate(lengths, 1)]
+    total = len(points) + spare
+    whole = split_budget(points, total)
+    assert sum(whole.values()) == total
+    assert min(whole.values()) >= 1
+    ordered = sorted(points, key=lambda one: one.length)
+    assert all(whole[a.id] <= whole[b.id] + 1 for a, b in zip(ordered, ordered[1:]))
+    assert split_budget(points, total, cap) == {id: min(share, cap or total) for id, share in whole.items()}
+
+
+@pytest.mark.parametrize(
+    ("position", "lease", "last", "renewed"),
+    [
+        (100, 356, 2000, None),
+        (227, 356, 2000, None),
+        (228, 356, 2000, 612),
+        (400, 356, 2000, 656),
+        (340, 356, 350, None),
+    ],
+)
+def test_leases_are_renewed_when_half_is_used(
+    position: int, lease: int, last: int, renewed: int | None
+) -> None:
+    assert first_lease(100, 256) == 356
+    assert renewed_lease(position, lease, last, 256) == renewed
+
+
+@pytest.mark.parametrize(
+    ("length", "shared", "pages"), [(56, 0, 1), (57, 0, 2), (100, 60, 2), (100, 64, 1), (300, 130, 3)]
+)
+def test_pages_of_a_sequence_with_its_slots(length: int, shared: int, pages: int) -> None:
+    assert own_pages(length, shared, RING) == pages
+
+
+def ask(**limits: int) -> Ask:
+    return Ask(prompt="?", limits=Limits(**limits))
+
+
+def test_grants_cover_the_worst_case() -> None:
+    assert grant_answer(40, ask(max_new_tokens=100), RING) == 3
+    limits = ask(max_new_tokens=100, max_skeleton_tokens=100)
+    # prefix 2 pages; skeleton 110 + 124 + 8 rows: 3 own pages; branch 100 + 20 + 100 + 180 + 8: 6 own
+    assert grant_plan(Sizes(100, 110, 20), limits, RING) == 8
+
+
+@pytest.mark.parametrize(
+    ("limits", "complaint"),
+    [
+        ({"max_new_tokens": 1000}, r"needs 1134 positions, the model has 1000"),
+        ({"max_new_tokens": 100, "max_skeleton_tokens": 950}, r"needs 1060 positions"),
+        ({"max_new_tokens": 700}, r"needs 15 KV pages of 64 rows, the ring has 10"),
+    ],
+)
+def test_what_can_never_fit_is_refused_with_the_figures(limits: dict[str, int], complaint: str) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
+        grant_plan(Sizes(100, 110, 20), ask(**limits), RING)
+
+
+class TestThePageLedger:
+    def test_a_request_is_charged_what_it_uses_but_at_least_its_grant(self) -> None:
+        ledger = PageLedger(10)
+        assert ledger.admit("a", 4)
+        assert ledger.take("a", 3)
+        assert ledger.free == 6
+        assert ledger.take("a", 3)
+        assert ledger.free == 4
+        ledger.give("a", 3)
+        assert ledger.free == 6
+        ledger.waive("a")
+        assert ledger.free == 7
+        ledger.leave("a")
+        assert ledger.free == 10
+
+    def test_what_does_not_fit_changes_nothing(self) -> None:
+        ledger = PageLedger(5)
+        assert ledger.admit("a", 3)
+        assert not ledger.admit("b", 3)
+        assert not ledger.take("a", 6)
+        assert ledger.free == 2
+
+    def test_free_pages_are_kept_for_those_who_wait(self) -> None:
+        ledger = PageLedger(5)
+        ledger.admit("a", 3)
+        assert ledger.take("a", 3, reserved_only=True)
+        assert not ledger.take("a", 1, reserved_only=True)
+        assert ledger.take("a", 1)
+
+    @given(st.lists(st.tuples(st.sampled_from("atgwl"), st.sampled_from("xyz"), st.integers(1, 6)), max_size=60))
+    def test_pages_are_never_promised_twice(self, moves: list[tuple[str, str, int]]) -> None:
+        ledger, grants, used = PageLedger(12), dict[str, int](), dict[str, list[int]]()
+        for move, who, pages in moves:
+            if move == "a" and who not in grants and ledger.admit(who, pages):
+                grants[who], used[who] = pages, []
+            elif move == "t" and who in grants and ledger.take(who, pages):
+                used[who].append(pages)
+            elif move == "g" and used.get(who):
+                ledger.give(who, used[who].pop())
+            elif move == "w" and who in grants:
+                ledger.waive(who)
+                grants[who] = 0
+            elif move == "l":
+                ledger.leave(who)
+                grants.pop(who, None), used.pop(who, None)
+            charged = sum(max(grants[one], sum(used[one])) for one in grants)
+            assert ledger.free == 12 - charged >= 0
