@@ -17,6 +17,7 @@ pytestmark = pytest.mark.torch
 
 KV_HEADS, G, DIM, PAGE = 2, 3, 8, 8
 PAGES = 64
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def filled_pages(seed: int) -> KVPages:
@@ -77,18 +78,19 @@ def random_frame(rng: random.Random) -> list[Span]:
     return spans
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
 @pytest.mark.parametrize("layout", ["packed", "batched"])
 @pytest.mark.parametrize("seed", range(40))
-def test_pages_give_what_one_dense_mask_gives(seed: int, layout: Layout) -> None:
+def test_pages_give_what_one_dense_mask_gives(seed: int, layout: Layout, device: str) -> None:
     spans = random_frame(random.Random(seed))
-    kv = filled_pages(seed)
+    layer = filled_pages(seed).layers[0]
     rows = sum(span.rows for span in spans)
     q = torch.randn(rows, KV_HEADS, G, DIM, generator=torch.Generator().manual_seed(seed))
-    plan = plan_attention(spans, PAGE, G, layout, torch.float32, "cpu")
+    expected = dense(q, layer, spans)
+    plan = plan_attention(spans, PAGE, G, layout, torch.float32, device)
     for _ in range(2):  # a plan serves every layer of a frame
-        torch.testing.assert_close(
-            attend(q, kv.layers[0], plan), dense(q, kv.layers[0], spans), atol=1e-5, rtol=1e-5
-        )
+        found = attend(q.to(device), layer.to(device), plan).cpu()
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_random_frames_reach_every_kind_of_group() -> None:

@@ -136,6 +136,14 @@ def test_a_range_that_does_not_fit_is_refused(llama: tuple[Path, torch.nn.Module
         Decoder.load(llama[0], layers, torch.float32, "cpu")
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gives_what_the_cpu_gives(llama: tuple[Path, torch.nn.Module]) -> None:
+    here, _ = Ring.of(load(llama[0], (2, 5))).feed(PROMPT, 0)
+    there, _ = Ring.of(load(llama[0], (2, 5), "cuda")).feed(PROMPT, 0)
+    torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=0)
+
+
 def test_measured_seconds_never_fall_with_rows(llama: tuple[Path, torch.nn.Module]) -> None:
     (decoder,) = load(llama[0], (5,))
     curve = measure_rows(decoder, sizes=(1, 4, 16), seconds=0.01)

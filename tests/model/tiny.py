@@ -50,11 +50,11 @@ def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **cha
     return model
 
 
-def load(directory: Path, cuts: tuple[int, ...] = (3,)) -> list[Decoder]:
+def load(directory: Path, cuts: tuple[int, ...] = (3,), device: str = "cpu") -> list[Decoder]:
     """The model as ranges that end at `cuts`."""
     starts = (0, *cuts[:-1])
     ranges = [Range(first, last) for first, last in zip(starts, cuts)]
-    return [Decoder.load(directory, each, torch.float32, "cpu") for each in ranges]
+    return [Decoder.load(directory, each, torch.float32, device) for each in ranges]
 
 
 @dataclass
@@ -79,12 +79,13 @@ class Ring:
         taps: dict[int, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits and fused row of `tokens`, whose KV goes to rows start, start + 1, ..."""
-        rows = torch.arange(start, start + len(tokens))
-        slots = torch.tensor(self.pages)[rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
+        device = self.decoders[0].device
+        rows = torch.arange(start, start + len(tokens), device=device)
+        slots = torch.tensor(self.pages, device=device)[rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
         span = Span(len(tokens), start, len(tokens), self.pages, visible)
-        plan = plan_attention([span], PAGE_ROWS, 2, "packed", torch.float32, "cpu")
-        at = rows if positions is None else torch.tensor(positions)
-        hidden, fused = self.decoders[0].embed(torch.tensor(tokens)), None
+        plan = plan_attention([span], PAGE_ROWS, 2, "packed", torch.float32, device)
+        at = rows if positions is None else torch.tensor(positions, device=device)
+        hidden, fused = self.decoders[0].embed(torch.tensor(tokens, device=device)), None
         for decoder, kv in zip(self.decoders, self.kvs):
             hidden, fused = decoder.forward(hidden, at, slots, plan, kv, taps or {}, fused)
         return self.decoders[-1].logits(hidden), fused
