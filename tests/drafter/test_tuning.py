@@ -1,4 +1,4 @@
-"""The tuner on recorded cost curves: never far below plain, near the best fixed choice where drafting pays."""
+"""The tuner on recorded cost curves: never far below plain, well above it where drafting pays."""
 
 from __future__ import annotations
 

@@ -60,6 +60,11 @@ class DraftEngine:
         self._clock = clock
         self.rest = 0
 
+    @property
+    def free_pages(self) -> int:
+        """Pages nobody owns; all of them once every sequence is closed."""
+        return self._following.memory.table.free
+
     @torch.inference_mode()
     def learn(self, batch: Features) -> None:
         """Apply one frame's openings, lessons and closings. Sequences that were missed are ignored."""
@@ -161,7 +166,8 @@ class DraftEngine:
 
 
 def _draft(lesson: Lesson, trees: dict[int, Tree]) -> Draft:
-    assert lesson.step is not None and lesson.bonus is not None
+    assert lesson.step is not None
+    assert lesson.bonus is not None
     return Draft(lesson.sequence, lesson.step, trees.get(lesson.sequence) or single(lesson.bonus))
 
 

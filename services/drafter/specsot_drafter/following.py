@@ -43,11 +43,15 @@ class Following:
 
     def hear(self, batch: Features) -> None:
         """Store the true features of a batch; drop whoever missed something or has no room."""
+        if batch.rows is None:  # nothing to learn from: whoever has a lesson here has a hole now
+            for lesson in batch.lessons:
+                self.close(lesson.sequence)
+            return
         heard, rows, slots = list[Lesson](), list[int](), list[int]()
         first = 0
         for lesson in batch.lessons:
             stop = first + len(lesson.tokens)
-            if batch.rows is not None and (own := self._room_for(lesson)):
+            if own := self._room_for(lesson):
                 heard.append(lesson)
                 rows += range(first, stop)
                 slots += own

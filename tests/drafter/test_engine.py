@@ -1,0 +1,262 @@
+"""The draft engine over a random head: the same trees whatever the chunks, forks and batches.
+
+Refuses to know any base: features are random rows, the tokens too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from specsot.errors import WireError
+from specsot.frames import Draft, Features, Lesson, Opening
+from specsot.members import Curve, TreeShape
+from specsot.model.attention import Span, plan_attention
+from specsot.model.kv import KVPages
+from specsot.tree import Tree, depths, single
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.growth import Ground, Growth
+from specsot_drafter.heads.eagle3 import Eagle3Head
+from specsot_drafter.selection import reference_trees
+from tests.drafter.laps import SLOW_HEAD, STEEP
+from tests.drafter.ring import configuration, opening
+from tests.models import Shape, write_base, write_head
+
+SHAPE = TreeShape(depth=3, top_k=3, nodes=12, fixed=True)
+PAGE_ROWS = 16
+LONG = 60
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens 0 .. n with a feature for each but the last."""
+
+    tokens: tuple[int, ...]
+    rows: torch.Tensor
+
+    def lesson(
+        self, sequence: int, start: int, stop: int, step: int | None = None, final: bool = False
+    ) -> Features:
+        """Positions start .. stop - 1 as one batch; the token behind them is told when `final`."""
+        bonus = self.tokens[stop] if final else None
+        lesson = Lesson(sequence, start, self.tokens[start:stop], bonus, step)
+        return Features(1, 0, (), (lesson,), (), self.rows[start:stop], stop - start, 0.0)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Eagle3Head:
+    folder = tmp_path_factory.mktemp("models")
+    base, drafter = write_base(folder / "base", Shape(layers=7, positions=128)), write_head(folder / "head")
+    return Eagle3Head.load(drafter, base, torch.float32, "cpu")
+
+
+@pytest.fixture(scope="module")
+def text(head: Eagle3Head) -> Text:
+    draw = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 200, (LONG + 1,), generator=draw)
+    return Text(tuple(tokens.tolist()), torch.randn(LONG, head.width, generator=draw))
+
+
+@pytest.fixture
+def engine(head: Eagle3Head) -> DraftEngine:
+    return make(head)
+
+
+def make(head: Eagle3Head, pages: int = 40, shape: TreeShape = SHAPE, curve: Curve = ()) -> DraftEngine:
+    return DraftEngine(head, configuration(shape, pages, PAGE_ROWS, curve=curve), curve=SLOW_HEAD)
+
+
+def open_with(engine: DraftEngine, *openings: Opening) -> None:
+    engine.learn(Features(1, 0, openings))
+
+
+def expected(head: Eagle3Head, text: Text, n: int) -> Tree:
+    """Computed from scratch: the head over all n rows at once, then one growth."""
+    with torch.inference_mode():
+        kv = KVPages(1, 1, 128, head.kv_heads, head.head_dim, head.dtype, head.device)
+        tokens, rows = torch.tensor(text.tokens[1 : n + 1]), torch.arange(n)
+        plan = plan_attention([Span(n, 0, n, (0,))], 128, head.group, "packed", head.dtype, head.device)
+        outputs = head.forward(tokens, text.rows[:n], rows, rows, plan, kv)
+        offer = Growth(head, kv, [Ground(n, (0,), range(n, 128))], SHAPE.top_k).run(
+            outputs[-1:], SHAPE.depth + 1
+        )
+        return reference_trees(offer, [text.tokens[n]], SHAPE.nodes)[0]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 40])
+def test_the_same_tree_whatever_the_chunks(
+    head: Eagle3Head, text: Text, engine: DraftEngine, chunk: int
+) -> None:
+    open_with(engine, opening(1, 40))
+    for start in range(0, 40, chunk):
+        stop = min(start + chunk, 40)
+        engine.learn(text.lesson(1, start, stop, 1 if stop == 40 else None, final=stop == 40))
+        if stop < 40:
+            assert engine.draft() == ()
+    assert engine.draft() == (Draft(1, 1, expected(head, text, 40)),)
+
+
+@pytest.mark.parametrize("computed", [True, False])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33])
+def test_the_same_tree_whatever_the_fork(
+    head: Eagle3Head, text: Text, engine: DraftEngine, length: int, computed: bool
+) -> None:
+    """The prefix goes on differently than its fork: the row at the seam belongs to the fork alone."""
+    other = Text((*text.tokens[:length], *reversed(text.tokens[length:])), text.rows.clone())
+    other.rows[length:] = text.rows[length:].flip(0)
+    open_with(engine, opening(1, 50, decodes=False))
+    engine.learn(other.lesson(1, 0, 50))
+    if computed:
+        engine.draft()
+    open_with(engine, opening(2, 40, fork=(1, length)), opening(3, 40, fork=(1, length)))
+    for sequence in (2, 3):
+        engine.learn(text.lesson(sequence, length, 40, 1, final=True))
+    assert [draft.tree for draft in engine.draft()] == [expected(head, text, 40)] * 2
+
+
+def test_a_fork_leaves_its_source_as_it_was(head: Eagle3Head, text: Text, engine: DraftEngine) -> None:
+    open_with(engine, opening(1, 40))
+    engine.learn(text.lesson(1, 0, 30))
+    open_with(engine, opening(2, 40, fork=(1, 20)))
+    backwards = Text(text.tokens[::-1], text.rows.flip(0))
+    engine.learn(backwards.lesson(2, 20, 40, 1, final=True))
+    engine.draft()
+    engine.learn(text.lesson(1, 30, 40, 1, final=True))
+    assert engine.draft() == (Draft(1, 1, expected(head, text, 40)),)
+
+
+def test_after_every_round_the_tree_is_that_of_the_whole_text(
+    head: Eagle3Head, text: Text, engine: DraftEngine
+) -> None:
+    """What was grown leaves no trace."""
+    open_with(engine, opening(1, 10))
+    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    committed, step = 10, 1
+    for accepted in (0, 3, 1, 0, 2, 4):
+        assert engine.draft() == (Draft(1, step, expected(head, text, committed)),)
+        step += 1
+        engine.learn(text.lesson(1, committed, committed + 1 + accepted, step, final=True))
+        committed += 1 + accepted
+
+
+def test_only_the_newest_state_is_drafted(head: Eagle3Head, text: Text, engine: DraftEngine) -> None:
+    open_with(engine, opening(1, 10))
+    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    engine.learn(text.lesson(1, 10, 12, 2, final=True))
+    engine.learn(text.lesson(1, 12, 13, 3, final=True))
+    assert engine.draft() == (Draft(1, 3, expected(head, text, 13)),)
+    assert engine.draft() == ()
+
+
+def test_eight_sequences_at_once_get_the_trees_they_get_alone(
+    head: Eagle3Head, text: Text, engine: DraftEngine
+) -> None:
+    sizes = range(9, 49, 5)
+    for sequence, n in enumerate(sizes):
+        open_with(engine, opening(sequence, n))
+        engine.learn(text.lesson(sequence, 0, n, 1, final=True))
+    drafts = {draft.sequence: draft.tree for draft in engine.draft()}
+    assert drafts == {sequence: expected(head, text, n) for sequence, n in enumerate(sizes)}
+
+
+def test_sequences_it_never_saw_open_get_their_root_back(text: Text, engine: DraftEngine) -> None:
+    engine.learn(text.lesson(9, 10, 12, 4, final=True))
+    assert engine.draft() == (Draft(9, 4, single(text.tokens[12])),)
+    open_with(engine, opening(10, 30, fork=(9, 5)))
+    engine.learn(Features(1, 0, closings=(9, 10, 11)))
+
+
+def test_a_missed_lesson_ends_the_following_without_an_error(text: Text, engine: DraftEngine) -> None:
+    open_with(engine, opening(1, 10))
+    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    engine.learn(text.lesson(1, 11, 13, 3, final=True))
+    assert engine.draft() == (Draft(1, 3, single(text.tokens[13])),)
+    assert engine.free_pages == 40
+
+
+def test_every_page_comes_back(text: Text, engine: DraftEngine) -> None:
+    open_with(engine, opening(1, 50, decodes=False))
+    engine.learn(text.lesson(1, 0, 50))
+    open_with(engine, *(opening(sequence, 55, fork=(1, 40)) for sequence in (2, 3, 4)))
+    for sequence in (2, 3, 4):
+        engine.learn(text.lesson(sequence, 40, 55, 1, final=True))
+    engine.draft()
+    assert engine.free_pages < 40
+    engine.learn(Features(1, 0, closings=(2, 1, 4, 3)))
+    assert engine.free_pages == 40
+
+
+def test_without_room_a_sequence_goes_undrafted(head: Eagle3Head, text: Text) -> None:
+    """Two pages hold the rows of one sequence, not its growth; the next one finds nothing."""
+    engine = make(head, pages=2)
+    open_with(engine, opening(1, 32), opening(2, 32))
+    engine.learn(text.lesson(1, 0, 30, 1, final=True))
+    engine.learn(text.lesson(2, 0, 30, 1, final=True))
+    assert [draft.tree for draft in engine.draft()] == [single(text.tokens[30])] * 2
+    engine.learn(Features(1, 0, closings=(1, 2)))
+    assert engine.free_pages == 2
+
+
+def test_sequences_that_want_no_drafts_get_none(text: Text, engine: DraftEngine) -> None:
+    open_with(engine, opening(1, 10, drafted=False))
+    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    assert engine.draft() == ()
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 20])
+def test_no_node_lies_beyond_what_may_be_written(text: Text, engine: DraftEngine, room: int) -> None:
+    """A limit of `room` tokens, the root among them; a tree of depth d writes up to d + 1 more."""
+    open_with(engine, opening(1, 10, limit=room))
+    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    (draft,) = engine.draft()
+    assert max(depths(draft.tree.parents)) == min(max(room - 2, 0), SHAPE.depth + 1)
+
+
+@pytest.mark.parametrize("short", [0, 1, 2, 9])
+def test_no_node_lies_beyond_the_context(
+    tmp_path_factory: pytest.TempPathFactory, text: Text, short: int
+) -> None:
+    folder = tmp_path_factory.mktemp("short")
+    base = write_base(folder / "base", Shape(layers=7, positions=41 + short))
+    engine = make(Eagle3Head.load(write_head(folder / "head"), base, torch.float32, "cpu"))
+    open_with(engine, opening(1, 40, limit=99), opening(2, 20, limit=99))
+    engine.learn(text.lesson(1, 0, 40, 1, final=True))
+    engine.learn(text.lesson(2, 0, 20, 1, final=True))
+    deepest = [max(depths(draft.tree.parents)) for draft in engine.draft()]
+    assert deepest[0] == min(short, SHAPE.depth + 1)
+    assert deepest[1] > 0
+
+
+def test_features_that_do_not_match_their_lessons_are_refused(text: Text, engine: DraftEngine) -> None:
+    open_with(engine, opening(1, 10))
+    batch = text.lesson(1, 0, 10)
+    wrong = Features(1, 0, (), batch.lessons, (), text.rows[:9], 10, 0.0)
+    with pytest.raises(WireError, match=r"\(9, 64\).*\(10, 64\)"):
+        engine.learn(wrong)
+
+
+def test_a_drafter_that_does_not_pay_says_so(head: Eagle3Head, text: Text) -> None:
+    engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
+    open_with(engine, opening(1, 10), opening(2, 10))
+    for sequence in (1, 2):
+        engine.learn(text.lesson(sequence, 0, 10, 1, final=True))
+    assert engine.draft() == ()
+    assert engine.rest >= 2
+    assert engine.draft() == ()
+    assert engine.rest == 0
+
+
+def test_the_row_budget_of_a_frame_bounds_all_trees(head: Eagle3Head, text: Text) -> None:
+    shape = TreeShape(3, 3, 12)
+    cheap: Curve = ((1, 1.0), (512, 1.001))
+    engine = DraftEngine(
+        head, configuration(shape, 40, PAGE_ROWS, rows=10, curve=cheap), curve=((1, 1e-4), (64, 1e-4))
+    )
+    for sequence in range(4):
+        open_with(engine, opening(sequence, 10 + sequence))
+        engine.learn(text.lesson(sequence, 0, 10 + sequence, 1, final=True))
+    sizes = [len(draft.tree) for draft in engine.draft()]
+    assert sum(sizes) == 10
