@@ -35,6 +35,7 @@ class SpecSoT:
         self._wanted, self._opener = wanted, opener
         self._background: Background | None = None
         self._opening: asyncio.Future[Fleet] | None = None  # lives on the background's loop
+        self._tokenizer: Any = None
         self._closed = False
 
     @classmethod
@@ -88,11 +89,15 @@ class SpecSoT:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's own tokenizer (Transformers). Raises Unavailable for a fleet elsewhere."""
-        fleet = self._loop().run(self._fleet())
-        if not hasattr(fleet, "text"):
+        """The model's own tokenizer, as Transformers loads it. Raises Unavailable for a fleet elsewhere."""
+        if self._wanted.master is not None:
             raise Unavailable("the tokenizer is with the master")
-        return getattr(fleet, "text").tokenizer  # noqa: B009 - only a fleet in this process has one
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            folder = models_of(self._wanted).base
+            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return self._tokenizer
 
     def __await__(self) -> Generator[Any, Any, SpecSoT]:
         """Start the fleet now."""

@@ -5,7 +5,6 @@ Refuses to know what the words do, and imports nothing heavy: `specsot health` m
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -14,7 +13,7 @@ import typer
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
 from specsot_app.commands import bench, health, infer, info, serve
 
-WRONG_INPUT, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
+WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 app = typer.Typer(
     name="specsot",
@@ -37,8 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return app(args=arguments, standalone_mode=False) or 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        return leave_quietly()
     except (InvalidRequest, ModelError) as error:
         return complain(error, WRONG_INPUT)
     except Cancelled as error:
@@ -59,9 +56,3 @@ def complain(error: object, status: int) -> int:
     """One line to the user."""
     print(f"specsot: {error}", file=sys.stderr)
     return status
-
-
-def leave_quietly() -> int:
-    """Whoever read our output has gone: nothing more can be said there."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return PIPE_CLOSED

@@ -171,4 +171,10 @@ def test_the_seeds_spelling_opens_the_demo_model(demo_model) -> None:
         use_eagle3=True,
         device_map="cpu",
     )
+    assert model.tokenizer.decode(model.tokenizer("Explain sleep.")["input_ids"]).endswith("Explain sleep.")
     model.close()
+
+
+def test_the_tokenizer_of_a_fleet_elsewhere_stays_there() -> None:
+    with pytest.raises(Unavailable, match="with the master"):
+        SpecSoT.connect("127.0.0.1:1").tokenizer  # noqa: B018

@@ -1,0 +1,18 @@
+"""A service small enough for a test: says a line, then obeys its first argument.
+
+Refuses to know what a service is for.
+"""
+
+import signal
+import sys
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("here I am", flush=True)
+if sys.argv[1] == "wait":
+    signal.sigwait([signal.SIGTERM])
+    print("leaving", flush=True)
+elif sys.argv[1] == "fail":
+    print("specsot-little: no/where: no such model directory", file=sys.stderr)
+    sys.exit(2)
+elif sys.argv[1] == "fall":
+    sys.exit(7)

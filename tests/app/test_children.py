@@ -1,0 +1,102 @@
+"""Services as child processes: their lines, their ends, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+
+import pytest
+
+from specsot.errors import ModelError, Unavailable
+from specsot_app.children import Service, start
+from specsot_app.fleets import Models, Wanted, demo
+from specsot_app.processes import free_port, services_of, unless_one_ends
+
+pytestmark = pytest.mark.processes
+
+
+def little(word: str) -> Service:
+    return Service("little-0", "tests.app.little_service", "nowhere", (word,))
+
+
+class Ear:
+    """Hears what services say; `first` is set with the first line."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self.first = asyncio.Event()
+
+    def __call__(self, service: str, line: str) -> None:
+        self.lines.append((service, line))
+        self.first.set()
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch, request) -> None:
+    monkeypatch.chdir(request.config.rootpath)
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_child_speaks_and_ends_when_asked() -> None:
+    ear = Ear()
+    child = await start(little("wait"), ear)
+    await ear.first.wait()
+    assert is_running(child.pid)
+    await child.end()
+    assert ear.lines == [("little-0", "here I am"), ("little-0", "leaving")]
+    assert not is_running(child.pid)
+
+
+async def test_its_last_words_say_why_it_ended() -> None:
+    failed = await (await start(little("fail"), Ear())).ended()
+    assert isinstance(failed, ModelError)
+    assert str(failed) == "little-0: no/where: no such model directory"
+    fell = await (await start(little("fall"), Ear())).ended()
+    assert isinstance(fell, Unavailable)
+    assert str(fell) == "little-0: here I am"
+
+
+async def test_waiting_ends_with_the_first_child_that_does() -> None:
+    children = [await start(little("wait"), Ear()), await start(little("fail"), Ear())]
+    with pytest.raises(ModelError, match="no such model directory"):
+        await unless_one_ends(children, asyncio.Event().wait())
+    await asyncio.gather(*(child.end() for child in children))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a killed parent")
+async def test_a_killed_parent_leaves_nothing_running() -> None:
+    code = (
+        "import asyncio\n"
+        "from specsot_app.children import Service, start\n"
+        "async def main():\n"
+        "    service = Service('little', 'tests.app.little_service', '', ('wait',))\n"
+        "    child = await start(service, lambda name, line: print(child.pid, flush=True))\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    process = os.pidfd_open(int(await parent.stdout.readline()))
+    parent.kill()
+    await parent.wait()
+    ended, _, _ = await asyncio.to_thread(select.select, [process], [], [], 20)
+    os.close(process)
+    assert ended
+
+
+def test_a_fleet_is_a_master_workers_and_a_drafter(tmp_path) -> None:
+    models = Models(demo() / "base", demo() / "eagle3")
+    services = services_of(Wanted(stages=3), models, free_port(), tmp_path)
+    assert [service.name for service in services] == ["master", "worker-0", "worker-1", "worker-2", "drafter"]
+    plain = services_of(Wanted(), Models(models.base, None), free_port(), tmp_path)
+    assert [service.module for service in plain] == ["specsot_master", "specsot_worker", "specsot_worker"]
+    assert plain[0].arguments[-6:-4] == ("--drafter", "none")
