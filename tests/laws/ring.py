@@ -10,15 +10,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from specsot.frames import Close, End, Fork, Lease, Open, Opening, Result
-from specsot.links import Exchange, LocalLink
+from specsot.links import Exchange, Inbox, LocalLink
 from specsot.members import Layout, TreeShape
 from specsot.membership import Part, take_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
+from specsot.rpc.links import GrpcDialer, RingService
+from specsot.rpc.serve import Door, open_door
+from specsot.v1 import ring_pb2_grpc
+from specsot_drafter import source as drafting
+from specsot_drafter.part import DrafterPart
 from specsot_master.fleet import Fleet, Wishes
 from specsot_worker import source as working
 from specsot_worker.part import WorkerPart
@@ -36,6 +43,7 @@ class Setup:
     page_rows: int = 16
     max_pages: int = 512
     drafter: Callable[..., Part] | None = None
+    links: Literal["local", "grpc"] = "local"
 
 
 @dataclass
@@ -56,6 +64,7 @@ class Ring:
         self.texts: dict[int, Text] = {}
         self.broken: list[str] = []
         self.changed = asyncio.Event()
+        self.leaving: dict[str, asyncio.Event] = {}
         wishes = Wishes(
             fingerprint(setup.base),
             read_config(setup.base).layers,
@@ -114,6 +123,12 @@ class Ring:
         await self.texts[sequence].over.wait()
         return self.texts[sequence].tokens
 
+    async def heard(self, sequence: int, tokens: int) -> None:
+        """Wait until a sequence has written so many tokens."""
+        while len(self.texts[sequence].tokens) < tokens:
+            self.changed.clear()
+            await self.changed.wait()
+
     async def write_all(
         self, prompts: list[list[int]], limit: int, sampling: Sampling = Sampling(), shared: int = 0  # noqa: B008
     ) -> list[list[int]]:
@@ -133,22 +148,15 @@ class Ring:
 
 @asynccontextmanager
 async def ring_of(setup: Setup):
-    """A ring over in-process links, complete."""
-    ring, exchange, leaving = Ring(setup), Exchange(), asyncio.Event()
+    """A complete ring of members in this process, over the links that the setup names."""
+    ring, place = Ring(setup), GrpcPlace() if setup.links == "grpc" else LocalPlace()
     compute = ThreadPoolExecutor(1)
     tasks = []
-
-    def start(name: str, part: Part) -> None:
-        inbox = exchange.listen(name)
-
-        async def connect(registration):
-            await ring.fleet.join(registration, LocalLink("master", inbox))
-            return Uplink(ring.fleet, registration.name)
-
-        tasks.append(asyncio.create_task(take_part(part, inbox, connect, leaving)))
-
-    for name, part in parts_of(setup, exchange.dialer, compute):
-        start(name, part)
+    for name, make in parts_of(setup):
+        inbox, address, dialer = await place.settle(name)
+        leaving = ring.leaving.setdefault(name, asyncio.Event())
+        part = make(name, address, dialer, compute)
+        tasks.append(asyncio.create_task(take_part(part, inbox, join(ring.fleet, inbox), leaving)))
     try:
         completing = asyncio.create_task(ring.complete(setup.head is not None or setup.drafter is not None))
         await asyncio.wait([completing, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -158,27 +166,71 @@ async def ring_of(setup: Setup):
         ring.broken.clear()  # a member that came while the ring was forming began it anew
         yield ring
     finally:
-        leaving.set()
+        for leaving in ring.leaving.values():
+            leaving.set()
         await asyncio.gather(*tasks)
+        await place.close()
         compute.shutdown()
 
 
-def parts_of(setup: Setup, dialer, compute):
-    """(name, part) of every member a setup describes."""
-    for n in range(setup.stages):
-        name = f"worker-{n}"
-        supply = working.Supply(name, name, setup.base, dtype="fp32", kv_memory=1 << 26)
-        yield name, WorkerPart(working.Source(supply), dialer(name), compute)
-    if setup.drafter:
-        yield "drafter", setup.drafter("drafter", dialer("drafter"), compute)
-    elif setup.head:
-        from specsot_drafter import source as drafting
-        from specsot_drafter.part import DrafterPart
+def join(fleet: Fleet, inbox: Inbox):
+    """A member's way into the fleet of this process."""
 
-        supply = drafting.Supply(
-            "drafter", "drafter", setup.base, setup.head, dtype="fp32", kv_memory=1 << 26
-        )
-        yield "drafter", DrafterPart(drafting.Source(supply), dialer("drafter"), compute)
+    async def connect(registration):
+        await fleet.join(registration, LocalLink("master", inbox))
+        return Uplink(fleet, registration.name)
+
+    return connect
+
+
+def parts_of(setup: Setup):
+    """(name, maker) of every member a setup describes."""
+    for n in range(setup.stages):
+        yield f"worker-{n}", partial(make_worker, setup)
+    if setup.drafter:
+        yield "drafter", setup.drafter
+    elif setup.head:
+        yield "drafter", partial(make_drafter, setup)
+
+
+def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
+    supply = working.Supply(name, address, setup.base, dtype="fp32", kv_memory=1 << 26)
+    return WorkerPart(working.Source(supply), dialer, compute)
+
+
+def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
+    supply = drafting.Supply(name, address, setup.base, setup.head, dtype="fp32", kv_memory=1 << 26)
+    return DrafterPart(drafting.Source(supply), dialer, compute)
+
+
+class LocalPlace:
+    """Members meet in an Exchange; a member's address is its name."""
+
+    def __init__(self) -> None:
+        self._exchange = Exchange()
+
+    async def settle(self, name: str):
+        return self._exchange.listen(name), name, self._exchange.dialer(name)
+
+    async def close(self) -> None: ...
+
+
+class GrpcPlace:
+    """Every member has a gRPC server of its own on the loopback."""
+
+    def __init__(self) -> None:
+        self._doors: list[Door] = []
+
+    async def settle(self, name: str):
+        inbox = Inbox()
+        service = RingService(inbox, name)
+        attach = partial(ring_pb2_grpc.add_RingServicer_to_server, service)
+        self._doors.append(await open_door("127.0.0.1:0", {"specsot.v1.Ring": attach}))
+        return inbox, f"127.0.0.1:{self._doors[-1].port}", GrpcDialer(name, inbox)
+
+    async def close(self) -> None:
+        for door in self._doors:
+            await door.close(0)
 
 
 class Uplink:

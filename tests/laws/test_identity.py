@@ -66,8 +66,11 @@ async def test_law_1_twelve_tree_shapes(models, shape):
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T0.8"])
-@pytest.mark.parametrize(("stages", "layout"), [(1, "packed"), (2, "batched"), (3, "packed")])
-async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, layout, sampling):
+@pytest.mark.parametrize(
+    ("stages", "layout", "links"),
+    [(1, "packed", "local"), (2, "batched", "local"), (3, "packed", "local"), (2, "packed", "grpc")],
+)
+async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, layout, links, sampling):
     base, _ = models
     prompts = prompts_of(12, shared=17)
     known = [
@@ -79,11 +82,11 @@ async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, lay
         whole = next((one for one in known if one[: len(text)] == text), text)
         return whole[len(text) :]
 
-    def drafter(name, dialer, compute):
-        return KnowingDrafter(base, name, dialer, continuation, skill=0.85, seed=5)
+    def drafter(name, address, dialer, compute):
+        return KnowingDrafter(base, name, address, dialer, continuation, skill=0.85, seed=5)
 
     shape = TreeShape(6, 2, 14, fixed=True)
-    setup = Setup(base, None, stages, layout, shape, drafter=drafter)
+    setup = Setup(base, None, stages, layout, shape, drafter=drafter, links=links)
     steps = await compare(setup, prompts, sampling, shared=17)
     assert sum(steps) / len(steps) > 2, "deep paths must really have been accepted"
 
@@ -91,3 +94,24 @@ async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, lay
 async def test_law_1_without_any_drafter(models):
     base, _ = models
     await compare(Setup(base, stages=2), prompts_of(6), GREEDY)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+async def test_law_1_over_grpc(models, stages):
+    base, head = models
+    await compare(Setup(base, head, stages, links="grpc"), prompts_of(12, shared=21), WARM, shared=21)
+
+
+@pytest.mark.parametrize("links", ["local", "grpc"])
+async def test_law_1_and_4_a_drafter_that_goes_mid_way_changes_nothing(models, links):
+    base, head = models
+    prompts, excuses = prompts_of(6), Excuses()
+    async with ring_of(Setup(base, head, 2, links=links)) as ring:
+        ids = [await ring.open(prompt, limit=LIMIT, seed=7, ordinal=n) for n, prompt in enumerate(prompts)]
+        await ring.heard(ids[0], tokens=4)
+        ring.leaving["drafter"].set()
+        texts = [await ring.written(one) for one in ids]
+        assert not ring.broken
+    for n, (prompt, text) in enumerate(zip(prompts, texts)):
+        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n))
+    excuses.settle()

@@ -5,6 +5,7 @@ Refuses to know tensors and scheduling.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from specsot.errors import Refused
@@ -25,9 +26,8 @@ class Links:
     master: Link
 
     async def close(self) -> None:
-        for link in (self.following, self.sequencer, self.drafter):
-            if link is not None:
-                await link.close()
+        links = (self.following, self.sequencer, self.drafter)
+        await asyncio.gather(*(link.close() for link in links if link is not None))
 
 
 def index_of(configuration: Configuration) -> int:
