@@ -12,7 +12,7 @@ QUESTION ?= Give an overview of Stages of Sleep.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help demo install develop test check lint format protos clean
+.PHONY: help demo install develop test check lint format protos docs clean
 
 help:
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -45,6 +45,9 @@ format: $(VENV)/developed ## rewrite what `make lint` would complain about
 
 protos: $(TOOLS)/installed ## write the gRPC stubs anew from protos/
 	$(TOOLS)/bin/python protos/generate.py
+
+docs: $(VENV)/installed ## list every file anew in docs/architecture.md
+	$(BIN)/python docs/files.py
 
 clean: ## remove both virtual environments
 	rm -rf $(VENV) $(TOOLS)

@@ -1,0 +1,36 @@
+"""What the documents claim, where a machine can check it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+
+import pytest
+
+from specsot_app.cli import app
+from tests.conftest import REPOSITORY
+
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "models/demo/README.md"]
+
+
+def test_every_file_has_its_line_in_the_architecture() -> None:
+    page = runpy.run_path(str(REPOSITORY / "docs" / "files.py"))
+    assert page["PAGE"].read_text() == page["written"](), "run `make docs`"
+
+
+def test_every_file_says_what_it_does_and_refuses_to_know() -> None:
+    page = runpy.run_path(str(REPOSITORY / "docs" / "files.py"))
+    assert all(page["first_line"](path).endswith((".", ":")) for path in page["files"]())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    place = REPOSITORY / document
+    for target in re.findall(r"\]\(([^)#]+)\)", place.read_text()):
+        assert target.startswith("https://") or (place.parent / target).exists(), target
+
+
+def test_the_readme_names_only_words_the_command_has() -> None:
+    known = {command.name for command in app.registered_commands} | {"bench"}
+    used = set(re.findall(r"(?<!from )\bspecsot ([a-z]+)\b", (REPOSITORY / "README.md").read_text()))
+    assert used <= known
