@@ -45,7 +45,9 @@ PLAN = "[PLAN]\n1.<60><None>[-]Light\n2.<30><None>[-]Deep\n3.<10><None>[1,2]Drea
 class Play:
     """A request machine and everything it said so far."""
 
-    def __init__(self, mode: Mode = "auto", stop: tuple[str, ...] = (), constraint: bool = True, **limits: int):
+    def __init__(
+        self, mode: Mode = "auto", stop: tuple[str, ...] = (), constraint: bool = True, **limits: int
+    ):
         ask = Ask(prompt="?", mode=mode, stop=stop, constraint=constraint, limits=Limits(**limits))
         self.plan = RequestPlan(ask, "r", seed=7, model="demo")
         self.said: list[Command] = self.plan.start(prompt_tokens=5, now=1.0)
@@ -130,7 +132,9 @@ def test_a_planned_answer_from_start_to_end() -> None:
     play.end(1)
     assert play.open_ready() == [3]
     play.write(3, "[ANSWER]\nDreams.[END] never seen")
-    assert play.finished.text == "## 1. Light\nLight sleep.\n\n## 2. Deep\nDeep sleep.\n\n## 3. Dreams\nDreams."
+    assert (
+        play.finished.text == "## 1. Light\nLight sleep.\n\n## 2. Deep\nDeep sleep.\n\n## 3. Dreams\nDreams."
+    )
     assert text_of(play.finished.tokens) == " Light sleep.Deep sleep. Dreams."
     assert play.finished.reason is Reason.STOP
     assert play.closed == [0, 3]
@@ -218,7 +222,7 @@ def test_without_constraint_a_plan_ends_at_its_end_marker() -> None:
     play = Play("auto", constraint=False)
     play.write(0, f"Sure!\n{PLAN}\nand so on", lap=6)
     assert CloseSequence(0) in play.said
-    assert len([e for e in play.tell() if isinstance(e, Planned)][0].points) == 3
+    assert len(next(e for e in play.tell() if isinstance(e, Planned)).points) == 3
     assert play.plan.ready()
 
 
@@ -317,7 +321,9 @@ def test_statistics_count_laps_trees_and_phases() -> None:
     assert figures.phases == {"skeleton": 1.0, "branches": 9.0}
 
 
-@given(st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.text("ab \n你", max_size=6)), max_size=30), st.data())
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.text("ab \n你", max_size=6)), max_size=30), st.data()
+)
 def test_the_merged_answer_does_not_depend_on_the_interleaving(
     writes: list[tuple[int, str]], data: st.DataObject
 ) -> None:

@@ -114,14 +114,20 @@ def test_the_skeleton_turn_explains_the_grammar(tmp_path: Path) -> None:
     text, prompts = with_template(tmp_path, LLAMA3)
     auto = words(text, ask_all(prompts, rules=PlanRules(tools=("Search",))).skeleton.suffix)
     forced = words(text, ask_all(prompts, rules=PlanRules(direct=False)).skeleton.suffix)
-    assert "[PLAN]" in auto and "[END]" in auto and "[DIRECT]" in auto
+    assert "[PLAN]" in auto
+    assert "[END]" in auto
+    assert "[DIRECT]" in auto
     assert "Tools: None, Search." in auto
-    assert "[PLAN]" in forced and "[DIRECT]" not in forced and "Tools: None." in forced
+    assert "[PLAN]" in forced
+    assert "[DIRECT]" not in forced
+    assert "Tools: None." in forced
 
 
 def test_a_branch_sees_the_plan_and_what_it_builds_on(tmp_path: Path) -> None:
     text, prompts = with_template(tmp_path, LLAMA3)
-    said = words(text, ask_all(prompts).branch(POINTS[1], POINTS, [(POINTS[0], "Light sleep is.")], 60).suffix)
+    said = words(
+        text, ask_all(prompts).branch(POINTS[1], POINTS, [(POINTS[0], "Light sleep is.")], 60).suffix
+    )
     assert "1. Light\n2. Deep\n" in said
     assert "Light sleep is." in said
     assert 'part 2, "Deep", in about 60 tokens' in said
@@ -185,7 +191,8 @@ class TestTheDemoModel:
 
 
 @pytest.mark.parametrize(
-    "parts", ["{", '{"skeleton_turn": "Plan."}', '{"skeleton_turn": "Plan.", "branch_turn": "{nothing}"}', "[]"]
+    "parts",
+    ["{", '{"skeleton_turn": "Plan."}', '{"skeleton_turn": "Plan.", "branch_turn": "{nothing}"}', "[]"],
 )
 def test_broken_parts_are_one_clear_line(tmp_path: Path, parts: str) -> None:
     (tmp_path / "specsot.json").write_text(parts, encoding="utf-8")

@@ -5,6 +5,8 @@ Refuses to know text and the ring.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,7 +98,7 @@ def test_budgets_use_everything_and_leave_nobody_out(lengths: list[int], spare: 
     assert sum(whole.values()) == total
     assert min(whole.values()) >= 1
     ordered = sorted(points, key=lambda one: one.length)
-    assert all(whole[a.id] <= whole[b.id] + 1 for a, b in zip(ordered, ordered[1:]))
+    assert all(whole[a.id] <= whole[b.id] + 1 for a, b in itertools.pairwise(ordered))
     assert split_budget(points, total, cap) == {id: min(share, cap or total) for id, share in whole.items()}
 
 
@@ -177,7 +179,9 @@ class TestThePageLedger:
         assert not ledger.take("a", 1, reserved_only=True)
         assert ledger.take("a", 1)
 
-    @given(st.lists(st.tuples(st.sampled_from("atgwl"), st.sampled_from("xyz"), st.integers(1, 6)), max_size=60))
+    @given(
+        st.lists(st.tuples(st.sampled_from("atgwl"), st.sampled_from("xyz"), st.integers(1, 6)), max_size=60)
+    )
     def test_pages_are_never_promised_twice(self, moves: list[tuple[str, str, int]]) -> None:
         ledger, grants, used = PageLedger(12), dict[str, int](), dict[str, list[int]]()
         for move, who, pages in moves:

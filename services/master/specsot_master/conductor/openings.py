@@ -45,7 +45,7 @@ class Openings:
             sampling=ask.sampling,
             seed=seed,
             ordinal=ordinal,
-            stop_ids=() if rules else self._end_ids,
+            stop_ids=() if rules or ask.ignore_eos else self._end_ids,
             limit=limit,
             plan=rules,
         )
