@@ -6,7 +6,6 @@ Refuses to know any base: features are random rows, the tokens too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch

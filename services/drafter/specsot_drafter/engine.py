@@ -15,6 +15,7 @@ from specsot.members import Configuration, Curve
 from specsot.tree import Tree, single
 from specsot.vocabulary import Vocabulary
 from specsot_drafter.following import Following
+from specsot_drafter.grammar import GrammarGuide
 from specsot_drafter.growth import Ground, Growth
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.measure import measure_levels
@@ -24,6 +25,7 @@ from specsot_drafter.selection import (
     barred_below,
     best_each,
     best_overall,
+    graft,
     masses,
     ranked,
     trees_of,
@@ -55,7 +57,7 @@ class DraftEngine:
         if curve is None:
             curve = () if self._shape.fixed else measure_levels(head)
         self._tuner = Tuner(self._shape, configuration.curve, curve)
-        self._following = Following(head, configuration.pages, configuration.page_rows)
+        self._following = Following(head, configuration.pages, configuration.page_rows, vocabulary)
         self._wanted: dict[int, Lesson] = {}
         self._clock = clock
         self.rest = 0
@@ -84,10 +86,12 @@ class DraftEngine:
         wanted, self._wanted, self.rest = self._wanted, {}, 0
         growing = self._growing(wanted)
         levels = self._plan(growing)
-        if growing and not levels:
+        trees = self._grow(growing, levels) if levels else {}
+        for stream, _ in growing:
+            self._follow_grammar(stream, trees)
+        if growing and not trees:
             self.rest = len(wanted) * self._tuner.rest
             return ()
-        trees = self._grow(growing, levels) if growing else {}
         if not wanted:
             self._following.catch_up(())
         return tuple(_draft(lesson, trees) for lesson in wanted.values())
@@ -111,8 +115,11 @@ class DraftEngine:
 
     def _most_levels(self, stream: Stream) -> int:
         """As deep as the shape, the sequence's limit and the base's context allow."""
-        positions = self._head.positions - 1 - stream.length
-        return max(min(self._shape.depth + 1, stream.room - 1, positions), 0)
+        return max(min(self._shape.depth + 1, self._most_depth(stream)), 0)
+
+    def _most_depth(self, stream: Stream) -> int:
+        """A node at this depth is the last that can be of use, in the text and in the context."""
+        return min(stream.room - 1, self._head.positions - 1 - stream.length)
 
     def _plan(self, growing: Sequence[tuple[Stream, Ground]]) -> int:
         most = max((self._most_levels(stream) for stream, _ in growing), default=0)
@@ -125,8 +132,9 @@ class DraftEngine:
         fresh = all(len(stream.waiting) <= levels for stream in streams)
         last = self._following.catch_up(streams)
         growth = Growth(self._head, self._following.memory.kv, [g for _, g in growing], self._shape.top_k)
+        guide = _guide(self._head, streams)
         deserves = None if self._shape.fixed else self._tuner.deserves
-        offer = growth.run(last, levels, deserves=deserves)
+        offer = growth.run(last, levels, guide, deserves)
         grown = int(offer.depths[-1])
         if fresh:  # a prompt's rows say nothing about what a level costs
             self._tuner.note_drafting(len(streams), grown, self._clock() - began)
@@ -136,6 +144,16 @@ class DraftEngine:
         for stream, tree, mass in zip(streams, trees, masses(offer, chosen).tolist()):
             stream.flight = Flight(stream.length, grown, len(tree), tuple(mass))
         return {stream.sequence: tree for stream, tree in zip(streams, trees)}
+
+    def _follow_grammar(self, stream: Stream, trees: dict[int, Tree]) -> None:
+        """What the grammar forces is drafted for free, whether or not anything else is."""
+        forced = stream.standing.forced() if stream.standing else ()
+        before = trees.get(stream.sequence) or single(_root(stream))
+        room = min(self._most_depth(stream), self._shape.slots - len(before))
+        tree = graft(before, forced[: max(room, 0)])
+        if tree is not before:
+            trees[stream.sequence] = tree
+            stream.flight = Flight(stream.length, 0, len(tree), ())
 
     def _choose(self, offer: Offer, levels: int) -> Flags:
         """The reference's nodes for a fixed shape; else as many as pay, wherever they are worth most."""
@@ -174,3 +192,9 @@ def _draft(lesson: Lesson, trees: dict[int, Tree]) -> Draft:
 def _root(stream: Stream) -> int:
     assert stream.last is not None
     return stream.last
+
+
+def _guide(head: DraftHead, streams: Sequence[Stream]) -> GrammarGuide | None:
+    if not any(stream.standing for stream in streams):
+        return None
+    return GrammarGuide(head, [stream.standing for stream in streams], [stream.room for stream in streams])

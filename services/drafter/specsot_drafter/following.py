@@ -10,9 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specsot.constraint import automaton
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.frames import Features, Lesson, Opening
+from specsot.vocabulary import Vocabulary
 from specsot_drafter.extension import Stretch, extend
+from specsot_drafter.grammar import Standing
 from specsot_drafter.growth import Ground
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.memory import Memory
@@ -22,8 +25,9 @@ from specsot_drafter.streams import Stream
 class Following:
     """The streams of one epoch and their memory. A stream that cannot be followed any more is dropped."""
 
-    def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
-        self._head = head
+    def __init__(self, head: DraftHead, pages: int, page_rows: int, vocabulary: Vocabulary | None) -> None:
+        """vocabulary: to follow grammars with; without it all text counts as free."""
+        self._head, self._vocabulary = head, vocabulary
         self.memory = Memory(head, pages, page_rows)
         self.streams: dict[int, Stream] = {}
 
@@ -34,6 +38,9 @@ class Following:
         except (NotFound, Overloaded):
             self.memory.table.close(opening.sequence)
             return
+        if opening.plan and self._vocabulary:
+            rules = automaton(self._vocabulary, opening.plan)
+            stream.standing = Standing(rules, rules.start())
         self.streams[opening.sequence] = stream
 
     def close(self, sequence: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specsot.frames import Lesson, Opening
+from specsot_drafter.grammar import Standing, own_tokens
 from specsot_drafter.tuning import Returned
 
 
@@ -32,6 +33,7 @@ class Stream:
     extended: draft rows computed from true features.
     waiting:  known tokens at positions extended + 1, extended + 2, ...
     last:     the token at position `length`, once known.
+    standing: where its grammar stands behind `last`; None for free text.
     """
 
     opening: Opening
@@ -39,6 +41,7 @@ class Stream:
     extended: int = 0
     waiting: list[int] = field(default_factory=list)
     last: int | None = None
+    standing: Standing | None = None
     flight: Flight | None = None
 
     @property
@@ -63,13 +66,14 @@ class Stream:
 
     def hear(self, lesson: Lesson) -> None:
         """Take in committed tokens; their features are stored by the caller."""
-        if self.last is None and self.length:
-            self.waiting.append(lesson.tokens[0])
-        self.waiting += lesson.tokens[1:]
-        if lesson.bonus is not None:
-            self.waiting.append(lesson.bonus)
+        told = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
+        first = self.known
+        fresh = told[first - lesson.start :]
+        self.waiting += fresh if first else fresh[1:]  # the very first token is nobody's follower
         self.length += len(lesson.tokens)
         self.last = lesson.bonus
+        if self.standing:
+            self.standing.write(own_tokens(self.opening, first, fresh))
 
     def take(self, rows: int | None = None) -> tuple[int, ...]:
         """The tokens of the next rows to compute (all, or the first `rows`), which now count as extended."""

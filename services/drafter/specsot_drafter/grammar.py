@@ -1,0 +1,97 @@
+"""What a skeleton's grammar tells a drafter: where each text stands, what may follow, what must.
+
+Refuses to know bytes and rules; the token automaton does. It only spares wrong guesses: the last stage
+applies the grammar to its own targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specsot.constraint import State, TokenAutomaton
+from specsot.frames import Opening
+from specsot_drafter.heads import DraftHead
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where one constrained sequence stands. state: None once it broke its grammar."""
+
+    automaton: TokenAutomaton
+    state: State | None
+
+    def write(self, tokens: Sequence[int]) -> None:
+        """Go on behind tokens the sequence wrote itself."""
+        for token in tokens:
+            if self.state is not None:
+                self.state = self.automaton.advance(self.state, token)
+
+    def forced(self) -> tuple[int, ...]:
+        """What must follow now, as far as there is no choice."""
+        state = self.state
+        return () if state is None or self.automaton.finished(state) else self.automaton.forced(state)
+
+
+def own_tokens(opening: Opening, first: int, tokens: Sequence[int]) -> Sequence[int]:
+    """Those of the tokens at positions first, first + 1, ... that the sequence wrote itself."""
+    return tokens[max(opening.prompt - opening.generated - first, 0) :]
+
+
+class GrammarGuide:
+    """Bars what the grammars forbid while trees grow (`growth.Guide`); free texts are left alone."""
+
+    def __init__(self, head: DraftHead, standings: Sequence[Standing | None], rooms: Sequence[int]) -> None:
+        """rooms: tokens each sequence may still write behind its root."""
+        self._standings, self._rooms = standings, rooms
+        self._targets: NDArray[np.int64] = (
+            head.to_target(torch.arange(head.draft_vocab, device=head.device)).cpu().numpy()
+        )
+        self._states = [[standing.state if standing else None] for standing in standings]
+        self._depth = 0
+
+    def bar(self, log_probs: Tensor) -> Tensor:
+        """[B, frontier, draft vocabulary]: -inf where a grammar forbids, the rest made to sum to one."""
+        for tree, standing in enumerate(self._standings):
+            if standing is not None:
+                allowed = torch.from_numpy(self._allowed(standing.automaton, tree)).to(log_probs.device)
+                log_probs[tree] = _renormalise(log_probs[tree].masked_fill(~allowed, -torch.inf))
+        return log_probs
+
+    def follow(self, parents: Tensor, tokens: Tensor) -> None:
+        """Move every constrained frontier down."""
+        self._depth += 1
+        below = zip(self._standings, self._states, parents.tolist(), tokens.tolist())
+        self._states = [
+            [_advance(standing, states[parent], token) for parent, token in zip(origins, chosen)]
+            if standing
+            else states
+            for standing, states, origins, chosen in below
+        ]
+
+    def _allowed(self, automaton: TokenAutomaton, tree: int) -> NDArray[np.bool_]:
+        """[frontier, draft vocabulary] which drafts the grammar lets follow each frontier node."""
+        spare = self._rooms[tree] - self._depth
+        rows = [_mask(automaton, state, spare) for state in self._states[tree]]
+        return np.stack(rows)[:, self._targets]
+
+
+def _advance(standing: Standing, state: State | None, token: int) -> State | None:
+    return None if state is None else standing.automaton.advance(state, token)
+
+
+def _mask(automaton: TokenAutomaton, state: State | None, spare: int) -> NDArray[np.bool_]:
+    if state is None or spare < 1:
+        return np.zeros(len(automaton.vocabulary), dtype=np.bool_)
+    return automaton.mask(state, spare)
+
+
+def _renormalise(log_probs: Tensor) -> Tensor:
+    """Rows without anything left stay at -inf."""
+    total = log_probs.logsumexp(-1, keepdim=True)
+    return log_probs - total.masked_fill(total == -torch.inf, 0.0)

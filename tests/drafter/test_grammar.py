@@ -1,0 +1,158 @@
+"""Drafts under a grammar: nothing forbidden is guessed, what is forced is drafted whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specsot.constraint import TokenAutomaton, automaton
+from specsot.frames import Features, Lesson
+from specsot.members import Curve, TreeShape
+from specsot.skeleton import PlanRules
+from specsot.tree import Tree, path
+from specsot.vocabulary import Vocabulary, read_vocabulary
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.grammar import own_tokens
+from specsot_drafter.heads.eagle3 import Eagle3Head
+from tests.drafter.laps import SLOW_HEAD, STEEP
+from tests.drafter.ring import configuration, opening
+
+RULES = PlanRules(direct=False)
+SHAPE = TreeShape(depth=3, top_k=4, nodes=16, fixed=True)
+PROMPT = tuple(range(100, 112))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(demo_model: Path) -> Vocabulary:
+    return read_vocabulary(demo_model / "base", 8192)
+
+
+@pytest.fixture(scope="module")
+def rules(vocabulary: Vocabulary) -> TokenAutomaton:
+    return automaton(vocabulary, RULES)
+
+
+@pytest.fixture(scope="module")
+def head(demo_model: Path) -> Eagle3Head:
+    return Eagle3Head.load(demo_model / "eagle3", demo_model / "base", torch.float32, "cpu")
+
+
+def plan_text(rules: TokenAutomaton, tokens: int) -> list[int]:
+    """The first tokens of some valid plan: what is forced, else the smallest id that may follow."""
+    state, written = rules.start(), list[int]()
+    while len(written) < tokens:
+        token = (rules.forced(state) or (int(rules.mask(state, 400).argmax()),))[0]
+        after = rules.advance(state, token)
+        assert after is not None
+        written, state = [*written, token], after
+    return written
+
+
+def teach(engine: DraftEngine, written: list[int], generated: int = 0, limit: int = 400) -> None:
+    """A prompt, then a plan of which the last token is not fed yet; features are noise.
+
+    generated: how many of the plan's tokens came back as prompt, after a repair.
+    """
+    fed, root = (*PROMPT, *written[:-1]), written[-1]
+    opened = opening(1, len(PROMPT) + generated, limit=limit, plan=RULES, generated=generated)
+    rows = torch.randn(len(fed), 384, generator=torch.Generator().manual_seed(len(fed)))
+    engine.learn(Features(1, 0, (opened,), (Lesson(1, 0, fed, root, 2),), (), rows, len(fed), 0.0))
+
+
+def drafted(engine: DraftEngine) -> Tree:
+    (draft,) = engine.draft()
+    return draft.tree
+
+
+def test_every_node_may_follow_what_is_written(
+    head: Eagle3Head, vocabulary: Vocabulary, rules: TokenAutomaton
+) -> None:
+    for length in (1, 3, 6, 9, 14, 20):
+        written = plan_text(rules, length)
+        engine = DraftEngine(head, configuration(SHAPE, 8, 64), vocabulary)
+        teach(engine, written)
+        tree = drafted(engine)
+        assert len(tree) > 1
+        for node in range(len(tree)):
+            state = rules.start()
+            for token in (*written[:-1], *(tree.tokens[i] for i in path(tree.parents, node))):
+                state = rules.advance(state, token)
+                assert state is not None
+
+
+def test_without_a_vocabulary_text_counts_as_free(head: Eagle3Head, rules: TokenAutomaton) -> None:
+    """And then the head's noise is not valid: the test above can fail."""
+    engine = DraftEngine(head, configuration(SHAPE, 8, 64), None)
+    written = plan_text(rules, 3)
+    teach(engine, written)
+    tree, state = drafted(engine), rules.start()
+    for token in written:
+        state = rules.advance(state, token)
+        assert state is not None
+    firsts = [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0]
+    assert any(rules.advance(state, token) is None for token in firsts)
+
+
+def test_a_forced_stretch_is_drafted_even_where_drafting_does_not_pay(
+    head: Eagle3Head, vocabulary: Vocabulary, rules: TokenAutomaton
+) -> None:
+    resting: Curve = STEEP
+    shape = TreeShape(3, 4, 16)
+    engine = DraftEngine(head, configuration(shape, 8, 64, curve=resting), vocabulary, SLOW_HEAD)
+    written, forced = stretch(rules)
+    teach(engine, written)
+    assert drafted(engine).tokens == (written[-1], *forced)
+    assert engine.rest == 0
+
+
+def test_a_forced_stretch_never_passes_the_limit(
+    head: Eagle3Head, vocabulary: Vocabulary, rules: TokenAutomaton
+) -> None:
+    shape = TreeShape(3, 4, 16)
+    engine = DraftEngine(head, configuration(shape, 8, 64, curve=STEEP), vocabulary, SLOW_HEAD)
+    written, forced = stretch(rules)
+    assert len(forced) > 1
+    teach(engine, written, limit=len(written) + 2)
+    assert drafted(engine).tokens == (written[-1], forced[0])
+
+
+def stretch(rules: TokenAutomaton) -> tuple[list[int], tuple[int, ...]]:
+    """A plan's beginning behind which several tokens are forced."""
+    for length in range(1, 40):
+        written, state = plan_text(rules, length), rules.start()
+        for token in written:
+            state = rules.advance(state, token)
+            assert state is not None
+        if len(rules.forced(state)) > 1:
+            return written, rules.forced(state)
+    raise AssertionError("no forced stretch in this plan")
+
+
+def test_a_repaired_sequence_stands_where_it_stood(
+    head: Eagle3Head, vocabulary: Vocabulary, rules: TokenAutomaton
+) -> None:
+    """After a repair its own tokens come back as the end of its prompt."""
+    written = plan_text(rules, 9)
+    trees: list[Tree] = []
+    for generated in (0, 8):
+        engine = DraftEngine(head, configuration(SHAPE, 8, 64), vocabulary)
+        teach(engine, written, generated)
+        trees.append(drafted(engine))
+    assert trees[0] == trees[1]
+
+
+@pytest.mark.parametrize(
+    ("first", "tokens", "own"),
+    [
+        (0, [4, 5, 6, 7, 8], [7, 8]),
+        (2, [6, 7, 8], [7, 8]),
+        (4, [8], [8]),
+        (9, [5, 6], [5, 6]),
+        (0, [1, 2], []),
+    ],
+)
+def test_only_what_the_sequence_wrote_counts(first: int, tokens: list[int], own: list[int]) -> None:
+    """A prompt of five tokens of which the last two, positions 3 and 4, are its own."""
+    assert own_tokens(opening(1, 5, generated=2), first, tokens) == own
