@@ -72,6 +72,7 @@ class Ask:
 
     seed None: the master draws one and logs it.
     tools: names a plan line may carry as a label.
+    ignore_eos: write on to the token limits, whatever end-of-sequence tokens come (for benchmarks).
     """
 
     prompt: str | None = None
@@ -85,6 +86,7 @@ class Ask:
     tools: tuple[str, ...] = ()
     constraint: bool = True
     seed: int | None = None
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         _require(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)

@@ -245,6 +245,7 @@ _rest = {
     "stop": st.lists(said, max_size=2).map(tuple),
     "tools": st.lists(st.sampled_from(["search", "calculator"]), max_size=2).map(tuple),
     "constraint": st.booleans(),
+    "ignore_eos": st.booleans(),
     "seed": st.none() | st.integers(0, 2**63 - 1),
 }
 conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)
