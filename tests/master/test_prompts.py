@@ -25,7 +25,8 @@ LLAMA3 = (
 )
 QWEN = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    "{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false %}"
     "<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
@@ -38,7 +39,8 @@ MISTRAL = (
 VICUNA = (
     "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] }} {% endif %}{% for m in messages %}"
     "{% if m['role'] == 'user' %}USER: {{ m['content'] }} {% elif m['role'] == 'assistant' %}"
-    "ASSISTANT: {{ m['content'] }}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+    "ASSISTANT: {{ m['content'] }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 TEMPLATES = {"llama-3": LLAMA3, "qwen": QWEN, "mistral": MISTRAL, "vicuna": VICUNA}
 
