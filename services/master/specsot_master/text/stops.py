@@ -11,7 +11,8 @@ from collections.abc import Iterable
 class StopWatch:
     """Feed text in pieces of any size; what comes out never holds a stop string, nor what follows one.
 
-    The earliest stop string wins; of two that begin at the same place, either cuts the same text.
+    The stop string that is complete first wins, so that pieces of any size give the same text; of two
+    that are complete at once, the longer.
     """
 
     def __init__(self, stops: Iterable[str] = ()) -> None:
@@ -25,9 +26,11 @@ class StopWatch:
         if self.hit is not None:
             return ""
         text = self._held + text
-        cuts = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        cuts = [
+            (place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0
+        ]
         if cuts:
-            place, self.hit = min(cuts)
+            _, place, self.hit = min(cuts)
             self._held = ""
             return text[:place]
         safe = len(text) - self._suspicious(text)
