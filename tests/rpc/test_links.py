@@ -29,12 +29,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]
 async def listening(
     inbox: Inbox, name: str = "there", largest: int = 64 << 20
 ) -> AsyncIterator[tuple[Door, str]]:
-    servicer = RingService(inbox, name)
-    door = await open_door(
-        "127.0.0.1:0",
-        {SERVICE: lambda server: ring_pb2_grpc.add_RingServicer_to_server(servicer, server)},
-        largest,
-    )
+    door = await open_door("127.0.0.1:0", {SERVICE: RingService(inbox, name).attach}, largest)
     try:
         yield door, f"127.0.0.1:{door.port}"
     finally:

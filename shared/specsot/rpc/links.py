@@ -37,14 +37,19 @@ class GrpcLink:
         self, channel: grpc.aio.Channel, call: _Call, peer: str, epoch: int, inbox: Inbox | None
     ) -> None:
         self._channel, self._call, self._peer, self._epoch, self._inbox = channel, call, peer, epoch, inbox
-        self._outbox, self._closing = Outbox(), False
+        self._outbox: Outbox[bytes] = Outbox()
+        self._closing = False
         self._writer = asyncio.create_task(self._write())
         call.add_done_callback(lambda _: self._ended())
 
     async def send(self, message: Any) -> None:
         self._outbox.check()
         for request in encode_carry(message):
-            self._outbox.put(request.SerializeToString())
+            self._put(request)
+
+    def _put(self, request: ring_pb2.CarryRequest) -> None:
+        data = request.SerializeToString()
+        self._outbox.put(data, len(data))
 
     async def close(self) -> None:
         """Deliver what waits, say goodbye, hang up. Never waits long, never raises."""
@@ -52,7 +57,7 @@ class GrpcLink:
             return
         self._closing = True
         with contextlib.suppress(Unavailable, TimeoutError, AioRpcError, asyncio.InvalidStateError):
-            self._outbox.put(ring_pb2.CarryRequest(goodbye=ring_pb2.Goodbye()).SerializeToString())
+            self._put(ring_pb2.CarryRequest(goodbye=ring_pb2.Goodbye()))
             self._outbox.finish()
             async with asyncio.timeout(FAREWELL):
                 await self._writer
@@ -120,7 +125,10 @@ class RingService(ring_pb2_grpc.RingServicer):
     """The receiving end of every link to this member: decoded messages go to its inbox."""
 
     def __init__(self, inbox: Inbox, name: str = "") -> None:
-        self._inbox, self._name = inbox, name
+        self._inbox, self.name = inbox, name
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        ring_pb2_grpc.add_RingServicer_to_server(self, server)
 
     async def Carry(
         self,
@@ -128,7 +136,7 @@ class RingService(ring_pb2_grpc.RingServicer):
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
         hello = await _first_word(request_iterator)
-        await context.send_initial_metadata(((NAME_KEY, self._name),))
+        await context.send_initial_metadata(((NAME_KEY, self.name),))
         reason = "its link broke"
         try:
             if await self._deliver(hello.sender, request_iterator):

@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 from specsot.errors import Unavailable
 
 MOST_BYTES = 512 << 20  # waiting at once
 
 
-class Outbox:
-    """Bytes go in by `put` and out by `write_all`, until `finish` or `lose`."""
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """Messages go in by `put` and out by `write_all`, until `finish` or `lose`."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[T, int] | None] = asyncio.Queue()
         self._waiting, self._most = 0, most
         self.lost: str | None = None  # why, once it is
 
-    def put(self, data: bytes) -> None:
-        """Raises Unavailable once the link is lost, or when its peer is too far behind."""
+    def put(self, message: T, size: int) -> None:
+        """size: in bytes. Raises Unavailable once the link is lost, or when its peer is too far behind."""
         self.check()
-        self._waiting += len(data)
+        self._waiting += size
         if self._waiting > self._most:
             self.lose(f"the peer does not read: {self._waiting} bytes wait")
         self.check()
-        self._queue.put_nowait(data)
+        self._queue.put_nowait((message, size))
 
     def check(self) -> None:
         if self.lost is not None:
@@ -46,25 +50,23 @@ class Outbox:
             self._queue.put_nowait(None)
 
     async def write_all(
-        self,
-        write: Callable[[bytes], Awaitable[object]],
-        beat: bytes | None = None,
-        every: float | None = None,
+        self, write: Callable[[T], Awaitable[object]], beat: T | None = None, every: float | None = None
     ) -> None:
         """Write until finished or lost; `beat` goes out after `every` seconds without anything else.
 
         Raises what `write` raises.
         """
-        while (data := await self._next(beat, every)) is not None and self.lost is None:
-            await write(data)
+        while (message := await self._next(beat, every)) is not None and self.lost is None:
+            await write(message)
 
-    async def _next(self, beat: bytes | None, every: float | None) -> bytes | None:
-        if beat is None or not self._queue.empty():
-            data = await self._queue.get()
-        else:
-            try:
-                data = await asyncio.wait_for(self._queue.get(), every)
-            except TimeoutError:
-                return beat
-        self._waiting -= len(data or b"")
-        return data
+    async def _next(self, beat: T | None, every: float | None) -> T | None:
+        try:
+            async with asyncio.timeout(every):
+                taken = await self._queue.get()
+        except TimeoutError:
+            return beat
+        if taken is None:
+            return None
+        message, size = taken
+        self._waiting -= size
+        return message

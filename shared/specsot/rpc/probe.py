@@ -5,6 +5,8 @@ Refuses to know what serves there; imports nothing heavy (no torch, no asyncio, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -16,7 +18,8 @@ def probe(address: str, service: str = "", timeout: float = 2.0) -> str:
     with grpc.insecure_channel(address, options=channel_options(PUBLIC_BYTES)) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)
-            response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            response = health.Check(request, timeout=timeout)
         except grpc.RpcError as failure:
             return _in_words(failure, service)
     return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)

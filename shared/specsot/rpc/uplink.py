@@ -64,12 +64,14 @@ class Uplink:
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Pulse) -> None:
         self._channel, self._call, self._inbox, self._pulse = channel, call, inbox, pulse
-        self._outbox, self._closing = Outbox(), False
+        self._outbox: Outbox[bytes] = Outbox()
+        self._closing = False
         self._watch = Watch(pulse.silence, self._silent)
         self._tasks = [asyncio.create_task(work()) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
-        self._outbox.put(encode_upward(message).SerializeToString())
+        data = encode_upward(message).SerializeToString()
+        self._outbox.put(data, len(data))
 
     async def close(self) -> None:
         """Deliver what waits and hang up. Never waits long, never raises."""
@@ -91,7 +93,7 @@ class Uplink:
         """Deliver until the stream ends, then say so."""
         reason = "it ended the stream"
         try:
-            async for response in self._call:
+            while isinstance(response := await self._call.read(), fleet_pb2.JoinResponse):
                 self._watch.heard()
                 message = decode_downward(response)
                 if not isinstance(message, Beat):

@@ -1,0 +1,48 @@
+"""What a drafter is started with, read once.
+
+Refuses to know torch: it is not even imported before this is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsot.process.flags import Flags
+from specsot.process.setting import Setting, add_membership, add_setting, read_setting
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """model: the base the head was trained on (its embedding, its vocabulary). kv_memory in bytes."""
+
+    setting: Setting
+    model: Path
+    draft_model: Path
+    master: str
+    advertise: str | None
+    name: str | None
+    dtype: str
+    device: str
+    kv_memory: int
+
+
+def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
+    """Exits with status 2 and one line when something is wrong."""
+    flags = Flags("specsot-drafter", "Drafts trees of tokens for a SpecSoT ring with an EAGLE-3 head.")
+    add_membership(flags)
+    flags.flag("draft-model", required=True, help="directory of the EAGLE-3 head")
+    add_setting(flags, "127.0.0.1:0")
+    given = flags.parse_args(arguments)
+    return DrafterConfig(
+        setting=read_setting(given),
+        model=Path(given.model),
+        draft_model=Path(given.draft_model),
+        master=given.master,
+        advertise=given.advertise,
+        name=given.name,
+        dtype=given.dtype,
+        device=given.device,
+        kv_memory=given.kv_memory,
+    )

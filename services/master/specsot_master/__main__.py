@@ -1,0 +1,21 @@
+"""`specsot-master`: takes requests and leads the ring, as a process.
+
+Refuses to know how; it only settles habits before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from specsot.process.habits import settle_habits
+
+
+def main() -> int:
+    settle_habits()
+    from specsot_master.service import run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""What a master is started with, read once.
+
+Refuses to know how a ring is formed from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsot.members import TreeShape
+from specsot.process.flags import Flags, positive, seconds
+from specsot.process.setting import Setting, add_setting, read_setting
+from specsot_master.assembly import MasterSettings
+
+
+@dataclass(frozen=True, slots=True)
+class MasterConfig:
+    """setting: its process. ring: what it makes of its members."""
+
+    setting: Setting
+    ring: MasterSettings
+
+
+def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
+    """Exits with status 2 and one line when something is wrong."""
+    flags = Flags("specsot-master", "Takes requests, and leads a SpecSoT ring of workers and a drafter.")
+    shape = TreeShape()
+    flags.flag("model", required=True, help="directory of the base model (its tokenizer and config)")
+    flags.flag("name", default="", help="the model's public name; by default its directory's")
+    flags.flag("workers", positive, 1, "how many workers share the layers, unless they bring ranges")
+    flags.flag("drafter", default="eagle", choices=("eagle", "none"), help="whether the ring has a drafter")
+    flags.flag("page-rows", positive, 256, "positions per KV page")
+    flags.flag("rows", positive, 512, "row budget of one frame")
+    flags.flag("nodes", positive, shape.nodes, "nodes of the largest draft tree, its root included")
+    flags.flag("depth", positive, shape.depth, "expansions of a draft tree after the first")
+    flags.flag("top-k", positive, shape.top_k, "width of a draft tree")
+    layouts = ("packed", "batched")
+    flags.flag("branch-layout", default="packed", choices=layouts, help="how branches lie in a frame")
+    flags.flag("draft-timeout", seconds, 1.0, "seconds stage 0 waits for a tree")
+    add_setting(flags, "127.0.0.1:50050")
+    given = flags.parse_args(arguments)
+    ring = MasterSettings(
+        model=Path(given.model),
+        name=given.name,
+        workers=given.workers,
+        drafter=given.drafter != "none",
+        page_rows=given.page_rows,
+        rows=given.rows,
+        layout=given.branch_layout,
+        shape=TreeShape(depth=given.depth, top_k=given.top_k, nodes=given.nodes),
+        draft_timeout=given.draft_timeout,
+    )
+    return MasterConfig(read_setting(given), ring)

@@ -1,0 +1,121 @@
+"""`specsot.v1.Fleet`: one long stream per member, adapted to whoever forms the ring.
+
+Refuses to know how a ring is formed. A stream that ends, for whatever reason, is a member lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from grpc.aio import ServicerContext
+
+from specsot.errors import WireError
+from specsot.links import Link
+from specsot.members import PROTOCOL, Beat, Registration
+from specsot.rpc.outbox import Outbox
+from specsot.rpc.pulse import Pulse, Watch
+from specsot.v1 import fleet_pb2, fleet_pb2_grpc
+from specsot.wire.fleet import decode_upward, encode_downward
+
+_JOINED = fleet_pb2.JoinResponse(joined=fleet_pb2.Joined(protocol=PROTOCOL))
+
+
+class Members(Protocol):
+    """What this door needs of the fleet."""
+
+    async def join(self, registration: Registration, downlink: Link) -> None:
+        """Raises Refused."""
+        ...
+
+    def heard(self, name: str, message: object) -> None: ...
+
+    def lost(self, name: str, reason: str) -> None: ...
+
+
+class Downlink:
+    """The master's end of a member's stream. `send` takes Configuration, Disband, Open, Close, Lease."""
+
+    def __init__(self, outbox: Outbox[fleet_pb2.JoinResponse]) -> None:
+        self._outbox = outbox
+
+    async def send(self, message: Any) -> None:
+        response = encode_downward(message)
+        self._outbox.put(response, response.ByteSize())
+
+    async def close(self) -> None:
+        self._outbox.finish()
+
+
+class FleetService(fleet_pb2_grpc.FleetServicer):
+    def __init__(self, members: Members, pulse: Pulse | None = None) -> None:
+        self._members, self._pulse = members, pulse or Pulse()
+        self._outboxes: set[Outbox[fleet_pb2.JoinResponse]] = set()
+
+    async def Join(
+        self,
+        request_iterator: AsyncIterator[fleet_pb2.JoinRequest],
+        context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
+    ) -> None:
+        registration = await _first_word(request_iterator)
+        outbox: Outbox[fleet_pb2.JoinResponse] = Outbox()
+        outbox.put(_JOINED, _JOINED.ByteSize())
+        await self._members.join(registration, Downlink(outbox))
+        self._outboxes.add(outbox)
+        try:
+            await self._attend(registration.name, request_iterator, outbox, context)
+        finally:
+            self._outboxes.discard(outbox)
+            self._members.lost(registration.name, outbox.lost or "its link broke")
+
+    async def close(self) -> None:
+        """Let every member go, in good order."""
+        for outbox in self._outboxes:
+            outbox.lose("the master is shutting down")
+
+    async def _attend(
+        self,
+        name: str,
+        requests: AsyncIterator[fleet_pb2.JoinRequest],
+        outbox: Outbox[fleet_pb2.JoinResponse],
+        context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
+    ) -> None:
+        """Both directions, until either ends. Raises WireError for what does not decode."""
+        watch = Watch(self._pulse.silence, lambda: outbox.lose(f"silent for {self._pulse.silence:g} s"))
+        hearing = asyncio.create_task(self._hear(name, requests, outbox, watch))
+        try:
+            await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
+            if hearing.done():
+                hearing.result()
+        finally:
+            watch.stop()
+            hearing.cancel()
+
+    async def _hear(
+        self,
+        name: str,
+        requests: AsyncIterator[fleet_pb2.JoinRequest],
+        outbox: Outbox[fleet_pb2.JoinResponse],
+        watch: Watch,
+    ) -> None:
+        reason = "its link broke"
+        try:
+            async for request in requests:
+                watch.heard()
+                message = decode_upward(request)
+                if not isinstance(message, Beat):
+                    self._members.heard(name, message)
+        except WireError as error:
+            reason = f"it sent what does not decode: {error}"
+            raise
+        finally:
+            outbox.lose(reason)
+
+
+async def _first_word(requests: AsyncIterator[fleet_pb2.JoinRequest]) -> Registration:
+    request = await anext(requests, None)
+    message = None if request is None else decode_upward(request)
+    if not isinstance(message, Registration):
+        raise WireError("the first message must be register")
+    return message

@@ -1,0 +1,76 @@
+"""A master's process: puts its rooms together, opens the door, and closes it in order.
+
+Refuses to know how requests are led and rings are formed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+
+from specsot.process.life import live
+from specsot.process.logs import write_logs
+from specsot.process.setting import reachable
+from specsot.rpc.serve import Door
+from specsot_master.assembly import Master, assemble
+from specsot_master.config import MasterConfig, read_config
+from specsot_master.server import FleetService, MasterService, open_master_door
+from specsot_master.server.door import MASTER
+
+log = structlog.get_logger()
+
+TENDING = 1.0  # seconds between looks whether a latecomer can be taken in
+
+
+def run() -> int:
+    config = read_config()
+    write_logs("master", config.setting.log_format, config.setting.log_level)
+    return live("specsot-master", lambda leaving: serve(config, leaving))
+
+
+async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
+    """Raises ModelError, Unavailable (the port is taken)."""
+    master = assemble(config.ring)
+    clients, members = MasterService(master.conductor, master.info), FleetService(master.fleet)
+    door = await open_master_door(config.setting.listen, clients, members)
+    log.info("listening", at=reachable(None, config.setting.listen, door.port), model=master.model.name)
+    log.info("waiting", for_=master.fleet.waiting_for())
+    async with beside(master.fleet.tend(TENDING), report(master, door)):
+        await leaving.wait()
+        log.info("leaving", grace=config.setting.grace)
+        await leave(master, clients, members, door, config.setting.grace)
+
+
+async def report(master: Master, door: Door) -> None:
+    """Keep the health of `specsot.v1.Master` true: it serves while the ring is complete."""
+    while True:
+        await door.report(MASTER, master.fleet.ready)
+        master.changed.clear()
+        await master.changed.wait()
+
+
+async def leave(
+    master: Master, clients: MasterService, members: FleetService, door: Door, grace: float
+) -> None:
+    """No new requests; those that run may finish; the rest hear why they do not; members go last."""
+    await door.report(MASTER, False)
+    if not await clients.drain(grace):
+        master.conductor.epoch_ended("the master is shutting down")
+        await clients.drain(1.0)
+    await members.close()
+    await door.close(1.0)
+
+
+@asynccontextmanager
+async def beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+    """Run these meanwhile, and end them."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()

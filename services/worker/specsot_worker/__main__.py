@@ -1,0 +1,44 @@
+"""`specsot-worker`: one layer range as a process.
+
+Refuses to know the ring; it puts a worker's rooms together and lets them run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from concurrent.futures import Executor
+
+from specsot.links import Dialer
+from specsot.membership import Part
+from specsot.process.habits import settle_habits
+from specsot_worker.config import WorkerConfig, read_config
+
+
+def main() -> int:
+    config = read_config()
+    settle_habits()
+    from specsot.process.life import live
+    from specsot.process.logs import write_logs
+
+    write_logs("worker", config.setting.log_format, config.setting.log_level)
+    return live("specsot-worker", lambda leaving: serve(config, leaving))
+
+
+async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
+    from specsot.process.member import serve_member
+
+    def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_worker.part import WorkerPart
+        from specsot_worker.source import Source, Supply
+
+        supply = Supply(
+            name, address, config.model, config.layers, config.dtype, config.device, config.kv_memory
+        )
+        return WorkerPart(Source(supply), dialer, compute)
+
+    await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What a worker is started with, read once.
+
+Refuses to know torch: it is not even imported before this is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsot.members import Range
+from specsot.process.flags import Flags, layers
+from specsot.process.setting import Setting, add_membership, add_setting, read_setting
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """layers None: the master assigns a range. kv_memory in bytes."""
+
+    setting: Setting
+    model: Path
+    master: str
+    advertise: str | None
+    name: str | None
+    layers: Range | None
+    dtype: str
+    device: str
+    kv_memory: int
+
+
+def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
+    """Exits with status 2 and one line when something is wrong."""
+    flags = Flags("specsot-worker", "Runs a range of the base model's layers in a SpecSoT ring.")
+    add_membership(flags)
+    flags.flag("layers", layers, help="the range to run, such as 0:4; by default the master assigns one")
+    add_setting(flags, "127.0.0.1:0")
+    given = flags.parse_args(arguments)
+    return WorkerConfig(
+        setting=read_setting(given),
+        model=Path(given.model),
+        master=given.master,
+        advertise=given.advertise,
+        name=given.name,
+        layers=given.layers,
+        dtype=given.dtype,
+        device=given.device,
+        kv_memory=given.kv_memory,
+    )

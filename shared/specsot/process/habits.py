@@ -1,0 +1,36 @@
+"""How a process should treat memory and cores, told to libraries before they are loaded.
+
+Refuses to know what the process computes. What the environment already says is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
+
+_SETTINGS = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # idle threads of one service must not take cores from the next
+    "GRPC_VERBOSITY": "NONE",  # what gRPC's C++ would print comes as a status too
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def settle_habits() -> None:
+    """Call before importing torch or grpc."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if sys.platform == "linux":
+        keep_memory()
+
+
+def keep_memory() -> None:
+    """Let glibc reuse freed memory for large messages instead of mapping it anew for each."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # musl has none
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 256 << 20)

@@ -1,0 +1,84 @@
+"""A worker's or drafter's process: opens its door, builds its part, takes part until told to leave.
+
+Refuses to know which part it is; torch comes in with the part, after the door is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import structlog
+
+from specsot.links import Arrival, Dialer, Inbox, Link
+from specsot.members import Configuration, Registration
+from specsot.membership import Part, take_part
+from specsot.process.setting import Setting, name_of, reachable
+from specsot.rpc.links import SERVICE, GrpcDialer, RingService
+from specsot.rpc.serve import Door, open_door
+from specsot.rpc.uplink import join
+
+log = structlog.get_logger()
+
+PartMaker = Callable[[str, str, Dialer, Executor], Part]  # (name, address, dialer, compute)
+
+
+class ReportingPart:
+    """A part whose health is told: "specsot.v1.Ring" serves while it is configured for an epoch."""
+
+    def __init__(self, part: Part, door: Door) -> None:
+        self._part, self._door = part, door
+
+    @property
+    def epoch(self) -> int:
+        return self._part.epoch
+
+    def registration(self) -> Registration:
+        return self._part.registration()
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        await self._part.configure(configuration, uplink)
+        await self._door.report(SERVICE, True)
+
+    async def handle(self, arrival: Arrival) -> None:
+        await self._part.handle(arrival)
+
+    async def settle(self) -> float | None:
+        return await self._part.settle()
+
+    async def disband(self) -> None:
+        await self._door.report(SERVICE, False)
+        await self._part.disband()
+
+
+async def serve_member(
+    make: PartMaker,
+    setting: Setting,
+    master: str,
+    advertise: str | None,
+    name: str | None,
+    leaving: asyncio.Event,
+) -> None:
+    """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
+    inbox = Inbox()
+    ring = RingService(inbox)
+    door = await open_door(setting.listen, {SERVICE: ring.attach})
+    address = reachable(advertise, setting.listen, door.port)
+    ring.name = name_of(name, address)
+    log.info("listening", at=address, name=ring.name)
+    compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+    try:
+        dialer = GrpcDialer(ring.name, inbox)
+        part = await asyncio.get_running_loop().run_in_executor(
+            compute, make, ring.name, address, dialer, compute
+        )
+
+        async def connect(registration: Registration) -> Link:
+            return await join(master, registration, inbox)
+
+        await take_part(ReportingPart(part, door), inbox, connect, leaving)
+        log.info("left")
+    finally:
+        await door.close(0)
+        compute.shutdown(wait=False, cancel_futures=True)
