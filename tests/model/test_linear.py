@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from specsot.errors import InvalidRequest
+from specsot.model import linear
 from specsot.model.linear import Linear
 from specsot.model.precision import resolve_dtype
 
@@ -24,6 +25,12 @@ def test_every_number_of_rows_gives_the_plain_product(rows: int, dtype: torch.dt
     with torch.inference_mode():
         torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(Linear(weight, bias)(x), F.linear(x, weight, bias), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="needs MKL")
+def test_fp32_weights_are_packed_where_mkl_is() -> None:
+    assert linear._choose(torch.float32, "cpu") is linear._mkl
+    assert linear._choose(torch.float16, "cpu") is linear._plain
 
 
 def test_dtype_names() -> None:

@@ -74,6 +74,6 @@ def _agrees(
     bias = torch.linspace(0, 1, shape[0]).to(dtype)
     ours, plain = packed(weight, bias), _plain(weight, bias)
     inputs = (torch.linspace(1, -1, n * shape[1]).reshape(n, shape[1]).to(dtype) for n in (1, 2, 5, 17, 130))
-    allowed = 4 * torch.finfo(dtype).eps  # of the largest output: the order of sums is the library's
+    allowed = 1e-5 if dtype == torch.float32 else 0.02  # of the largest output: the library orders sums
     pairs = ((ours(x).float(), plain(x).float()) for x in inputs)
     return all((a - b).abs().max() <= allowed * b.abs().max() for a, b in pairs)
