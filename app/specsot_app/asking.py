@@ -13,7 +13,7 @@ from specsot.params import Ask, Limits, Message, Sampling
 
 SAMPLING = ("temperature", "top_p", "top_k")
 LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
-REQUEST = ("model", "mode", "drafter", "stop", "tools", "constraint", "seed")
+REQUEST = ("model", "mode", "drafter", "stop", "tools", "constraint", "seed", "ignore_eos")
 OPTIONS = SAMPLING + LIMITS + REQUEST
 
 Turns = Sequence[Message | Mapping[str, str]]

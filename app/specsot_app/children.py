@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
@@ -22,12 +21,6 @@ Tell = Callable[[str, str], None]  # (service, line)
 GRACE = 10.0  # seconds a child may take to end by itself
 WRONG_INPUT = 2  # the exit status of a service that was given something unusable
 PR_SET_PDEATHSIG = 1
-ENVIRONMENT = {
-    "OMP_WAIT_POLICY": "passive",  # idle threads of one service must not take cores from the next
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),  # large messages reuse memory instead of mapping it anew
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +86,6 @@ async def start(service: Service, tell: Tell) -> Child:
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=STDOUT,
-        env=ENVIRONMENT | os.environ,
         start_new_session=True,
         preexec_fn=die_with_parent if sys.platform == "linux" else None,
         limit=1 << 20,

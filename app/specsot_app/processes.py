@@ -53,7 +53,8 @@ class ProcessFleet:
                 child = await start(service, tell)
                 stack.push_async_callback(child.end)
                 children.append(child)
-            client = await unless_one_ends(children, ready_client(children[0].service.address))
+            whole = ready_client(children[0].service.address, len(children) - 1)
+            client = await unless_one_ends(children, whole)
             stack.push_async_callback(client.close)
             return cls(children, client, stack.pop_all())
         raise AssertionError("unreachable: the stack passes errors on")
@@ -108,12 +109,13 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-async def ready_client(address: str) -> MasterClient:
-    """A client of the master at `address`, once its ring is complete."""
+async def ready_client(address: str, members: int) -> MasterClient:
+    """A client of the master at `address`, once its ring is complete and all `members` have joined."""
     while True:
         try:
             client = await connect(address)
-            if (await client.info()).ready:
+            info = await client.info()
+            if info.ready and len(info.members) == members:
                 return client
             await client.close()
         except Unavailable:

@@ -19,6 +19,7 @@ from specsot_app.terminal.view import Panel, View
 
 PANEL_WIDTH = 38  # narrower than this, prose becomes hard to read
 LEAST_LINES = 3
+PHASES = ("skeleton", "branches", "direct")
 SCREEN = Console(width=PANEL_WIDTH)  # only measures text
 
 STYLES = {
@@ -173,7 +174,7 @@ def figures(view: View) -> list[tuple[str, str]]:
         return []
     told = view.finished.statistics
     branches = f", {told.branches} branches" if told.branches else ""
-    phases = " · ".join(f"{name} {seconds:.2f} s" for name, seconds in told.phases.items())
+    phases = " · ".join(f"{name} {told.phases[name]:.2f} s" for name in sorted(told.phases, key=phase_order))
     rows = [
         ("mode", told.mode + branches),
         ("tokens", f"{told.merged_tokens} in the answer, {told.completion_tokens} written"),
@@ -185,6 +186,11 @@ def figures(view: View) -> list[tuple[str, str]]:
     ]
     unusual = view.finished.reason is not Reason.STOP
     return rows + ([("ended by", view.finished.reason.value)] if unusual else [])
+
+
+def phase_order(name: str) -> tuple[int, str]:
+    """Phases in the order in which they happen; on the wire they have none."""
+    return (PHASES.index(name) if name in PHASES else len(PHASES), name)
 
 
 def last_lines(text: str, width: int, lines: int) -> Text:

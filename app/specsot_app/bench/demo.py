@@ -1,0 +1,238 @@
+"""`specsot bench demo`: what each of the three levers brings on the demo model, on this machine.
+
+Refuses to know how a fleet works; it only asks and counts. Same dtype, threads and prompts on both
+sides of every pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from specsot.events import Finished
+from specsot.model.precision import resolve_dtype
+from specsot.params import Ask
+from specsot_app.asking import ask_of
+from specsot_app.bench.pairs import Comparison, Run, Sample, as_json, compare
+from specsot_app.bench.rivals import Rival
+from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
+from specsot_master.prompts import Prompts, messages_of
+from specsot_master.text import Text
+
+DIRECT_TOKENS = 128
+OFF_TOPIC = "Write a long letter to my landlord about a broken window."
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished request and its wall seconds, from the call to the last event."""
+
+    finished: Finished
+    seconds: float
+
+    def whole(self) -> Sample:
+        """Tokens of the merged answer over the whole wall time."""
+        return Sample(self.finished.statistics.merged_tokens, self.seconds)
+
+    def branches(self) -> Sample:
+        """Tokens of the branches over their phase alone."""
+        statistics = self.finished.statistics
+        return Sample(statistics.merged_tokens, statistics.phases["branches"])
+
+
+def measure(runs: int, output: Path | None) -> int:
+    """Run everything, print the table, write JSON where asked to."""
+    comparisons = asyncio.run(_measure(runs))
+    figures = {"machine": describe_machine(), "runs": runs, "comparisons": as_json(comparisons)}
+    Console().print(table_of(comparisons))
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+async def _measure(runs: int) -> list[Comparison]:
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("measuring", total=5)
+        comparisons: list[Comparison] = []
+        for room in (_against_transformers, _drafted, _planned, _apart):
+            comparisons += await room(runs)
+            progress.advance(task)
+        return comparisons
+
+
+async def _against_transformers(runs: int) -> list[Comparison]:
+    """Plain decoding against Transformers generate: the same prompts, the same number of tokens."""
+    text = Text(demo() / "base")
+    prompts, rival = Prompts(demo() / "base", text), Rival(demo() / "base", resolve_dtype("auto", "cpu"))
+
+    async def theirs(pair: int) -> Sample:
+        tokens, seconds = rival.write(prompts.chat(messages_of(_direct(pair))), DIRECT_TOKENS)
+        return Sample(len(tokens), seconds)
+
+    async with opened(Wanted(drafter="none")) as fleet:
+
+        async def ours(pair: int) -> Sample:
+            return (await answer(fleet, _direct(pair))).whole()
+
+        return [await _compare("plain / Transformers generate", ours, theirs, runs, 1.6)]
+
+
+async def _drafted(runs: int) -> list[Comparison]:
+    """EAGLE against plain: branch turns of known topics one by one, and direct answers off them."""
+    async with opened(Wanted()) as fleet:
+
+        def branch_turns(drafter: str) -> Run:
+            async def run(pair: int) -> Sample:
+                return (await answer(fleet, _planned_ask(pair, drafter, max_parallel=1))).branches()
+
+            return run
+
+        def off_topic(drafter: str) -> Run:
+            async def run(pair: int) -> Sample:
+                ask = ask_of(OFF_TOPIC, mode="direct", drafter=drafter, seed=pair, ignore_eos=True,
+                             max_new_tokens=DIRECT_TOKENS, temperature=0.7)  # fmt: skip
+                return (await answer(fleet, ask)).whole()
+
+            return run
+
+        return [
+            await _compare(
+                "eagle / plain, branch turns", branch_turns("eagle"), branch_turns("none"), runs, 1.4
+            ),
+            await _compare(
+                "eagle / plain, off its topics", off_topic("eagle"), off_topic("none"), runs, 0.97
+            ),
+        ]
+
+
+async def _planned(runs: int) -> list[Comparison]:
+    """SoT against direct plain decoding of equally many tokens, with and without the drafter."""
+    async with opened(Wanted()) as fleet:
+        comparisons: list[Comparison] = []
+        for drafter in ("none", "eagle"):
+            answers = {pair: await answer(fleet, _planned_ask(pair, drafter)) for pair in range(runs)}
+            lengths = {pair: one.whole().tokens for pair, one in answers.items()}
+
+            async def planned(pair: int, drafter: str = drafter) -> Sample:
+                return (await answer(fleet, _planned_ask(pair, drafter))).whole()
+
+            async def branches(pair: int, drafter: str = drafter) -> Sample:
+                return (await answer(fleet, _planned_ask(pair, drafter))).branches()
+
+            async def direct(pair: int, lengths: dict[int, int] = lengths) -> Sample:
+                return (await answer(fleet, _direct(pair, lengths[pair]))).whole()
+
+            name = f"sot ({drafter}) / direct plain"
+            comparisons.append(await _compare(f"{name}, whole", planned, direct, runs, 3.0))
+            comparisons.append(await _compare(f"{name}, branches", branches, direct, runs, 4.5))
+        return comparisons
+
+
+async def _apart(runs: int) -> list[Comparison]:
+    """Services as processes against the same fleet inside this one: two stages and a drafter each."""
+    async with (
+        opened(Wanted(stages=2)) as inside,
+        opened(Wanted(kind="processes", stages=2)) as apart,
+    ):
+
+        def sot(fleet: Fleet) -> Run:
+            async def run(pair: int) -> Sample:
+                return (await answer(fleet, _planned_ask(pair, "eagle"))).whole()
+
+            return run
+
+        def plain(fleet: Fleet) -> Run:
+            async def run(pair: int) -> Sample:
+                return (await answer(fleet, _direct(pair))).whole()
+
+            return run
+
+        return [
+            await _compare("processes / in-process, sot", sot(apart), sot(inside), runs, 0.85),
+            await _compare("processes / in-process, plain", plain(apart), plain(inside), runs, 0.75),
+        ]
+
+
+async def _compare(name: str, a: Run, b: Run, runs: int, aim: float) -> Comparison:
+    """Once unmeasured, so that nothing cold is counted; then in pairs."""
+    await a(0)
+    await b(0)
+    return await compare(name, a, b, runs, aim)
+
+
+@asynccontextmanager
+async def opened(wanted: Wanted) -> AsyncIterator[Fleet]:
+    fleet = await open_fleet(wanted)
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def answer(fleet: Fleet, ask: Ask) -> Answer:
+    """Ask, read to the end, and time it."""
+    begun = time.perf_counter()
+    finished: Finished | None = None
+    async for numbered in fleet.generate(ask):
+        if isinstance(numbered.event, Finished):
+            finished = numbered.event
+    assert finished is not None
+    return Answer(finished, time.perf_counter() - begun)
+
+
+def _direct(pair: int, tokens: int = DIRECT_TOKENS) -> Ask:
+    return ask_of(topic(pair), mode="direct", drafter="none", max_new_tokens=tokens, ignore_eos=True)
+
+
+def _planned_ask(pair: int, drafter: str, max_parallel: int | None = None) -> Ask:
+    return ask_of(topic(pair), mode="sot", drafter=drafter, max_parallel=max_parallel)
+
+
+def topic(number: int) -> str:
+    """A question the demo model was trained to plan; spread over its list."""
+    lines = (demo() / "topics.txt").read_text(encoding="utf-8").splitlines()
+    return f"Give an overview of {lines[number * 127 % len(lines)]}."
+
+
+def describe_machine() -> dict[str, object]:
+    """What the figures were taken on."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "dtype": str(resolve_dtype("auto", "cpu")).removeprefix("torch."),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def table_of(comparisons: Sequence[Comparison]) -> Table:
+    """One row per comparison, with its aim."""
+    table = Table(title="specsot bench demo")
+    for heading in ("comparison", "ratio", "quartiles", "aim", "tokens/s", "against", "pairs"):
+        table.add_column(heading, justify="left" if heading == "comparison" else "right")
+    for one in comparisons:
+        low, high = one.spread
+        ours, theirs = one.rates
+        table.add_row(
+            one.name,
+            f"{one.ratio:.2f}",
+            f"{low:.2f} .. {high:.2f}",
+            "" if one.aim is None else f"{one.aim:.2f}",
+            f"{ours:.0f}",
+            f"{theirs:.0f}",
+            str(len(one.a)),
+        )
+    return table

@@ -1,0 +1,82 @@
+"""Paired runs in ABBA order, and what they say: medians, ratios, spread.
+
+Pure. Refuses to know what is measured; a machine that drifts hits both sides of a pair alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run: tokens that count, and seconds."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs of A and B, pair by pair. `ratio` is how many times A is as fast as B."""
+
+    name: str
+    a: tuple[Sample, ...]
+    b: tuple[Sample, ...]
+    aim: float | None = None
+
+    @property
+    def ratios(self) -> list[float]:
+        return [one.rate / other.rate for one, other in zip(self.a, self.b)]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """First and third quartile of the pairs' ratios."""
+        if len(self.a) < 2:
+            return self.ratio, self.ratio
+        quartiles = statistics.quantiles(self.ratios, n=4)
+        return quartiles[0], quartiles[2]
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Median tokens per second of A and of B."""
+        return statistics.median(s.rate for s in self.a), statistics.median(s.rate for s in self.b)
+
+
+Run = Callable[[int], Awaitable[Sample]]
+
+
+async def compare(name: str, a: Run, b: Run, count: int, aim: float | None = None) -> Comparison:
+    """Run pair 0, 1, ... in the order AB BA AB BA ...; a run is told the number of its pair."""
+    taken: dict[Run, list[Sample]] = {a: [], b: []}
+    for pair in range(count):
+        for run in (a, b) if pair % 2 == 0 else (b, a):
+            taken[run].append(await run(pair))
+    return Comparison(name, tuple(taken[a]), tuple(taken[b]), aim)
+
+
+def as_json(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
+    """One row per comparison."""
+    return [
+        {
+            "name": one.name,
+            "ratio": round(one.ratio, 3),
+            "quartiles": [round(value, 3) for value in one.spread],
+            "aim": one.aim,
+            "pairs": len(one.a),
+            "tokens_per_second": [round(rate, 1) for rate in one.rates],
+            "tokens": [sum(s.tokens for s in one.a), sum(s.tokens for s in one.b)],
+        }
+        for one in comparisons
+    ]
