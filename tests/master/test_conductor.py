@@ -31,7 +31,7 @@ from specsot.events import (
     Started,
 )
 from specsot.frames import Close, End, Lease, Open, Opening, Outcome, Result
-from specsot.params import Ask, Limits
+from specsot.params import Ask, Limits, Message
 from specsot_master.conductor import ConductorConfig, RingState
 from tests.master.stage import Stage, of, repeat
 
@@ -389,6 +389,11 @@ async def test_a_slow_reader_stalls_only_itself() -> None:
         (Ask(prompt="word " * 3000, mode="direct"), InvalidRequest, "the model has 2048"),
         (Ask(prompt="word " * 3000), InvalidRequest, "the model has 2048"),
         (Ask(prompt="Hi", limits=Limits(max_new_tokens=2040)), InvalidRequest, "max_new_tokens 2040"),
+        (Ask(prompt="x" * 600_000), InvalidRequest, "prompt: 600000 characters cannot fit"),
+        (Ask(prompt="Hi", stop=("x",) * 17), InvalidRequest, "stop: at most 16"),
+        (Ask(prompt="Hi", stop=("x" * 257,)), InvalidRequest, "stop: at most 256 characters"),
+        (Ask(prompt="Hi", tools=("Search",) * 65), InvalidRequest, "tools: at most 64"),
+        (Ask(messages=(Message("boss", "Hi"),)), InvalidRequest, "roles are system, user"),
     ],
 )
 async def test_what_cannot_be_is_refused(ask: Ask, error: type[Exception], complaint: str) -> None:

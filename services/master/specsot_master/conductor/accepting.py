@@ -17,6 +17,10 @@ from specsot_master.conductor.ring import Ring, RingState
 from specsot_master.plan import RequestPlan, rules_of
 from specsot_master.prompts import Conversation, Prompts, messages_of
 
+ROLES = ("system", "user", "assistant", "tool")
+LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
+MAX_STOPS, LONGEST_STOP, MAX_TOOLS, LONGEST_ID = 16, 256, 64, 128
+
 _PROBE = Point(id=1, length=1, title="-")
 
 
@@ -32,6 +36,7 @@ class Acceptance:
         if ask.model not in ("", self._model):
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
         ring = require_ring(self._ring)
+        check_words(ask, id, ring.max_positions)
         id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
         request = LiveRequest(
             id=id,
@@ -55,6 +60,30 @@ class Acceptance:
         else:
             request.conversation = self._prompts.plan(messages, rules_of(ask))
             request.grant = grant_plan(_measure(request.conversation), ask, ring)
+
+
+def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
+    """Raises InvalidRequest for what is too long to even look at, and for roles no template knows."""
+    size = len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
+    rules = (
+        (
+            size <= LONGEST_TOKEN * max_positions,
+            "prompt",
+            f"{size} characters cannot fit the context",
+        ),
+        (all(one.role in ROLES for one in ask.messages), "messages", f"roles are {', '.join(ROLES)}"),
+        (len(ask.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} stop strings"),
+        (
+            all(len(one) <= LONGEST_STOP for one in ask.stop),
+            "stop",
+            f"at most {LONGEST_STOP} characters",
+        ),
+        (len(ask.tools) <= MAX_TOOLS, "tools", f"at most {MAX_TOOLS} tools"),
+        (len(id or "") <= LONGEST_ID, "request_id", f"at most {LONGEST_ID} characters"),
+    )
+    for holds, field, rule in rules:
+        if not holds:
+            raise InvalidRequest(f"{field}: {rule}", field=field)
 
 
 def require_ring(ring: Ring) -> RingState:

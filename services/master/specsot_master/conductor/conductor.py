@@ -75,7 +75,8 @@ class Conductor:
         request = self._accept(ask, request_id, client)
         try:
             while (event := await request.feed.next()) is not None:
-                self._renew(request)
+                if request.feed.unread == self._config.unread - 1:  # it may have been paused until now
+                    self._renew(request)
                 yield event
         finally:
             self._drop(request)
@@ -238,6 +239,7 @@ class Conductor:
     def _tell(self, request: LiveRequest, numbered: Numbered) -> None:
         request.feed.push(numbered)
         if isinstance(numbered.event, Finished):
+            _log_end(request, numbered.event)
             self._drop(request)
 
     def _open_first(self, request: LiveRequest, limit: int, rules: PlanRules | None) -> None:
@@ -254,3 +256,15 @@ class Conductor:
         if request.feed.unread < self._config.unread:
             for sequence in request.sequences.values():
                 self._sequences.renew(sequence)
+
+
+def _log_end(request: LiveRequest, end: Finished) -> None:
+    figures = end.statistics
+    log.info(
+        "finished",
+        id=request.id,
+        reason=end.reason.value,
+        tokens=figures.completion_tokens,
+        laps=figures.laps,
+        seconds=round(figures.seconds, 3),
+    )

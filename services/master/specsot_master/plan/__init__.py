@@ -12,7 +12,8 @@ from specsot_master.plan.commands import (
     OpenBranch,
     OpenSkeleton,
 )
-from specsot_master.plan.request import RequestPlan, rules_of, skeleton_limit
+from specsot_master.plan.limits import rules_of, skeleton_limit
+from specsot_master.plan.request import RequestPlan
 
 __all__ = [
     "CloseSequence",

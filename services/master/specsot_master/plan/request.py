@@ -26,7 +26,7 @@ from specsot.events import (
 )
 from specsot.frames import End, Outcome
 from specsot.params import Ask
-from specsot.skeleton import MAX_POINTS, PlanReader, PlanRules, Point
+from specsot.skeleton import PlanReader, Point
 from specsot_master.plan.answer import Piece
 from specsot_master.plan.branches import Branches
 from specsot_master.plan.budget import split_budget
@@ -38,11 +38,9 @@ from specsot_master.plan.commands import (
     OpenBranch,
     OpenSkeleton,
 )
+from specsot_master.plan.limits import rules_of, skeleton_limit
 from specsot_master.plan.solo import Solo
 from specsot_master.plan.tally import Tally
-
-# Tokens for "[DIRECT]", its newline and "[END]", spelled byte by byte at worst.
-MARKER_TOKENS = 24
 
 _REASONS = {
     End.STOP: Reason.STOP,
@@ -51,23 +49,6 @@ _REASONS = {
     End.CANCELLED: Reason.CANCELLED,
     End.FAILED: Reason.FAILED,
 }
-
-
-def rules_of(ask: Ask) -> PlanRules:
-    """What this request's skeleton may be. A plan never has more points than there are tokens for them."""
-    return PlanRules(
-        direct=ask.mode == "auto",
-        tools=ask.tools,
-        max_points=min(MAX_POINTS, ask.limits.max_new_tokens),
-        plan_tokens=ask.limits.max_skeleton_tokens,
-    )
-
-
-def skeleton_limit(ask: Ask) -> int:
-    """Tokens a skeleton's sequence may write; where it may become the answer, as many as the answer may."""
-    if ask.mode == "sot" and ask.constraint:
-        return ask.limits.max_skeleton_tokens
-    return max(ask.limits.max_skeleton_tokens, ask.limits.max_new_tokens + MARKER_TOKENS)
 
 
 class RequestPlan:

@@ -18,6 +18,7 @@ class StopWatch:
     def __init__(self, stops: Iterable[str] = ()) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._longest = max(map(len, self._stops), default=0)
+        self._firsts = {stop[0] for stop in self._stops}
         self._held = ""
         self.hit: str | None = None
 
@@ -26,9 +27,7 @@ class StopWatch:
         if self.hit is not None:
             return ""
         text = self._held + text
-        cuts = [
-            (place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0
-        ]
+        cuts = [(place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if cuts:
             _, place, self.hit = min(cuts)
             self._held = ""
@@ -44,8 +43,7 @@ class StopWatch:
 
     def _suspicious(self, text: str) -> int:
         """Length of the longest end of `text` with which a stop string begins."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[len(text) - length :]
-            if any(stop.startswith(end) for stop in self._stops):
-                return length
+        for start in range(max(len(text) - self._longest + 1, 0), len(text)):
+            if text[start] in self._firsts and any(stop.startswith(text[start:]) for stop in self._stops):
+                return len(text) - start
         return 0
