@@ -18,6 +18,7 @@ from specsot.events import Numbered
 from specsot.info import Info
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
+from specsot.rpc.serve import check_free
 from specsot_app.children import Child, Service, Tell, start
 from specsot_app.fleets import Models, Wanted
 
@@ -46,13 +47,14 @@ class ProcessFleet:
         port: where the master listens on 127.0.0.1; None takes a free one.
         Raises what a service died of, in one line; then nothing is left running.
         """
+        port = port or free_port()
+        check_free(f"127.0.0.1:{port}")  # else the members would join whoever is there
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
             children: list[Child] = []
-            for service in services_of(wanted, models, port or free_port(), folder):
-                child = await start(service, tell)
-                stack.push_async_callback(child.end)
-                children.append(child)
+            stack.push_async_callback(end_all, children)
+            for service in services_of(wanted, models, port, folder):
+                children.append(await start(service, tell))
             whole = ready_client(children[0].service.address, len(children) - 1)
             client = await unless_one_ends(children, whole)
             stack.push_async_callback(client.close)
@@ -73,7 +75,7 @@ class ProcessFleet:
         return await first_end(self.children)
 
     async def close(self) -> None:
-        """End every process; the master last, so that none reports it lost."""
+        """End every process."""
         await self._stack.aclose()
 
 
@@ -134,6 +136,12 @@ async def unless_one_ends(children: list[Child], work: Coroutine[Any, Any, T]) -
     finally:
         working.cancel()
         ending.cancel()
+
+
+async def end_all(children: list[Child]) -> None:
+    """Members first, side by side; the master last, so that none misses it."""
+    await asyncio.gather(*(child.end() for child in children[1:]))
+    await asyncio.gather(*(child.end() for child in children[:1]))
 
 
 async def first_end(children: list[Child]) -> SpecsotError:

@@ -6,6 +6,7 @@ Refuses to know how a service works; it starts them and passes their lines on.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -34,10 +35,12 @@ def serve(
         stages=stages,
         drafter=drafter,
     )
-    return run(keep(wanted, models_of(wanted), port))
+    with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
+        run(keep(wanted, models_of(wanted), port))
+    return 0
 
 
-async def keep(wanted: Wanted, models: Models, port: int) -> int:
+async def keep(wanted: Wanted, models: Models, port: int) -> None:
     """Run the fleet until it is told to stop, or one of its processes ends."""
     from specsot_app.processes import ProcessFleet
 

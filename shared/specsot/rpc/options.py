@@ -24,7 +24,7 @@ def server_options(largest: int) -> Options:
     return [
         *_sizes(largest),
         *_ALIVE,
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.so_reuseport", 0),
     ]
 
