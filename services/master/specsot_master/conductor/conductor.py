@@ -95,7 +95,7 @@ class Conductor:
         if result.epoch != self._epoch:
             return
         now = self._clock()
-        for request, outcomes in self._by_request(result.outcomes):
+        for request, outcomes in self._sequences.group(result.outcomes):
             self._guard(request, self._learn, request, outcomes, now)
         if self._sequences.freed:
             self._fill()
@@ -189,14 +189,6 @@ class Conductor:
         self._obey(request, request.plan.open_branch(point))
 
     # --- results ---
-
-    def _by_request(self, outcomes: Iterable[Outcome]) -> list[tuple[LiveRequest, list[Outcome]]]:
-        """Outcomes of sequences that live, together by request; those of closed ones are dropped."""
-        grouped: dict[str, tuple[LiveRequest, list[Outcome]]] = {}
-        for outcome in outcomes:
-            if found := self._sequences.find(outcome.sequence):
-                grouped.setdefault(found[0].id, (found[0], []))[1].append(outcome)
-        return list(grouped.values())
 
     def _learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
         request.plan.lapped(outcomes, now)

@@ -5,7 +5,9 @@ Refuses to know what a sequence is for and what it writes.
 
 from __future__ import annotations
 
-from specsot.frames import Close, Lease, Opening
+from collections.abc import Iterable
+
+from specsot.frames import Close, Lease, Opening, Outcome
 from specsot.skeleton import PlanRules
 from specsot_master.conductor.admission import PageLedger, own_pages, pages_for
 from specsot_master.conductor.leases import first_lease, renewed_lease
@@ -32,6 +34,14 @@ class Sequences:
 
     def find(self, id: int) -> tuple[LiveRequest, LiveSequence] | None:
         return self._by_id.get(id)
+
+    def group(self, outcomes: Iterable[Outcome]) -> list[tuple[LiveRequest, list[Outcome]]]:
+        """Outcomes of sequences that live, together by request; those of closed ones are dropped."""
+        grouped: dict[str, tuple[LiveRequest, list[Outcome]]] = {}
+        for outcome in outcomes:
+            if found := self.find(outcome.sequence):
+                grouped.setdefault(found[0].id, (found[0], []))[1].append(outcome)
+        return list(grouped.values())
 
     def clear(self) -> None:
         """The ring has forgotten them all."""
