@@ -33,14 +33,15 @@ class Norm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[0]
         self._weight, self._eps, self._shape = weight, eps, (size,)
-        self._scaled = weight * math.sqrt(size)
-        self._floor = torch.tensor(math.sqrt(size * eps), dtype=weight.dtype)
+        self._scaled = weight.float() * math.sqrt(size)
+        self._floor = torch.tensor(math.sqrt(size * eps))
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.is_cuda or x.dtype != torch.float32:
+        if x.is_cuda:
             return F.rms_norm(x, self._shape, self._weight, self._eps)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x.div(torch.hypot(length, self._floor)).mul_(self._scaled)
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        return wide.div(torch.hypot(length, self._floor)).mul_(self._scaled).to(x.dtype)
 
 
 def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Linear:
