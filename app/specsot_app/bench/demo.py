@@ -204,7 +204,7 @@ def _planned_ask(pair: int, drafter: str, max_parallel: int | None = None) -> As
 def topic(number: int) -> str:
     """A question the demo model was trained to plan; spread over its list."""
     lines = (demo() / "topics.txt").read_text(encoding="utf-8").splitlines()
-    return f"Give an overview of {lines[number * 127 % len(lines)]}."
+    return lines[number * 127 % len(lines)]
 
 
 def describe_machine() -> dict[str, object]:
