@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsot.errors import Unavailable
+from specsot.errors import InvalidRequest, Unavailable
 from specsot.info import Info, ModelInfo, PagesInfo
 from specsot.members import Layout, TreeShape
 from specsot.model.config import read_config
@@ -110,6 +110,8 @@ def assemble(settings: MasterSettings) -> Master:
     """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError."""
     text, ring, changed = Text(settings.model), FleetRing(), asyncio.Event()
     model = _describe(settings)
+    if not 0 < settings.workers <= model.layers:
+        raise InvalidRequest(f"{settings.workers} workers cannot share {model.layers} layers", "workers")
     conductor = Conductor(ring, text, Prompts(settings.model, text), ConductorConfig(model=model.name))
     wishes = _wishes(settings, model)
 
