@@ -16,6 +16,7 @@ Floats = NDArray[np.floating[Any]]
 HOPE = 0.75  # chance that the next depth is accepted, before anything is known
 WEIGHT = 2.0  # how many trials the hope counts for
 MEMORY = 0.97  # what one outcome leaves of those before
+MOST_TRUST = 1.5
 FADING = 0.99  # what one lap without drafts leaves of what is known
 
 
@@ -23,10 +24,10 @@ class Acceptance:
     """Discounted counts per depth 1 .. levels. Depths never tried are taken to be like the one above."""
 
     def __init__(self, levels: int) -> None:
-        self._hits = np.zeros(levels)
-        self._trials = np.zeros(levels)
-        self._masses = np.zeros(levels)
-        self._reached = np.zeros(levels)
+        self._hits = [0.0] * levels
+        self._trials = [0.0] * levels
+        self._masses = [0.0] * levels
+        self._reached = [0.0] * levels
 
     def note(self, grown: int, masses: Sequence[float], accepted: int) -> None:
         """One tree came back.
@@ -34,12 +35,13 @@ class Acceptance:
         grown: levels that were grown for it. masses: the head's probability of what was sent, per
         depth. accepted: how deep the tree was accepted.
         """
-        tried = min(grown, accepted + 1)
         self._forget(MEMORY)
-        self._trials[:tried] += 1
-        self._hits[: min(accepted, grown)] += 1
-        self._masses[: len(masses)] += masses
-        self._reached[: min(accepted, len(masses))] += 1
+        for depth in range(min(grown, accepted + 1)):
+            self._trials[depth] += 1
+            self._hits[depth] += depth < accepted
+        for depth, mass in enumerate(masses):
+            self._masses[depth] += mass
+            self._reached[depth] += depth < accepted
 
     def fade(self) -> None:
         """A lap passed without drafts: what is known grows old, and hope returns."""
@@ -49,13 +51,13 @@ class Acceptance:
         """[levels] expected accepted tokens when 1, 2, ... levels are drafted."""
         return np.cumsum(np.cumprod(self.chances()))
 
-    def chances(self) -> Floats:
+    def chances(self) -> list[float]:
         """[levels] chance that depth d is accepted when depth d - 1 was."""
-        chances = np.empty_like(self._hits)
+        chances: list[float] = []
         before = HOPE
-        for depth in range(len(chances)):
-            before = (self._hits[depth] + WEIGHT * before) / (self._trials[depth] + WEIGHT)
-            chances[depth] = before
+        for hits, trials in zip(self._hits, self._trials):
+            before = (hits + WEIGHT * before) / (trials + WEIGHT)
+            chances.append(before)
         return chances
 
     def trust(self) -> Floats:
@@ -63,9 +65,13 @@ class Acceptance:
 
         Never rising with depth, so that no node is worth more than its parent.
         """
-        ratios = (self._reached + WEIGHT) / (self._masses + WEIGHT)
-        return np.minimum.accumulate(np.minimum(ratios, 1.5))
+        factors: list[float] = []
+        least = MOST_TRUST
+        for reached, mass in zip(self._reached, self._masses):
+            least = min(least, (reached + WEIGHT) / (mass + WEIGHT))
+            factors.append(least)
+        return np.array(factors)
 
     def _forget(self, kept: float) -> None:
         for counts in (self._hits, self._trials, self._masses, self._reached):
-            counts *= kept
+            counts[:] = [count * kept for count in counts]

@@ -20,6 +20,7 @@ from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.kv import KVPages
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.selection import Floats, Offer
+from specsot_drafter.tops import tops
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Growth:
         log_probs = self._head.log_probs(outputs).view(len(self._grounds), -1, self._head.draft_vocab)
         if guide:
             log_probs = guide.bar(log_probs)
-        best, ids = log_probs.topk(self._k, dim=-1)
+        best, ids = tops(log_probs, self._k)
         return best, self._head.to_target(ids)
 
     def _pass(self, level: int, parents: Tensor, tokens: Tensor, features: Tensor) -> Tensor:
