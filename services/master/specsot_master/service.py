@@ -38,7 +38,7 @@ async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     clients, members = MasterService(master.conductor, master.info), FleetService(master.fleet)
     door = await open_master_door(config.setting.listen, clients, members)
     log.info("listening", at=reachable(None, config.setting.listen, door.port), model=master.model.name)
-    log.info("waiting", for_=master.fleet.waiting_for())
+    log.info("waiting for the ring", missing=master.fleet.waiting_for())
     async with beside(master.fleet.tend(TENDING), report(master, door)):
         await leaving.wait()
         log.info("leaving", grace=config.setting.grace)

@@ -1,0 +1,129 @@
+"""The three services as real processes: start in any order, leave on SIGTERM, fail in one line.
+
+Knows nothing of answers; a ring that becomes complete is enough.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+class Service:
+    """A process whose stderr is read line by line."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], stderr=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Read on until a line matches."""
+        assert self.process.stderr is not None
+        seen: list[str] = []
+        for line in self.process.stderr:
+            seen.append(line)
+            if match := re.search(pattern, line):
+                return match
+        raise AssertionError(f"no line matches {pattern}: {seen}")
+
+    def ends(self) -> tuple[int, list[str]]:
+        """Exit status and the lines not read yet."""
+        _, rest = self.process.communicate(timeout=60)
+        return self.process.returncode, rest.splitlines()
+
+    def told_to_leave(self, number: int = signal.SIGTERM) -> tuple[int, list[str]]:
+        self.process.send_signal(number)
+        return self.ends()
+
+
+Start = Callable[..., Service]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as stack:
+        yield lambda *command: stack.enter_context(Service(*command))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_they_find_each_other_in_any_order_and_leave_in_order(start: Start, demo_model: Path) -> None:
+    base, master = str(demo_model / "base"), f"127.0.0.1:{free_port()}"
+    member = ("--model", base, "--master", master, "--kv-memory", "64M")
+    drafter = start("specsot_drafter", *member, "--draft-model", str(demo_model / "eagle3"))
+    first = start("specsot_worker", *member, "--layers", "4:8")
+    first.wait_for(f"waiting for the master .*nobody answers at {master}")
+    leader = start("specsot_master", "--model", base, "--listen", master)
+    leader.wait_for("missing='?a worker for layers 0:4")
+    second = start("specsot_worker", *member)
+    address = drafter.wait_for(r"listening +at=(\S+)")[1]
+    leader.wait_for(rf"ring complete.*drafter={re.escape(address)}")
+
+    assert second.told_to_leave()[0] == 0
+    leader.wait_for("member lost.*shutting down")
+    status, lines = leader.told_to_leave()
+    assert (status, [line for line in lines if "Traceback" in line]) == (0, [])
+    first.wait_for("lost the master")
+    assert first.told_to_leave(signal.SIGINT)[0] == 0
+    assert drafter.told_to_leave()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "more", "line"),
+    [
+        ("specsot_master", [], r"specsot-master: .*nowhere.*"),
+        ("specsot_worker", [], r"specsot-worker: .*nowhere.*"),
+        ("specsot_drafter", ["--draft-model", "nowhere"], r"specsot-drafter: .*nowhere.*"),
+    ],
+)
+def test_a_model_that_is_not_there(start: Start, module: str, more: list[str], line: str) -> None:
+    status, lines = start(module, "--model", "nowhere", *more, "--listen", f"127.0.0.1:{free_port()}").ends()
+    assert status == 2
+    assert re.fullmatch(line, lines[-1])
+    assert not any("Traceback" in said for said in lines)
+
+
+def test_a_port_in_use(start: Start, demo_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        status, lines = start(
+            "specsot_worker", "--model", str(demo_model / "base"), "--listen", address
+        ).ends()
+    assert (status, lines) == (1, [f"specsot-worker: cannot listen at {address}: address already in use"])
+
+
+def test_a_probe_needs_neither_torch_nor_half_a_second() -> None:
+    """Counted in the process's own time, so that a busy machine changes nothing."""
+    code = (
+        "import sys, time; from specsot.rpc.probe import probe; "
+        "answer = probe('127.0.0.1:1', timeout=2); "
+        "heavy = [m for m in ('torch', 'transformers', 'numpy') if m in sys.modules]; "
+        "print(answer, heavy, time.process_time() < 0.5)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    assert said.stdout.strip() == "nobody answers [] True"

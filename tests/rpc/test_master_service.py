@@ -1,0 +1,204 @@
+"""The public API over a real server, with a fake conductor behind it.
+
+Knows nothing of prompts, plans and rings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import grpc
+import pytest
+
+from specsot.errors import InvalidRequest, Overloaded, Unavailable
+from specsot.events import Finished, MergedText, Numbered, Reason, SkeletonText, Started, Statistics
+from specsot.info import Info, MemberInfo, ModelInfo, PagesInfo
+from specsot.members import Range
+from specsot.params import Ask, Limits
+from specsot.rpc.client import MasterClient, connect
+from specsot.rpc.serve import Door
+from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
+from specsot_master.server import FleetService, MasterService, open_master_door
+from specsot_master.server.master_service import client_of
+from tests.rpc.test_uplink import FakeFleet
+
+pytestmark = pytest.mark.timeout(30)
+
+DONE = Finished(Reason.STOP, "hello", (1, 2), Statistics(phases={"direct": 0.5}))
+INFO = Info(
+    models=(ModelInfo("demo", "abc", 8, 2048),),
+    members=(MemberInfo("worker", "w0", "127.0.0.1:1", "abc", Range(0, 8)),),
+    epoch=3,
+    ready=True,
+    pages=PagesInfo(64, 60, 256),
+)
+
+
+class FakeConductor:
+    """Writes three events, or as many as `stop` lets it; remembers what it was asked and how it ended."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Ask, str | None, str]] = []
+        self.hold, self.closed, self.begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.hold.set()
+        self.endless = False
+        self.refusal: Exception | None = None
+
+    async def generate(
+        self, ask: Ask, request_id: str | None = None, client: str = ""
+    ) -> AsyncGenerator[Numbered, None]:
+        self.asked.append((ask, request_id, client))
+        if self.refusal:
+            raise self.refusal
+        try:
+            yield Numbered(0, Started(request_id or "r1", "demo", ask.mode, 7, 3))
+            self.begun.set()
+            await self.hold.wait()
+            offset = 1
+            while self.endless:
+                yield Numbered(offset, SkeletonText("x" * 1000))
+                offset += 1
+            yield Numbered(1, MergedText(0, "hello"))
+            yield Numbered(2, DONE)
+        finally:
+            self.closed.set()
+
+    def cancel(self, request_id: str) -> bool:
+        return request_id == "r1"
+
+
+class Served:
+    def __init__(
+        self, conductor: FakeConductor, service: MasterService, door: Door, client: MasterClient
+    ) -> None:
+        self.conductor, self.service, self.door, self.client = conductor, service, door, client
+        self.address = f"127.0.0.1:{door.port}"
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    conductor = FakeConductor()
+    service = MasterService(conductor, lambda: INFO)
+    door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
+    client = await connect(f"127.0.0.1:{door.port}")
+    yield Served(conductor, service, door, client)
+    await client.close()
+    await door.close(0)
+
+
+async def test_a_request_and_its_events(served: Served) -> None:
+    ask = Ask(prompt="hi", mode="direct", limits=Limits(max_new_tokens=9), seed=7)
+    events = [numbered async for numbered in served.client.generate(ask, "mine")]
+    assert served.conductor.asked == [(ask, "mine", "ipv4:127.0.0.1")]
+    assert events == [
+        Numbered(0, Started("mine", "demo", "direct", 7, 3)),
+        Numbered(1, MergedText(0, "hello")),
+        Numbered(2, DONE),
+    ]
+
+
+async def test_cancel_and_info(served: Served) -> None:
+    assert await served.client.cancel("r1")
+    assert not await served.client.cancel("nobody")
+    with pytest.raises(InvalidRequest, match="request_id must be given"):
+        await served.client.cancel("")
+    assert await served.client.info() == INFO
+
+
+async def test_a_client_that_stops_listening_ends_its_request(served: Served) -> None:
+    served.conductor.hold.clear()
+    events = served.client.generate(Ask(prompt="hi"))
+    await anext(events)
+    await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+    await asyncio.wait_for(served.conductor.closed.wait(), 5)
+
+
+async def test_a_client_that_vanishes_ends_its_request(served: Served) -> None:
+    served.conductor.hold.clear()
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        call = master_pb2_grpc.MasterStub(channel).Generate(master_pb2.GenerateRequest(prompt="hi"))
+        await call.read()
+    await asyncio.wait_for(served.conductor.closed.wait(), 5)
+
+
+async def test_a_client_that_does_not_read_and_vanishes_ends_its_request(served: Served) -> None:
+    """The handler sits in a blocked write, where gRPC cancels in another way."""
+    served.conductor.endless = True
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        call = master_pb2_grpc.MasterStub(channel).Generate(master_pb2.GenerateRequest(prompt="hi"))
+        await call.read()
+        await served.conductor.begun.wait()
+    await asyncio.wait_for(served.conductor.closed.wait(), 5)
+
+
+async def test_a_deadline_ends_its_request(served: Served) -> None:
+    served.conductor.hold.clear()
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        stub = master_pb2_grpc.MasterStub(channel)
+        call = stub.Generate(master_pb2.GenerateRequest(prompt="hi"), timeout=0.5)
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in call:
+                pass
+    await asyncio.wait_for(served.conductor.closed.wait(), 5)
+
+
+async def test_a_bad_request_names_its_field_and_changes_nothing(served: Served) -> None:
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        bad = master_pb2.GenerateRequest(prompt="x", sampling=values_pb2.Sampling(temperature=-1))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await master_pb2_grpc.MasterStub(channel).Generate(bad).read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "temperature must be a number >= 0, got -1.0"
+    assert served.conductor.asked == []
+
+
+@pytest.mark.parametrize("request_id", ["x" * 129, "two\nlines"])
+async def test_a_bad_request_id(served: Served, request_id: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await anext(served.client.generate(Ask(prompt="x"), request_id))
+    assert caught.value.field == "request_id"
+
+
+async def test_what_the_conductor_refuses(served: Served) -> None:
+    served.conductor.refusal = Overloaded("64 requests are waiting already", 3.0)
+    with pytest.raises(Overloaded, match="64 requests") as caught:
+        await anext(served.client.generate(Ask(prompt="x")))
+    assert caught.value.retry_after == 3.0
+
+
+async def test_draining_lets_running_requests_finish(served: Served) -> None:
+    served.conductor.hold.clear()
+    events = served.client.generate(Ask(prompt="x"))
+    await anext(events)
+    draining = asyncio.create_task(served.service.drain(5))
+    await asyncio.sleep(0)  # its first step is to refuse
+    with pytest.raises(Unavailable, match="the master is shutting down"):
+        await anext(served.client.generate(Ask(prompt="y")))
+    served.conductor.hold.set()
+    assert [numbered.offset async for numbered in events] == [1, 2]
+    assert await draining
+
+
+async def test_draining_ends_with_its_grace(served: Served) -> None:
+    served.conductor.hold.clear()
+    events = served.client.generate(Ask(prompt="x"))
+    await anext(events)
+    assert not await served.service.drain(0.05)
+    served.conductor.hold.set()
+    assert [numbered.offset async for numbered in events] == [1, 2]
+
+
+async def test_a_master_that_goes_is_unavailable(served: Served) -> None:
+    served.conductor.hold.clear()
+    events = served.client.generate(Ask(prompt="x"))
+    await anext(events)
+    await served.door.close(0)
+    with pytest.raises(Unavailable):
+        await anext(events)
+
+
+def test_a_client_is_its_host() -> None:
+    assert client_of("ipv4:10.0.0.7:51234") == "ipv4:10.0.0.7"
+    assert client_of("ipv6:%5B::1%5D:5") == "ipv6:%5B::1%5D"
+    assert client_of("unix:") == "unix:"

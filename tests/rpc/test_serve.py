@@ -1,0 +1,176 @@
+"""What every door has: reflection (both versions), health, limits, and plain words for bad bytes.
+
+Knows nothing of rings and requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2 as refl
+
+from specsot.errors import Unavailable
+from specsot.rpc.probe import probe
+from specsot.rpc.serve import Door, open_door, split_address
+from specsot.v1 import master_pb2, master_pb2_grpc
+
+MASTER = "specsot.v1.Master"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Echo(master_pb2_grpc.MasterServicer):
+    async def Cancel(self, request: Any, context: Any) -> master_pb2.CancelResponse:
+        return master_pb2.CancelResponse(cancelled=bool(request.request_id))
+
+
+ATTACH = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(Echo(), server)}  # pyright: ignore
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    opened = await open_door("127.0.0.1:0", ATTACH, largest=1 << 16)
+    yield opened
+    await opened.close(0)
+
+
+@pytest.fixture
+async def channel(door: Door) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection(channel: grpc.aio.Channel, version: str) -> None:
+    ask = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        refl.ServerReflectionRequest.SerializeToString,
+        refl.ServerReflectionResponse.FromString,
+    )
+    questions = [
+        refl.ServerReflectionRequest(list_services=""),
+        refl.ServerReflectionRequest(file_containing_symbol=MASTER),
+    ]
+    listed, found = [response async for response in ask(iter(questions))]
+    names = {service.name for service in listed.list_services_response.service}
+    assert {MASTER, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"} <= names
+    assert b"GenerateRequest" in found.file_descriptor_response.file_descriptor_proto[0]
+
+
+async def test_health_by_service(channel: grpc.aio.Channel, door: Door) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+
+    async def state(service: str) -> int:
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+    assert await state("") == SERVING
+    assert await state(MASTER) == NOT_SERVING
+    await door.report(MASTER, True)
+    assert await state(MASTER) == SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await state("specsot.v1.Nothing")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_health_is_watched(channel: grpc.aio.Channel, door: Door) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    watching = stub.Watch(health_pb2.HealthCheckRequest(service=MASTER))
+    assert (await watching.read()).status == NOT_SERVING
+    await door.report(MASTER, True)
+    assert (await watching.read()).status == SERVING
+    watching.cancel()
+
+
+@pytest.mark.parametrize(
+    ("method", "style"),
+    [
+        (f"/{MASTER}/Cancel", "unary_unary"),
+        (f"/{MASTER}/Generate", "unary_stream"),
+        ("/grpc.health.v1.Health/Check", "unary_unary"),
+        ("/grpc.health.v1.Health/Watch", "unary_stream"),
+        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "stream_stream"),
+    ],
+)
+async def test_malformed_protobuf(channel: grpc.aio.Channel, method: str, style: str) -> None:
+    call = getattr(channel, style)(method)
+    bad = b"\x0a\xff\xff"
+    sent = call(iter([bad])) if style.startswith("stream") else call(bad)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (sent if style == "unary_unary" else sent.read())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "the message does not parse"
+
+
+async def test_a_message_larger_than_allowed(channel: grpc.aio.Channel) -> None:
+    stub = master_pb2_grpc.MasterStub(channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Cancel(master_pb2.CancelRequest(request_id="x" * (1 << 17)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await stub.Cancel(master_pb2.CancelRequest(request_id="x"))).cancelled
+
+
+async def test_an_unknown_method(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(f"/{MASTER}/Nothing")(b"")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_port_in_use_is_one_clear_line(door: Door) -> None:
+    with pytest.raises(Unavailable) as caught:
+        await open_door(f"127.0.0.1:{door.port}", ATTACH)
+    assert str(caught.value) == f"cannot listen at 127.0.0.1:{door.port}: address already in use"
+
+
+@pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:port", "127.0.0.1:99999", "127.0.0.1"])
+async def test_no_address_at_all(listen: str) -> None:
+    with pytest.raises(Unavailable, match=f"{listen} is not an address; write host:port"):
+        await open_door(listen, ATTACH)
+
+
+async def test_a_host_that_is_not_ours() -> None:
+    with pytest.raises(
+        Unavailable, match=r"cannot listen at 192\.0\.2\.1:1: cannot assign requested address"
+    ):
+        await open_door("192.0.2.1:1", ATTACH)
+
+
+def test_addresses() -> None:
+    assert split_address("host:1") == ("host", 1)
+    assert split_address("[::1]:50") == ("::1", 50)
+
+
+async def test_a_unix_socket_is_only_an_address(tmp_path: Path) -> None:
+    door = await open_door(f"unix:{tmp_path}/door", ATTACH)
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door") as channel:
+        answer = await master_pb2_grpc.MasterStub(channel).Cancel(master_pb2.CancelRequest(request_id="x"))
+    assert answer.cancelled
+    await door.close(0)
+
+
+async def test_the_probe(door: Door) -> None:
+    address = f"127.0.0.1:{door.port}"
+    assert await asyncio.to_thread(probe, address) == "SERVING"
+    assert await asyncio.to_thread(probe, address, MASTER) == "NOT_SERVING"
+    assert await asyncio.to_thread(probe, address, "a.Service") == "there is no a.Service here"
+
+
+def test_the_probe_of_nobody() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    assert probe(f"127.0.0.1:{port}", timeout=5) == "nobody answers"
+
+
+async def test_the_probe_of_somebody_who_never_speaks() -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        answer = await asyncio.to_thread(probe, f"127.0.0.1:{mute.getsockname()[1]}", "", 0.2)
+    assert answer == "no answer in time"

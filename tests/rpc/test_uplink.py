@@ -1,0 +1,216 @@
+"""A member's stream to the master, with a real server in between and a fake fleet behind it.
+
+Knows nothing of how rings are formed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from specsot.errors import Refused, Unavailable, WireError
+from specsot.frames import Close, Lease, Open, Opening, Outcome, Result
+from specsot.links import Inbox, Link, Lost
+from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
+from specsot.rpc.outbox import Outbox
+from specsot.rpc.pulse import Pulse
+from specsot.rpc.serve import Door, open_door
+from specsot.rpc.uplink import join
+from specsot.v1 import fleet_pb2, fleet_pb2_grpc
+from specsot.wire.fleet import encode_upward
+from specsot_master.server.fleet_service import FleetService
+
+pytestmark = pytest.mark.timeout(30)
+
+WORKER = Registration("worker", "w0", "127.0.0.1:1", "abc", 8, 2048, 1 << 20, 512, Range(0, 4))
+EPOCH = Configuration(1, "w0", (Stage("w0", "127.0.0.1:1", Range(0, 8)),), 16, 256, 25)
+
+
+class FakeFleet:
+    """Takes whoever has the right fingerprint; remembers everything."""
+
+    def __init__(self) -> None:
+        self.downlinks: dict[str, Link] = {}
+        self.said: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
+        self.gone: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    async def join(self, registration: Registration, downlink: Link) -> None:
+        if registration.fingerprint != WORKER.fingerprint:
+            raise Refused(f"fingerprint {registration.fingerprint}, here {WORKER.fingerprint}")
+        self.downlinks[registration.name] = downlink
+        await downlink.send(replace(EPOCH, you=registration.name))
+
+    def heard(self, name: str, message: object) -> None:
+        self.said.put_nowait((name, message))
+
+    def lost(self, name: str, reason: str) -> None:
+        self.gone.put_nowait((name, reason))
+
+
+class Master:
+    """A door with a fleet service behind it."""
+
+    def __init__(self, fleet: FakeFleet, service: FleetService, door: Door) -> None:
+        self.fleet, self.service, self.door = fleet, service, door
+        self.address = f"127.0.0.1:{door.port}"
+
+
+async def opened(pulse: Pulse | None = None) -> Master:
+    fleet = FakeFleet()
+    service = FleetService(fleet, pulse)
+    attach = {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(service, s)}  # pyright: ignore
+    return Master(fleet, service, await open_door("127.0.0.1:0", attach))
+
+
+@pytest.fixture
+async def master() -> AsyncIterator[Master]:
+    made = await opened()
+    yield made
+    await made.door.close(0)
+
+
+async def test_both_directions_in_order(master: Master) -> None:
+    inbox = Inbox()
+    uplink = await join(master.address, WORKER, inbox)
+    result = Result(1, 3, (Outcome(7, 1, (0, 2), (5, 6)),), (0.25,), 4)
+    for message in (Ready(1), result, Broken(1, "out of memory")):
+        await uplink.send(message)
+    assert [await master.fleet.said.get() for _ in range(3)] == [
+        ("w0", Ready(1)),
+        ("w0", result),
+        ("w0", Broken(1, "out of memory")),
+    ]
+    orders = [Open(Opening(7, 2), (1, 2), 256), Lease(7, 512), Close(7), Disband(1, "enough")]
+    for order in orders:
+        await master.fleet.downlinks["w0"].send(order)
+    assert [(await inbox.get()).message for _ in range(5)] == [EPOCH, *orders]
+    await uplink.close()
+
+
+async def test_the_inbox_hears_of_the_master_as_master(master: Master) -> None:
+    inbox = Inbox()
+    uplink = await join(master.address, WORKER, inbox)
+    assert (await inbox.get()).sender == "master"
+    await uplink.close()
+    assert inbox.take() is None, "who closes is not told that the link is lost"
+
+
+async def test_a_member_that_does_not_belong_here(master: Master) -> None:
+    with pytest.raises(Refused, match="fingerprint xyz, here abc"):
+        await join(master.address, replace(WORKER, fingerprint="xyz"), Inbox())
+    assert master.fleet.gone.empty(), "who was never taken is never lost"
+
+
+async def test_leaving(master: Master) -> None:
+    uplink = await join(master.address, WORKER, Inbox())
+    await uplink.send(Leaving())
+    await uplink.close()
+    assert await master.fleet.said.get() == ("w0", Leaving())
+    assert await master.fleet.gone.get() == ("w0", "its link broke")
+    with pytest.raises(Unavailable, match="the link is closed"):
+        await uplink.send(Ready(1))
+
+
+async def test_a_master_that_goes(master: Master) -> None:
+    inbox = Inbox()
+    uplink = await join(master.address, WORKER, inbox)
+    await inbox.get()
+    await master.service.close()
+    assert (await inbox.get()).message == Lost("master", "it ended the stream")
+    assert await master.fleet.gone.get() == ("w0", "the master is shutting down")
+    with pytest.raises(Unavailable, match="lost the master: it ended the stream"):
+        await uplink.send(Ready(1))
+    await uplink.close()
+
+
+async def test_a_member_that_dies(master: Master) -> None:
+    async with grpc.aio.insecure_channel(master.address) as channel:
+        call = fleet_pb2_grpc.FleetStub(channel).Join()
+        await call.write(encode_upward(WORKER))
+        assert (await call.read()).HasField("joined")
+    assert await master.fleet.gone.get() == ("w0", "its link broke")
+
+
+async def test_nobody_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(Unavailable, match=f"nobody answers at {address}"):
+        await join(address, WORKER, Inbox())
+
+
+async def test_somebody_who_is_no_master() -> None:
+    door = await open_door("127.0.0.1:0", {})
+    with pytest.raises(Unavailable, match="Method not found"):
+        await join(f"127.0.0.1:{door.port}", WORKER, Inbox())
+    await door.close(0)
+
+
+async def test_beats_keep_a_quiet_stream_alive() -> None:
+    """Both ends say nothing for four times the silence that would end the stream, but for beats."""
+    master, inbox = await opened(Pulse(every=0.05, silence=0.5)), Inbox()
+    uplink = await join(master.address, WORKER, inbox, Pulse(every=0.05, silence=0.5))
+    await inbox.get()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(inbox.get(), 2.0)
+    assert master.fleet.said.empty(), "beats are not passed on"
+    assert master.fleet.gone.empty()
+    await uplink.close()
+    await master.door.close(0)
+
+
+async def test_a_silent_master_is_lost() -> None:
+    master, inbox = await opened(Pulse(every=60, silence=60)), Inbox()
+    await join(master.address, WORKER, inbox, Pulse(every=0.05, silence=0.2))
+    await inbox.get()
+    assert (await inbox.get()).message == Lost("master", "silent for 0.2 s")
+    await master.door.close(0)
+
+
+async def test_a_silent_member_is_lost() -> None:
+    master, inbox = await opened(Pulse(every=0.05, silence=0.2)), Inbox()
+    await join(master.address, WORKER, inbox, Pulse(every=60, silence=60))
+    assert await master.fleet.gone.get() == ("w0", "silent for 0.2 s")
+    await master.door.close(0)
+
+
+@pytest.mark.parametrize(
+    ("requests", "words"),
+    [
+        ([], "the first message must be register"),
+        ([encode_upward(Beat())], "the first message must be register"),
+        ([fleet_pb2.JoinRequest()], "JoinRequest carries nothing we know"),
+        ([encode_upward(WORKER), fleet_pb2.JoinRequest()], "JoinRequest carries nothing we know"),
+    ],
+)
+async def test_a_stranger_hears_what_is_wrong(
+    master: Master, requests: list[fleet_pb2.JoinRequest], words: str
+) -> None:
+    async with grpc.aio.insecure_channel(master.address) as channel:
+        call = fleet_pb2_grpc.FleetStub(channel).Join(iter(requests))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == words
+
+
+async def test_what_a_member_does_not_say(master: Master) -> None:
+    uplink = await join(master.address, WORKER, Inbox())
+    with pytest.raises(WireError, match="does not tell the master a Close"):
+        await uplink.send(Close(1))
+    await uplink.close()
+
+
+async def test_a_peer_that_does_not_read_loses_its_link() -> None:
+    outbox: Outbox[bytes] = Outbox(most=10)
+    outbox.put(b"123456", 6)
+    with pytest.raises(Unavailable, match="the peer does not read: 12 bytes wait"):
+        outbox.put(b"123456", 6)
+    with pytest.raises(Unavailable, match="the peer does not read"):
+        outbox.put(b"", 0)
