@@ -27,6 +27,15 @@ def test_written_rows_lie_in_page_views(kv: KVPages) -> None:
     assert not kv.layers[0].any()
 
 
+@pytest.mark.parametrize("slots", [[5], [6, 7, 8, 9], [9, 8, 1], [0, 2, 4, 6, 8], [30, 31, 0, 1, 16], []])
+def test_any_slots_are_found_again(kv: KVPages, slots: list[int]) -> None:
+    written = rows_of(len(slots))
+    kv.write(0, torch.tensor(slots, dtype=torch.long), written)
+    found = [kv.layers[0][:, slot // 8, :, slot % 8] for slot in slots]
+    assert torch.equal(torch.stack(found) if found else written, written)
+    assert int((kv.layers[0] != 0).sum()) == 12 * len(slots)
+
+
 def test_move_gathers_before_it_scatters(kv: KVPages) -> None:
     for layer in range(2):
         kv.write(layer, torch.arange(8, 12), rows_of(4, first=100.0 * layer))
