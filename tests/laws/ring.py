@@ -65,6 +65,7 @@ class Ring:
         self.broken: list[str] = []
         self.changed = asyncio.Event()
         self.leaving: dict[str, asyncio.Event] = {}
+        self.parts: dict[str, Part] = {}
         wishes = Wishes(
             fingerprint(setup.base),
             read_config(setup.base).layers,
@@ -156,6 +157,7 @@ async def ring_of(setup: Setup):
         inbox, address, dialer = await place.settle(name)
         leaving = ring.leaving.setdefault(name, asyncio.Event())
         part = make(name, address, dialer, compute)
+        ring.parts[name] = part
         tasks.append(asyncio.create_task(take_part(part, inbox, join(ring.fleet, inbox), leaving)))
     try:
         completing = asyncio.create_task(ring.complete(setup.head is not None or setup.drafter is not None))

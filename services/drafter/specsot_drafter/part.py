@@ -41,6 +41,11 @@ class DrafterPart:
     def epoch(self) -> int:
         return self._now.configuration.epoch if self._now else 0
 
+    @property
+    def free_pages(self) -> int | None:
+        """KV pages that no sequence owns, by the drafter's own table; None outside an epoch."""
+        return self._now.engine.free_pages if self._now else None
+
     def registration(self) -> Registration:
         return self._source.registration()
 

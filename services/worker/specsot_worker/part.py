@@ -56,6 +56,11 @@ class WorkerPart:
     def epoch(self) -> int:
         return self._now.configuration.epoch if self._now else 0
 
+    @property
+    def free_pages(self) -> int | None:
+        """KV pages that no sequence owns, by this stage's own table; None outside an epoch."""
+        return self._now.stage.table.free if self._now else None
+
     def registration(self) -> Registration:
         return self._source.registration()
 
