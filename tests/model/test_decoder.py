@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
@@ -18,6 +19,7 @@ from tests.model.tiny import Ring, greedy_reference, load, write_model
 pytestmark = pytest.mark.torch
 
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
+FRONT, BACK = Range(0, 3), Range(3, 8)  # the demo model in two ranges
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -149,3 +151,13 @@ def test_measured_seconds_never_fall_with_rows(llama: tuple[Path, torch.nn.Modul
     curve = measure_rows(decoder, sizes=(1, 4, 16), seconds=0.01)
     assert [rows for rows, _ in curve] == [1, 4, 16]
     assert 0 < curve[0][1] <= curve[1][1] <= curve[2][1]
+
+
+def test_the_demo_model_writes_what_transformers_writes(demo_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(demo_model / "base", dtype=torch.float32)
+    prompt = list(range(300, 330))
+    ring = Ring.of([Decoder.load(demo_model / "base", each, torch.float32, "cpu") for each in (FRONT, BACK)])
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(ring.feed(prompt, 0)[0], expected, atol=1e-4, rtol=0)
+    assert ring.greedy(prompt, 40) == greedy_reference(model, prompt, 40)

@@ -231,9 +231,9 @@ def _mask(group: Group) -> np.ndarray | None:
     for span in group.spans:
         rows = mask[first : first + span.rows]
         first += span.rows
-        rows[:, : max(span.base - lead, 0)] = 0
-        skip, begin = max(lead - span.base, 0), max(span.base - lead, 0)
-        rows[:, begin : begin + span.tail - skip][_tail(span)[:, skip:]] = 0
+        rows[:, : span.lead - lead] = 0
+        if span.lead < span.total:
+            rows[:, span.lead - lead : span.total - lead][_tail(span)[:, span.lead - span.base :]] = 0
     return mask
 
 

@@ -136,7 +136,8 @@ def arrange(spans: Sequence[Span], page_rows: int, layout: Layout) -> Arrangemen
         padded = _pad([span for _, span in members], layout)
         groups.append(Group(padded, _read(padded, page_rows, layout)))
         for (first, span), each in zip(members, padded):
-            take += [first + min(row, span.rows - 1) for row in range(each.rows)]
+            take += range(first, first + span.rows)
+            take += [first + span.rows - 1] * (each.rows - span.rows)
     return Arrangement(tuple(groups), None if take == list(range(starts[-1])) else tuple(take))
 
 
@@ -157,37 +158,35 @@ def _cut(first: int, span: Span) -> Iterator[Block]:
 def _gather(blocks: Sequence[Block], page_rows: int, layout: Layout) -> Iterator[list[Block]]:
     """Neighbours that can be read together."""
     members: list[Block] = []
-    for block in blocks:
-        if members and not _belongs(block[1], [span for _, span in members], page_rows, layout):
+    longest = rows = width = 0
+    for first, span in blocks:
+        longest, rows, width = max(longest, span.rows), rows + span.rows, max(width, span.total)
+        padded = longest * (len(members) + 1)
+        near = layout == "batched" and _near(padded, rows)
+        if members and (padded * width > CELLS or not _beside(members[-1][1], span, page_rows, near)):
             yield members
-            members = []
-        members.append(block)
+            members, longest, rows, width = [], span.rows, span.rows, span.total
+        members.append((first, span))
     if members:
         yield members
 
 
-def _belongs(block: Span, members: list[Span], page_rows: int, layout: Layout) -> bool:
-    spans = [*members, block]
-    width = max(span.total for span in spans)
-    if max(span.rows for span in spans) * len(spans) * width > CELLS:
-        return False
-    last = members[-1]
-    if _share(last, block, 0, page_rows):
-        return True
-    return layout == "batched" and last.pages[0] + 1 == block.pages[0] and _near(spans)
+def _beside(left: Span, right: Span, page_rows: int, near: bool) -> bool:
+    """Whether the first pages can be read together."""
+    return _share(left, right, 0, page_rows) or (near and left.pages[0] + 1 == right.pages[0])
 
 
 def _pad(spans: Sequence[Span], layout: Layout) -> tuple[Span, ...]:
     """Batched and near each other: all as long as the longest."""
-    if layout == "packed" or not _near(spans):
+    longest = max(span.rows for span in spans)
+    if layout == "packed" or not _near(longest * len(spans), sum(span.rows for span in spans)):
         return tuple(spans)
-    rows = max(span.rows for span in spans)
-    return tuple(span.padded(rows) for span in spans)
+    return tuple(span.padded(longest) for span in spans)
 
 
-def _near(spans: Sequence[Span]) -> bool:
-    """Whether padding all to the longest is cheap."""
-    return max(span.rows for span in spans) * len(spans) <= PADDING * sum(span.rows for span in spans) + SLACK
+def _near(padded: int, rows: int) -> bool:
+    """Whether so much padding is cheap."""
+    return padded <= PADDING * rows + SLACK
 
 
 def _share(left: Span, right: Span, level: int, page_rows: int) -> bool:
