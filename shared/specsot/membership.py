@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -67,7 +67,7 @@ async def take_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio
         await part.disband()
 
 
-async def _join(part: Part, connect: Connect, farewell: asyncio.Future[bool]) -> Link | None:
+async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any]) -> Link | None:
     """Try until the master takes us; None when it is time to leave instead."""
     wait = FIRST_WAIT
     registration = await asyncio.to_thread(part.registration)
@@ -86,7 +86,7 @@ async def _join(part: Part, connect: Connect, farewell: asyncio.Future[bool]) ->
     return None
 
 
-async def _serve(part: Part, inbox: Inbox, uplink: Link, farewell: asyncio.Future[bool]) -> None:
+async def _serve(part: Part, inbox: Inbox, uplink: Link, farewell: asyncio.Future[Any]) -> None:
     """Take what arrives, then let the part do what is due; until the master is lost or we leave."""
     wait: float | None = None
     while not farewell.done():
@@ -94,7 +94,8 @@ async def _serve(part: Part, inbox: Inbox, uplink: Link, farewell: asyncio.Futur
         while arrival is not None:
             if arrival.sender == "master" and isinstance(arrival.message, Lost):
                 log.warning("lost the master", reason=arrival.message.reason)
-                return await part.disband()
+                await part.disband()
+                return
             await _take(part, arrival, uplink)
             arrival = inbox.take()
         wait = await _settle(part, uplink)
@@ -102,10 +103,13 @@ async def _serve(part: Part, inbox: Inbox, uplink: Link, farewell: asyncio.Futur
     await uplink.close()
 
 
-async def _next(inbox: Inbox, farewell: asyncio.Future[bool], wait: float | None) -> Arrival | None:
+async def _next(inbox: Inbox, farewell: asyncio.Future[Any], wait: float | None) -> Arrival | None:
     """The next arrival, or None when it is time to leave or `wait` seconds have passed."""
-    if (arrival := inbox.take()) is not None or (wait is not None and wait <= 0):
+    if (arrival := inbox.take()) is not None:
         return arrival
+    if wait is not None and wait <= 0:
+        await asyncio.sleep(0)  # links work on this loop: without a breath nothing would ever arrive
+        return inbox.take()
     getting = asyncio.ensure_future(inbox.get())
     await asyncio.wait([getting, farewell], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
     if getting.done():

@@ -48,8 +48,10 @@ def test_top_k_and_top_p_keep_what_they_say():
 
 def test_a_draw_depends_on_seed_ordinal_and_position_alone():
     logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
-    sampled = [draw(logits, wish(p, seed=s, ordinal=o, temperature=1.0)) for s, o, p in
-               [(1, 0, 5), (1, 0, 5), (2, 0, 5), (1, 1, 5), (1, 0, 6)]]
+    sampled = [
+        draw(logits, wish(p, seed=s, ordinal=o, temperature=1.0))
+        for s, o, p in [(1, 0, 5), (1, 0, 5), (2, 0, 5), (1, 1, 5), (1, 0, 6)]
+    ]
     assert sampled[0] == sampled[1]
     assert len(set(sampled)) > 2
 
@@ -58,7 +60,9 @@ def test_rows_are_chosen_each_by_its_own_wish():
     logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(2))
     wishes = [wish(), wish(4, temperature=1.0), wish()]
     assert choose(logits, wishes) == [
-        int(logits[0].argmax()), draw(logits[1], wishes[1]), int(logits[2].argmax())
+        int(logits[0].argmax()),
+        draw(logits[1], wishes[1]),
+        int(logits[2].argmax()),
     ]
 
 

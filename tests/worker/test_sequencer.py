@@ -169,3 +169,18 @@ def test_of_two_drafts_for_one_step_the_first_wins():
     (growth,) = grown.segments
     assert isinstance(growth, Growth)
     assert growth.tree == chain([3, 4])
+
+
+def test_without_credits_nobody_is_hurried():
+    from specsot.frames import Outcome, Result
+
+    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer.obey(order_of(1, [1, 2], 30))
+    first = sequencer.compose(0.0)
+    assert first is not None
+    sequencer.learn(Result(1, first.number, (Outcome(1, 0, (), (3,)),)), 0.0)
+    assert sequencer.deadline() == 0.5
+    sequencer.obey(order_of(2, [1, 2], 30))
+    assert sequencer.compose(0.1) is not None
+    assert sequencer.compose(9.0) is None
+    assert sequencer.deadline() is None

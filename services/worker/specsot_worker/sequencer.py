@@ -117,7 +117,10 @@ class Sequencer:
         return self._launch(tuple(openings), (*growths, *chunks))
 
     def deadline(self) -> float | None:
-        """When the first waiting sequence loses patience; None when nobody waits."""
+        """When the first waiting sequence loses patience; None when nobody waits, or no credit is left:
+        then the next result is what to wait for."""
+        if len(self._flying) >= self._budget.flight:
+            return None
         since = [live.waiting for live in self._live.values() if live.growable and live.waiting is not None]
         return self._patience.deadline(min(since)) if since else None
 
