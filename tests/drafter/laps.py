@@ -72,8 +72,8 @@ class Run:
         return self.tokens / self.seconds / self.plain
 
 
-def run(world: World, laps: int, seed: int = 0, tuner: Tuner | None = None) -> Run:
-    """Drive a tuner for so many laps."""
+def run(world: World, laps: int, seed: int = 0, tuner: Tuner | None = None, measured: bool = False) -> Run:
+    """Drive a tuner for so many laps. measured: it is told what growing really took."""
     rng = random.Random(seed)
     lap, level = Timing(world.lap), Timing(world.level)
     tuner = tuner or Tuner(SHAPE, world.lap, world.level)
@@ -86,7 +86,10 @@ def run(world: World, laps: int, seed: int = 0, tuner: Tuner | None = None) -> R
         done.tokens += sum(tree.accepted + 1 for tree in trees)
         done.seconds += float(lap.at(sum(tree.rows for tree in trees)))
         if grown:
-            done.seconds += float(level.at(world.live) + (grown - 1) * level.at(world.live * SHAPE.top_k))
+            growing = float(level.at(world.live) + (grown - 1) * level.at(world.live * SHAPE.top_k))
+            done.seconds += growing
+            if measured:
+                tuner.note_drafting(world.live, grown, growing)
     return done
 
 

@@ -5,7 +5,7 @@ Refuses to know any base: features are random rows, the tokens too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from specsot.members import Curve, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.kv import KVPages
 from specsot.tree import Tree, depths, single
+from specsot_drafter.acceptance import HOPE
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import Ground, Growth
 from specsot_drafter.heads.eagle3 import Eagle3Head
@@ -242,9 +243,11 @@ def test_a_drafter_that_does_not_pay_says_so(head: Eagle3Head, text: Text) -> No
     open_with(engine, opening(1, 10), opening(2, 10))
     for sequence in (1, 2):
         engine.learn(text.lesson(sequence, 0, 10, 1, final=True))
-    assert engine.draft() == ()
-    assert engine.rest >= 2
-    assert engine.draft() == ()
+    roots = (Draft(1, 1, single(text.tokens[10])), Draft(2, 1, single(text.tokens[10])))
+    assert engine.draft() == roots
+    assert engine.rest >= 2 * 2
+    engine.learn(text.lesson(1, 10, 11, 2, final=True))
+    assert engine.draft() == (Draft(1, 2, single(text.tokens[11])),)
     assert engine.rest == 0
 
 
@@ -259,3 +262,32 @@ def test_the_row_budget_of_a_frame_bounds_all_trees(head: Eagle3Head, text: Text
         engine.learn(text.lesson(sequence, 0, 10 + sequence, 1, final=True))
     sizes = [len(draft.tree) for draft in engine.draft()]
     assert sum(sizes) == 10
+
+
+def eager(head: Eagle3Head) -> DraftEngine:
+    """Drafting costs nothing, so that it always pays."""
+    cheap: Curve = ((1, 1.0), (512, 1.001))
+    shape = TreeShape(3, 3, 12)
+    return DraftEngine(head, configuration(shape, 40, PAGE_ROWS, curve=cheap), curve=((1, 1e-4), (64, 1e-4)))
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_trees_that_came_too_late_teach_nothing(head: Eagle3Head, text: Text, sent: bool) -> None:
+    """A frame with fewer rows than the trees have was composed without them."""
+    engine = eager(head)
+    open_with(engine, opening(1, 10))
+    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    (draft,) = engine.draft()
+    assert len(draft.tree) > 2
+    lesson = text.lesson(1, 10, 11, 2, final=True)
+    engine.learn(replace(lesson, fed=len(draft.tree) if sent else 1, seconds=1.0))
+    assert (engine.tuner.acceptance.chances()[0] < HOPE) is sent
+
+
+def test_what_was_accepted_is_learned(head: Eagle3Head, text: Text) -> None:
+    engine = eager(head)
+    open_with(engine, opening(1, 10))
+    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    (draft,) = engine.draft()
+    engine.learn(replace(text.lesson(1, 10, 13, 2, final=True), fed=len(draft.tree), seconds=1.0))
+    assert engine.tuner.acceptance.chances()[0] > HOPE

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -37,11 +38,20 @@ from specsot_drafter.tuning import Returned, Tuner
 Clock = Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When the ring last went on, in seconds of our clock, and whether it had waited for trees."""
+
+    drafted: bool
+    since: float
+
+
 class DraftEngine:
     """Follows every sequence it saw open; those it missed get their root back as a tree.
 
     `learn` is bookkeeping, `draft` computes: call it after the last `learn` of a burst, whether or not
-    a tree is wanted. rest: trees that need not be waited for, because drafting does not pay now.
+    a tree is wanted. rest: trees that need not be waited for from this one on, because drafting does not
+    pay now; said once, when a rest begins, and kept by both sides as trees come and go.
     """
 
     def __init__(
@@ -56,10 +66,12 @@ class DraftEngine:
         self._head, self._shape, self._rows = head, configuration.shape, configuration.rows
         if curve is None:
             curve = () if self._shape.fixed else measure_levels(head)
-        self._tuner = Tuner(self._shape, configuration.curve, curve)
+        self.tuner = Tuner(self._shape, configuration.curve, curve)
         self._following = Following(head, configuration.pages, configuration.page_rows, vocabulary)
         self._wanted: dict[int, Lesson] = {}
         self._clock = clock
+        self._arrived = 0.0
+        self._turned: Turn | None = None
         self.rest = 0
 
     @property
@@ -70,6 +82,7 @@ class DraftEngine:
     @torch.inference_mode()
     def learn(self, batch: Features) -> None:
         """Apply one frame's openings, lessons and closings. Sequences that were missed are ignored."""
+        self._arrived = self._clock()
         for opening in batch.openings:
             self._following.open(opening)
         self._settle(batch)
@@ -82,16 +95,18 @@ class DraftEngine:
 
     @torch.inference_mode()
     def draft(self) -> tuple[Draft, ...]:
-        """A tree for the newest state of every sequence that wants one; none while it does not pay."""
+        """A tree for the newest state of every sequence that wants one: its root alone while more does
+        not pay, for those who still wait.
+        """
         wanted, self._wanted, self.rest = self._wanted, {}, 0
-        growing = self._growing(wanted)
+        growing, resting = self._growing(wanted), self.tuner.rest
         levels = self._plan(growing)
         trees = self._grow(growing, levels) if levels else {}
         for stream, _ in growing:
             self._follow_grammar(stream, trees)
-        if growing and not trees:
-            self.rest = len(wanted) * self._tuner.rest
-            return ()
+        self._turned = Turn(True, self._clock()) if trees else Turn(False, self._arrived)
+        if self.tuner.rest > resting:
+            self.rest = len(wanted) * self.tuner.rest
         if not wanted:
             self._following.catch_up(())
         return tuple(_draft(lesson, trees) for lesson in wanted.values())
@@ -123,7 +138,7 @@ class DraftEngine:
 
     def _plan(self, growing: Sequence[tuple[Stream, Ground]]) -> int:
         most = max((self._most_levels(stream) for stream, _ in growing), default=0)
-        return most if self._shape.fixed else self._tuner.plan_levels(len(growing), most)
+        return most if self._shape.fixed else self.tuner.plan_levels(len(growing), most)
 
     def _grow(self, growing: Sequence[tuple[Stream, Ground]], levels: int) -> dict[int, Tree]:
         """Trees by sequence; what was sent is remembered until it comes back."""
@@ -133,11 +148,11 @@ class DraftEngine:
         last = self._following.catch_up(streams)
         growth = Growth(self._head, self._following.memory.kv, [g for _, g in growing], self._shape.top_k)
         guide = _guide(self._head, streams)
-        deserves = None if self._shape.fixed else self._tuner.deserves
+        deserves = None if self._shape.fixed else self.tuner.deserves
         offer = growth.run(last, levels, guide, deserves)
         grown = int(offer.depths[-1])
         if fresh:  # a prompt's rows say nothing about what a level costs
-            self._tuner.note_drafting(len(streams), grown, self._clock() - began)
+            self.tuner.note_drafting(len(streams), grown, self._clock() - began)
         offer = barred_below(offer, [self._most_levels(stream) for stream in streams])
         chosen = self._choose(offer, grown)
         trees = trees_of(offer, [_root(stream) for stream in streams], chosen)
@@ -160,8 +175,8 @@ class DraftEngine:
         each = self._shape.nodes - 1
         if self._shape.fixed:
             return best_each(offer.scores, each)
-        chances = worth(offer, self._tuner.acceptance.trust())
-        count = self._tuner.choose_rows(ranked(chances, each), len(offer), levels)
+        chances = worth(offer, self.tuner.acceptance.trust())
+        count = self.tuner.choose_rows(ranked(chances, each), len(offer), levels)
         return best_overall(chances, min(count, self._rows - len(offer)), each)
 
     def _settle(self, batch: Features) -> None:
@@ -173,9 +188,12 @@ class DraftEngine:
         ]
         if sum(tree.rows for tree in trees) > batch.fed:  # some came too late and were not sent
             trees = [Returned(0, 1, (), 0) for _ in trees]
-        self._tuner.settle(trees)
+        self.tuner.settle(trees)
         if batch.fed:
-            self._tuner.note_lap(batch.fed, batch.seconds)
+            self.tuner.note_lap(batch.fed, batch.seconds)
+        if trees and self._turned:
+            hop = self._arrived - self._turned.since - batch.seconds
+            self.tuner.note_hop(self._turned.drafted, hop, batch.seconds)
 
     def _returned(self, lesson: Lesson) -> Returned:
         stream = self._following.streams.get(lesson.sequence)

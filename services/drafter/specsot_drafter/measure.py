@@ -1,12 +1,13 @@
-"""Times one pass of a head at several numbers of rows.
+"""Times one level of growth at several numbers of rows.
 
 Refuses to know weights, sequences and what the numbers are used for.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,35 +19,59 @@ from specsot_drafter.heads import DraftHead
 ROWS = (1, 4, 16, 64)
 CONTEXT = 256  # committed rows in front of each measured tree
 LEVELS = 3
-REPEATS = 4
+TURNS = 5  # at least
+SECONDS = 0.3  # roughly, in all
+
+Grow = Callable[[int], object]  # grows so many levels
 
 
 @torch.inference_mode()
 def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_counter) -> Curve:
-    """(rows, seconds) of one level of growth, everything included; a fraction of a second in all."""
-    return tuple((rows, _seconds_per_level(head, rows, clock)) for rows in ROWS)
+    """(rows, seconds) of one level of growth, everything included; a fraction of a second in all.
+
+    Medians, and sizes measured in turns, as the stages measure theirs: a disturbance hits all sizes, and
+    no size is believed to cost more than a larger one did.
+    """
+    growers = [_grower(head, rows) for rows in ROWS]
+    taken = _take_turns(growers, clock)
+    points: list[tuple[int, float]] = []
+    for rows, seconds in zip(reversed(ROWS), reversed(taken)):
+        level = statistics.median(seconds)
+        points.append((rows, min(level, points[-1][1] if points else level)))
+    return tuple(reversed(points))
 
 
-def _seconds_per_level(head: DraftHead, rows: int, clock: Callable[[], float]) -> float:
-    """What the levels behind the first take, each, at best."""
+def _take_turns(growers: Sequence[Grow], clock: Callable[[], float]) -> list[list[float]]:
+    """Seconds per level behind the first, of each grower; the first turn warms up and is not told."""
+    taken: list[list[float]] = [[] for _ in growers]
+    end, turn = clock() + SECONDS, 0
+    while turn <= TURNS or clock() < end:
+        for grow, seconds in zip(growers, taken):
+            one, many = (_time(grow, levels, clock) for levels in (1, LEVELS))
+            if turn:
+                seconds.append(max(many - one, many / LEVELS) / (LEVELS - 1))
+        turn += 1
+    return taken
+
+
+def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
+    began = clock()
+    grow(levels)
+    return clock() - began
+
+
+def _grower(head: DraftHead, rows: int) -> Grow:
+    """Grows trees whose levels have so many rows in all, each behind its own context."""
     top_k = min(rows, 4)
     trees = rows // top_k
     page_rows = CONTEXT + LEVELS * top_k
     kv = KVPages(head.layers, trees, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device)
     grounds = [_ground(tree, page_rows) for tree in range(trees)]
     last = torch.ones(trees, head.hidden, dtype=head.dtype, device=head.device)
-
-    def grow(levels: int) -> float:
-        began = clock()
-        Growth(head, kv, grounds, top_k).run(last, levels)
-        return clock() - began
-
-    grow(LEVELS)  # the first run pays for things that never come again
-    many, one = (min(grow(levels) for _ in range(REPEATS)) for levels in (LEVELS, 1))
-    return max(many - one, many / LEVELS / 2) / (LEVELS - 1)
+    return lambda levels: Growth(head, kv, grounds, top_k).run(last, levels)
 
 
 def _ground(tree: int, page_rows: int) -> Ground:
-    """Each tree in a page of its own."""
+    """A page of its own."""
     first = tree * page_rows
     return Ground(CONTEXT, (tree,), range(first + CONTEXT, first + page_rows))

@@ -15,8 +15,8 @@ from specsot.members import Curve
 Floats = NDArray[np.floating[Any]]
 
 FLAT = [(1, 1.0), (2, 1.0)]
-WEIGHT = 0.1  # of one observation
-WILDEST = 5.0  # how far one observation may lie from the curve and still be believed so far
+SLOWER, FASTER = 0.1, 0.3  # weight of one observation; a disturbance never makes anything faster
+WILDEST = 5.0  # times slower than the curve, beyond which an observation is not believed
 
 
 class Timing:
@@ -43,8 +43,8 @@ class Timing:
         if expected <= 0 or seconds <= 0:
             return
         if self._measured:
-            ratio = min(max(seconds / expected, 1 / WILDEST), WILDEST)
-            self._scale *= 1 + WEIGHT * (ratio - 1)
+            ratio = min(seconds / expected, WILDEST)
+            self._scale *= 1 + (SLOWER if ratio > 1 else FASTER) * (ratio - 1)
         else:
             self._scale *= seconds / expected
             self._measured = True

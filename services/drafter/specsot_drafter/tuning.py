@@ -4,7 +4,8 @@ Refuses to know tensors, tokens and clocks: counts, probabilities and measured s
 
 Two safeguards make drafting cheap where it does not pay. The best expected rate wins, plain decoding
 included; and every lap is booked against what plain decoding would have taken for the same tokens,
-so that trying things out can never cost more than ALLOWANCE of the time plus one GRANT.
+so that trying things out can never cost more than ALLOWANCE of the time plus one GRANT. What the
+allowance pays for now and then is a trial against all expectation: a measurement may have been wrong.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from specsot_drafter.timing import Timing
 Floats = NDArray[np.floating[Any]]
 
 ALLOWANCE = 0.015  # of plain time, for trying things out
-GRANT = 0.5  # plain laps of credit to begin with
+GRANT = 1.0  # plain laps of credit to begin with
 CEILING = 20.0  # plain laps of credit that good times may leave to bad ones
 SLENDER = 1.0  # nodes per level and tree, before anything is known
+UNTRIED = 100  # laps without drafts after which one level is tried against all expectation
 REST = 8  # laps without another look, once drafting does not pay
-WEIGHT = 0.2  # of one lap in the typical number of nodes per level
+MOST_HOP = 4.0  # times the computing of a lap that its hops may seem to take
+WEIGHT = 0.2  # of one lap in what is typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +58,25 @@ class Tuner:
         self.acceptance = Acceptance(shape.depth + 1)
         self._top_k = shape.top_k
         self._credit: float | None = None
-        self._resting = self._rested_by = 0
+        self._resting = self._rested_by = self._untried = 0
         self._bushes: dict[int, float] = {}
+        self._hops: dict[bool, float] = {}
 
     def plan_levels(self, live: int, most: int) -> int:
         """Levels that `live` trees may grow, at most `most`; 0: send the roots alone."""
         if not live or most <= 0 or self._rests(live):
             return 0
         levels = np.arange(1, most + 1)
-        plain = float(self.lap.at(live))
+        plain = self._plain(live)
         costs = self._drafting(live, levels) + self._sending(live, live * levels * self._bush(live))
         rates = (live + live * self.acceptance.expected()[:most]) / (plain + costs)
         affordable = costs <= self._purse(plain)
         if np.any(rates[affordable] * plain > live):
+            self._untried = 0
             return int(levels[affordable][-1])
+        if self._untried >= UNTRIED and 2 * costs[0] <= self._purse(plain):
+            self._untried = 0
+            return 1
         self._resting, self._rested_by = REST, live
         return 0
 
@@ -79,7 +87,7 @@ class Tuner:
         more tokens per second than the lap so far.
         """
         live = len(scores)
-        plain = float(self.lap.at(live))
+        plain = self._plain(live)
         trust, chances = self.acceptance.trust(), self.acceptance.chances()
         reached = float(np.minimum(np.exp(scores).sum(1) * trust[depth - 1], 1.0).sum())
         rate = (live + reached * depth) / (plain + float(self._drafting(live, depth)))
@@ -95,7 +103,7 @@ class Tuner:
 
         worth: chances of acceptance of all nodes on offer, falling. Books the growth's cost.
         """
-        plain = float(self.lap.at(live))
+        plain = self._plain(live)
         spent = float(self._drafting(live, levels))
         purse = self._purse(plain)
         extra = self._sending(live, np.arange(len(worth) + 1))
@@ -111,18 +119,28 @@ class Tuner:
         """All stages together took so long for so many rows."""
         self.lap.note(float(self.lap.at(rows)), seconds)
 
+    def note_hop(self, drafted: bool, seconds: float, computed: float) -> None:
+        """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
+
+        Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts.
+        """
+        hop = min(max(seconds, 0.0), MOST_HOP * computed)
+        before = self._hops.get(drafted, hop)
+        self._hops[drafted] = before + WEIGHT * (hop - before)
+
     def note_drafting(self, live: int, levels: int, seconds: float) -> None:
         """Growing `live` trees of so many levels took so long, all in all."""
-        self.level.note(float(self._drafting(live, levels)), seconds)
+        self.level.note(float(self._growing(live, levels)), seconds)
 
     def settle(self, trees: Sequence[Returned]) -> None:
         """A lap came back: learn from it, and book what it gained or lost against plain decoding."""
         if not trees:
             return
         live = len(trees)
-        plain = float(self.lap.at(live))
+        plain = self._plain(live)
         tokens = sum(tree.accepted + 1 for tree in trees)
-        lost = float(self.lap.at(sum(tree.rows for tree in trees))) - tokens * plain / live
+        nodes = sum(tree.rows for tree in trees) - live
+        lost = plain + float(self._sending(live, nodes)) - tokens * plain / live
         self._credit = min(self._purse(plain) + ALLOWANCE * plain - lost, CEILING * plain)
         self._learn([tree for tree in trees if tree.grown])
 
@@ -130,6 +148,7 @@ class Tuner:
         for tree in drafted:
             self.acceptance.note(tree.grown, tree.masses, tree.accepted)
         if not drafted:
+            self._untried += 1
             self.acceptance.fade()
 
     def _rests(self, live: int) -> bool:
@@ -143,10 +162,26 @@ class Tuner:
         return GRANT * plain if self._credit is None else self._credit
 
     def _drafting(self, live: int, levels: Floats | NDArray[np.int64] | int) -> Floats:
+        """What trees of so many levels cost before any of their rows is fed."""
+        return self._growing(live, levels) + self._handover()
+
+    def _growing(self, live: int, levels: Floats | NDArray[np.int64] | int) -> Floats:
         """The first level takes a pass over one row per tree, each further one over top_k."""
         return self.level.at(live) + (np.asarray(levels) - 1) * self.level.at(live * self._top_k)
 
-    def _sending(self, live: int, nodes: Floats | NDArray[np.int64]) -> Floats:
+    def _plain(self, live: int) -> float:
+        """Seconds of a lap without drafts, hops included."""
+        return float(self.lap.at(live)) + self._plain_hop()
+
+    def _handover(self) -> float:
+        """What waiting for trees adds to a lap."""
+        return max(self._hops.get(True, 0.0) - self._plain_hop(), 0.0)
+
+    def _plain_hop(self) -> float:
+        """Taken as half of that of drafted laps as long as none without drafts was seen."""
+        return self._hops.get(False, self._hops.get(True, 0.0) / 2)
+
+    def _sending(self, live: int, nodes: Floats | NDArray[np.int64] | int) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
         return self.lap.at(live + np.asarray(nodes, dtype=float)) - self.lap.at(live)
 
