@@ -27,7 +27,7 @@ class Shape:
     positions: int = 512
 
 
-def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1) -> Path:  # noqa: B008
+def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1) -> Path:
     """A Llama with random weights; tied embeddings."""
     draw = _draws(seed)
     width = shape.heads * shape.head_dim
@@ -50,12 +50,14 @@ def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1) -> Path: 
     return _write(directory, base_config(shape), tensors)
 
 
-def write_head(directory: Path, shape: Shape = Shape(), drafts: int = 120, seed: int = 2) -> Path:  # noqa: B008
+def write_head(directory: Path, shape: Shape = Shape(), drafts: int = 120, seed: int = 2) -> Path:
     """A random EAGLE-3 head for a base of this shape: as a drafter it is nearly always wrong."""
     draw = _draws(seed)
     hidden, width = shape.hidden, shape.heads * shape.head_dim
     narrow = shape.kv_heads * shape.head_dim
-    kept = torch.randperm(shape.vocabulary, generator=torch.Generator().manual_seed(seed))[:drafts].sort().values
+    kept = (
+        torch.randperm(shape.vocabulary, generator=torch.Generator().manual_seed(seed))[:drafts].sort().values
+    )
     tensors = {
         "fc.weight": draw(hidden, 3 * hidden),
         "midlayer.input_layernorm.weight": 1 + draw(hidden, scale=0.1),
@@ -118,5 +120,7 @@ def _draws(seed: int):
 def _write(directory: Path, config: dict[str, object], tensors: dict[str, torch.Tensor]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors"
+    )
     return directory

@@ -22,7 +22,16 @@ class KnowingDrafter:
     It takes features like a real one (so the ring fuses and ships them) and checks their count.
     """
 
-    def __init__(self, base, name, address, dialer, continuation: Callable[[list[int]], list[int]], skill: float, seed: int):
+    def __init__(
+        self,
+        base,
+        name,
+        address,
+        dialer,
+        continuation: Callable[[list[int]], list[int]],
+        skill: float,
+        seed: int,
+    ):
         self._base, self._name, self._address, self._dialer = base, name, address, dialer
         self._continuation, self._skill = continuation, skill
         self._rng = random.Random(seed)
@@ -38,9 +47,15 @@ class KnowingDrafter:
     def registration(self) -> Registration:
         config = read_config(self._base)
         return Registration(
-            kind="drafter", name=self._name, address=self._address, fingerprint=fingerprint(self._base),
-            model_layers=config.layers, max_positions=config.max_positions,
-            kv_bytes=1 << 26, row_bytes=64, head=Head((2, 4, 5), 3),
+            kind="drafter",
+            name=self._name,
+            address=self._address,
+            fingerprint=fingerprint(self._base),
+            model_layers=config.layers,
+            max_positions=config.max_positions,
+            kv_bytes=1 << 26,
+            row_bytes=64,
+            head=Head((2, 4, 5), 3),
         )
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:

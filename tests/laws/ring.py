@@ -30,6 +30,9 @@ from specsot_master.fleet import Fleet, Wishes
 from specsot_worker import source as working
 from specsot_worker.part import WorkerPart
 
+GREEDY = Sampling()
+SMALL = TreeShape(depth=3, top_k=3, nodes=8, fixed=True)
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -39,7 +42,7 @@ class Setup:
     head: Path | None = None
     stages: int = 1
     layout: Layout = "packed"
-    shape: TreeShape = TreeShape(depth=3, top_k=3, nodes=8, fixed=True)
+    shape: TreeShape = SMALL
     page_rows: int = 16
     max_pages: int = 512
     drafter: Callable[..., Part] | None = None
@@ -130,8 +133,16 @@ class Ring:
             self.changed.clear()
             await self.changed.wait()
 
+    async def let_others_run(self) -> None:
+        """Give every task of this process a turn."""
+        await asyncio.sleep(0)
+
     async def write_all(
-        self, prompts: list[list[int]], limit: int, sampling: Sampling = Sampling(), shared: int = 0  # noqa: B008
+        self,
+        prompts: list[list[int]],
+        limit: int,
+        sampling: Sampling = GREEDY,
+        shared: int = 0,
     ) -> list[list[int]]:
         """Write every prompt at once; the first `shared` tokens of each are one forked prefix."""
         fork = None

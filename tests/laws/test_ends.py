@@ -47,7 +47,7 @@ async def end_somehow(ring, rng, prefix):
 async def settle(ring, pages):
     """Wait until the last closing has passed every member."""
     while any(part.free_pages != pages for part in ring.parts.values()):
-        await asyncio.sleep(0.01)
+        await ring.let_others_run()
 
 
 @pytest.mark.parametrize("links", ["local", "grpc"])
@@ -75,7 +75,9 @@ async def test_law_4_what_others_do_changes_no_token(models):
         prefix = await ring.prefix(list(PROMPT))
         noise = [asyncio.create_task(end_somehow(ring, rng, prefix)) for _ in range(60)]
         fork = Fork(prefix, len(PROMPT))
-        ids = [await ring.open([n + 2], fork, limit=20, sampling=sampling, seed=7, ordinal=n) for n in range(8)]
+        ids = [
+            await ring.open([n + 2], fork, limit=20, sampling=sampling, seed=7, ordinal=n) for n in range(8)
+        ]
         texts = [await ring.written(one) for one in ids]
         await asyncio.gather(*noise)
     for n, text in enumerate(texts):

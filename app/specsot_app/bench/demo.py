@@ -10,7 +10,7 @@ import asyncio
 import json
 import platform
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,7 +174,7 @@ async def _compare(name: str, a: Run, b: Run, runs: int, aim: float) -> Comparis
 
 
 @asynccontextmanager
-async def opened(wanted: Wanted) -> AsyncIterator[Fleet]:
+async def opened(wanted: Wanted) -> AsyncGenerator[Fleet]:
     fleet = await open_fleet(wanted)
     try:
         yield fleet

@@ -6,7 +6,7 @@ Refuses to know doors (gRPC, HTTP) and processes; both the service and the embed
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specsot.errors import InvalidRequest, Unavailable
@@ -31,7 +31,7 @@ class MasterSettings:
     page_rows: int = 256
     rows: int = 512
     layout: Layout = "packed"
-    shape: TreeShape = TreeShape()
+    shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
 
 

@@ -6,7 +6,7 @@ Refuses to know logits and tensors: it is handed the target token of every node.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from specsot.verify import accept
 
 
 class Grammar(Protocol):
-    """What the last stage asks of a constraint (specsot.constraint.TokenAutomaton)."""
+    """What the last stage asks of a constraint (specsot.constraint.TokenAutomaton); states are opaque."""
 
-    def start(self) -> object: ...
-    def advance(self, state: object, token: int) -> object | None: ...
-    def finished(self, state: object) -> bool: ...
-    def mask(self, state: object, remaining: int) -> np.ndarray: ...
+    def start(self) -> Any: ...
+    def advance(self, state: Any, token: int) -> Any: ...
+    def finished(self, state: Any) -> bool: ...
+    def mask(self, state: Any, remaining: int) -> np.ndarray: ...
 
 
 @dataclass(slots=True)

@@ -203,5 +203,3 @@ def _sequencer(configuration: Configuration) -> Sequencer:
     table = PageTable(configuration.pages, configuration.page_rows)
     patience = Patience(configuration.draft_timeout, configuration.drafter is not None)
     return Sequencer(configuration.epoch, budget, table, patience)
-
-

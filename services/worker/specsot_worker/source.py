@@ -14,9 +14,9 @@ from specsot.errors import ModelError
 from specsot.members import Configuration, Curve, Range, Registration
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.model.precision import resolve_dtype
-from specsot.model.measure import measure_rows
 from specsot.model.fingerprint import fingerprint
+from specsot.model.measure import measure_rows
+from specsot.model.precision import resolve_dtype
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
@@ -45,9 +45,7 @@ class Source:
         self._fingerprint = fingerprint(supply.model)
         self._decoder: Decoder | None = None
         if supply.layers and supply.layers.last > self._config.layers:
-            raise ModelError(
-                f"layers {supply.layers} asked for, {supply.model} has {self._config.layers}"
-            )
+            raise ModelError(f"layers {supply.layers} asked for, {supply.model} has {self._config.layers}")
 
     @property
     def name(self) -> str:
@@ -71,9 +69,7 @@ class Source:
 
     def stage(self, configuration: Configuration, layers: Range) -> Stage:
         """The stage for one epoch, with empty pages."""
-        return Stage(
-            self._load(layers), configuration.pages, configuration.page_rows, configuration.layout
-        )
+        return Stage(self._load(layers), configuration.pages, configuration.page_rows, configuration.layout)
 
     def judge(self, stage: Stage) -> LastStage:
         """The end of the ring; needs the range that holds the last layer."""

@@ -23,7 +23,8 @@ class Stage:
     """One layer range with its pages. `run` takes frames strictly in order."""
 
     def __init__(self, decoder: Decoder, pages: int, page_rows: int, layout: Layout = "packed") -> None:
-        self._decoder, self._layout = decoder, layout
+        self._decoder = decoder
+        self._layout: Layout = layout
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
         self._taps: dict[int, torch.Tensor] = {}

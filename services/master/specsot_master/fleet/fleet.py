@@ -193,7 +193,9 @@ class Fleet:
             self._complaint, self._retry = None, FIRST_RETRY
             ring = next(iter(self._plan.values()))
             ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
-            log.info("ring complete", epoch=self._epoch, stages=ranges, drafter=ring.drafter, pages=ring.pages)
+            log.info(
+                "ring complete", epoch=self._epoch, stages=ranges, drafter=ring.drafter, pages=ring.pages
+            )
             self._on_ready()
 
     def _break(self, reason: str, culprit: str | None) -> None:

@@ -6,7 +6,8 @@ Pure. Refuses to know links, clocks and tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from specsot.errors import Refused
 from specsot.members import PROTOCOL, Configuration, Curve, Layout, Range, Registration, Stage, TreeShape
@@ -28,7 +29,7 @@ class Wishes:
     max_pages: int = 4096
     rows: int = 512
     layout: Layout = "packed"
-    shape: TreeShape = TreeShape()
+    shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
 
 
@@ -170,4 +171,4 @@ def _even(layers: int, parts: int) -> list[Range]:
     cuts = [0]
     for part in range(parts):
         cuts.append(cuts[-1] + size + (part < odd))
-    return [Range(first, last) for first, last in zip(cuts, cuts[1:])]
+    return [Range(first, last) for first, last in pairwise(cuts)]
