@@ -50,8 +50,8 @@ class DraftEngine:
     """Follows every sequence it saw open; those it missed get their root back as a tree.
 
     `learn` is bookkeeping, `draft` computes: call it after the last `learn` of a burst, whether or not
-    a tree is wanted. rest: trees that need not be waited for from this one on, because drafting does not
-    pay now; said once, when a rest begins, and kept by both sides as trees come and go.
+    a tree is wanted. rest: further trees that need not be waited for, because drafting does not pay now;
+    said once, when a rest begins, and kept by both sides as trees come and go.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class DraftEngine:
             self._follow_grammar(stream, trees)
         self._turned = Turn(True, self._clock()) if trees else Turn(False, self._arrived)
         if self.tuner.rest > resting:
-            self.rest = len(wanted) * self.tuner.rest
+            self._turned = None  # the ring waited for us, and got nothing: neither kind of lap
+            self.rest = len(wanted) * (self.tuner.rest - 1)  # this lap has its trees
         if not wanted:
             self._following.catch_up(())
         return tuple(_draft(lesson, trees) for lesson in wanted.values())
