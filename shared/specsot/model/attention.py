@@ -110,7 +110,7 @@ def _attend_uniform(q: Tensor, kv_layer: Tensor, work: _Work) -> Tensor:
     rows, kv_heads, g, head_dim = q.shape
     cells, each = readings[0].cells, readings[0].rows
     queries = _queries(q, cells, each)
-    parts = [torch.bmm(queries, _keys(kv_layer, reading)) for reading in readings]
+    parts = [_score(queries, kv_layer, reading) for reading in readings]
     scores = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     if mask is not None:
         shaped = scores.view(cells, kv_heads, each, g, -1)
@@ -156,11 +156,12 @@ class _Scratch:
     def attend(self, q: Tensor, kv_layer: Tensor) -> Tensor:
         for reading, view in zip(self._readings, self._score_views):
             rows = q.narrow(0, reading.first, reading.cells * reading.rows)
-            queries, keys = _queries(rows, reading.cells, reading.rows), _keys(kv_layer, reading)
+            queries = _queries(rows, reading.cells, reading.rows)
             if reading.cells == 1:
-                torch.bmm(queries, keys, out=view.view(view.shape[1], -1, reading.columns))
+                out = view.view(view.shape[1], -1, reading.columns)
+                torch.bmm(queries, _keys(kv_layer, reading), out=out)
             else:
-                view.copy_(torch.bmm(queries, keys).view(view.shape))
+                view.copy_(_score(queries, kv_layer, reading).view(view.shape))
         if self._mask is not None:
             self._hidden.add_(self._mask)
         torch.softmax(self._scores, -1, out=self._weights)
@@ -188,6 +189,15 @@ def _queries(q: Tensor, cells: int, each: int) -> Tensor:
     if each > 1:
         q = q.view(cells, each, kv_heads, g, head_dim).transpose(1, 2)
     return q.reshape(cells * kv_heads, each * g, head_dim)
+
+
+def _score(queries: Tensor, kv_layer: Tensor, reading: Reading) -> Tensor:
+    """Scores [cells * kv_heads, rows * g, columns] of a reading."""
+    keys = _keys(kv_layer, reading)
+    if queries.is_cuda or queries.dtype == torch.float32:
+        return torch.bmm(queries, keys)
+    # On the CPU 16-bit products are oneDNN's, which is up to three times faster with the long side left.
+    return torch.bmm(keys.transpose(1, 2), queries.transpose(1, 2)).transpose(1, 2).contiguous()
 
 
 def _keys(kv_layer: Tensor, reading: Reading) -> Tensor:
