@@ -57,13 +57,14 @@ async def test_law_5_two_hundred_random_ends_leave_nothing_behind(models, links)
     async with ring_of(Setup(base, head, 2, links=links)) as ring:
         pages = ring.fleet.ring.pages
         await asyncio.wait_for(settle(ring, pages), 10)
-        before = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+        tasks, files = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
         prefix = await ring.prefix(list(PROMPT))
         waiting = [asyncio.create_task(end_somehow(ring, rng, prefix)) for _ in range(200)]
         await asyncio.gather(*waiting)
         await ring.close(prefix)
         await asyncio.wait_for(settle(ring, pages), 30)
-        assert (len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))) == before
+        assert len(asyncio.all_tasks()) <= tasks
+        assert len(os.listdir("/proc/self/fd")) <= files
         assert not ring.broken
 
 
