@@ -20,7 +20,7 @@ from specsot.wire.checks import parse
 from specsot.wire.fleet import decode_downward, decode_upward
 from specsot.wire.requests import decode_ask, encode_ask
 from specsot.wire.taps import PART_BYTES
-from specsot.wire.tensors import decode_tensor, encode_tensor
+from specsot.wire.tensors import decode_tensor, write_tensor
 
 F32 = values_pb2.DATA_TYPE_FLOAT32
 
@@ -38,6 +38,12 @@ F32 = values_pb2.DATA_TYPE_FLOAT32
 def test_tensors_are_checked_before_memory_is_taken(message: values_pb2.Tensor, words: str) -> None:
     with pytest.raises(WireError, match=words):
         decode_tensor(message)
+
+
+def encode_tensor(tensor: torch.Tensor) -> values_pb2.Tensor:
+    message = values_pb2.Tensor()
+    write_tensor(tensor, message)
+    return message
 
 
 def test_a_decoded_tensor_owns_its_memory() -> None:

@@ -41,7 +41,7 @@ def _wrapped(handler: Any) -> Any:
     make, behaviour = _parts(handler)
     return make(
         _guarded(behaviour, handler.request_streaming),
-        request_deserializer=_tolerant(handler.request_deserializer),
+        request_deserializer=handler.request_deserializer and _tolerant(handler.request_deserializer),
         response_serializer=handler.response_serializer,
     )
 

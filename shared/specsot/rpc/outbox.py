@@ -61,10 +61,13 @@ class Outbox(Generic[T]):
 
     async def _next(self, beat: T | None, every: float | None) -> T | None:
         try:
-            async with asyncio.timeout(every):
-                taken = await self._queue.get()
-        except TimeoutError:
-            return beat
+            taken = self._queue.get_nowait()
+        except asyncio.QueueEmpty:
+            try:
+                async with asyncio.timeout(every):
+                    taken = await self._queue.get()
+            except TimeoutError:
+                return beat
         if taken is None:
             return None
         message, size = taken

@@ -14,7 +14,7 @@ from specsot.members import Tap
 from specsot.v1 import ring_pb2, values_pb2
 from specsot.wire.checks import chosen, duration, durations, require
 from specsot.wire.taps import TapReader, cut_tap
-from specsot.wire.tensors import decode_tensor, encode_tensor
+from specsot.wire.tensors import decode_tensor, write_tensor
 from specsot.wire.values import (
     decode_drafts,
     decode_lesson,
@@ -35,11 +35,15 @@ def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
     """One request, or for a tap as many as it has parts."""
     match message:
         case Frame():
-            yield ring_pb2.CarryRequest(frame=encode_frame(message))
+            request = ring_pb2.CarryRequest()
+            write_frame(message, request.frame)
+            yield request
         case Result():
             yield ring_pb2.CarryRequest(result=encode_result(message))
         case Features():
-            yield ring_pb2.CarryRequest(features=encode_features(message))
+            request = ring_pb2.CarryRequest()
+            write_features(message, request.features)
+            yield request
         case Drafts():
             yield ring_pb2.CarryRequest(drafts=encode_drafts(message))
         case Tap():
@@ -71,17 +75,15 @@ class CarryReader:
                 raise WireError(f"{other} does not belong here")
 
 
-def encode_frame(frame: Frame) -> ring_pb2.Frame:
-    return ring_pb2.Frame(
-        epoch=frame.epoch,
-        number=frame.number,
-        openings=map(encode_opening, frame.openings),
-        segments=map(encode_segment, frame.segments),
-        closings=frame.closings,
-        hidden=encode_payload(frame.hidden),
-        fused=encode_payload(frame.fused),
-        seconds=frame.seconds,
-    )
+def write_frame(frame: Frame, message: ring_pb2.Frame) -> None:
+    """In place: see write_tensor."""
+    message.epoch, message.number = frame.epoch, frame.number
+    message.openings.extend(map(encode_opening, frame.openings))
+    message.segments.extend(map(encode_segment, frame.segments))
+    message.closings.extend(frame.closings)
+    write_rows(frame.hidden, message.hidden)
+    write_rows(frame.fused, message.fused)
+    message.seconds.extend(frame.seconds)
 
 
 def decode_frame(message: ring_pb2.Frame) -> Frame:
@@ -97,17 +99,14 @@ def decode_frame(message: ring_pb2.Frame) -> Frame:
     )
 
 
-def encode_features(features: Features) -> ring_pb2.Features:
-    return ring_pb2.Features(
-        epoch=features.epoch,
-        number=features.number,
-        openings=map(encode_opening, features.openings),
-        lessons=map(encode_lesson, features.lessons),
-        closings=features.closings,
-        rows=encode_payload(features.rows),
-        fed=features.fed,
-        seconds=features.seconds,
-    )
+def write_features(features: Features, message: ring_pb2.Features) -> None:
+    """In place: see write_tensor."""
+    message.epoch, message.number = features.epoch, features.number
+    message.openings.extend(map(encode_opening, features.openings))
+    message.lessons.extend(map(encode_lesson, features.lessons))
+    message.closings.extend(features.closings)
+    write_rows(features.rows, message.rows)
+    message.fed, message.seconds = features.fed, features.seconds
 
 
 def decode_features(message: ring_pb2.Features) -> Features:
@@ -128,8 +127,10 @@ def decode_features(message: ring_pb2.Features) -> Features:
     )
 
 
-def encode_payload(payload: Payload | None) -> values_pb2.Tensor | None:
-    return None if payload is None else encode_tensor(payload)
+def write_rows(payload: Payload | None, message: values_pb2.Tensor) -> None:
+    """None leaves the field unset: reading a field does not set it."""
+    if payload is not None:
+        write_tensor(payload, message)
 
 
 def decode_rows(message: Any, field: str) -> Payload | None:

@@ -13,7 +13,7 @@ import torch
 from specsot.members import Tap
 from specsot.v1 import ring_pb2
 from specsot.wire.checks import require
-from specsot.wire.tensors import checked_size, decode_tensor, encode_tensor
+from specsot.wire.tensors import checked_size, decode_tensor, write_tensor
 
 PART_BYTES = 1 << 20
 MAX_TAP_BYTES = 1 << 30
@@ -25,8 +25,9 @@ def cut_tap(tap: Tap) -> Iterator[ring_pb2.Tap]:
     rows = weight.shape[0]
     step = max(1, PART_BYTES // max(1, weight.shape[1] * weight.element_size()))
     for first in range(0, max(rows, 1), step):
-        part = encode_tensor(weight[first : first + step])
-        yield ring_pb2.Tap(epoch=tap.epoch, layer=tap.layer, rows=rows, first_row=first, part=part)
+        message = ring_pb2.Tap(epoch=tap.epoch, layer=tap.layer, rows=rows, first_row=first)
+        write_tensor(weight[first : first + step], message.part)
+        yield message
 
 
 class TapReader:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from specsot.errors import WireError
@@ -26,24 +25,29 @@ _NUMBERS = {
 _TYPES = {int(number): dtype for dtype, number in _NUMBERS.items()}
 
 
-def encode_tensor(tensor: torch.Tensor) -> values_pb2.Tensor:
-    """Any float32, bfloat16 or float16 tensor, from any device. Raises WireError for other types."""
+def write_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
+    """Fill in any float32, bfloat16 or float16 tensor, from any device. Raises WireError for other types.
+
+    In place, because protobuf copies a whole message when it is put into another one.
+    """
     if tensor.dtype not in _NUMBERS:
         raise WireError(f"tensors of {tensor.dtype} do not travel")
-    rows = tensor.detach().cpu().contiguous().reshape(-1)
-    data = rows.view(torch.uint8).numpy().tobytes()
-    return values_pb2.Tensor(dtype=_NUMBERS[tensor.dtype], shape=tensor.shape, data=data)
+    # numpy knows no bfloat16; its bits travel as those of an integer.
+    rows = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    message.dtype = _NUMBERS[tensor.dtype]
+    message.shape.extend(tensor.shape)
+    message.data = rows.numpy(force=True).tobytes()
 
 
 def decode_tensor(message: values_pb2.Tensor) -> torch.Tensor:
     """A CPU tensor that owns its memory. Raises WireError unless the bytes are exactly the shape's."""
     dtype = known(_TYPES, message.dtype, "tensor type")
-    size = checked_size(message.shape, dtype)
-    data = message.data
-    require(len(data) == size, f"tensor {list(message.shape)} needs {size} bytes, got {len(data)}")
-    tensor = torch.empty(tuple(message.shape), dtype=dtype)
-    tensor.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(memoryview(data), np.uint8)
-    return tensor
+    shape, data = tuple(message.shape), message.data
+    size = checked_size(shape, dtype)
+    require(len(data) == size, f"tensor {list(shape)} needs {size} bytes, got {len(data)}")
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 
 
 def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTES) -> int:
