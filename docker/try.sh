@@ -66,6 +66,12 @@ wait_until_ready() {
         '$root/.venv/bin/specsot' health 127.0.0.1:50050 --service specsot.v1.Master; do sleep 1; done"
 }
 
+wait_until_healthy() {
+    say "four containers that call themselves healthy"
+    timeout 60 sh -c "until [ \$($docker ps --quiet --filter health=healthy | wc -l) = 4 ]; do sleep 1; done"
+    compose ps
+}
+
 ask() {
     say "specsot infer --master"
     inside "$root/.venv/bin/specsot" infer --master 127.0.0.1:50050 --max-new-tokens 200 \
@@ -92,7 +98,7 @@ $docker images --format '{{.Repository}} {{.Size}}' | sort
 say "compose up"
 compose up -d
 wait_until_ready
-compose ps
+wait_until_healthy
 ask
 reflect
 say "stop: every service ends by itself"
