@@ -16,26 +16,27 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = os.environ.get("SPECSOT_REFERENCE")
+HEAVY = ("torch", "grpc", "transformers")
 NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices; also for the services that tests start
 
 
-class TorchRefusal(importlib.abc.MetaPathFinder):
-    """Skips whatever imports torch: a module at collection, a test while it runs."""
+class HeavyRefusal(importlib.abc.MetaPathFinder):
+    """Skips whatever imports tensors or the network: a module at collection, a test while it runs."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        if fullname == "torch":
-            pytest.skip("needs torch", allow_module_level=True)
+        if fullname in HEAVY:
+            pytest.skip(f"needs {fullname}", allow_module_level=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--pure", action="store_true", help="only what needs neither torch nor other processes")
+    parser.addoption("--pure", action="store_true", help="only what needs no tensors, network, processes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--pure"):
-        sys.meta_path.insert(0, TorchRefusal())
+        sys.meta_path.insert(0, HeavyRefusal())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -43,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "reference" in getattr(item, "fixturenames", ()):
             item.add_marker("reference")
     if config.getoption("--pure"):
-        leave_out(config, items, markers=("torch", "processes"))
+        leave_out(config, items, markers=("torch", "processes", "slow"))
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:

@@ -74,6 +74,7 @@ def test_nobody_at_an_address_is_one_line(capsys) -> None:
     assert printed.err == f"specsot: nobody answers at {address}\n" * 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [["health", "127.0.0.1:1"], ["infer", ""], ["--help"]], ids=lambda w: w[0])
 def test_light_words_load_no_tensors(words) -> None:
     code = (

@@ -10,6 +10,8 @@ import pytest
 from specsot_app.cli import app
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "models/demo/README.md"]
 
 

@@ -17,6 +17,8 @@ from specsot.constraint.grammar import Done, Place
 from specsot.skeleton import PlanRules
 from tests.constraint.oracle import parse
 
+pytestmark = pytest.mark.slow
+
 RULES = PlanRules(tools=("Search", "Sea", "Nonesuch", "Überblick"))
 SMALL = PlanRules(direct=False, max_points=2)
 

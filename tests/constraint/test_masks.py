@@ -24,6 +24,8 @@ from specsot.vocabulary import Vocabulary, describe, read_vocabulary
 from tests.constraint.oracle import parse
 from tests.constraint.vocabularies import CROSSING, NARROW, SINGLE, token_ids
 
+pytestmark = pytest.mark.slow
+
 DEMO = read_vocabulary(Path(__file__).parents[2] / "models" / "demo" / "base", 8192)
 VOCABULARIES = {"single": SINGLE, "crossing": CROSSING, "narrow": NARROW, "demo": DEMO}
 RULES = {

@@ -11,6 +11,8 @@ from specsot_drafter.timing import Timing
 from specsot_drafter.tuning import Returned, Tuner
 from tests.drafter.laps import DEMO, LARGE, QUICK_HEAD, SHAPE, SLOW_HEAD, STEEP, World, run
 
+pytestmark = pytest.mark.slow
+
 LAPS = {"demo": DEMO, "large": LARGE, "steep": STEEP}
 HEADS = {"quick": QUICK_HEAD, "slow": SLOW_HEAD}
 
