@@ -143,23 +143,31 @@ class DraftEngine:
 
     def _grow(self, growing: Sequence[tuple[Stream, Ground]], levels: int) -> dict[int, Tree]:
         """Trees by sequence; what was sent is remembered until it comes back."""
-        began = self._clock()
-        streams = [stream for stream, _ in growing]
-        fresh = all(len(stream.waiting) <= levels for stream in streams)
-        last = self._following.catch_up(streams)
-        growth = Growth(self._head, self._following.memory.kv, [g for _, g in growing], self._shape.top_k)
-        guide = _guide(self._head, streams)
-        deserves = None if self._shape.fixed else self.tuner.deserves
-        offer = growth.run(last, levels, guide, deserves)
+        offer = self._offer(growing, levels)
         grown = int(offer.depths[-1])
-        if fresh:  # a prompt's rows say nothing about what a level costs
-            self.tuner.note_drafting(len(streams), grown, self._clock() - began)
-        offer = barred_below(offer, [self._most_levels(stream) for stream in streams])
         chosen = self._choose(offer, grown)
+        streams = [stream for stream, _ in growing]
         trees = trees_of(offer, [_root(stream) for stream in streams], chosen)
         for stream, tree, mass in zip(streams, trees, masses(offer, chosen).tolist()):
             stream.flight = Flight(stream.length, grown, len(tree), tuple(mass))
         return {stream.sequence: tree for stream, tree in zip(streams, trees)}
+
+    def _offer(self, growing: Sequence[tuple[Stream, Ground]], levels: int) -> Offer:
+        """Catch up with the true features, then grow; the tuner hears how long it took."""
+        began, fresh = self._clock(), self._is_fresh()
+        streams, grounds = [stream for stream, _ in growing], [ground for _, ground in growing]
+        last = self._following.catch_up(streams)
+        kv, guide = self._following.memory.kv, _guide(self._head, streams)
+        growth = Growth(self._head, kv, grounds, self._shape.top_k, guide)
+        offer = growth.run(last, levels, None if self._shape.fixed else self.tuner.deserves)
+        if fresh:
+            self.tuner.note_drafting(len(streams), int(offer.depths[-1]), self._clock() - began)
+        return barred_below(offer, [self._most_levels(stream) for stream in streams])
+
+    def _is_fresh(self) -> bool:
+        """Nothing is due but last lap's rows; a prompt's say nothing about what a level costs."""
+        usual = self._shape.depth + 2
+        return all(len(stream.waiting) <= usual for stream in self._following.streams.values())
 
     def _follow_grammar(self, stream: Stream, trees: dict[int, Tree]) -> None:
         """What the grammar forces is drafted for free, whether or not anything else is."""

@@ -52,66 +52,88 @@ class Guide(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The k best candidates of one level, [B, k] each but the features.
+
+    parents:  number of each one's parent in the frontier before.
+    numbers:  of each one in the pool.
+    features: [B * k, hidden] outputs of their parents, which they are fed with.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+    parents: Tensor
+    numbers: Tensor
+    features: Tensor
+
+
 class Growth:
     """The frontier of B trees, level by level. Used once."""
 
-    def __init__(self, head: DraftHead, kv: KVPages, grounds: Sequence[Ground], top_k: int) -> None:
-        self._head, self._kv, self._grounds, self._k = head, kv, grounds, top_k
+    def __init__(
+        self,
+        head: DraftHead,
+        kv: KVPages,
+        grounds: Sequence[Ground],
+        top_k: int,
+        guide: Guide | None = None,
+    ) -> None:
+        self._head, self._kv, self._grounds, self._k, self._guide = head, kv, grounds, top_k, guide
         self._bits: list[list[int]] = [[] for _ in grounds]
-        device = head.device
-        rows = [ground.slots for ground in grounds]
-        self._slots = torch.tensor(rows, dtype=torch.long, device=device)
-        self._bases = torch.tensor([ground.base for ground in grounds], device=device).repeat_interleave(
-            top_k
-        )
+        self._pool = Pool()
+        slots, bases = [ground.slots for ground in grounds], [ground.base for ground in grounds]
+        self._slots = torch.tensor(slots, dtype=torch.long, device=head.device)
+        self._bases = torch.tensor(bases, device=head.device).repeat_interleave(top_k)
 
-    def run(
-        self, last: Tensor, levels: int, guide: Guide | None = None, deserves: Deserves | None = None
-    ) -> Offer:
+    def run(self, last: Tensor, levels: int, deserves: Deserves | None = None) -> Offer:
         """Grow `levels` levels, or fewer where `deserves` says so.
 
         last: [B, hidden], the head's output at each sequence's last row.
         """
-        k, trees = self._k, len(self._grounds)
-        scores, tokens = self._best(last, guide)
-        scores, tokens = scores[:, 0], tokens[:, 0]
-        offered = _Pool(trees, scores, tokens)
-        features = last.repeat_interleave(k, dim=0)
-        frontier = torch.arange(k, device=last.device).expand(trees, k)
-        parents = torch.zeros_like(frontier)
+        frontier = self._begin(last)
         for level in range(levels - 1):
-            if deserves and not deserves(_to_numpy(scores), level + 1):
+            if deserves and not deserves(frontier.scores.cpu().numpy(), level + 1):
                 break
-            if guide:
-                guide.follow(parents, tokens)
-            outputs = self._pass(level, parents, tokens, features)
-            more, below = self._best(outputs, guide)
-            more = (more + scores.unsqueeze(2)).view(trees, -1)
-            below = below.view(trees, -1)
-            frontier_pool = offered.add(more, below, frontier)
-            scores, frontier = more.topk(k, dim=1)
-            tokens, parents = below.gather(1, frontier), frontier // k
-            frontier = frontier + frontier_pool
-            features = outputs.view(trees, k, -1).gather(
-                1, parents.unsqueeze(2).expand(-1, -1, outputs.shape[1])
-            )
-            features = features.view(trees * k, -1)
-        return offered.close(k)
+            frontier = self._descend(level, frontier)
+        return self._pool.close()
 
-    def _best(self, outputs: Tensor, guide: Guide | None) -> tuple[Tensor, Tensor]:
+    def _begin(self, last: Tensor) -> Frontier:
+        """The children of the roots."""
+        scores, tokens = (best[:, 0] for best in self._best(last))
+        numbers = torch.arange(self._k, device=last.device).expand_as(tokens)
+        origins = torch.zeros_like(tokens)
+        self._pool.add(scores, tokens, origins)
+        return Frontier(scores, tokens, origins, numbers, last.repeat_interleave(self._k, dim=0))
+
+    def _descend(self, level: int, frontier: Frontier) -> Frontier:
+        """Feed a frontier; the next one is the best of all its children."""
+        if self._guide:
+            self._guide.follow(frontier.parents, frontier.tokens)
+        outputs = self._pass(level, frontier)
+        more, below = self._best(outputs)
+        scores = (more + frontier.scores.unsqueeze(2)).flatten(1)
+        tokens = below.flatten(1)
+        first = self._pool.add(scores, tokens, (frontier.numbers + 1).repeat_interleave(self._k, dim=1))
+        best, chosen = scores.topk(self._k, dim=1)
+        parents = chosen // self._k
+        rows = parents + torch.arange(0, len(outputs), self._k, device=parents.device).unsqueeze(1)
+        return Frontier(best, tokens.gather(1, chosen), parents, chosen + first, outputs[rows.flatten()])
+
+    def _best(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and base token ids of the top_k followers of each node, [B, frontier, k]."""
         log_probs = self._head.log_probs(outputs).view(len(self._grounds), -1, self._head.draft_vocab)
-        if guide:
-            log_probs = guide.bar(log_probs)
+        if self._guide:
+            log_probs = self._guide.bar(log_probs)
         best, ids = tops(log_probs, self._k)
         return best, self._head.to_target(ids)
 
-    def _pass(self, level: int, parents: Tensor, tokens: Tensor, features: Tensor) -> Tensor:
+    def _pass(self, level: int, frontier: Frontier) -> Tensor:
         """Feed the frontier: rows at position base + level, behind the rows of the levels before."""
-        k = self._k
-        slots = self._slots[:, level * k : (level + 1) * k].reshape(-1)
-        plan = self._plan(level, parents)
-        return self._head.forward(tokens.reshape(-1), features, self._bases + level, slots, plan, self._kv)
+        slots = self._slots[:, level * self._k : (level + 1) * self._k].flatten()
+        plan = self._plan(level, frontier.parents)
+        tokens, positions = frontier.tokens.flatten(), self._bases + level
+        return self._head.forward(tokens, frontier.features, positions, slots, plan, self._kv)
 
     def _plan(self, level: int, parents: Tensor) -> AttentionPlan:
         first = level * self._k
@@ -125,32 +147,29 @@ class Growth:
         return plan_attention(spans, self._kv.page_rows, head.group, "batched", head.dtype, head.device)
 
 
-class _Pool:
+class Pool:
     """All candidates so far, in the reference's order: level 1, then k * k of each further level."""
 
-    def __init__(self, trees: int, scores: Tensor, tokens: Tensor) -> None:
-        self._scores, self._tokens = [scores], [tokens]
-        self._parents = [torch.zeros_like(tokens)]
-        self._size = scores.shape[1]
+    def __init__(self) -> None:
+        self._scores: list[Tensor] = []
+        self._tokens: list[Tensor] = []
+        self._parents: list[Tensor] = []
+        self._size = 0
 
-    def add(self, scores: Tensor, tokens: Tensor, frontier: Tensor) -> int:
-        """Children [B, k * k] of the frontier, whose own pool numbers are given [B, k]."""
+    def add(self, scores: Tensor, tokens: Tensor, parents: Tensor) -> int:
+        """One level's candidates [B, n]; parents as in `Offer`. Returns the number of the first."""
         first = self._size
         self._scores.append(scores)
         self._tokens.append(tokens)
-        self._parents.append((frontier + 1).repeat_interleave(frontier.shape[1], dim=1))
+        self._parents.append(parents)
         self._size += scores.shape[1]
         return first
 
-    def close(self, top_k: int) -> Offer:
-        levels = [np.full(scores.shape[1], level + 1) for level, scores in enumerate(self._scores)]
-        scores, tokens, parents = (_gather(part) for part in (self._scores, self._tokens, self._parents))
-        return Offer(tokens, scores, parents, np.concatenate(levels))
+    def close(self) -> Offer:
+        depths = [np.full(scores.shape[1], above + 1) for above, scores in enumerate(self._scores)]
+        scores, tokens, parents = (_join(parts) for parts in (self._scores, self._tokens, self._parents))
+        return Offer(tokens, scores, parents, np.concatenate(depths))
 
 
-def _gather(parts: list[Tensor]) -> NDArray[Any]:
-    return _to_numpy(torch.cat(parts, dim=1))
-
-
-def _to_numpy(values: Tensor) -> NDArray[Any]:
-    return values.cpu().numpy()
+def _join(parts: list[Tensor]) -> NDArray[Any]:
+    return torch.cat(parts, dim=1).cpu().numpy()
