@@ -35,6 +35,8 @@ from specsot.params import Ask, Limits, Message
 from specsot_master.conductor import ConductorConfig, RingState
 from tests.master.stage import Stage, of, repeat
 
+pytestmark = pytest.mark.slow
+
 PLAN = "[PLAN]\n1.<40><None>[-]Alpha\n2.<20><None>[-]Beta 你好\n3.<30><None>[1]Gamma 🎉\n[END]"
 SAYS = {
     "Write the plan.": PLAN,
