@@ -14,8 +14,8 @@ from specsot.skeleton import PlanRules
 from specsot.tree import Tree, path
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.grammar import own_tokens
 from specsot_drafter.heads.eagle3 import Eagle3Head
+from specsot_drafter.standing import own_tokens
 from tests.drafter.laps import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
 

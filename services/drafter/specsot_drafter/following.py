@@ -15,10 +15,10 @@ from specsot.errors import NotFound, Overloaded, WireError
 from specsot.frames import Features, Lesson, Opening
 from specsot.vocabulary import Vocabulary
 from specsot_drafter.extension import Stretch, extend
-from specsot_drafter.grammar import Standing
 from specsot_drafter.growth import Ground
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.memory import Memory
+from specsot_drafter.standing import Standing
 from specsot_drafter.streams import Stream
 
 
@@ -36,7 +36,7 @@ class Following:
         try:
             stream = self._fork(opening) if opening.fork and opening.fork.length else self._begin(opening)
         except (NotFound, Overloaded):
-            self.memory.table.close(opening.sequence)
+            self.memory.close(opening.sequence)
             return
         if opening.plan and self._vocabulary:
             rules = automaton(self._vocabulary, opening.plan)
@@ -46,7 +46,7 @@ class Following:
     def close(self, sequence: int) -> None:
         """Give everything back. Sequences that are not followed are ignored."""
         self.streams.pop(sequence, None)
-        self.memory.table.close(sequence)
+        self.memory.close(sequence)
 
     def hear(self, batch: Features) -> None:
         """Store the true features of a batch; drop whoever missed something or has no room."""

@@ -1,4 +1,4 @@
-"""What a skeleton's grammar tells a drafter: where each text stands, what may follow, what must.
+"""What grammars tell a drafter while it grows: which candidates cannot be.
 
 Refuses to know bytes and rules; the token automaton does. It only spares wrong guesses: the last stage
 applies the grammar to its own targets.
@@ -7,7 +7,6 @@ applies the grammar to its own targets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,32 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot.constraint import State, TokenAutomaton
-from specsot.frames import Opening
 from specsot_drafter.heads import DraftHead
-
-
-@dataclass(slots=True)
-class Standing:
-    """Where one constrained sequence stands. state: None once it broke its grammar."""
-
-    automaton: TokenAutomaton
-    state: State | None
-
-    def write(self, tokens: Sequence[int]) -> None:
-        """Go on behind tokens the sequence wrote itself."""
-        for token in tokens:
-            if self.state is not None:
-                self.state = self.automaton.advance(self.state, token)
-
-    def forced(self) -> tuple[int, ...]:
-        """What must follow now, as far as there is no choice."""
-        state = self.state
-        return () if state is None or self.automaton.finished(state) else self.automaton.forced(state)
-
-
-def own_tokens(opening: Opening, first: int, tokens: Sequence[int]) -> Sequence[int]:
-    """Those of the tokens at positions first, first + 1, ... that the sequence wrote itself."""
-    return tokens[max(opening.prompt - opening.generated - first, 0) :]
+from specsot_drafter.standing import Standing
 
 
 class GrammarGuide:

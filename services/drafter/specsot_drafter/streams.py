@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specsot.frames import Lesson, Opening
-from specsot_drafter.grammar import Standing, own_tokens
+from specsot_drafter.standing import Standing, own_tokens
 from specsot_drafter.tuning import Returned
 
 

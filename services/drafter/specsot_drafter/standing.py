@@ -1,0 +1,36 @@
+"""Where one constrained text stands in its grammar.
+
+Refuses to know heads, trees, bytes and rules; the token automaton knows the last two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specsot.constraint import State, TokenAutomaton
+from specsot.frames import Opening
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where one constrained sequence stands. state: None once it broke its grammar."""
+
+    automaton: TokenAutomaton
+    state: State | None
+
+    def write(self, tokens: Sequence[int]) -> None:
+        """Go on behind tokens the sequence wrote itself."""
+        for token in tokens:
+            if self.state is not None:
+                self.state = self.automaton.advance(self.state, token)
+
+    def forced(self) -> tuple[int, ...]:
+        """What must follow now, as far as there is no choice."""
+        state = self.state
+        return () if state is None or self.automaton.finished(state) else self.automaton.forced(state)
+
+
+def own_tokens(opening: Opening, first: int, tokens: Sequence[int]) -> Sequence[int]:
+    """Those of the tokens at positions first, first + 1, ... that the sequence wrote itself."""
+    return tokens[max(opening.prompt - opening.generated - first, 0) :]
