@@ -30,7 +30,7 @@ test: $(VENV)/developed ## run every test
 check: $(VENV)/developed ## format, lint, floors, pure tests: no torch, under ten seconds
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/lint-imports --no-logo --no-cache --quiet
+	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/python -m pytest --pure
 
 lint: $(VENV)/developed ## format, lint, floors and types
