@@ -27,8 +27,8 @@ class Shape:
     positions: int = 512
 
 
-def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1) -> Path:
-    """A Llama with random weights; tied embeddings."""
+def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1, poison: int | None = None) -> Path:
+    """A Llama with random weights; tied embeddings, unless one token's embedding is `poison`ed."""
     draw = _draws(seed)
     width = shape.heads * shape.head_dim
     narrow = shape.kv_heads * shape.head_dim
@@ -47,7 +47,11 @@ def write_base(directory: Path, shape: Shape = Shape(), seed: int = 1) -> Path:
             at + "post_attention_layernorm.weight": 1 + draw(shape.hidden, scale=0.1),
         }
     tensors["model.norm.weight"] = 1 + draw(shape.hidden, scale=0.1)
-    return _write(directory, base_config(shape), tensors)
+    if poison is not None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.embed_tokens.weight"][poison] = float("nan")
+    config = base_config(shape) | {"tie_word_embeddings": poison is None}
+    return _write(directory, config, tensors)
 
 
 def write_head(directory: Path, shape: Shape = Shape(), drafts: int = 120, seed: int = 2) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.events import Numbered
-from specsot.members import Layout
+from specsot.members import HeadFormat, Layout
 from specsot.params import Ask, DrafterName
 
 Kind = Literal["embedded", "processes"]
@@ -49,6 +49,7 @@ class Wanted:
     master: str | None = None
     model: str | None = None
     draft_model: str | None = None
+    draft_format: HeadFormat = "safetensors"
     dtype: Dtype = "auto"
     device: str = "cpu"
     stages: int | None = None
@@ -120,6 +121,7 @@ async def open_local(wanted: Wanted, models: Models) -> Fleet:
     options = LocalOptions(
         model=models.base,
         draft_model=models.draft,
+        draft_format=wanted.draft_format,
         dtype=wanted.dtype,
         device=wanted.device,
         stages=wanted.stages,

@@ -15,7 +15,7 @@ from specsot.errors import Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
 from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
-from specsot.members import Layout, Range, Registration, TreeShape
+from specsot.members import HeadFormat, Layout, Range, Registration, TreeShape
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
 from specsot_master.assembly import Master, MasterSettings, assemble
@@ -33,6 +33,7 @@ class LocalOptions:
 
     model: Path
     draft_model: Path | None = None
+    draft_format: HeadFormat = "safetensors"
     dtype: str = "auto"
     device: str = "cpu"
     stages: int | None = None
@@ -176,7 +177,14 @@ def _drafter_maker(options: LocalOptions) -> PartMaker:
 
         assert options.draft_model is not None
         supply = Supply(
-            name, name, options.model, options.draft_model, options.dtype, options.device, options.kv_memory
+            name,
+            name,
+            options.model,
+            options.draft_model,
+            options.dtype,
+            options.device,
+            options.kv_memory,
+            options.draft_format,
         )
         return DrafterPart(Source(supply), dialer, compute)
 

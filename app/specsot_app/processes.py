@@ -94,7 +94,8 @@ def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list
     for stage in range(stages):
         services.append(member(f"worker-{stage}", "specsot_worker", folder, compute))
     if models.draft is not None:
-        draft = (*compute, "--draft-model", str(models.draft))
+        head = ("--draft-model", str(models.draft), "--draft-format", wanted.draft_format)
+        draft = (*compute, *head)
         services.append(member("drafter", "specsot_drafter", folder, draft))
     return services
 

@@ -33,6 +33,8 @@ class Arrangement:
 
     slots, positions: of every row of the frame, in row order.
     moves: (source slot, target slot) pairs of accepted tree rows; gather all, then scatter.
+    freed: pages that nobody owns any more; wiped, so that one sequence's rows that are not numbers
+           never reach another.
     """
 
     copies: tuple[PageCopy, ...]
@@ -40,6 +42,7 @@ class Arrangement:
     slots: tuple[int, ...]
     positions: tuple[int, ...]
     places: tuple[Place, ...]
+    freed: tuple[int, ...]
 
 
 def arrange(table: PageTable, frame: Frame) -> Arrangement:
@@ -56,9 +59,8 @@ def arrange(table: PageTable, frame: Frame) -> Arrangement:
         slots += table.slots(segment.sequence, base, base + rows_of(segment))
         positions += positions_of(segment)
         places.append(_place(table, segment, base))
-    for sequence in frame.closings:
-        table.close(sequence)
-    return Arrangement(copies, tuple(moves), tuple(slots), tuple(positions), tuple(places))
+    freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
+    return Arrangement(copies, tuple(moves), tuple(slots), tuple(positions), tuple(places), freed)
 
 
 def open_one(table: PageTable, opening: Opening) -> PageCopy | None:

@@ -114,9 +114,7 @@ class Finished:
     statistics: Statistics
 
 
-Event = (
-    Started | SkeletonText | Planned | BranchStarted | BranchText | BranchFinished | MergedText | Finished
-)
+Event = Started | SkeletonText | Planned | BranchStarted | BranchText | BranchFinished | MergedText | Finished
 
 
 @dataclass(frozen=True, slots=True)

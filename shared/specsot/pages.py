@@ -72,12 +72,15 @@ class PageTable:
             raise Overloaded(f"{missing} KV pages wanted, {self.free} free")
         pages.extend(self._take() for _ in range(missing))
 
-    def close(self, sequence: int) -> None:
-        """Give a sequence's pages back. Unknown sequences are ignored."""
+    def close(self, sequence: int) -> tuple[int, ...]:
+        """Give a sequence's pages back; returns those nobody owns now. Unknown sequences have none."""
+        freed: list[int] = []
         for page in self._pages.pop(sequence, ()):
             self._owners[page] -= 1
             if not self._owners[page]:
                 heapq.heappush(self._free, page)
+                freed.append(page)
+        return tuple(freed)
 
     def pages(self, sequence: int) -> tuple[int, ...]:
         """Page numbers of a sequence in row order."""

@@ -91,7 +91,12 @@ class Ask:
     def __post_init__(self) -> None:
         _require(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
         _require(self.drafter in DRAFTERS, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
-        _require(bool(self.messages) != (self.prompt is not None), "prompt", "given, or messages, not both", self.prompt)
+        _require(
+            bool(self.messages) != (self.prompt is not None),
+            "prompt",
+            "given, or messages, not both",
+            self.prompt,
+        )
         said = self.prompt if self.prompt is not None else self.messages[-1].content
         _require(bool(said.strip()), "prompt", "not empty", said)
         _require(all(self.stop), "stop", "non-empty strings", self.stop)

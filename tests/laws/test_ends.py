@@ -95,3 +95,19 @@ async def test_law_4_a_stage_that_goes_ends_the_epoch_with_a_reason_and_no_hang(
         await asyncio.wait_for(ring.texts[one].over.wait(), 20)
         assert "worker-1" in ring.broken[0]
         assert ring.fleet.waiting_for() == "1 of 2 workers"
+
+
+@pytest.mark.parametrize("layout", ["packed", "batched"])
+async def test_law_6_a_sequence_whose_numbers_break_fails_alone(tmp_path, layout):
+    poison = 199
+    base, head = write_base(tmp_path / "base", poison=poison), write_head(tmp_path / "head")
+    prompts = [tuple(range(3, 5 + 2 * n)) for n in range(6)]  # of many lengths, read side by side
+    async with ring_of(Setup(base, head, 2, layout, page_rows=64)) as ring:
+        for _ in range(3):  # the pages of those that broke are used again
+            doomed = [await ring.open([poison] + [5] * 40, limit=20) for _ in range(6)]
+            broken = [await ring.written(one) for one in doomed]
+            assert broken == [[]] * 6
+            assert {ring.texts[one].end for one in doomed} == {End.FAILED}
+            for written, prompt in zip(await ring.write_all([list(p) for p in prompts], 12), prompts):
+                ordinal = prompts.index(prompt)
+                assert tuple(written) == write_plainly(base, prompt, 12, Sampling(), 7, ordinal).tokens

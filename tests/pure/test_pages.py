@@ -25,10 +25,10 @@ def test_pages_come_back_when_their_last_owner_goes():
     table.open(1)
     table.reserve(1, 8)
     table.fork(2, 1, 8)
-    table.close(1)
+    assert table.close(1) == ()
     assert table.free == 6
-    table.close(2)
-    table.close(2)
+    assert table.close(2) == (0, 1)
+    assert table.close(2) == ()
     assert table.free == 8
 
 

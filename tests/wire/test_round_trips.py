@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
 from specsot.errors import InvalidRequest, WireError
@@ -23,6 +23,8 @@ from specsot.wire.fleet import decode_downward, decode_upward, encode_downward, 
 from specsot.wire.info import decode_info, encode_info
 from specsot.wire.requests import decode_ask, encode_ask
 from tests.wire import strategies as values
+
+FRAME = values.fr.Frame(epoch=1, number=0)
 
 quick = settings(
     max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -145,6 +147,31 @@ def test_garbage_from_a_server(data: bytes) -> None:
     only_complains(lambda: decode_event(parse(master_pb2.GenerateEvent, data)))
 
 
+@pytest.mark.parametrize(
+    ("made", "by"),
+    [
+        (values.params.Ask(prompt="x"), values.asks),
+        (FRAME, values.frames),
+        (values.fr.Opening(1, 1), values.openings()),
+        (values.fr.Drafts(1), values.drafts),
+        (values.fr.Result(1, 0), values.results),
+        (values.fr.Features(1, 0), values.features()),
+        (values.members.TreeShape(), values.shapes),
+        (values.ev.Statistics(), values.figures),
+        (values.info.Info(), values.infos),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_no_field_is_forgotten(made: Any, by: st.SearchStrategy[Any]) -> None:
+    """Each field takes another value than its default somewhere, so the round trips see it."""
+
+    def differs(value: Any, name: str) -> bool:
+        return not same(getattr(value, name), getattr(made, name))
+
+    for field in dataclasses.fields(made):
+        find(by, lambda value, name=field.name: differs(value, name), settings=quick)
+
+
 def test_what_does_not_travel_is_refused_at_the_sender() -> None:
     with pytest.raises(WireError, match="int64"):
         next(encode_carry(dataclasses.replace(FRAME, hidden=torch.zeros(1, 1, dtype=torch.int64))))
@@ -154,6 +181,3 @@ def test_what_does_not_travel_is_refused_at_the_sender() -> None:
         encode_upward("words")  # pyright: ignore[reportArgumentType]
     with pytest.raises(WireError, match="tell a member a str"):
         encode_downward("words")  # pyright: ignore[reportArgumentType]
-
-
-FRAME = values.fr.Frame(epoch=1, number=0)

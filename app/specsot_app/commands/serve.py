@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from specsot.members import HeadFormat
 from specsot.params import DrafterName
 from specsot_app.fleets import Dtype, Models, Wanted, models_of
 from specsot_app.running import run
@@ -21,6 +22,9 @@ def serve(
     stages: Annotated[int, typer.Option(help="Layer ranges, one worker each.")] = 2,
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE-3 head.")] = None,
+    draft_format: Annotated[
+        HeadFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
+    ] = "safetensors",
     drafter: Annotated[DrafterName, typer.Option(help="Who drafts.")] = "eagle",
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
     device: Annotated[str, typer.Option(help="Torch device of workers and drafter.")] = "cpu",
@@ -30,6 +34,7 @@ def serve(
         kind="processes",
         model=model,
         draft_model=draft_model,
+        draft_format=draft_format,
         dtype=dtype,
         device=device,
         stages=stages,

@@ -33,7 +33,14 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
         from specsot_drafter.source import Source, Supply
 
         supply = Supply(
-            name, address, config.model, config.draft_model, config.dtype, config.device, config.kv_memory
+            name,
+            address,
+            config.model,
+            config.draft_model,
+            config.dtype,
+            config.device,
+            config.kv_memory,
+            config.draft_format,
         )
         return DrafterPart(Source(supply), dialer, compute)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specsot.members import HeadFormat
 from specsot.process.flags import Flags
 from specsot.process.setting import Setting, add_membership, add_setting, read_setting
 
@@ -26,6 +27,7 @@ class DrafterConfig:
     dtype: str
     device: str
     kv_memory: int
+    draft_format: HeadFormat
 
 
 def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
@@ -33,6 +35,12 @@ def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
     flags = Flags("specsot-drafter", "Drafts trees of tokens for a SpecSoT ring with an EAGLE-3 head.")
     add_membership(flags)
     flags.flag("draft-model", required=True, help="directory of the EAGLE-3 head")
+    flags.flag(
+        "draft-format",
+        default="safetensors",
+        choices=("safetensors", "bin"),
+        help="bin reads the head's pytorch_model.bin (weights only) where it has no safetensors file",
+    )
     add_setting(flags, "127.0.0.1:0")
     given = flags.parse_args(arguments)
     return DrafterConfig(
@@ -45,4 +53,5 @@ def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
         dtype=given.dtype,
         device=given.device,
         kv_memory=given.kv_memory,
+        draft_format=given.draft_format,
     )

@@ -38,6 +38,11 @@ class Memory:
         origin, own = (self.table.slots(owner, length - 1, length)[0] for owner in (source, sequence))
         self._features[own] = self._features[origin]
 
+    def close(self, sequence: int) -> None:
+        """Give a sequence's pages back, wiped: rows that are not numbers must not reach another."""
+        for page in self.table.close(sequence):
+            self.kv.clear_page(page)
+
     def remember(self, slots: Sequence[int], features: Tensor) -> None:
         """Store [rows, hidden] true features at so many slots."""
         self._features[torch.tensor(slots, device=features.device)] = features.to(self._features.dtype)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from specsot.members import Configuration, Curve, Head, Registration
+from specsot.members import Configuration, Curve, Head, HeadFormat, Registration
 from specsot.model.config import read_config
-from specsot.model.precision import resolve_dtype
 from specsot.model.fingerprint import fingerprint
+from specsot.model.precision import resolve_dtype
 from specsot.vocabulary import read_vocabulary
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads.eagle3 import Eagle3Head
@@ -32,6 +32,7 @@ class Supply:
     dtype: str = "auto"
     device: str = "cpu"
     kv_memory: int = 1 << 28
+    draft_format: HeadFormat = "safetensors"
 
 
 class Source:
@@ -50,7 +51,8 @@ class Source:
     def head(self) -> Eagle3Head:
         supply = self._supply
         dtype = resolve_dtype(supply.dtype, supply.device)
-        return Eagle3Head.load(supply.draft_model, supply.model, dtype, supply.device)
+        pickled = supply.draft_format == "bin"
+        return Eagle3Head.load(supply.draft_model, supply.model, dtype, supply.device, pickled)
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
         return self.head.tap_slices()

@@ -87,6 +87,8 @@ class Stage:
             sources, targets = zip(*arrangement.moves)
             device = self._decoder.device
             self._kv.move(torch.tensor(sources, device=device), torch.tensor(targets, device=device))
+        for page in arrangement.freed:
+            self._kv.clear_page(page)
 
     def _plan(self, arrangement: Arrangement) -> AttentionPlan:
         spans = [

@@ -94,6 +94,8 @@ def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
             return _read_index(directory / index)
         if (directory / single).exists():
             return single
+    if (directory / PICKLE).exists() or (directory / PICKLE_INDEX).exists():
+        raise ModelError(f"{directory}: only {PICKLE}; allow it with --draft-format bin if it is a head")
     raise ModelError(f"{directory}: no {SINGLE} and no {INDEX}")
 
 
