@@ -64,7 +64,8 @@ class DrafterPart:
             return
         if isinstance(message, Features) and message.epoch == self.epoch:
             now.untaught.append(message)
-        if isinstance(message, Lost) and message.peer == now.configuration.stages[0].name:
+        first = now.configuration.stages[0].name
+        if isinstance(message, Lost) and (message.peer, message.epoch) == (first, self.epoch):
             raise Unavailable(f"lost {message.peer}: {message.reason}")
 
     async def settle(self) -> float | None:
