@@ -37,13 +37,15 @@ SHAPE = TreeShape()
 @dataclass(frozen=True, slots=True)
 class World:
     """Each lap the head is as sure as one of `claims` says: that much for the next token, siblings
-    getting `spread` of it in falling order. `truth` times that is so.
+    getting `spread` of it in falling order. `truth` times that is so. A lap with trees really takes
+    `strain` times what the curve says.
     """
 
     lap: Curve
     level: Curve
     live: int
     truth: float
+    strain: float = 1.0
     claims: tuple[float, ...] = (0.97, 0.85, 0.6)
     spread: tuple[float, ...] = (0.8, 0.13, 0.05, 0.02)
 
@@ -80,11 +82,13 @@ def run(world: World, laps: int, seed: int = 0, tuner: Tuner | None = None, meas
     done = Run(plain=world.live / float(lap.at(world.live)))
     for _ in range(laps):
         trees = _lap(world, tuner, rng)
-        tuner.settle(trees)
         grown = trees[0].grown
         done.drafted += bool(grown)
         done.tokens += sum(tree.accepted + 1 for tree in trees)
-        done.seconds += float(lap.at(sum(tree.rows for tree in trees)))
+        rows = sum(tree.rows for tree in trees)
+        turning = float(lap.at(rows)) * (world.strain if rows > len(trees) else 1.0)
+        tuner.settle(trees, turning)
+        done.seconds += turning
         if grown:
             growing = float(level.at(world.live) + (grown - 1) * level.at(world.live * SHAPE.top_k))
             done.seconds += growing

@@ -26,6 +26,13 @@ def test_never_below_097_of_plain(lap: str, head: str, live: int) -> None:
         assert ratio >= 0.97, f"true acceptance {truth} of the claimed"
 
 
+@pytest.mark.parametrize("live", [1, 4, 8])
+@pytest.mark.parametrize("strain", [1.3, 1.8])
+def test_not_even_where_laps_with_trees_take_longer_than_measured(strain: float, live: int) -> None:
+    for truth in (0.0, 0.5, 1.0):
+        assert run(World(DEMO, QUICK_HEAD, live, truth, strain), laps=200, seed=live).ratio >= 0.97
+
+
 def test_a_text_that_turns_against_the_head_costs_little() -> None:
     """Drafting pays, then nothing is ever accepted again; counted from the turn on."""
     tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)

@@ -195,11 +195,10 @@ class DraftEngine:
         trees = [
             self._returned(lesson) for lesson in batch.lessons if lesson.step is not None and lesson.step > 1
         ]
-        if sum(tree.rows for tree in trees) > batch.fed:  # some came too late and were not sent
+        rows = sum(tree.rows for tree in trees)
+        if rows > batch.fed:  # some came too late and were not sent
             trees = [Returned(0, 1, (), 0) for _ in trees]
-        self.tuner.settle(trees)
-        if batch.fed:
-            self.tuner.note_lap(batch.fed, batch.seconds)
+        self.tuner.settle(trees, batch.seconds if rows == batch.fed else None)
         if trees and self._turned:
             hop = self._arrived - self._turned.since - batch.seconds
             self.tuner.note_hop(self._turned.drafted, hop, batch.seconds)

@@ -26,7 +26,7 @@ class Timing:
     """
 
     def __init__(self, curve: Curve) -> None:
-        self._measured = bool(curve)
+        self.measured = bool(curve)
         points = sorted(curve) or FLAT
         self._rows = np.array([rows for rows, _ in points], dtype=float)
         self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points], dtype=float))
@@ -42,12 +42,12 @@ class Timing:
         """Something this curve said would take `expected` seconds took `seconds`: move it a little."""
         if expected <= 0 or seconds <= 0:
             return
-        if self._measured:
+        if self.measured:
             ratio = min(seconds / expected, WILDEST)
             self._scale *= 1 + (SLOWER if ratio > 1 else FASTER) * (ratio - 1)
         else:
             self._scale *= seconds / expected
-            self._measured = True
+            self.measured = True
 
     def _last_slope(self) -> float:
         if len(self._rows) < 2:

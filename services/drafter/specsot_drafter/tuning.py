@@ -29,6 +29,8 @@ CEILING = 20.0  # plain laps of credit that good times may leave to bad ones
 SLENDER = 1.0  # nodes per level and tree, before anything is known
 UNTRIED = 100  # laps without drafts after which one level is tried against all expectation
 REST = 8  # laps without another look, once drafting does not pay
+UNPLAIN = 64  # laps with drafts after which one without shows what plain decoding takes now
+WORST_STRAIN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
 MOST_HOP = 4.0  # times the computing of a lap that its hops may seem to take
 WEIGHT = 0.2  # of one lap in what is typical
 
@@ -61,10 +63,12 @@ class Tuner:
         self._resting = self._rested_by = self._untried = 0
         self._bushes: dict[int, float] = {}
         self._hops: dict[bool, float] = {}
+        self._strain = 1.0
+        self._unplain = 0
 
     def plan_levels(self, live: int, most: int) -> int:
         """Levels that `live` trees may grow, at most `most`; 0: send the roots alone."""
-        if not live or most <= 0 or self._rests(live):
+        if not live or most <= 0 or self._rests(live) or self._unplain >= UNPLAIN:
             return 0
         levels = np.arange(1, most + 1)
         plain = self._plain(live)
@@ -115,10 +119,6 @@ class Tuner:
         self._remember_bush(live, count / (live * levels))
         return count
 
-    def note_lap(self, rows: int, seconds: float) -> None:
-        """All stages together took so long for so many rows."""
-        self.lap.note(float(self.lap.at(rows)), seconds)
-
     def note_hop(self, drafted: bool, seconds: float, computed: float) -> None:
         """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
 
@@ -132,21 +132,41 @@ class Tuner:
         """Growing `live` trees of so many levels took so long, all in all."""
         self.level.note(float(self._growing(live, levels)), seconds)
 
-    def settle(self, trees: Sequence[Returned]) -> None:
-        """A lap came back: learn from it, and book what it gained or lost against plain decoding."""
+    def settle(self, trees: Sequence[Returned], seconds: float | None = None) -> None:
+        """A lap came back: learn from it, and book what it gained or lost against plain decoding.
+
+        seconds: what all stages together took for it; None when there was more in its frame.
+        """
         if not trees:
             return
         live = len(trees)
+        extra = self._extra(live, sum(tree.rows for tree in trees), seconds)
         plain = self._plain(live)
-        tokens = sum(tree.accepted + 1 for tree in trees)
-        nodes = sum(tree.rows for tree in trees) - live
-        lost = plain + float(self._sending(live, nodes)) - tokens * plain / live
-        self._credit = min(self._purse(plain) + ALLOWANCE * plain - lost, CEILING * plain)
+        gained = (sum(tree.accepted for tree in trees) / live) * plain - extra
+        self._credit = min(self._purse(plain) + ALLOWANCE * plain + gained, CEILING * plain)
         self._learn([tree for tree in trees if tree.grown])
+
+    def _extra(self, live: int, rows: int, seconds: float | None) -> float:
+        """What the stages took beyond a plain lap.
+
+        Laps without drafts move the curve; how much more than the curve says laps with trees take (their
+        masks, their branching, each sequence's own context) is kept apart.
+        """
+        expected = float(self.lap.at(rows))
+        if rows == live or not self.lap.measured:
+            self.lap.note(expected, seconds or 0.0)
+        if rows == live:
+            return 0.0
+        if not seconds or expected <= 0:
+            return float(self._sending(live, rows - live))
+        strain = min(seconds / expected, WORST_STRAIN)
+        self._strain += WEIGHT * (strain - self._strain)
+        return strain * expected - float(self.lap.at(live))
 
     def _learn(self, drafted: Sequence[Returned]) -> None:
         for tree in drafted:
             self.acceptance.note(tree.grown, tree.masses, tree.accepted)
+        self._unplain = self._unplain + 1 if drafted else 0
         if not drafted:
             self._untried += 1
             self.acceptance.fade()
@@ -183,7 +203,8 @@ class Tuner:
 
     def _sending(self, live: int, nodes: Floats | NDArray[np.int64] | int) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
-        return self.lap.at(live + np.asarray(nodes, dtype=float)) - self.lap.at(live)
+        drafted = self.lap.at(live + np.asarray(nodes, dtype=float)) * self._strain
+        return np.where(np.asarray(nodes) > 0, drafted - self.lap.at(live), 0.0)
 
     def _bush(self, live: int) -> float:
         """Typical nodes per level and tree with about so many trees."""

@@ -65,7 +65,8 @@ class Eagle3Head:
     def _load_layer(self, fetch: Any, eps: float) -> None:
         dim, attention, mlp = self.head_dim, "midlayer.self_attn", "midlayer.mlp"
         q, k = (interleave(fetch(f"{attention}.{name}.weight"), dim) for name in ("q_proj", "k_proj"))
-        self._qkv = Linear(torch.cat((q, k, fetch(f"{attention}.v_proj.weight"))))
+        v = fetch(f"{attention}.v_proj.weight")
+        self._qkv, self._kv = Linear(torch.cat((q, k, v))), Linear(torch.cat((k, v)))
         self._out = Linear(fetch(f"{attention}.o_proj.weight"))
         self._gate_up = Linear(
             torch.cat([fetch(f"{mlp}.{name}.weight") for name in ("gate_proj", "up_proj")])
@@ -133,12 +134,13 @@ class Eagle3Head:
         inputs = torch.cat(
             (self._token_norm(F.embedding(tokens, self._table)), self._feature_norm(features)), 1
         )
-        queries = self._project(inputs, positions, slots, kv)
+        if asked is not None and len(asked) < len(tokens):
+            self._write(inputs, positions, slots, kv)
+            inputs, features = inputs[asked], features[asked]
+            positions, slots = positions[asked], slots[asked]
         if plan is None:
-            return features[:0]
-        if asked is not None:
-            queries, features = queries[asked], features[asked]
-        x = features + self._out(attend(queries, kv.layers[0], plan))
+            return features
+        x = features + self._out(attend(self._project(inputs, positions, slots, kv), kv.layers[0], plan))
         return x.add_(self._down(gate(self._gate_up(self._mlp_norm(x)))))
 
     def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:
@@ -148,6 +150,13 @@ class Eagle3Head:
         rotate(parts.narrow(1, 0, heads + pairs), self._rotary.table(positions))
         kv.write(0, slots, parts.narrow(1, heads, 2 * pairs).unflatten(1, (2, pairs)))
         return parts.narrow(1, 0, heads).unflatten(1, (pairs, self.group))
+
+    def _write(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
+        """Keys and values alone: a row whose output nobody asks for needs no more."""
+        pairs = self.kv_heads
+        parts = self._kv(inputs).view(inputs.shape[0], -1, self.head_dim)
+        rotate(parts.narrow(1, 0, pairs), self._rotary.table(positions)[:, -pairs:])
+        kv.write(0, slots, parts.unflatten(1, (2, pairs)))
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, draft vocabulary], over the draft vocabulary alone, in fp32."""
