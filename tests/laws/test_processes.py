@@ -1,0 +1,113 @@
+"""Laws 1, 4 and 5 over real processes: the demo model through a master, two workers and a drafter."""
+
+import asyncio
+import os
+import random
+import signal
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+pytest.importorskip("torch")
+
+from specsot.errors import Unavailable
+from specsot.events import BranchText, Finished, MergedText, Reason
+from specsot_app.asking import ask_of
+from specsot_app.fleets import Models, Wanted, open_fleet
+from specsot_app.processes import ProcessFleet
+
+pytestmark = [pytest.mark.torch, pytest.mark.processes]
+
+QUESTION = "Give an overview of Stages of Sleep."
+
+
+@asynccontextmanager
+async def apart(demo_model):
+    """The three kinds of services, each a process."""
+    models = Models(demo_model / "base", demo_model / "eagle3")
+    fleet = await ProcessFleet.start(Wanted(kind="processes", stages=2, dtype="fp32"), models)
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def answer(fleet, **options):
+    """All events of one request."""
+    return [one async for one in fleet.generate(ask_of(QUESTION, **options))]
+
+
+def check_stream(events):
+    """Every event once, in order; branch and merged text without a gap; nothing behind the end."""
+    assert [one.offset for one in events] == list(range(len(events)))
+    reached: dict[int | None, int] = {}
+    for one in events:
+        if isinstance(one.event, BranchText | MergedText):
+            stream = one.event.branch if isinstance(one.event, BranchText) else None
+            assert one.event.offset == reached.get(stream, 0)
+            reached[stream] = one.event.offset + len(one.event.text)
+    assert isinstance(events[-1].event, Finished)
+    merged = "".join(one.event.text for one in events if isinstance(one.event, MergedText))
+    assert merged == events[-1].event.text
+
+
+async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(demo_model):
+    inside = await open_fleet(Wanted(drafter="none", dtype="fp32"))
+    try:
+        async with apart(demo_model) as fleet:
+            for options in ({"mode": "sot"}, {"mode": "auto", "temperature": 0.8, "seed": 11}):
+                here, there = await answer(inside, **options), await answer(fleet, **options)
+                check_stream(there)
+                assert there[-1].event.text == here[-1].event.text
+                assert there[-1].event.tokens == here[-1].event.tokens
+    finally:
+        await inside.close()
+
+
+async def test_law_4_a_killed_drafter_changes_nothing_and_a_killed_worker_ends_it_clearly(demo_model):
+    async with apart(demo_model) as fleet:
+        undisturbed = (await answer(fleet, mode="sot"))[-1].event.text
+        pids = {child.service.name: child.pid for child in fleet.children}
+        events = []
+        async for one in fleet.generate(ask_of(QUESTION, mode="sot")):
+            events.append(one)
+            if len(events) == 12:
+                os.kill(pids["drafter"], signal.SIGKILL)
+        check_stream(events)
+        assert events[-1].event.text == undisturbed
+        with pytest.raises(Unavailable, match="worker-1"):
+            async for one in fleet.generate(ask_of(QUESTION, mode="sot")):
+                if one.offset == 12:
+                    os.kill(pids["worker-1"], signal.SIGKILL)
+        with pytest.raises(Unavailable, match="1 of 2 workers"):
+            await answer(fleet)
+
+
+async def test_law_5_two_hundred_ends_over_processes_leave_nothing_behind(demo_model):
+    rng = random.Random(31)
+    async with apart(demo_model) as fleet:
+        await answer(fleet, mode="sot")
+        before = {child.pid: open_files(child.pid) for child in fleet.children}
+        places = asyncio.Semaphore(8)
+
+        async def end_somehow():
+            async with places:
+                mode, patience = rng.choice(["direct", "direct", "sot"]), rng.choice([1, 3, 9, 1000])
+                ask = ask_of(QUESTION, mode=mode, max_new_tokens=rng.randrange(1, 24))
+                async with aclosing(fleet.generate(ask)) as events:
+                    async for one in events:
+                        if one.offset == patience:
+                            break
+                        if isinstance(one.event, Finished):
+                            assert one.event.reason in (Reason.STOP, Reason.LENGTH)
+
+        await asyncio.gather(*(end_somehow() for _ in range(200)))
+        check_stream(await answer(fleet, mode="sot"))
+        info = await fleet.info()
+        assert info.pages is not None
+        assert info.pages.free == info.pages.total
+        assert all(open_files(pid) <= files for pid, files in before.items())
+
+
+def open_files(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
