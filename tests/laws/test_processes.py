@@ -37,6 +37,16 @@ async def answer(fleet, **options):
     return [one async for one in fleet.generate(ask_of(QUESTION, **options))]
 
 
+async def kill_at(fleet, offset, pid):
+    """All events of one request, with a process killed when one of them comes."""
+    events = []
+    async for one in fleet.generate(ask_of(QUESTION, mode="sot")):
+        events.append(one)
+        if one.offset == offset:
+            os.kill(pid, signal.SIGKILL)
+    return events
+
+
 def check_stream(events):
     """Every event once, in order; branch and merged text without a gap; nothing behind the end."""
     assert [one.offset for one in events] == list(range(len(events)))
@@ -68,17 +78,11 @@ async def test_law_4_a_killed_drafter_changes_nothing_and_a_killed_worker_ends_i
     async with apart(demo_model) as fleet:
         undisturbed = (await answer(fleet, mode="sot"))[-1].event.text
         pids = {child.service.name: child.pid for child in fleet.children}
-        events = []
-        async for one in fleet.generate(ask_of(QUESTION, mode="sot")):
-            events.append(one)
-            if len(events) == 12:
-                os.kill(pids["drafter"], signal.SIGKILL)
+        events = await kill_at(fleet, 12, pids["drafter"])
         check_stream(events)
         assert events[-1].event.text == undisturbed
         with pytest.raises(Unavailable, match="worker-1"):
-            async for one in fleet.generate(ask_of(QUESTION, mode="sot")):
-                if one.offset == 12:
-                    os.kill(pids["worker-1"], signal.SIGKILL)
+            await kill_at(fleet, 12, pids["worker-1"])
         with pytest.raises(Unavailable, match="1 of 2 workers"):
             await answer(fleet)
 
