@@ -88,7 +88,7 @@ def test_no_weights_and_no_directory(tmp_path: Path) -> None:
 
 def test_pickled_weights_only_when_asked_for(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2, 2)}, tmp_path / "pytorch_model.bin")
-    assert "no model.safetensors" in refusal(tmp_path)
+    assert "only pytorch_model.bin" in refusal(tmp_path)
     files = WeightFiles(tmp_path, allow_pickle_bin=True)
     assert files.names() == ("a",)
     assert files.shape("a") == (2, 2)
