@@ -18,7 +18,7 @@ from specsot_app.running import run
 
 
 def serve(
-    port: Annotated[int, typer.Option(help="Where the master listens.")] = 50050,
+    port: Annotated[int, typer.Option(help="Where the master listens; 0 for a free port.")] = 50050,
     stages: Annotated[int, typer.Option(help="Layer ranges, one worker each.")] = 2,
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE-3 head.")] = None,
@@ -53,7 +53,7 @@ async def keep(wanted: Wanted, models: Models, port: int) -> None:
     try:
         for child in fleet.children:
             print(f"{child.service.name:<10} {child.service.address}  process {child.pid}", flush=True)
-        print(f'ready: specsot infer --master 127.0.0.1:{port} "..."', flush=True)
+        print(f'ready: specsot infer --master {fleet.children[0].service.address} "..."', flush=True)
         raise await fleet.ended()
     finally:
         await fleet.close()
