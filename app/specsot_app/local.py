@@ -109,16 +109,19 @@ class LocalFleet:
 
 
 class _Uplink:
-    """A member's way to the master within one process."""
+    """A member's way to the master within one process.
+
+    The master listens in a turn of its own, so that the next lap is under way before it thinks.
+    """
 
     def __init__(self, fleet: Fleet, name: str) -> None:
         self._fleet, self._name = fleet, name
 
     async def send(self, message: object) -> None:
-        self._fleet.heard(self._name, message)
+        asyncio.get_running_loop().call_soon(self._fleet.heard, self._name, message)
 
     async def close(self) -> None:
-        self._fleet.lost(self._name, "left")
+        asyncio.get_running_loop().call_soon(self._fleet.lost, self._name, "left")
 
 
 def _connect(fleet: Fleet, inbox: Inbox) -> Connect:

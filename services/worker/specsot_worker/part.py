@@ -147,7 +147,7 @@ class WorkerPart:
 
     async def _teach(self, now: _Epoch, verdict: Verdict) -> None:
         """Features to the drafter; a lost drafter stops nobody."""
-        if now.links.drafter is None:
+        if now.links.drafter is None or verdict.features is None:
             return
         try:
             await now.links.drafter.send(verdict.features)

@@ -24,10 +24,10 @@ Grammars = Callable[[PlanRules], Grammar]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A frame's result for master and stage 0, and its lessons for the drafter."""
+    """A frame's result for master and stage 0, and its lessons for the drafter, if it has any."""
 
     result: Result
-    features: Features
+    features: Features | None
 
 
 class LastStage:
@@ -36,6 +36,7 @@ class LastStage:
     def __init__(self, logits: Logits, grammars: Grammars) -> None:
         self._logits, self._grammars = logits, grammars
         self._written: dict[int, Written] = {}
+        self._drafted: set[int] = set()
 
     @torch.inference_mode()
     def judge(self, frame: Frame) -> Verdict:
@@ -49,11 +50,14 @@ class LastStage:
             for segment in frame.segments
             if segment.sequence in targets
         }
-        verdict = Verdict(_result(frame, tuple(outcomes.values())), _features(frame, outcomes))
+        result = _result(frame, tuple(outcomes.values()))
+        verdict = Verdict(result, _features(frame, outcomes, self._drafted))
         self._forget(frame, outcomes)
         return verdict
 
     def _open(self, opening: Opening) -> None:
+        if opening.drafted:
+            self._drafted.add(opening.sequence)
         if opening.decodes:
             grammar = self._grammars(opening.plan) if opening.plan else None
             self._written[opening.sequence] = Written(opening, grammar)
@@ -107,6 +111,7 @@ class LastStage:
         over = [sequence for sequence, outcome in outcomes.items() if outcome.end]
         for sequence in (*frame.closings, *over):
             self._written.pop(sequence, None)
+        self._drafted.difference_update(frame.closings)
 
 
 def _judged_rows(segment: Chunk | Growth, first: int) -> range:
@@ -128,29 +133,38 @@ def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
     return Result(frame.epoch, frame.number, outcomes, frame.seconds, rows)
 
 
-def _features(frame: Frame, outcomes: dict[int, Outcome]) -> Features:
-    """Lessons of what was committed, with the rows of `fused` that belong to it."""
+def _features(frame: Frame, outcomes: dict[int, Outcome], drafted: set[int]) -> Features | None:
+    """What a drafter shall know of this frame; None when nothing in it is drafted."""
+    lessons, rows = _lessons(frame, outcomes, drafted)
+    openings = tuple(opening for opening in frame.openings if opening.drafted)
+    closings = tuple(sequence for sequence in frame.closings if sequence in drafted)
+    if not (lessons or openings or closings):
+        return None
+    return Features(
+        frame.epoch,
+        frame.number,
+        openings,
+        tuple(lessons),
+        closings,
+        frame.fused[rows] if frame.fused is not None and rows else None,
+        fed=sum(map(rows_of, frame.segments)),
+        seconds=sum(frame.seconds),
+    )
+
+
+def _lessons(frame: Frame, outcomes: dict[int, Outcome], drafted: set[int]) -> tuple[list[Lesson], list[int]]:
+    """Lessons of what was committed and is not over, and the frame's rows they come from."""
     lessons: list[Lesson] = []
     rows: list[int] = []
     first = 0
     for segment in frame.segments:
         outcome = outcomes.get(segment.sequence)
-        if outcome is None or outcome.end is None:
+        if segment.sequence in drafted and (outcome is None or outcome.end is None):
             kept = outcome.accepted if outcome and outcome.accepted else tuple(range(rows_of(segment)))
             lessons.append(_lesson(segment, outcome, kept))
             rows += [first + node for node in kept]
         first += rows_of(segment)
-    fused = frame.fused[rows] if frame.fused is not None and rows else None
-    return Features(
-        frame.epoch,
-        frame.number,
-        frame.openings,
-        tuple(lessons),
-        frame.closings,
-        fused,
-        fed=first,
-        seconds=sum(frame.seconds),
-    )
+    return lessons, rows
 
 
 def _lesson(segment: Chunk | Growth, outcome: Outcome | None, kept: tuple[int, ...]) -> Lesson:
