@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -19,7 +19,9 @@ from specsot.params import Ask, DrafterName, Mode
 from specsot_app.asking import ask_of
 from specsot_app.fleets import Dtype, Kind, Opener, Wanted, models_of, open_fleet
 from specsot_app.running import run
-from specsot_app.terminal.show import Manner, Streams, manner_of, show
+
+if TYPE_CHECKING:
+    from specsot_app.terminal.show import Manner, Streams
 
 
 def infer(
@@ -76,6 +78,8 @@ def infer(
         stop=stop,
         constraint=constraint,
     )
+    from specsot_app.terminal.show import Streams, manner_of
+
     streams = Streams(sys.stdout, sys.stderr)
     return run(answer(ask, wanted, streams, manner_of(streams, json)))
 
@@ -96,6 +100,8 @@ async def answer(
     ask: Ask, wanted: Wanted, streams: Streams, manner: Manner, opener: Opener = open_fleet
 ) -> int:
     """Open the fleet, show the request, close the fleet; 1 when the request failed."""
+    from specsot_app.terminal.show import show
+
     fleet = await opener(wanted)
     try:
         async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
