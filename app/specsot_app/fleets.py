@@ -54,7 +54,7 @@ class Wanted:
     device: str = "cpu"
     stages: int | None = None
     drafter: DrafterName = "eagle"
-    layout: Layout = "packed"
+    layout: Layout = "batched"
 
 
 Opener = Callable[[Wanted], Coroutine[Any, Any, Fleet]]

@@ -38,7 +38,7 @@ class LocalOptions:
     device: str = "cpu"
     stages: int | None = None
     drafter: DrafterName = "eagle"
-    layout: Layout = "packed"
+    layout: Layout = "batched"
     kv_memory: int = 1 << 29
     page_rows: int = 256
     shape: TreeShape = field(default_factory=TreeShape)

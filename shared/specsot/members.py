@@ -117,7 +117,7 @@ class Configuration:
     slots: int
     rows: int = 512
     flight: int = 1
-    layout: Layout = "packed"
+    layout: Layout = "batched"
     drafter: str | None = None
     head: Head | None = None
     shape: TreeShape = TreeShape()

@@ -30,7 +30,7 @@ class MasterSettings:
     drafter: bool = True
     page_rows: int = 256
     rows: int = 512
-    layout: Layout = "packed"
+    layout: Layout = "batched"
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
 

@@ -37,7 +37,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("depth", positive, shape.depth, "expansions of a draft tree after the first")
     flags.flag("top-k", positive, shape.top_k, "width of a draft tree")
     layouts = ("packed", "batched")
-    flags.flag("branch-layout", default="packed", choices=layouts, help="how branches lie in a frame")
+    flags.flag("branch-layout", default="batched", choices=layouts, help="how branches lie in a frame")
     flags.flag("draft-timeout", seconds, 1.0, "seconds stage 0 waits for a tree")
     add_setting(flags, "127.0.0.1:50050")
     given = flags.parse_args(arguments)

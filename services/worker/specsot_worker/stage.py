@@ -22,7 +22,7 @@ from specsot.pages import PageTable
 class Stage:
     """One layer range with its pages. `run` takes frames strictly in order."""
 
-    def __init__(self, decoder: Decoder, pages: int, page_rows: int, layout: Layout = "packed") -> None:
+    def __init__(self, decoder: Decoder, pages: int, page_rows: int, layout: Layout = "batched") -> None:
         self._decoder = decoder
         self._layout: Layout = layout
         self._table = PageTable(pages, page_rows)

@@ -4,6 +4,5 @@ Refuses to know text, tensors and requests.
 """
 
 from specsot.constraint.automaton import Mask, State, TokenAutomaton, automaton
-from specsot.constraint.trees import mask_tree
 
-__all__ = ["Mask", "State", "TokenAutomaton", "automaton", "mask_tree"]
+__all__ = ["Mask", "State", "TokenAutomaton", "automaton"]

@@ -28,7 +28,7 @@ class Wishes:
     page_rows: int = 256
     max_pages: int = 4096
     rows: int = 512
-    layout: Layout = "packed"
+    layout: Layout = "batched"
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
 
