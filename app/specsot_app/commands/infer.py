@@ -44,7 +44,7 @@ def infer(
     ] = "safetensors",
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
     device: Annotated[str, typer.Option(help="Torch device of an embedded fleet.")] = "cpu",
-    branch_layout: Annotated[Layout, typer.Option(help="How branches lie in a frame.")] = "packed",
+    branch_layout: Annotated[Layout, typer.Option(help="How branches lie in a frame.")] = "batched",
     stages: Annotated[int | None, typer.Option(help="Layer ranges the model is cut into.")] = None,
     fleet: Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")] = "embedded",
     master: Annotated[str | None, typer.Option(help="host:port of a master that runs already.")] = None,
