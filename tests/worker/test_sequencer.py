@@ -181,6 +181,30 @@ def test_without_credits_nobody_is_hurried():
     sequencer.learn(Result(1, first.number, (Outcome(1, 0, (), (3,)),)), 0.0)
     assert sequencer.deadline() == 0.5
     sequencer.obey(order_of(2, [1, 2], 30))
-    assert sequencer.compose(0.1) is not None
+    assert sequencer.compose(0.1) is None, "the tree is worth waiting for; what came rides with it"
+    assert sequencer.compose(0.6) is not None
     assert sequencer.compose(9.0) is None
     assert sequencer.deadline() is None
+
+
+def test_a_family_goes_out_whole():
+    from specsot.frames import Draft, Drafts, Outcome, Result
+    from specsot.tree import chain
+
+    sequencer = Sequencer(1, Budget(64, 3, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer.obey(order_of(1, [1, 2, 3], 1, decodes=False))
+    for sequence in (2, 3):
+        sequencer.obey(order_of(sequence, [4], 9, Fork(1, 3)))
+    prefix = sequencer.compose(0.0)
+    branches = sequencer.compose(0.0)
+    assert prefix is not None
+    assert branches is not None
+    outcomes = (Outcome(2, 0, (), (5,)), Outcome(3, 0, (), (6,)))
+    sequencer.learn(Result(1, branches.number, outcomes), 0.0)
+    sequencer.offer(Drafts(1, (Draft(2, 1, chain([5, 5])),)))
+    assert sequencer.compose(0.1) is None, "the other branch still waits for its tree"
+    sequencer.offer(Drafts(1, (Draft(3, 1, chain([6])),)))
+    frame = sequencer.compose(0.2)
+    assert frame is not None
+    assert [segment.sequence for segment in frame.segments] == [2, 3]
+    assert sequencer.compose(0.2) is None

@@ -96,7 +96,8 @@ class DraftEngine:
     @torch.inference_mode()
     def draft(self) -> tuple[Draft, ...]:
         """A tree for the newest state of every sequence that wants one: its root alone while more does
-        not pay, for those who still wait.
+        not pay, for those who still wait. Under a grammar nobody is told not to wait: what it forces
+        costs nothing to draft.
         """
         wanted, self._wanted, self.rest = self._wanted, {}, 0
         growing, resting = self._growing(wanted), self.tuner.rest
@@ -105,7 +106,7 @@ class DraftEngine:
         for stream, _ in growing:
             self._follow_grammar(stream, trees)
         self._turned = Turn(True, self._clock()) if trees else Turn(False, self._arrived)
-        if self.tuner.rest > resting:
+        if self.tuner.rest > resting and not any(stream.standing for stream, _ in growing):
             self._turned = None  # the ring waited for us, and got nothing: neither kind of lap
             self.rest = len(wanted) * (self.tuner.rest - 1)  # this lap has its trees
         if not wanted:

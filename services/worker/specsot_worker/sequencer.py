@@ -109,6 +109,8 @@ class Sequencer:
         """The next frame, or None when nothing is ready or every credit is out."""
         if len(self._flying) >= self._budget.flight:
             return None
+        if self._budget.flight == 1 and self._held(now):
+            return None
         growths = self._grow(now)
         room = self._budget.rows - sum(map(rows_of, growths))
         openings, chunks = self._feed(room)
@@ -132,8 +134,24 @@ class Sequencer:
         self._flying.add(self._number)
         return Frame(self._epoch, self._number, openings, segments, closings)
 
+    def _held(self, now: float) -> set[int]:
+        """Families (a prefix and its forks) in which a sequence still waits for its tree, and may.
+
+        A lap costs nearly the same for one sequence as for all of a family: it goes out whole.
+        """
+        return {
+            live.forked_from
+            for live in self._live.values()
+            if live.waiting is not None and live.growable and now < self._patience.deadline(live.waiting)
+        }
+
     def _grow(self, now: float) -> list[Growth]:
-        ready = [live for live in self._live.values() if live.growable and self._drafted(live, now)]
+        """Trees of every family of which all who can are ready, and none is under way."""
+        away = {live.forked_from for live in self._live.values() if live.in_flight} | self._held(now)
+        ready = [live for live in self._live.values() if live.growable and live.forked_from not in away]
+        for live in ready:
+            if live.waiting is not None and live.tree is None:
+                self._patience.missed()
         ready.sort(key=lambda live: (live.forked_from, live.opening.sequence))
         room, growths = self._budget.rows, list[Growth]()
         for place, live in enumerate(ready):
@@ -145,15 +163,6 @@ class Sequencer:
             self._table.reserve(live.opening.sequence, live.committed + rows_of(growths[-1]))
             room -= rows_of(growths[-1])
         return growths
-
-    def _drafted(self, live: Live, now: float) -> bool:
-        """Its tree is here, none is wanted, or it has waited long enough."""
-        if live.tree is not None or live.waiting is None:
-            return True
-        if now < self._patience.deadline(live.waiting):
-            return False
-        self._patience.missed()
-        return True
 
     def _room_for(self, live: Live) -> int:
         """Tree rows its pages (and the free ones) can hold."""
