@@ -25,7 +25,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0  # seconds between attempts to join
 class Part(Protocol):
     """What a member does in the ring."""
 
-    def registration(self) -> Registration:
+    async def registration(self) -> Registration:
         """Who it is. May load weights to measure itself; called once per attempt to join."""
         ...
 
@@ -70,7 +70,7 @@ async def take_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio
 async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any]) -> Link | None:
     """Try until the master takes us; None when it is time to leave instead."""
     wait = FIRST_WAIT
-    registration = await asyncio.to_thread(part.registration)
+    registration = await part.registration()
     while not farewell.done():
         try:
             uplink = await connect(registration)

@@ -44,7 +44,7 @@ class KnowingDrafter:
     def epoch(self) -> int:
         return self._configuration.epoch if self._configuration else 0
 
-    def registration(self) -> Registration:
+    async def registration(self) -> Registration:
         config = read_config(self._base)
         return Registration(
             kind="drafter",

@@ -17,7 +17,7 @@ class EagerPart:
     def __init__(self, leaving: asyncio.Event) -> None:
         self.leaving, self.turns = leaving, 0
 
-    def registration(self) -> Registration:
+    async def registration(self) -> Registration:
         return Registration("worker", "eager", "nowhere", "abc", 8, 64, 1 << 20, 64)
 
     async def configure(self, configuration: Configuration, uplink: object) -> None: ...

@@ -46,8 +46,8 @@ class DrafterPart:
         """KV pages that no sequence owns, by the drafter's own table; None outside an epoch."""
         return self._now.engine.free_pages if self._now else None
 
-    def registration(self) -> Registration:
-        return self._source.registration()
+    async def registration(self) -> Registration:
+        return await self._run(self._source.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the head, give the tapping stages their slices of its fc, then be ready."""

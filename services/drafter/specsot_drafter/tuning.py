@@ -149,17 +149,18 @@ class Tuner:
     def _extra(self, live: int, rows: int, seconds: float | None) -> float:
         """What the stages took beyond a plain lap.
 
-        Laps without drafts move the curve; how much more than the curve says laps with trees take (their
-        masks, their branching, each sequence's own context) is kept apart.
+        Laps without drafts move the curve, and so does any lap that was faster than it says; how much
+        more laps with trees take (their masks, their branching, each sequence's own context) is kept apart.
         """
         expected = float(self.lap.at(rows))
-        if rows == live or not self.lap.measured:
+        if rows == live or not self.lap.measured or 0.0 < (seconds or 0.0) < expected:
             self.lap.note(expected, seconds or 0.0)
+            expected = float(self.lap.at(rows))
         if rows == live:
             return 0.0
         if not seconds or expected <= 0:
             return float(self._sending(live, rows - live))
-        strain = min(seconds / expected, WORST_STRAIN)
+        strain = min(max(seconds / expected, 1.0), WORST_STRAIN)
         self._strain += WEIGHT * (strain - self._strain)
         return strain * expected - float(self.lap.at(live))
 

@@ -61,8 +61,8 @@ class WorkerPart:
         """KV pages that no sequence owns, by this stage's own table; None outside an epoch."""
         return self._now.stage.table.free if self._now else None
 
-    def registration(self) -> Registration:
-        return self._source.registration()
+    async def registration(self) -> Registration:
+        return await self._run(self._source.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""

@@ -5,8 +5,9 @@ Refuses to know text, requests and transports.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ class LastStage:
     @torch.inference_mode()
     def judge(self, frame: Frame) -> Verdict:
         """Outcomes of every decoding segment, and the true features of what was committed."""
+        begun = time.perf_counter()
         for opening in frame.openings:
             self._open(opening)
         self._recall(frame)
@@ -50,6 +52,7 @@ class LastStage:
             for segment in frame.segments
             if segment.sequence in targets
         }
+        frame = _spent(frame, time.perf_counter() - begun)
         result = _result(frame, tuple(outcomes.values()))
         verdict = Verdict(result, _features(frame, outcomes, self._drafted))
         self._forget(frame, outcomes)
@@ -126,6 +129,12 @@ def _wishes(segment: Chunk | Growth, opening: Opening) -> list[Wish]:
     else:
         after = [segment.committed + depth + 1 for depth in depths(segment.tree.parents)]
     return [Wish(opening.sampling, opening.seed, opening.ordinal, position) for position in after]
+
+
+def _spent(frame: Frame, seconds: float) -> Frame:
+    """Judging is part of the last stage's work."""
+    *before, last = frame.seconds or (0.0,)
+    return replace(frame, seconds=(*before, last + seconds))
 
 
 def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:

@@ -34,8 +34,8 @@ class ReportingPart:
     def epoch(self) -> int:
         return self._part.epoch
 
-    def registration(self) -> Registration:
-        return self._part.registration()
+    async def registration(self) -> Registration:
+        return await self._part.registration()
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         await self._part.configure(configuration, uplink)
