@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from specsot.constraint import State, TokenAutomaton
 from specsot.frames import Opening
 
-
 Habits = dict[tuple[int, ...], int]  # forced stretch -> the token the base began it with
 
 LONGEST_STRETCH = 16  # tokens
