@@ -82,6 +82,11 @@ def models_of(wanted: Wanted) -> Models:
     return Models(base, None if wanted.model else demo() / "eagle3")
 
 
+def public_name(wanted: Wanted) -> str:
+    """What a model is called in answers; empty: after its directory."""
+    return "" if wanted.model else "demo"
+
+
 def model_directory(path: str) -> Path:
     """A directory with a config.json in it."""
     folder = Path(path).expanduser()
@@ -120,6 +125,7 @@ async def open_local(wanted: Wanted, models: Models) -> Fleet:
     hush()
     options = LocalOptions(
         model=models.base,
+        name=public_name(wanted),
         draft_model=models.draft,
         draft_format=wanted.draft_format,
         dtype=wanted.dtype,

@@ -28,11 +28,13 @@ PartMaker = Callable[[str, Dialer, Executor], Part]
 class LocalOptions:
     """An embedded fleet. draft_model None, or drafter "none": nothing drafts.
 
+    name: the model's public one; empty: its directory's.
     stages: how many workers share the layers. kv_memory: bytes for the KV pages of each member.
     """
 
     model: Path
     draft_model: Path | None = None
+    name: str = ""
     draft_format: HeadFormat = "safetensors"
     dtype: str = "auto"
     device: str = "cpu"
@@ -145,6 +147,7 @@ async def _live(
 def _settings(options: LocalOptions) -> MasterSettings:
     return MasterSettings(
         model=options.model,
+        name=options.name,
         workers=options.stages or 1,
         drafter=options.drafts,
         page_rows=options.page_rows,

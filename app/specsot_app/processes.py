@@ -20,7 +20,7 @@ from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import check_free
 from specsot_app.children import Child, Service, Tell, start
-from specsot_app.fleets import Models, Wanted
+from specsot_app.fleets import Models, Wanted, public_name
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list
     master, base = f"127.0.0.1:{port}", str(models.base)
     stages = wanted.stages or STAGES
     drafter = "none" if models.draft is None else "eagle"
-    steer = ("--model", base, "--workers", str(stages), "--drafter", drafter)
+    steer = ("--model", base, "--workers", str(stages), "--drafter", drafter, "--name", public_name(wanted))
     services = [
         Service(
             "master", "specsot_master", master, (*steer, "--branch-layout", wanted.layout, "--listen", master)

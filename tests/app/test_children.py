@@ -99,4 +99,6 @@ def test_a_fleet_is_a_master_workers_and_a_drafter(tmp_path) -> None:
     assert [service.name for service in services] == ["master", "worker-0", "worker-1", "worker-2", "drafter"]
     plain = services_of(Wanted(), Models(models.base, None), free_port(), tmp_path)
     assert [service.module for service in plain] == ["specsot_master", "specsot_worker", "specsot_worker"]
-    assert plain[0].arguments[-6:-4] == ("--drafter", "none")
+    flags = dict(zip(plain[0].arguments[::2], plain[0].arguments[1::2]))
+    assert flags["--drafter"] == "none"
+    assert flags["--name"] == "demo"

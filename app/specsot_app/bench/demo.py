@@ -65,7 +65,7 @@ def measure(runs: int, output: Path | None) -> int:
 async def _measure(runs: int) -> list[Comparison]:
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("measuring", total=5)
+        task = progress.add_task("measuring", total=4)
         comparisons: list[Comparison] = []
         for room in (_against_transformers, _drafted, _planned, _apart):
             comparisons += await room(runs)
@@ -121,24 +121,29 @@ async def _drafted(runs: int) -> list[Comparison]:
 async def _planned(runs: int) -> list[Comparison]:
     """SoT against direct plain decoding of equally many tokens, with and without the drafter."""
     async with opened(Wanted()) as fleet:
-        comparisons: list[Comparison] = []
-        for drafter in ("none", "eagle"):
-            answers = {pair: await answer(fleet, _planned_ask(pair, drafter)) for pair in range(runs)}
-            lengths = {pair: one.whole().tokens for pair, one in answers.items()}
+        return [one for drafter in ("none", "eagle") for one in await _planned_by(fleet, drafter, runs)]
 
-            async def planned(pair: int, drafter: str = drafter) -> Sample:
-                return (await answer(fleet, _planned_ask(pair, drafter))).whole()
 
-            async def branches(pair: int, drafter: str = drafter) -> Sample:
-                return (await answer(fleet, _planned_ask(pair, drafter))).branches()
+async def _planned_by(fleet: Fleet, drafter: str, runs: int) -> list[Comparison]:
+    """One set of runs, looked at whole and in its branch phase alone."""
+    phases: list[Sample] = []
+    lengths: dict[int, int] = {}
 
-            async def direct(pair: int, lengths: dict[int, int] = lengths) -> Sample:
-                return (await answer(fleet, _direct(pair, lengths[pair]))).whole()
+    async def planned(pair: int) -> Sample:
+        one = await answer(fleet, _planned_ask(pair, drafter))
+        phases.append(one.branches())
+        lengths[pair] = one.whole().tokens
+        return one.whole()
 
-            name = f"sot ({drafter}) / direct plain"
-            comparisons.append(await _compare(f"{name}, whole", planned, direct, runs, 3.0))
-            comparisons.append(await _compare(f"{name}, branches", branches, direct, runs, 4.5))
-        return comparisons
+    async def direct(pair: int) -> Sample:
+        if pair not in lengths:
+            await planned(pair)
+            phases.pop()
+        return (await answer(fleet, _direct(pair, lengths[pair]))).whole()
+
+    name = f"sot ({drafter}) / direct plain"
+    whole = await _compare(f"{name}, whole", planned, direct, runs, 3.0)
+    return [whole, Comparison(f"{name}, branches", tuple(phases[-runs:]), whole.b, 4.5)]
 
 
 async def _apart(runs: int) -> list[Comparison]:

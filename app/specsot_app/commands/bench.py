@@ -21,7 +21,9 @@ def group() -> None:
 @app.command("demo")
 def demo(
     runs: Annotated[int, typer.Option(help="Paired runs of each comparison.")] = 30,
-    output: Annotated[Path | None, typer.Option(help="Also write the figures here, as JSON.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures to this file.")
+    ] = None,
 ) -> int:
     """Plain, drafted and planned answers of the demo model, side by side."""
     from specsot_app.bench import demo as room
