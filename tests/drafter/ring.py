@@ -114,8 +114,9 @@ class Ring:
         verdict = self._last.judge(self._stage.run(frame))
         for outcome in verdict.result.outcomes:
             self.writers[outcome.sequence].hear(outcome, outcome.step)
-        self.heard.append(verdict.features)
-        if self.engine:
+        if verdict.features is not None:
+            self.heard.append(verdict.features)
+        if self.engine and verdict.features is not None:
             self.engine.learn(verdict.features)
             self._drafts |= {draft.sequence: draft for draft in self.engine.draft()}
 
