@@ -159,5 +159,5 @@ def test_a_long_prompt_is_cut_into_blocks_of_bounded_scores() -> None:
 
 def test_a_row_that_sees_everything_needs_no_mask() -> None:
     assert (
-        plan_attention([Span(1, 5, 1, (0,))], PAGE, G, "packed", torch.float32, "cpu").works[0].mask is None
+        plan_attention([Span(1, 5, 1, (0,))], PAGE, G, "packed", torch.float32, "cpu").opening[0].mask is None
     )

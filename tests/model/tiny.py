@@ -83,7 +83,9 @@ class Ring:
         rows = torch.arange(start, start + len(tokens), device=device)
         slots = torch.tensor(self.pages, device=device)[rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
         span = Span(len(tokens), start, len(tokens), self.pages, visible)
-        plan = plan_attention([span], PAGE_ROWS, 2, "packed", torch.float32, device)
+        config = self.decoders[0].config
+        g = config.heads // config.kv_heads
+        plan = plan_attention([span], PAGE_ROWS, g, "packed", torch.float32, device)
         at = rows if positions is None else torch.tensor(positions, device=device)
         hidden, fused = self.decoders[0].embed(torch.tensor(tokens, device=device)), None
         for decoder, kv in zip(self.decoders, self.kvs):
