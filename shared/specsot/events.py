@@ -33,10 +33,35 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token the model might have written.
+
+    raw:     its bytes, perhaps a part of a character; none for tokens that are no text.
+    logprob: natural log-softmax of the model's own logits, before constraint, penalties, temperature.
+    """
+
+    token: int
+    raw: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token that was written, and the likeliest ones in its place, best first."""
+
+    chosen: Candidate
+    top: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SkeletonText:
-    """Raw text of the skeleton as it is written, markers included."""
+    """Raw text of the skeleton as it is written, markers included.
+
+    logprobs: of the tokens that wrote it; here as below only where they were asked for.
+    """
 
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +82,16 @@ class BranchStarted:
 
 @dataclass(frozen=True, slots=True)
 class BranchText:
-    """Text of a branch, at `offset` characters into its body. `lap_tokens`: tokens this lap brought."""
+    """Text of a branch, at `offset` characters into its body. `lap_tokens`: tokens this lap brought.
+
+    logprobs: of the tokens of its text; a token whose text is held back comes later.
+    """
 
     branch: int
     offset: int
     text: str
     lap_tokens: int = 1
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +105,14 @@ class BranchFinished:
 
 @dataclass(frozen=True, slots=True)
 class MergedText:
-    """The next stretch of the merged answer, at `offset` characters into it."""
+    """The next stretch of the merged answer, at `offset` characters into it.
+
+    logprobs: of the tokens of its text; over all stretches, of `Finished.tokens`.
+    """
 
     offset: int
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Opening:
     drafted:   False when no drafter shall propose for it.
     limit:     how many tokens it may write in all, `generated` ones included.
     plan:      the constraint's specification, or None for free text.
+    logprobs:  tell how likely each written token was, and the so many likeliest; None: do not.
     """
 
     sequence: int
@@ -61,6 +62,7 @@ class Opening:
     stop_ids: tuple[int, ...] = ()
     limit: int = 1
     plan: PlanRules | None = None
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class Frame:
     hidden: [rows, H] residual stream before this stage's first layer; None before stage 0.
     fused:  [rows, Hd] running sum of the head's fc over the taps passed so far, or None.
     seconds: compute time of the stages passed so far.
+    resting: the drafter rests; what it must know of this frame is kept for a later one.
     """
 
     epoch: int
@@ -121,6 +124,18 @@ class Frame:
     hidden: Payload | None = None
     fused: Payload | None = None
     seconds: tuple[float, ...] = ()
+    resting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """How likely the model found one written token: natural log-softmax of its own logits.
+
+    top: the likeliest tokens in its place with theirs, best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +147,8 @@ class Outcome:
     tokens:   tokens newly written: those of the accepted nodes but the root, then the bonus token;
               cut behind the first token that ends the sequence.
     end:      why the sequence is over, or None.
+    forced:   tokens the constraint leaves no choice about, behind `tokens`; of drafted sequences alone.
+    chances:  one for each of `tokens`, or none where nobody asked.
     """
 
     sequence: int
@@ -139,6 +156,8 @@ class Outcome:
     accepted: tuple[int, ...]
     tokens: tuple[int, ...]
     end: End | None = None
+    forced: tuple[int, ...] = ()
+    chances: tuple[Chance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +182,7 @@ class Lesson:
     tokens sit at positions start, start + 1, ...; `bonus` is the token behind them, not yet fed, or
     None when more prompt follows or the sequence is over or never decodes.
     step: the tree that is wanted next (1 after the prompt), or None when none is.
+    forced: tokens the constraint leaves no choice about, behind `bonus`.
     """
 
     sequence: int
@@ -170,15 +190,19 @@ class Lesson:
     tokens: tuple[int, ...]
     bonus: int | None
     step: int | None
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the last stage tells the drafter about one frame: the same operations, and true features.
+    """What the last stage tells the drafter: a frame's operations, and true features of what it committed;
+    after a rest, those of all frames since the last that was told.
 
     rows: [sum of tokens over lessons, Hd], the lessons' rows one after the other.
-    fed, seconds: rows of the whole frame and the compute time of all stages for them, which keeps
+    fed, seconds: rows of the newest frame and the compute time of all stages for them, which keeps
                   the tuner's curve honest.
+    wall:   seconds that such a lap takes by the clock, with all that lies between; 0 when not known.
+    rested: trees judged since the features before, about which nothing but their tokens is told.
     """
 
     epoch: int
@@ -189,6 +213,8 @@ class Features:
     rows: Payload | None = None
     fed: int = 0
     seconds: float = 0.0
+    wall: float = 0.0
+    rested: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +230,7 @@ class Draft:
 class Drafts:
     """What the drafter tells stage 0.
 
-    rest: how many trees of any sequence need not be waited for, because drafting does not pay now.
+    rest: for how many trees, of any sequences, nothing will be drafted, because it does not pay now.
     """
 
     epoch: int

@@ -6,6 +6,7 @@ Refuses to know text, tokens, tensors, and where the numbers came from.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +17,8 @@ DrafterName = Literal["eagle", "none"]
 
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
 DRAFTERS: tuple[DrafterName, ...] = ("eagle", "none")
+MAX_BIASES = 1024  # they travel with every sequence a request opens
+MAX_LOGPROBS = 20
 
 
 def _require(holds: bool, name: str, rule: str, value: object) -> None:
@@ -23,22 +26,64 @@ def _require(holds: bool, name: str, rule: str, value: object) -> None:
         raise InvalidRequest(f"{name} must be {rule}, got {value!r}", field=name)
 
 
+def _require_number(holds: Callable[[float], bool], name: str, rule: str, value: object) -> None:
+    """Words in a number's place are refused like numbers that do not hold; so is NaN."""
+    _require(isinstance(value, int | float) and holds(value), name, rule, value)
+
+
+def _require_within(low: float, high: float, name: str, value: object) -> None:
+    _require_number(lambda number: low <= number <= high, name, f"in [{low:g}, {high:g}]", value)
+
+
+def _require_whole(low: int, high: int, name: str, value: object) -> None:
+    _require(isinstance(value, int) and low <= value <= high, name, f"whole, in [{low}, {high}]", value)
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a target token is drawn from logits.
 
-    temperature 0 means argmax. top_k 0 means no cut; top_p 1.0 means no cut.
+    temperature 0 means argmax. top_k 0, top_p 1 and min_p 0 mean no cut; min_p is a share of the
+    likeliest token's probability.
+    repetition_penalty: 1 means none; divides the logits of what stands in the sequence, prompt included.
+    presence_penalty, frequency_penalty: taken off the logit of what the sequence has written itself,
+                once, and once for each time.
+    logit_bias: (token id, what its logit gains), by ascending id.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        finite = math.isfinite(self.temperature) and self.temperature >= 0
-        _require(finite, "temperature", "a number >= 0", self.temperature)
-        _require(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
-        _require(self.top_k >= 0, "top_k", ">= 0", self.top_k)
+        _require_number(lambda t: 0 <= t < math.inf, "temperature", "a number >= 0", self.temperature)
+        _require_number(lambda p: 0 < p <= 1, "top_p", "in (0, 1]", self.top_p)
+        _require_whole(0, 2**31 - 1, "top_k", self.top_k)
+        _require_within(0, 1, "min_p", self.min_p)
+        _require_within(0.01, 100, "repetition_penalty", self.repetition_penalty)
+        _require_within(-2, 2, "presence_penalty", self.presence_penalty)
+        _require_within(-2, 2, "frequency_penalty", self.frequency_penalty)
+        _require_bias(self.logit_bias)
+
+    @property
+    def penalises(self) -> bool:
+        """A token's chance depends on the tokens before it."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+def _require_bias(bias: tuple[tuple[int, float], ...]) -> None:
+    _require(len(bias) <= MAX_BIASES, "logit_bias", f"of at most {MAX_BIASES} tokens", len(bias))
+    before = -1
+    for token, gain in bias:
+        _require_whole(0, 2**31 - 1, "logit_bias", token)
+        _require(token > before, "logit_bias", "by ascending token id, each once", token)
+        _require_within(-100, 100, "logit_bias", gain)
+        before = token
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +116,7 @@ class Ask:
     """One request, whole. Exactly one of `prompt` and `messages` is given.
 
     seed None: the master draws one and logs it.
+    logprobs: tell how likely the model found every token, and the so many likeliest; None: do not.
     tools: names a plan line may carry as a label.
     ignore_eos: write on to the token limits, whatever end-of-sequence tokens come (for benchmarks).
     """
@@ -87,6 +133,7 @@ class Ask:
     constraint: bool = True
     seed: int | None = None
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _require(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
@@ -101,6 +148,8 @@ class Ask:
         _require(bool(said.strip()), "prompt", "not empty", said)
         _require(all(self.stop), "stop", "non-empty strings", self.stop)
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
+        if self.logprobs is not None:
+            _require_whole(0, MAX_LOGPROBS, "logprobs", self.logprobs)
         for name in self.tools:
             fits = name.isidentifier() and len(name) <= 32
             _require(fits, "tools", "identifiers of at most 32 characters", name)

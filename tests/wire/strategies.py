@@ -44,6 +44,13 @@ samplings = st.builds(
     temperature=st.floats(0, 10, allow_nan=False),
     top_p=st.floats(0.01, 1),
     top_k=st.integers(0, 2**31 - 1),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.01, 100),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=3).map(
+        lambda bias: tuple(sorted(bias.items()))
+    ),
 )
 rules = st.builds(
     PlanRules,
@@ -71,6 +78,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         stop_ids=draw(tokens),
         limit=draw(small),
         plan=draw(st.none() | rules),
+        logprobs=draw(st.none() | small),
     )
 
 
@@ -102,19 +110,23 @@ frames = st.builds(
     fused=st.none() | tensors(),
     seconds=times,
 )
-outcomes = st.builds(
-    fr.Outcome,
-    sequence=big,
-    step=small,
-    accepted=rising,
-    tokens=tokens,
-    end=st.none() | st.sampled_from(fr.End),
-)
+logprobs = st.floats(-100, 0, width=32)
+chances = st.builds(fr.Chance, logprobs, st.lists(st.tuples(small, logprobs), max_size=3).map(tuple))
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> fr.Outcome:
+    written = draw(tokens)
+    told = draw(st.just(()) | st.tuples(*(chances for _ in written)))
+    end = draw(st.none() | st.sampled_from(fr.End))
+    return fr.Outcome(draw(big), draw(small), draw(rising), written, end, told)
+
+
 results = st.builds(
     fr.Result,
     epoch=big,
     number=big,
-    outcomes=st.lists(outcomes, max_size=3).map(tuple),
+    outcomes=st.lists(outcomes(), max_size=3).map(tuple),
     seconds=times,
     rows=small,
 )
@@ -220,16 +232,21 @@ figures = st.builds(
     branches=small,
     phases=st.dictionaries(text, seconds, max_size=3),
 )
+candidates = st.builds(ev.Candidate, small, st.binary(max_size=6), logprobs)
+told = st.lists(
+    st.builds(ev.TokenLogprobs, candidates, st.lists(candidates, max_size=3).map(tuple)), max_size=2
+).map(tuple)
+merged = st.builds(ev.MergedText, small, text, told)
 events = st.one_of(
     st.builds(
         ev.Started, request=text, model=text, mode=modes, seed=st.integers(0, 2**63 - 1), prompt_tokens=small
     ),
-    st.builds(ev.SkeletonText, text),
+    st.builds(ev.SkeletonText, text, told),
     st.builds(ev.Planned, st.lists(points, max_size=3).map(tuple)),
     st.builds(ev.BranchStarted, small, text, small),
-    st.builds(ev.BranchText, small, small, text, small),
+    st.builds(ev.BranchText, small, small, text, small, told),
     st.builds(ev.BranchFinished, small, reasons, small),
-    st.builds(ev.MergedText, small, text),
+    merged,
     st.builds(ev.Finished, reasons, text, tokens, figures),
 )
 numbered = st.builds(ev.Numbered, big, events)
@@ -246,6 +263,7 @@ _rest = {
     "tools": st.lists(st.sampled_from(["search", "calculator"]), max_size=2).map(tuple),
     "constraint": st.booleans(),
     "ignore_eos": st.booleans(),
+    "logprobs": st.none() | st.integers(0, params.MAX_LOGPROBS),
     "seed": st.none() | st.integers(0, 2**63 - 1),
 }
 conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)

@@ -72,6 +72,22 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
         (carry(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(accepted=[2, 1])])), "must ascend"),
         (
             carry(
+                result=ring_pb2.Result(
+                    outcomes=[ring_pb2.Outcome(tokens=[2, 1], chances=[ring_pb2.Chance()])]
+                )
+            ),
+            "2 tokens came with the chances of 1",
+        ),
+        (
+            carry(
+                result=ring_pb2.Result(
+                    outcomes=[ring_pb2.Outcome(tokens=[2], chances=[ring_pb2.Chance(top_tokens=[1])])]
+                )
+            ),
+            "1 tokens came with 0 logprobs",
+        ),
+        (
+            carry(
                 drafts=ring_pb2.Drafts(
                     drafts=[ring_pb2.Draft(tree=values_pb2.Tree(tokens=[1, 2], parents=[0]))]
                 )
@@ -151,7 +167,32 @@ def test_the_fleet_refuses(decode: Any, message: Any, words: str) -> None:
         ({"prompt": "x", "mode": 9}, "mode"),
         ({"prompt": "x", "drafter": 9}, "drafter"),
         ({"prompt": "x", "sampling": values_pb2.Sampling(temperature=-1)}, "temperature"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(temperature=float("inf"))}, "temperature"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(temperature=float("nan"))}, "temperature"),
         ({"prompt": "x", "sampling": values_pb2.Sampling(top_p=0)}, "top_p"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(top_p=1.01)}, "top_p"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(top_p=float("nan"))}, "top_p"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(top_k=-1)}, "top_k"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(min_p=-0.1)}, "min_p"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(min_p=1.1)}, "min_p"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(min_p=float("nan"))}, "min_p"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(repetition_penalty=0)}, "repetition_penalty"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(repetition_penalty=-1)}, "repetition_penalty"),
+        (
+            {"prompt": "x", "sampling": values_pb2.Sampling(repetition_penalty=float("inf"))},
+            "repetition_penalty",
+        ),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(presence_penalty=2.5)}, "presence_penalty"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(frequency_penalty=-3)}, "frequency_penalty"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(logit_bias={3: 101})}, "logit_bias"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(logit_bias={3: float("nan")})}, "logit_bias"),
+        ({"prompt": "x", "sampling": values_pb2.Sampling(logit_bias={2**31: 1})}, "logit_bias"),
+        (
+            {"prompt": "x", "sampling": values_pb2.Sampling(logit_bias=dict.fromkeys(range(1025), 1))},
+            "logit_bias",
+        ),
+        ({"prompt": "x", "logprobs": -1}, "logprobs"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "limits": master_pb2.Limits(max_new_tokens=-5)}, "max_new_tokens"),
         ({"prompt": "x", "limits": master_pb2.Limits(max_parallel=0)}, "max_parallel"),
         ({"prompt": "x", "seed": -1}, "seed"),

@@ -155,6 +155,9 @@ def test_garbage_from_a_server(data: bytes) -> None:
     ("made", "by"),
     [
         (values.params.Ask(prompt="x"), values.asks),
+        (values.params.Sampling(), values.samplings),
+        (values.fr.Outcome(1, 0, (), ()), values.outcomes()),
+        (values.ev.MergedText(0, ""), values.merged),
         (FRAME, values.frames),
         (values.fr.Opening(1, 1), values.openings()),
         (values.fr.Drafts(1), values.drafts),

@@ -64,7 +64,7 @@ class Limits(_message.Message):
     def __init__(self, max_new_tokens: _Optional[int] = ..., max_branch_tokens: _Optional[int] = ..., max_skeleton_tokens: _Optional[int] = ..., max_parallel: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos")
+    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_OFFSET_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     model: str
@@ -93,7 +94,8 @@ class GenerateRequest(_message.Message):
     request_id: str
     resume_offset: int
     ignore_eos: bool
-    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ...) -> None: ...
+    logprobs: int
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("offset", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished")
@@ -131,11 +133,31 @@ class Started(_message.Message):
     prompt_tokens: int
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
+class Candidate(_message.Message):
+    __slots__ = ("token", "raw", "logprob")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    raw: bytes
+    logprob: float
+    def __init__(self, token: _Optional[int] = ..., raw: _Optional[bytes] = ..., logprob: _Optional[float] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("chosen", "top")
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    chosen: Candidate
+    top: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, chosen: _Optional[_Union[Candidate, _Mapping]] = ..., top: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
 class SkeletonText(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "logprobs")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Point(_message.Message):
     __slots__ = ("id", "length", "tool", "needs", "title")
@@ -168,16 +190,18 @@ class BranchStarted(_message.Message):
     def __init__(self, branch: _Optional[int] = ..., title: _Optional[str] = ..., budget: _Optional[int] = ...) -> None: ...
 
 class BranchText(_message.Message):
-    __slots__ = ("branch", "offset", "text", "lap_tokens")
+    __slots__ = ("branch", "offset", "text", "lap_tokens", "logprobs")
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     branch: int
     offset: int
     text: str
     lap_tokens: int
-    def __init__(self, branch: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., lap_tokens: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, branch: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., lap_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class BranchFinished(_message.Message):
     __slots__ = ("branch", "reason", "tokens")
@@ -190,12 +214,14 @@ class BranchFinished(_message.Message):
     def __init__(self, branch: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class MergedText(_message.Message):
-    __slots__ = ("offset", "text")
+    __slots__ = ("offset", "text", "logprobs")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     offset: int
     text: str
-    def __init__(self, offset: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, offset: _Optional[int] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Statistics(_message.Message):
     __slots__ = ("mode", "prompt_tokens", "completion_tokens", "merged_tokens", "seconds", "seconds_to_first_token", "tokens_per_second", "laps", "mean_accepted", "branches", "phases")

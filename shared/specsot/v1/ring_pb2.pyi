@@ -80,7 +80,7 @@ class PlanRules(_message.Message):
     def __init__(self, direct: bool = ..., tools: _Optional[_Iterable[str]] = ..., max_points: _Optional[int] = ..., plan_tokens: _Optional[int] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan")
+    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class Opening(_message.Message):
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     prompt: int
     fork: Fork
@@ -105,7 +106,8 @@ class Opening(_message.Message):
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     limit: int
     plan: PlanRules
-    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ...) -> None: ...
+    logprobs: int
+    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("sequence", "start", "tokens", "final")
@@ -161,19 +163,31 @@ class Frame(_message.Message):
     seconds: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class Chance(_message.Message):
+    __slots__ = ("logprob", "top_tokens", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top_tokens: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class Outcome(_message.Message):
-    __slots__ = ("sequence", "step", "accepted", "tokens", "end")
+    __slots__ = ("sequence", "step", "accepted", "tokens", "end", "chances")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    CHANCES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     step: int
     accepted: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     end: End
-    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ...) -> None: ...
+    chances: _containers.RepeatedCompositeFieldContainer[Chance]
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("epoch", "number", "outcomes", "seconds", "rows")

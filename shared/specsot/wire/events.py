@@ -5,13 +5,14 @@ Refuses to know streams, tokens' meaning and clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from specsot.events import (
     BranchFinished,
     BranchStarted,
     BranchText,
+    Candidate,
     Event,
     Finished,
     MergedText,
@@ -21,6 +22,7 @@ from specsot.events import (
     SkeletonText,
     Started,
     Statistics,
+    TokenLogprobs,
 )
 from specsot.skeleton import Point
 from specsot.v1 import master_pb2
@@ -93,6 +95,28 @@ def decode_branch_finished(message: master_pb2.BranchFinished) -> BranchFinished
     return BranchFinished(message.branch, known(REASONS, message.reason, "reason"), message.tokens)
 
 
+def encode_candidate(one: Candidate) -> master_pb2.Candidate:
+    return master_pb2.Candidate(token=one.token, raw=one.raw, logprob=one.logprob)
+
+
+def decode_candidate(message: master_pb2.Candidate) -> Candidate:
+    return Candidate(message.token, message.raw, message.logprob)
+
+
+def encode_logprobs(told: Iterable[TokenLogprobs]) -> Iterator[master_pb2.TokenLogprobs]:
+    for one in told:
+        chosen, top = encode_candidate(one.chosen), map(encode_candidate, one.top)
+        yield master_pb2.TokenLogprobs(chosen=chosen, top=top)
+
+
+def decode_logprobs(message: Any) -> tuple[TokenLogprobs, ...]:
+    """Of a message that has `logprobs`."""
+    return tuple(
+        TokenLogprobs(decode_candidate(one.chosen), tuple(map(decode_candidate, one.top)))
+        for one in message.logprobs
+    )
+
+
 def encode_statistics(figures: Statistics) -> master_pb2.Statistics:
     return master_pb2.Statistics(
         mode=MODE_NUMBERS[figures.mode],
@@ -141,7 +165,10 @@ def decode_finished(message: master_pb2.Finished) -> Finished:
 
 _ENCODERS: dict[type[Event], tuple[str, Callable[[Any], Any]]] = {
     Started: ("started", encode_started),
-    SkeletonText: ("skeleton_text", lambda e: master_pb2.SkeletonText(text=e.text)),
+    SkeletonText: (
+        "skeleton_text",
+        lambda e: master_pb2.SkeletonText(text=e.text, logprobs=encode_logprobs(e.logprobs)),
+    ),
     Planned: ("planned", encode_planned),
     BranchStarted: (
         "branch_started",
@@ -150,20 +177,27 @@ _ENCODERS: dict[type[Event], tuple[str, Callable[[Any], Any]]] = {
     BranchText: (
         "branch_text",
         lambda e: master_pb2.BranchText(
-            branch=e.branch, offset=e.offset, text=e.text, lap_tokens=e.lap_tokens
+            branch=e.branch,
+            offset=e.offset,
+            text=e.text,
+            lap_tokens=e.lap_tokens,
+            logprobs=encode_logprobs(e.logprobs),
         ),
     ),
     BranchFinished: ("branch_finished", encode_branch_finished),
-    MergedText: ("merged_text", lambda e: master_pb2.MergedText(offset=e.offset, text=e.text)),
+    MergedText: (
+        "merged_text",
+        lambda e: master_pb2.MergedText(offset=e.offset, text=e.text, logprobs=encode_logprobs(e.logprobs)),
+    ),
     Finished: ("finished", encode_finished),
 }
 _DECODERS: dict[str, Callable[[Any], Event]] = {
     "started": decode_started,
-    "skeleton_text": lambda m: SkeletonText(m.text),
+    "skeleton_text": lambda m: SkeletonText(m.text, decode_logprobs(m)),
     "planned": decode_planned,
     "branch_started": lambda m: BranchStarted(m.branch, m.title, m.budget),
-    "branch_text": lambda m: BranchText(m.branch, m.offset, m.text, m.lap_tokens),
+    "branch_text": lambda m: BranchText(m.branch, m.offset, m.text, m.lap_tokens, decode_logprobs(m)),
     "branch_finished": decode_branch_finished,
-    "merged_text": lambda m: MergedText(m.offset, m.text),
+    "merged_text": lambda m: MergedText(m.offset, m.text, decode_logprobs(m)),
     "finished": decode_finished,
 }

@@ -49,6 +49,7 @@ def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
         constraint=ask.constraint,
         seed=ask.seed,
         ignore_eos=ask.ignore_eos,
+        logprobs=ask.logprobs,
         request_id=request_id,
     )
 
@@ -67,7 +68,7 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
         limits=Limits(**given_fields(request.limits)),
         stop=tuple(request.stop),
         tools=tuple(request.tools),
-        **given_fields(request, "constraint", "seed", "ignore_eos"),
+        **given_fields(request, "constraint", "seed", "ignore_eos", "logprobs"),
     )
 
 

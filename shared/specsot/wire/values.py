@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from specsot.errors import InvalidRequest
 from specsot.frames import (
+    Chance,
     Chunk,
     Close,
     Draft,
@@ -59,12 +60,22 @@ def decode_tree(message: values_pb2.Tree) -> Tree:
 
 
 def encode_sampling(sampling: Sampling) -> values_pb2.Sampling:
-    return values_pb2.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+    return values_pb2.Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+    )
 
 
 def decode_sampling(message: values_pb2.Sampling) -> Sampling:
     """Unset fields have the defaults of specsot.params. Raises InvalidRequest."""
     given = {field.name: value for field, value in message.ListFields()}
+    given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
     return Sampling(**given)
 
 
@@ -82,6 +93,7 @@ def encode_opening(opening: Opening) -> ring_pb2.Opening:
         stop_ids=opening.stop_ids,
         limit=opening.limit,
         plan=encode_plan(opening.plan),
+        logprobs=opening.logprobs,
     )
 
 
@@ -102,6 +114,7 @@ def decode_opening(message: ring_pb2.Opening) -> Opening:
         stop_ids=tuple(message.stop_ids),
         limit=message.limit,
         plan=from_peer(decode_plan, message.plan) if message.HasField("plan") else None,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
 
@@ -180,13 +193,31 @@ def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
         accepted=outcome.accepted,
         tokens=outcome.tokens,
         end=END_NUMBERS[outcome.end],
+        chances=map(encode_chance, outcome.chances),
     )
 
 
 def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
     accepted = ascending(message.accepted, "accepted nodes")
+    tokens, chances = tuple(message.tokens), tuple(map(decode_chance, message.chances))
+    told = len(chances) in (0, len(tokens))
+    require(told, f"{len(tokens)} tokens came with the chances of {len(chances)}")
     end = known(ENDS, message.end, "end")
-    return Outcome(message.sequence, message.step, accepted, tuple(message.tokens), end)
+    return Outcome(message.sequence, message.step, accepted, tokens, end, chances)
+
+
+def encode_chance(chance: Chance) -> ring_pb2.Chance:
+    return ring_pb2.Chance(
+        logprob=chance.logprob,
+        top_tokens=(token for token, _ in chance.top),
+        top_logprobs=(logprob for _, logprob in chance.top),
+    )
+
+
+def decode_chance(message: ring_pb2.Chance) -> Chance:
+    tokens, logprobs = message.top_tokens, message.top_logprobs
+    require(len(tokens) == len(logprobs), f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
+    return Chance(message.logprob, tuple(zip(tokens, logprobs)))
 
 
 def encode_lesson(lesson: Lesson) -> ring_pb2.Lesson:
@@ -196,13 +227,15 @@ def encode_lesson(lesson: Lesson) -> ring_pb2.Lesson:
         tokens=lesson.tokens,
         bonus=lesson.bonus,
         step=lesson.step,
+        forced=lesson.forced,
     )
 
 
 def decode_lesson(message: ring_pb2.Lesson) -> Lesson:
     bonus = message.bonus if message.HasField("bonus") else None
     step = message.step if message.HasField("step") else None
-    return Lesson(message.sequence, message.start, tuple(message.tokens), bonus, step)
+    tokens, forced = tuple(message.tokens), tuple(message.forced)
+    return Lesson(message.sequence, message.start, tokens, bonus, step, forced)
 
 
 def encode_drafts(drafts: Drafts) -> ring_pb2.Drafts:
