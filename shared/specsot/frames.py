@@ -147,8 +147,8 @@ class Outcome:
     tokens:   tokens newly written: those of the accepted nodes but the root, then the bonus token;
               cut behind the first token that ends the sequence.
     end:      why the sequence is over, or None.
-    forced:   tokens the constraint leaves no choice about, behind `tokens`; of drafted sequences alone.
     chances:  one for each of `tokens`, or none where nobody asked.
+    forced:   tokens the constraint leaves no choice about, behind `tokens`; of drafted sequences alone.
     """
 
     sequence: int
@@ -156,8 +156,8 @@ class Outcome:
     accepted: tuple[int, ...]
     tokens: tuple[int, ...]
     end: End | None = None
-    forced: tuple[int, ...] = ()
     chances: tuple[Chance, ...] = ()
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ frames = st.builds(
     hidden=st.none() | tensors(),
     fused=st.none() | tensors(),
     seconds=times,
+    resting=st.booleans(),
 )
 logprobs = st.floats(-100, 0, width=32)
 chances = st.builds(fr.Chance, logprobs, st.lists(st.tuples(small, logprobs), max_size=3).map(tuple))
@@ -119,7 +120,7 @@ def outcomes(draw: st.DrawFn) -> fr.Outcome:
     written = draw(tokens)
     told = draw(st.just(()) | st.tuples(*(chances for _ in written)))
     end = draw(st.none() | st.sampled_from(fr.End))
-    return fr.Outcome(draw(big), draw(small), draw(rising), written, end, told)
+    return fr.Outcome(draw(big), draw(small), draw(rising), written, end, told, draw(tokens))
 
 
 results = st.builds(
@@ -131,7 +132,13 @@ results = st.builds(
     rows=small,
 )
 lessons = st.builds(
-    fr.Lesson, sequence=big, start=small, tokens=tokens, bonus=st.none() | small, step=st.none() | small
+    fr.Lesson,
+    sequence=big,
+    start=small,
+    tokens=tokens,
+    bonus=st.none() | small,
+    step=st.none() | small,
+    forced=tokens,
 )
 
 
@@ -149,6 +156,8 @@ def features(draw: st.DrawFn) -> fr.Features:
         rows=rows,
         fed=draw(small),
         seconds=draw(seconds),
+        wall=draw(seconds),
+        rested=draw(small),
     )
 
 

@@ -144,7 +144,7 @@ class Segment(_message.Message):
     def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., growth: _Optional[_Union[Growth, _Mapping]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds")
+    __slots__ = ("epoch", "number", "openings", "segments", "closings", "hidden", "fused", "seconds", "resting")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class Frame(_message.Message):
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
     FUSED_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESTING_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     openings: _containers.RepeatedCompositeFieldContainer[Opening]
@@ -161,7 +162,8 @@ class Frame(_message.Message):
     hidden: _values_pb2.Tensor
     fused: _values_pb2.Tensor
     seconds: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+    resting: bool
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., hidden: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fused: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., seconds: _Optional[_Iterable[float]] = ..., resting: bool = ...) -> None: ...
 
 class Chance(_message.Message):
     __slots__ = ("logprob", "top_tokens", "top_logprobs")
@@ -174,20 +176,22 @@ class Chance(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("sequence", "step", "accepted", "tokens", "end", "chances")
+    __slots__ = ("sequence", "step", "accepted", "tokens", "end", "chances", "forced")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CHANCES_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     step: int
     accepted: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     end: End
     chances: _containers.RepeatedCompositeFieldContainer[Chance]
-    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ...) -> None: ...
+    forced: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("epoch", "number", "outcomes", "seconds", "rows")
@@ -204,21 +208,23 @@ class Result(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class Lesson(_message.Message):
-    __slots__ = ("sequence", "start", "tokens", "bonus", "step")
+    __slots__ = ("sequence", "start", "tokens", "bonus", "step", "forced")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BONUS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     bonus: int
     step: int
-    def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., bonus: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    forced: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., bonus: _Optional[int] = ..., step: _Optional[int] = ..., forced: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Features(_message.Message):
-    __slots__ = ("epoch", "number", "openings", "lessons", "closings", "rows", "fed", "seconds")
+    __slots__ = ("epoch", "number", "openings", "lessons", "closings", "rows", "fed", "seconds", "wall", "rested")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +233,8 @@ class Features(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     FED_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WALL_FIELD_NUMBER: _ClassVar[int]
+    RESTED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     openings: _containers.RepeatedCompositeFieldContainer[Opening]
@@ -235,7 +243,9 @@ class Features(_message.Message):
     rows: _values_pb2.Tensor
     fed: int
     seconds: float
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., lessons: _Optional[_Iterable[_Union[Lesson, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    wall: float
+    rested: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., openings: _Optional[_Iterable[_Union[Opening, _Mapping]]] = ..., lessons: _Optional[_Iterable[_Union[Lesson, _Mapping]]] = ..., closings: _Optional[_Iterable[int]] = ..., rows: _Optional[_Union[_values_pb2.Tensor, _Mapping]] = ..., fed: _Optional[int] = ..., seconds: _Optional[float] = ..., wall: _Optional[float] = ..., rested: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("sequence", "step", "tree")

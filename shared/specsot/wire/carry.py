@@ -84,6 +84,7 @@ def write_frame(frame: Frame, message: ring_pb2.Frame) -> None:
     write_rows(frame.hidden, message.hidden)
     write_rows(frame.fused, message.fused)
     message.seconds.extend(frame.seconds)
+    message.resting = frame.resting
 
 
 def decode_frame(message: ring_pb2.Frame) -> Frame:
@@ -96,6 +97,7 @@ def decode_frame(message: ring_pb2.Frame) -> Frame:
         hidden=decode_rows(message, "hidden"),
         fused=decode_rows(message, "fused"),
         seconds=durations(message.seconds, "a stage's time"),
+        resting=message.resting,
     )
 
 
@@ -107,6 +109,7 @@ def write_features(features: Features, message: ring_pb2.Features) -> None:
     message.closings.extend(features.closings)
     write_rows(features.rows, message.rows)
     message.fed, message.seconds = features.fed, features.seconds
+    message.wall, message.rested = features.wall, features.rested
 
 
 def decode_features(message: ring_pb2.Features) -> Features:
@@ -124,6 +127,8 @@ def decode_features(message: ring_pb2.Features) -> Features:
         rows=rows,
         fed=message.fed,
         seconds=duration(message.seconds, "a frame's time"),
+        wall=duration(message.wall, "a lap's time"),
+        rested=message.rested,
     )
 
 

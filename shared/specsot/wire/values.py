@@ -194,6 +194,7 @@ def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
         tokens=outcome.tokens,
         end=END_NUMBERS[outcome.end],
         chances=map(encode_chance, outcome.chances),
+        forced=outcome.forced,
     )
 
 
@@ -203,7 +204,7 @@ def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
     told = len(chances) in (0, len(tokens))
     require(told, f"{len(tokens)} tokens came with the chances of {len(chances)}")
     end = known(ENDS, message.end, "end")
-    return Outcome(message.sequence, message.step, accepted, tokens, end, chances)
+    return Outcome(message.sequence, message.step, accepted, tokens, end, chances, tuple(message.forced))
 
 
 def encode_chance(chance: Chance) -> ring_pb2.Chance:
