@@ -5,55 +5,24 @@ Refuses to know tensors, weights and torch.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specsot.errors import ModelError
+from specsot.model.families import ACTIVATIONS, FAMILIES, LLAMA, Activation, Family, MlpKind, Names, NormKind
+from specsot.model.fields import Fields, Json, read_json
+from specsot.model.rope import Rope, read_rope
 
-Json = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What sets one model_type apart from Llama; biases named here override the config's flags."""
-
-    qkv_bias: bool | None = None
-    out_bias: bool | None = None
-    qk_norm: bool = False
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(qkv_bias=False, out_bias=False),
-    "qwen2": Family(qkv_bias=True, out_bias=False),
-    "qwen3": Family(qk_norm=True),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions. kind: default, linear (positions / factor) or llama3 (by wavelength).
-
-    low, high, original: llama3's low_freq_factor, high_freq_factor, original_max_position_embeddings.
-    """
-
-    theta: float = 10000.0
-    kind: str = "default"
-    factor: float = 1.0
-    low: float = 1.0
-    high: float = 4.0
-    original: int = 8192
+__all__ = ["ModelConfig", "Rope", "read_config", "read_json", "read_rope"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only model with RMSNorm, rotary positions, grouped-query attention and a SiLU-gated MLP.
+    """A decoder-only model with rotary positions and grouped-query attention.
 
     heads = kv_heads * g; query head h reads KV head h // g. eos: ids that end a text, may be empty.
     max_positions is also bounded by a sliding window, behind which full attention would differ.
+    parallel: attention and MLP both read the layer's input. experts: how many, `chosen` a row.
     """
 
     model_type: str
@@ -73,133 +42,132 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     eos: tuple[int, ...] = ()
+    names: Names = LLAMA.names
+    norm: NormKind = "rms"
+    mlp: MlpKind = "gated"
+    activation: Activation = "silu"
+    parallel: bool = False
+    experts: int = 0
+    chosen: int = 0
 
 
 def read_config(directory: Path) -> ModelConfig:
     """The config of a model directory. ModelError names the file and what is wrong with it."""
     source = directory / "config.json"
-    fields = read_json(source)
-    family = FAMILIES.get(str(fields.get("model_type")))
+    values = read_json(source)
+    family = FAMILIES.get(str(values.get("model_type")))
     if family is None:
         known = ", ".join(FAMILIES)
-        raise ModelError(f"{source}: model_type {fields.get('model_type')!r} is not one of {known}")
-    return _Reader(source, fields).config(family, _eos(directory, fields))
+        raise ModelError(f"{source}: model_type {values.get('model_type')!r} is not one of {known}")
+    if "quantization_config" in values:
+        raise ModelError(f"{source}: quantized weights (quantization_config) are not supported")
+    return _read(Fields(source, values), family, _eos(directory, values))
 
 
-def read_json(source: Path) -> dict[str, Any]:
-    """A JSON object from a file; ModelError when it is not one."""
-    try:
-        value = json.loads(source.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{source}: no such file") from None
-    except OSError as error:
-        raise ModelError(f"{source}: {error.strerror}") from None
-    except ValueError as error:
-        raise ModelError(f"{source}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{source}: not a JSON object")
-    return value
-
-
-def read_rope(fields: Json, source: Path) -> Rope:
-    """Rotary settings from `rope_parameters` (new) or `rope_theta` and `rope_scaling` (old)."""
-    settings = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if not isinstance(settings, dict):
-        raise ModelError(f"{source}: rope settings must be an object, got {settings!r}")
-    partial = settings.get("partial_rotary_factor", 1.0)
-    if partial != 1.0:
-        raise ModelError(f"{source}: partial_rotary_factor {partial!r} is not supported")
-    reader = _Reader(source, {"rope_theta": fields.get("rope_theta"), **settings})
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise ModelError(f"{source}: rope type {kind!r} is not one of default, linear, llama3")
-    theta = reader.number("rope_theta", 10000.0)
-    if kind == "default":
-        return Rope(theta)
-    if kind == "linear":
-        return Rope(theta, kind, reader.number("factor"))
-    return Rope(
-        theta,
-        kind,
-        reader.number("factor"),
-        reader.number("low_freq_factor"),
-        reader.number("high_freq_factor"),
-        reader.count("original_max_position_embeddings"),
+def _read(fields: Fields, family: Family, eos: tuple[int, ...]) -> ModelConfig:
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    kv_heads, head_dim = _heads(fields, family, hidden, heads)
+    rope = _rope(fields, family, head_dim)
+    experts, chosen = _experts(fields) if family.mlp == "experts" else (0, 0)
+    bias = fields.flag("attention_bias", family.attention_bias)
+    return ModelConfig(
+        model_type=str(fields.values["model_type"]),
+        hidden=hidden,
+        layers=fields.count("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=fields.count("intermediate_size"),
+        vocab=fields.count("vocab_size"),
+        eps=fields.number(family.eps_field, family.eps),
+        max_positions=_max_positions(fields, family),
+        tied=fields.flag("tie_word_embeddings"),
+        rope=rope,
+        qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
+        out_bias=bias if family.out_bias is None else family.out_bias,
+        mlp_bias=fields.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
+        qk_norm=family.qk_norm,
+        eos=eos,
+        names=family.names,
+        norm=family.norm,
+        mlp=family.mlp,
+        activation=_activation(fields, family),
+        parallel=family.parallel and fields.flag("use_parallel_residual", True),
+        experts=experts,
+        chosen=chosen,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Checked access to the fields of one JSON object."""
+def _heads(fields: Fields, family: Family, hidden: int, heads: int) -> tuple[int, int]:
+    """Key-value heads, and the dimensions of each head."""
+    if not family.own_head_dim:
+        if hidden % heads:
+            raise ModelError(f"{fields.source}: hidden_size {hidden} does not divide into {heads} heads")
+        return heads, _even(fields, "hidden_size / num_attention_heads", hidden // heads)
+    kv_heads = fields.count("num_key_value_heads", family.kv_heads or heads)
+    if heads % kv_heads:
+        raise ModelError(f"{fields.source}: {heads} heads do not divide into {kv_heads} key-value heads")
+    head_dim = fields.count("head_dim", family.head_dim or hidden // heads or None)
+    return kv_heads, _even(fields, "head_dim", head_dim)
 
-    source: Path
-    fields: Json
 
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.fields.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ModelError(f"{self.source}: {name} must be a number > 0, got {value!r}")
-        return float(value)
+def _even(fields: Fields, name: str, value: int) -> int:
+    if value % 2:
+        raise ModelError(f"{fields.source}: {name} must be even, got {value}")
+    return value
 
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self.number(name, default)
-        if value != int(value):
-            raise ModelError(f"{self.source}: {name} must be an integer, got {value!r}")
-        return int(value)
 
-    def flag(self, name: str) -> bool:
-        return bool(self.fields.get(name, False))
-
-    def config(self, family: Family, eos: tuple[int, ...]) -> ModelConfig:
-        self._refuse_what_differs()
-        hidden, heads = self.count("hidden_size"), self.count("num_attention_heads")
-        kv_heads = self.count("num_key_value_heads", heads)
-        if heads % kv_heads:
-            raise ModelError(f"{self.source}: {heads} heads do not divide into {kv_heads} key-value heads")
-        head_dim = self.count("head_dim", hidden // heads or None)
-        if head_dim % 2:
-            raise ModelError(f"{self.source}: head_dim must be even, got {head_dim}")
-        bias = self.flag("attention_bias")
-        return ModelConfig(
-            model_type=str(self.fields["model_type"]),
-            hidden=hidden,
-            layers=self.count("num_hidden_layers"),
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            intermediate=self.count("intermediate_size"),
-            vocab=self.count("vocab_size"),
-            eps=self.number("rms_norm_eps", 1e-6),
-            max_positions=self._max_positions(),
-            tied=self.flag("tie_word_embeddings"),
-            rope=read_rope(self.fields, self.source),
-            qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
-            out_bias=bias if family.out_bias is None else family.out_bias,
-            mlp_bias=self.flag("mlp_bias"),
-            qk_norm=family.qk_norm,
-            eos=eos,
+def _rope(fields: Fields, family: Family, head_dim: int) -> Rope:
+    rope = read_rope(fields.values, fields.source, family)
+    rotated = rope.rotated(head_dim)
+    if rotated < 2 or rotated % 2:
+        raise ModelError(
+            f"{fields.source}: {family.share_field} {rope.share} turns {rotated} of a head's {head_dim} "
+            "dimensions; that must be an even number > 0"
         )
-
-    def _refuse_what_differs(self) -> None:
-        activation = self.fields.get("hidden_act", "silu")
-        if activation != "silu":
-            raise ModelError(f"{self.source}: hidden_act {activation!r} is not supported, only silu")
-        if "quantization_config" in self.fields:
-            raise ModelError(f"{self.source}: quantized weights (quantization_config) are not supported")
-
-    def _max_positions(self) -> int:
-        positions = self.count("max_position_embeddings", 2048)
-        window = self.fields.get("sliding_window")
-        used = self.fields.get("use_sliding_window", True)
-        return min(positions, self.count("sliding_window")) if used and window is not None else positions
+    return rope
 
 
-def _eos(directory: Path, fields: Json) -> tuple[int, ...]:
+def _experts(fields: Fields) -> tuple[int, int]:
+    """How many experts, and how many of them a row goes to."""
+    experts, chosen = fields.count("num_local_experts", 8), fields.count("num_experts_per_tok", 2)
+    if chosen > experts:
+        raise ModelError(
+            f"{fields.source}: num_experts_per_tok is {chosen}, num_local_experts only {experts}"
+        )
+    return experts, chosen
+
+
+def _activation(fields: Fields, family: Family) -> Activation:
+    name = fields.values.get("hidden_act") or family.activation
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ModelError(f"{fields.source}: hidden_act {name!r} is not one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _max_positions(fields: Fields, family: Family) -> int:
+    positions = fields.count("max_position_embeddings", family.positions)
+    window = _window(fields, family)
+    return positions if window is None else min(positions, window)
+
+
+def _window(fields: Fields, family: Family) -> int | None:
+    """Rows behind which some layer no longer sees; None: every layer sees all."""
+    asked = family.window == "asked" and fields.flag("use_sliding_window")
+    if not asked and family.window != "always":
+        return None
+    kinds = fields.values.get("layer_types")
+    if asked and isinstance(kinds, list) and "sliding_attention" not in kinds:
+        return None
+    window = fields.values.get("sliding_window", family.window_rows)
+    return None if window is None else fields.count("sliding_window", window)
+
+
+def _eos(directory: Path, values: Json) -> tuple[int, ...]:
     """End-of-sequence ids: of generation_config.json where it names some, else of config.json."""
     source = directory / "generation_config.json"
     named = read_json(source).get("eos_token_id") if source.exists() else None
-    found = fields.get("eos_token_id") if named is None else named
+    found = values.get("eos_token_id") if named is None else named
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
         raise ModelError(f"{directory / 'config.json'}: eos_token_id must be token ids, got {found!r}")

@@ -15,14 +15,14 @@ from torch import Tensor
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
 from specsot.model.attention import AttentionPlan
-from specsot.model.block import Block, Norm
+from specsot.model.block import Block
 from specsot.model.config import ModelConfig, read_config
+from specsot.model.edges import fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
+from specsot.model.norms import AnyNorm
 from specsot.model.rotary import Rotary
-from specsot.model.weights import WeightFiles
-
-EMBEDDING = "model.embed_tokens.weight"
+from specsot.model.weights import Fetch, WeightFiles
 
 
 class Decoder:
@@ -31,31 +31,35 @@ class Decoder:
     def __init__(
         self, config: ModelConfig, files: WeightFiles, layers: Range, dtype: torch.dtype, device: torch.device
     ) -> None:
-        def fetch(name: str, shape: tuple[int, ...]) -> Tensor:
-            return files.expect(name, shape, dtype, device)
-
+        fetch = Fetch(files, dtype, device)
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
-        table = (config.vocab, config.hidden)
         self._rotary = Rotary(config.rope, config.heads, config.kv_heads, config.head_dim, device)
         self._blocks = [Block(fetch, index, config) for index in range(layers.first, layers.last)]
-        self._embedding = fetch(EMBEDDING, table) if layers.first == 0 else None
-        self._norm: Norm | None = None
+        self._embedding = fetch_embedding(fetch, config) if layers.first == 0 else None
+        self._norm: AnyNorm | None = None
         self._head: Linear | None = None
         if layers.last == config.layers:
-            self._norm = Norm(fetch("model.norm.weight", table[1:]), config.eps)
-            self._head = Linear(fetch(EMBEDDING if config.tied else "lm_head.weight", table))
+            self._norm, self._head = fetch_final_norm(fetch, config), fetch_lm_head(fetch, config)
 
     @classmethod
     @torch.inference_mode()
-    def load(cls, directory: Path, layers: Range, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+    def load(
+        cls,
+        directory: Path,
+        layers: Range,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        allow_pickle_bin: bool = False,
+    ) -> Decoder:
         """Read this range's weights, and no others, from a Hugging Face directory.
 
+        allow_pickle_bin: see WeightFiles.
         Errors: ModelError for the directory, InvalidRequest for a range that does not fit it.
         """
         config = read_config(directory)
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
-        return cls(config, WeightFiles(directory), layers, dtype, torch.device(device))
+        return cls(config, WeightFiles(directory, allow_pickle_bin), layers, dtype, torch.device(device))
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for this range's layers."""

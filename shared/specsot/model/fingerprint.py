@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 from specsot.errors import ModelError
-from specsot.model.config import read_json
+from specsot.model.fields import read_json
 
 EDGE = 64 * 1024  # bytes read at either end of a weight file's data
 HEADER_LIMIT = 100 * 1024 * 1024  # safetensors' own bound on its header

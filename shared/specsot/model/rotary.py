@@ -13,26 +13,33 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.model.config import Rope
+from specsot.model.rope import Rope
 
 
-def interleave(rows: Tensor, head_dim: int) -> Tensor:
+def interleave(rows: Tensor, head_dim: int, rotated: int | None = None) -> Tensor:
     """Reorder rows of a query or key projection [heads * head_dim, ...] (or its bias, or a norm weight
-    [head_dim]): per head 0, d/2, 1, d/2 + 1, ..."""
-    halves = rows.unflatten(0, (-1, 2, head_dim // 2))
-    return halves.transpose(1, 2).reshape(rows.shape)
+    [head_dim]): of each head the first d = `rotated` (all) as 0, d/2, 1, d/2 + 1, ..., the rest behind."""
+    turns = head_dim if rotated is None else rotated
+    heads = rows.unflatten(0, (-1, head_dim))
+    pairs = heads[:, :turns].unflatten(1, (2, turns // 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((pairs, heads[:, turns:]), 1).reshape(rows.shape)
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians per position of each pair, fp32 [head_dim / 2].
+    """Radians per position of each pair, fp32 [head_dim / 2]; pairs of the part that does not turn have 0.
 
     llama3: wavelengths beyond original / low are slowed by `factor`, those below original / high are
     kept, between them the two are blended (as published with Llama 3.1).
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    plain = 1.0 / rope.theta**exponents
+    rotated = rope.rotated(head_dim)
+    exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
+    return F.pad(_scaled(rope, 1.0 / rope.theta**exponents), (0, (head_dim - rotated) // 2))
+
+
+def _scaled(rope: Rope, plain: Tensor) -> Tensor:
     if rope.kind == "default":
         return plain
     if rope.kind == "linear":

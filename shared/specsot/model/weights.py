@@ -5,6 +5,7 @@ Refuses to know what the tensors mean.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specsot.errors import ModelError
-from specsot.model.config import read_json
+from specsot.model.fields import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -84,6 +85,24 @@ class WeightFiles:
         return self._opened[file]
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """`fetch(name, shape)`: tensors of `files` in one dtype on one device, each of the shape it must have.
+
+    ModelError names both shapes where it has another, or the tensor that is missing.
+    """
+
+    files: WeightFiles
+    dtype: torch.dtype
+    device: torch.device | str
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self.files.expect(name, shape, self.dtype, self.device)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
+
+
 def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
     """File of each tensor, by the index; or the name of the one file that holds all."""
     if not directory.is_dir():
@@ -95,7 +114,10 @@ def _find(directory: Path, allow_pickle_bin: bool) -> dict[str, str] | str:
         if (directory / single).exists():
             return single
     if (directory / PICKLE).exists() or (directory / PICKLE_INDEX).exists():
-        raise ModelError(f"{directory}: only {PICKLE}; allow it with --draft-format bin if it is a head")
+        raise ModelError(
+            f"{directory}: only {PICKLE}, which is read when asked for: "
+            "--model-format bin (a base), --draft-format bin (a head)"
+        )
     raise ModelError(f"{directory}: no {SINGLE} and no {INDEX}")
 
 

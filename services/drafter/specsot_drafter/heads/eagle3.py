@@ -15,11 +15,11 @@ from torch import Tensor
 
 from specsot.errors import HeadMismatch
 from specsot.model.attention import AttentionPlan, attend
-from specsot.model.block import Norm, gate
 from specsot.model.config import ModelConfig, read_config, read_json, read_rope
-from specsot.model.decoder import EMBEDDING
 from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
+from specsot.model.mlp import gate
+from specsot.model.norms import Norm
 from specsot.model.rotary import Rotary, interleave, rotate
 from specsot.model.weights import WeightFiles
 from specsot_drafter.heads.shapes import HeadShape, fit_shape
@@ -96,7 +96,8 @@ class Eagle3Head:
         files = WeightFiles(directory, allow_pickle_bin)
         shape = fit_shape(files, settings, base, directory)
         own = "embed_tokens.weight" in files
-        tables, name = (files, "embed_tokens.weight") if own else (WeightFiles(base_directory), EMBEDDING)
+        borrowed = WeightFiles(base_directory), f"{base.names.embedding}.weight"
+        tables, name = (files, "embed_tokens.weight") if own else borrowed
         table = tables.tensor(name, dtype, device)
         if tuple(table.shape) != (base.vocab, shape.hidden):
             raise HeadMismatch(
