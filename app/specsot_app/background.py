@@ -10,6 +10,8 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
+import uvloop
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,7 @@ class Background:
     """One loop, one daemon thread. Start it once; stop it once."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="specsot", daemon=True)
         self._thread.start()
 

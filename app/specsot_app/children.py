@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
@@ -25,12 +26,13 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What to start: `python -m module arguments...`, at an address."""
+    """What to start: `python -m module arguments...`, at an address; `environment` adds to ours."""
 
     name: str
     module: str
     address: str
     arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 class Child:
@@ -86,6 +88,7 @@ async def start(service: Service, tell: Tell) -> Child:
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=STDOUT,
+        env={**os.environ, **dict(service.environment)},
         start_new_session=True,
         preexec_fn=die_with_parent if sys.platform == "linux" else None,
         limit=1 << 20,

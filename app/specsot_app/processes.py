@@ -6,6 +6,7 @@ Refuses to know what they do; it talks to the master like any other client.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Coroutine
@@ -91,18 +92,26 @@ def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list
         )
     ]
     compute = ("--model", base, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
+    threads = share_of(stages + (models.draft is not None))
     for stage in range(stages):
-        services.append(member(f"worker-{stage}", "specsot_worker", folder, compute))
+        services.append(member(f"worker-{stage}", "specsot_worker", folder, compute, threads))
     if models.draft is not None:
         head = ("--draft-model", str(models.draft), "--draft-format", wanted.draft_format)
         draft = (*compute, *head)
-        services.append(member("drafter", "specsot_drafter", folder, draft))
+        services.append(member("drafter", "specsot_drafter", folder, draft, threads))
     return services
 
 
-def member(name: str, module: str, folder: Path, arguments: tuple[str, ...]) -> Service:
+def member(name: str, module: str, folder: Path, arguments: tuple[str, ...], threads: int) -> Service:
     address = f"unix:{folder / name}"
-    return Service(name, module, address, (*arguments, "--listen", address, "--advertise", address))
+    reached = (*arguments, "--listen", address, "--advertise", address)
+    return Service(name, module, address, reached, (("OMP_NUM_THREADS", str(threads)),))
+
+
+def share_of(members: int) -> int:
+    """Compute threads of each member: all share this machine's cores. What the environment says, wins."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() else max((os.cpu_count() or 1) // members, 1)
 
 
 def free_port() -> int:

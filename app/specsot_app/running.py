@@ -10,13 +10,15 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import uvloop
+
 T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """The coroutine's result. Raises KeyboardInterrupt when a signal ended it."""
     try:
-        return asyncio.run(guarded(work))
+        return uvloop.run(guarded(work))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 

@@ -6,7 +6,6 @@ sides of every pair.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import platform
 import time
@@ -27,6 +26,7 @@ from specsot_app.asking import ask_of
 from specsot_app.bench.pairs import Comparison, Run, Sample, as_json, compare
 from specsot_app.bench.rivals import Rival
 from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
+from specsot_app.running import run
 from specsot_master.prompts import Prompts, messages_of
 from specsot_master.text import Text
 
@@ -53,7 +53,7 @@ class Answer:
 
 def measure(runs: int, output: Path | None) -> int:
     """Run everything, print the table, write JSON where asked to."""
-    comparisons = asyncio.run(_measure(runs))
+    comparisons = run(_measure(runs))
     figures = {"machine": describe_machine(), "runs": runs, "comparisons": as_json(comparisons)}
     Console().print(table_of(comparisons))
     if output is not None:
