@@ -51,6 +51,7 @@ class Stage:
         arrangement = arrange(self._table, frame)
         self._move(arrangement)
         if not arrangement.slots:
+            self._wipe(arrangement)
             return self._leave(frame, None, None, begun)
         hidden, fused = self._decoder.forward(
             self._enter(frame, len(arrangement.slots)),
@@ -61,6 +62,7 @@ class Stage:
             self._taps,
             frame.fused,
         )
+        self._wipe(arrangement)
         return self._leave(frame, hidden, fused, begun)
 
     def _leave(
@@ -87,6 +89,9 @@ class Stage:
             sources, targets = zip(*arrangement.moves)
             device = self._decoder.device
             self._kv.move(torch.tensor(sources, device=device), torch.tensor(targets, device=device))
+
+    def _wipe(self, arrangement: Arrangement) -> None:
+        """Last: the closing frame itself may still have written there."""
         for page in arrangement.freed:
             self._kv.clear_page(page)
 

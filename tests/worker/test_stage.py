@@ -1,0 +1,54 @@
+"""A layer range with its pages: what one sequence leaves in a page, and who may read it."""
+
+from __future__ import annotations
+
+import pytest
+
+from specsot.frames import Chunk, Frame, Opening
+from specsot.members import Layout, Range
+from tests.models import write_base
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+PAGE, LAYERS = 16, Range(1, 3)
+
+
+@pytest.fixture
+def stages(tmp_path):
+    """Makes stages of the same weights, without an embedding: rows come in as the test likes."""
+    from specsot.model.decoder import Decoder
+    from specsot_worker.stage import Stage
+
+    decoder = Decoder.load(write_base(tmp_path / "base"), LAYERS, torch.float32, "cpu")
+    return lambda layout: (Stage(decoder, 4, PAGE, layout), decoder.config.hidden)
+
+
+def prompts(number: int, lengths: dict[int, int], hidden: torch.Tensor, closings: tuple[int, ...] = ()):
+    """A frame that opens sequences of these lengths and feeds them `hidden`."""
+    return Frame(
+        1,
+        number,
+        tuple(Opening(sequence, length) for sequence, length in lengths.items()),
+        tuple(Chunk(sequence, 0, (5,) * length, True) for sequence, length in lengths.items()),
+        closings,
+        hidden=hidden,
+    )
+
+
+@pytest.mark.parametrize("layout", ["packed", "batched"])
+def test_law_6_numbers_that_broke_in_a_page_never_reach_its_next_owner(stages, layout: Layout):
+    used, hidden = stages(layout)
+    fresh, _ = stages(layout)
+    used.run(prompts(1, {1: PAGE, 2: PAGE}, torch.full((2 * PAGE, hidden), torch.nan), closings=(1, 2)))
+    rows = torch.randn(12 + 3, hidden, generator=torch.Generator().manual_seed(0))
+    later = [stage.run(prompts(2, {3: 12, 4: 3}, rows.clone())).hidden for stage in (used, fresh)]
+    assert torch.equal(later[0], later[1])
+
+
+def test_this_test_would_notice(stages):
+    """Side by side, the short one is read as far as the long one: unwiped pages do break it."""
+    used, hidden = stages("batched")
+    used._kv.clear_page = lambda page: None
+    used.run(prompts(1, {1: PAGE, 2: PAGE}, torch.full((2 * PAGE, hidden), torch.nan), closings=(1, 2)))
+    assert used.run(prompts(2, {3: 12, 4: 3}, torch.zeros(15, hidden))).hidden.isnan().any()
