@@ -19,7 +19,8 @@ from specsot.tree import Tree, depths, single
 from specsot_drafter.acceptance import HOPE
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import Ground, Growth
-from specsot_drafter.heads.eagle3 import Eagle3Head
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.loading import load_head
 from specsot_drafter.selection import reference_trees
 from tests.drafter.laps import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
@@ -47,25 +48,25 @@ class Text:
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Eagle3Head:
+def head(tmp_path_factory: pytest.TempPathFactory) -> DraftHead:
     folder = tmp_path_factory.mktemp("models")
     base, drafter = write_base(folder / "base", Shape(layers=7, positions=128)), write_head(folder / "head")
-    return Eagle3Head.load(drafter, base, torch.float32, "cpu")
+    return load_head(drafter, base, torch.float32, "cpu")
 
 
 @pytest.fixture(scope="module")
-def text(head: Eagle3Head) -> Text:
+def text(head: DraftHead) -> Text:
     draw = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, 200, (LONG + 1,), generator=draw)
     return Text(tuple(tokens.tolist()), torch.randn(LONG, head.width, generator=draw))
 
 
 @pytest.fixture
-def engine(head: Eagle3Head) -> DraftEngine:
+def engine(head: DraftHead) -> DraftEngine:
     return make(head)
 
 
-def make(head: Eagle3Head, pages: int = 40, shape: TreeShape = SHAPE, curve: Curve = ()) -> DraftEngine:
+def make(head: DraftHead, pages: int = 40, shape: TreeShape = SHAPE, curve: Curve = ()) -> DraftEngine:
     return DraftEngine(head, configuration(shape, pages, PAGE_ROWS, curve=curve), curve=SLOW_HEAD)
 
 
@@ -73,7 +74,7 @@ def open_with(engine: DraftEngine, *openings: Opening) -> None:
     engine.learn(Features(1, 0, openings))
 
 
-def expected(head: Eagle3Head, text: Text, n: int) -> Tree:
+def expected(head: DraftHead, text: Text, n: int) -> Tree:
     """Computed from scratch: the head over all n rows at once, then one growth."""
     with torch.inference_mode():
         kv = KVPages(1, 1, 128, head.kv_heads, head.head_dim, head.dtype, head.device)
@@ -88,7 +89,7 @@ def expected(head: Eagle3Head, text: Text, n: int) -> Tree:
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 40])
 def test_the_same_tree_whatever_the_chunks(
-    head: Eagle3Head, text: Text, engine: DraftEngine, chunk: int
+    head: DraftHead, text: Text, engine: DraftEngine, chunk: int
 ) -> None:
     open_with(engine, opening(1, 40))
     for start in range(0, 40, chunk):
@@ -102,7 +103,7 @@ def test_the_same_tree_whatever_the_chunks(
 @pytest.mark.parametrize("computed", [True, False])
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33])
 def test_the_same_tree_whatever_the_fork(
-    head: Eagle3Head, text: Text, engine: DraftEngine, length: int, computed: bool
+    head: DraftHead, text: Text, engine: DraftEngine, length: int, computed: bool
 ) -> None:
     """The prefix goes on differently than its fork: the row at the seam belongs to the fork alone."""
     other = Text((*text.tokens[:length], *reversed(text.tokens[length:])), text.rows.clone())
@@ -117,7 +118,7 @@ def test_the_same_tree_whatever_the_fork(
     assert [draft.tree for draft in engine.draft()] == [expected(head, text, 40)] * 2
 
 
-def test_a_fork_leaves_its_source_as_it_was(head: Eagle3Head, text: Text, engine: DraftEngine) -> None:
+def test_a_fork_leaves_its_source_as_it_was(head: DraftHead, text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 40))
     engine.learn(text.lesson(1, 0, 30))
     open_with(engine, opening(2, 40, fork=(1, 20)))
@@ -129,7 +130,7 @@ def test_a_fork_leaves_its_source_as_it_was(head: Eagle3Head, text: Text, engine
 
 
 def test_after_every_round_the_tree_is_that_of_the_whole_text(
-    head: Eagle3Head, text: Text, engine: DraftEngine
+    head: DraftHead, text: Text, engine: DraftEngine
 ) -> None:
     """What was grown leaves no trace."""
     open_with(engine, opening(1, 10))
@@ -142,7 +143,7 @@ def test_after_every_round_the_tree_is_that_of_the_whole_text(
         committed += 1 + accepted
 
 
-def test_only_the_newest_state_is_drafted(head: Eagle3Head, text: Text, engine: DraftEngine) -> None:
+def test_only_the_newest_state_is_drafted(head: DraftHead, text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10))
     engine.learn(text.lesson(1, 0, 10, 1, final=True))
     engine.learn(text.lesson(1, 10, 12, 2, final=True))
@@ -152,7 +153,7 @@ def test_only_the_newest_state_is_drafted(head: Eagle3Head, text: Text, engine: 
 
 
 def test_eight_sequences_at_once_get_the_trees_they_get_alone(
-    head: Eagle3Head, text: Text, engine: DraftEngine
+    head: DraftHead, text: Text, engine: DraftEngine
 ) -> None:
     sizes = range(9, 49, 5)
     for sequence, n in enumerate(sizes):
@@ -189,7 +190,7 @@ def test_every_page_comes_back(text: Text, engine: DraftEngine) -> None:
     assert engine.free_pages == 40
 
 
-def test_without_room_a_sequence_goes_undrafted(head: Eagle3Head, text: Text) -> None:
+def test_without_room_a_sequence_goes_undrafted(head: DraftHead, text: Text) -> None:
     """Two pages hold the rows of one sequence, not its growth; the next one finds nothing."""
     engine = make(head, pages=2)
     open_with(engine, opening(1, 32), opening(2, 32))
@@ -221,7 +222,7 @@ def test_no_node_lies_beyond_the_context(
 ) -> None:
     folder = tmp_path_factory.mktemp("short")
     base = write_base(folder / "base", Shape(layers=7, positions=41 + short))
-    engine = make(Eagle3Head.load(write_head(folder / "head"), base, torch.float32, "cpu"))
+    engine = make(load_head(write_head(folder / "head"), base, torch.float32, "cpu"))
     open_with(engine, opening(1, 40, limit=99), opening(2, 20, limit=99))
     engine.learn(text.lesson(1, 0, 40, 1, final=True))
     engine.learn(text.lesson(2, 0, 20, 1, final=True))
@@ -238,7 +239,7 @@ def test_features_that_do_not_match_their_lessons_are_refused(text: Text, engine
         engine.learn(wrong)
 
 
-def test_a_drafter_that_does_not_pay_says_so(head: Eagle3Head, text: Text) -> None:
+def test_a_drafter_that_does_not_pay_says_so(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10), opening(2, 10))
     for sequence in (1, 2):
@@ -251,7 +252,7 @@ def test_a_drafter_that_does_not_pay_says_so(head: Eagle3Head, text: Text) -> No
     assert engine.rest == 0
 
 
-def test_the_row_budget_of_a_frame_bounds_all_trees(head: Eagle3Head, text: Text) -> None:
+def test_the_row_budget_of_a_frame_bounds_all_trees(head: DraftHead, text: Text) -> None:
     shape = TreeShape(3, 3, 12)
     cheap: Curve = ((1, 1.0), (512, 1.001))
     engine = DraftEngine(
@@ -264,7 +265,7 @@ def test_the_row_budget_of_a_frame_bounds_all_trees(head: Eagle3Head, text: Text
     assert sum(sizes) == 10
 
 
-def eager(head: Eagle3Head) -> DraftEngine:
+def eager(head: DraftHead) -> DraftEngine:
     """Drafting costs nothing, so that it always pays."""
     cheap: Curve = ((1, 1.0), (512, 1.001))
     shape = TreeShape(3, 3, 12)
@@ -272,7 +273,7 @@ def eager(head: Eagle3Head) -> DraftEngine:
 
 
 @pytest.mark.parametrize("sent", [True, False])
-def test_trees_that_came_too_late_teach_nothing(head: Eagle3Head, text: Text, sent: bool) -> None:
+def test_trees_that_came_too_late_teach_nothing(head: DraftHead, text: Text, sent: bool) -> None:
     """A frame with fewer rows than the trees have was composed without them."""
     engine = eager(head)
     open_with(engine, opening(1, 10))
@@ -284,7 +285,7 @@ def test_trees_that_came_too_late_teach_nothing(head: Eagle3Head, text: Text, se
     assert (engine.tuner.acceptance.chances()[0] < HOPE) is sent
 
 
-def test_what_was_accepted_is_learned(head: Eagle3Head, text: Text) -> None:
+def test_what_was_accepted_is_learned(head: DraftHead, text: Text) -> None:
     engine = eager(head)
     open_with(engine, opening(1, 10))
     engine.learn(text.lesson(1, 0, 10, 1, final=True))

@@ -14,7 +14,8 @@ from specsot.skeleton import PlanRules
 from specsot.tree import Tree, path
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.heads.eagle3 import Eagle3Head
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.loading import load_head
 from specsot_drafter.standing import own_tokens
 from tests.drafter.laps import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
@@ -35,8 +36,8 @@ def rules(vocabulary: Vocabulary) -> TokenAutomaton:
 
 
 @pytest.fixture(scope="module")
-def head(demo_model: Path) -> Eagle3Head:
-    return Eagle3Head.load(demo_model / "eagle3", demo_model / "base", torch.float32, "cpu")
+def head(demo_model: Path) -> DraftHead:
+    return load_head(demo_model / "eagle3", demo_model / "base", torch.float32, "cpu")
 
 
 def plan_text(rules: TokenAutomaton, tokens: int) -> list[int]:
@@ -67,7 +68,7 @@ def drafted(engine: DraftEngine) -> Tree:
 
 
 def test_every_node_may_follow_what_is_written(
-    head: Eagle3Head, vocabulary: Vocabulary, rules: TokenAutomaton
+    head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton
 ) -> None:
     for length in (1, 3, 6, 9, 14, 20):
         written = plan_text(rules, length)
@@ -82,7 +83,7 @@ def test_every_node_may_follow_what_is_written(
                 assert state is not None
 
 
-def test_without_a_vocabulary_text_counts_as_free(head: Eagle3Head, rules: TokenAutomaton) -> None:
+def test_without_a_vocabulary_text_counts_as_free(head: DraftHead, rules: TokenAutomaton) -> None:
     """And then the head's noise is not valid: the test above can fail."""
     engine = DraftEngine(head, configuration(SHAPE, 8, 64), None)
     written = plan_text(rules, 3)
@@ -96,7 +97,7 @@ def test_without_a_vocabulary_text_counts_as_free(head: Eagle3Head, rules: Token
 
 
 def test_a_forced_stretch_is_drafted_even_where_drafting_does_not_pay(
-    head: Eagle3Head, vocabulary: Vocabulary, rules: TokenAutomaton
+    head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton
 ) -> None:
     resting: Curve = STEEP
     shape = TreeShape(3, 4, 16)
@@ -107,7 +108,7 @@ def test_a_forced_stretch_is_drafted_even_where_drafting_does_not_pay(
 
 
 def test_a_forced_stretch_never_passes_the_limit(
-    head: Eagle3Head, vocabulary: Vocabulary, rules: TokenAutomaton
+    head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton
 ) -> None:
     shape = TreeShape(3, 4, 16)
     engine = DraftEngine(head, configuration(shape, 8, 64, curve=STEEP), vocabulary, SLOW_HEAD)
@@ -130,7 +131,7 @@ def stretch(rules: TokenAutomaton) -> tuple[list[int], tuple[int, ...]]:
 
 
 def test_a_repaired_sequence_stands_where_it_stood(
-    head: Eagle3Head, vocabulary: Vocabulary, rules: TokenAutomaton
+    head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton
 ) -> None:
     """After a repair its own tokens come back as the end of its prompt."""
     written = plan_text(rules, 9)

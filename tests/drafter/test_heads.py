@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from specsot.errors import HeadMismatch, ModelError
 from specsot_drafter.heads.eagle3 import Eagle3Head
+from specsot_drafter.heads.loading import load_head
 from specsot_drafter.measure import ROWS, measure_levels
 from tests.models import Shape, write_base, write_head
 
@@ -28,8 +29,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(folder: Path, **more: Any) -> Eagle3Head:
-    return Eagle3Head.load(folder / "head", folder / "base", torch.float32, "cpu", **more)
+def load(folder: Path, **more: Any) -> Any:
+    return load_head(folder / "head", folder / "base", torch.float32, "cpu", **more)
 
 
 def change(folder: Path, edit: Callable[[Tensors], object]) -> None:

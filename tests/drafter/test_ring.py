@@ -10,7 +10,8 @@ import torch
 from specsot.members import Curve, TreeShape
 from specsot.model.decoder import Decoder
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.heads.eagle3 import Eagle3Head
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.loading import load_head
 from tests.drafter.laps import QUICK_HEAD
 from tests.drafter.ring import Ring, Writer, configuration, load_base, opening
 
@@ -30,11 +31,11 @@ def base(demo_model: Path) -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def head(demo_model: Path) -> Eagle3Head:
-    return Eagle3Head.load(demo_model / "eagle3", demo_model / "base", torch.float32, "cpu")
+def head(demo_model: Path) -> DraftHead:
+    return load_head(demo_model / "eagle3", demo_model / "base", torch.float32, "cpu")
 
 
-def write(base: Decoder, head: Eagle3Head, engine: DraftEngine | None) -> tuple[list[Writer], int]:
+def write(base: Decoder, head: DraftHead, engine: DraftEngine | None) -> tuple[list[Writer], int]:
     """Three forks of one prefix, each to its limit; the laps they took."""
     ring = Ring(base, head, engine)
     ring.open(opening(1, len(PREFIX), decodes=False), PREFIX, chunk=16)
@@ -52,13 +53,13 @@ def write(base: Decoder, head: Eagle3Head, engine: DraftEngine | None) -> tuple[
 
 
 @pytest.fixture(scope="module")
-def plainly(base: Decoder, head: Eagle3Head) -> tuple[list[Writer], int]:
+def plainly(base: Decoder, head: DraftHead) -> tuple[list[Writer], int]:
     return write(base, head, None)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_same_tokens_in_fewer_laps(
-    base: Decoder, head: Eagle3Head, plainly: tuple[list[Writer], int], name: str
+    base: Decoder, head: DraftHead, plainly: tuple[list[Writer], int], name: str
 ) -> None:
     engine = DraftEngine(head, configuration(SHAPES[name], curve=CHEAP), curve=QUICK_HEAD)
     free = engine.free_pages

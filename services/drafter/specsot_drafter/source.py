@@ -17,7 +17,8 @@ from specsot.model.fingerprint import fingerprint
 from specsot.model.precision import resolve_dtype
 from specsot.vocabulary import read_vocabulary
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.heads.eagle3 import Eagle3Head
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.loading import load_head
 from specsot_drafter.measure import measure_levels
 
 
@@ -48,11 +49,11 @@ class Source:
         return self._supply.name
 
     @cached_property
-    def head(self) -> Eagle3Head:
+    def head(self) -> DraftHead:
         supply = self._supply
         dtype = resolve_dtype(supply.dtype, supply.device)
         pickled = supply.draft_format == "bin"
-        return Eagle3Head.load(supply.draft_model, supply.model, dtype, supply.device, pickled)
+        return load_head(supply.draft_model, supply.model, dtype, supply.device, pickled)
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
         return self.head.tap_slices()

@@ -40,6 +40,11 @@ class DraftHead(Protocol):
     @property
     def device(self) -> Any: ...
 
+    @property
+    def row_bytes(self) -> int:
+        """KV and feature bytes of one position."""
+        ...
+
     def tap_slices(self) -> dict[int, Tensor]:
         """For each tap its slice [width, base width]: the fused row is the sum of slice @ state."""
         ...

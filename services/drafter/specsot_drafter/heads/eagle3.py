@@ -1,123 +1,60 @@
-"""EAGLE-3's head: one decoder layer over token embeddings and fused features of the base.
+"""EAGLE-3's head: decoder layers over token embeddings and fused features of the base.
 
-Refuses to know trees and sequences. Published layout (`midlayer.*`, `fc`, `norm`, `lm_head`, `d2t`);
-shapes come from the tensors, since published configs are wrong about several of them.
+Refuses to know trees and sequences, and in which layout a head was published.
+
+e = input_layernorm(embedding), g = hidden_norm(feature); q, k, v read [e, g]; the un-normed feature is the
+residual (`norm_before_residual`: g is); the un-normed output is the next feature (`norm_output`: the
+normed one is).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.errors import HeadMismatch
-from specsot.model.attention import AttentionPlan, attend
-from specsot.model.config import ModelConfig, read_config, read_json, read_rope
+from specsot.model.attention import AttentionPlan
 from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
-from specsot.model.mlp import gate
 from specsot.model.norms import Norm
-from specsot.model.rotary import Rotary, interleave, rotate
-from specsot.model.weights import WeightFiles
-from specsot_drafter.heads.shapes import HeadShape, fit_shape
+from specsot_drafter.heads.eagle import EagleHead
+from specsot_drafter.heads.fusion import Fusion
+from specsot_drafter.heads.layers import Layers
+from specsot_drafter.heads.shapes import HeadShape
 
-EPS = 1e-6  # of the reference's config class, where a head's config names none
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Parts:
+    """All that an EAGLE-3 head computes with.
+
+    table: embeddings [V, hidden]. lm_head: [hidden] -> draft vocabulary. offsets: from draft ids to the
+    base's; None where they are the same.
+    """
+
+    fusion: Fusion
+    table: Tensor
+    token_norm: Norm
+    feature_norm: Norm
+    layers: Layers
+    norm: Norm
+    lm_head: Linear
+    offsets: Tensor | None
+    norm_before_residual: bool = False
+    norm_output: bool = False
 
 
-class Eagle3Head:
-    """A head loaded against its base; see `DraftHead` for what the attributes mean."""
+class Eagle3Head(EagleHead):
+    """A head loaded against its base."""
 
-    layers = 1
-
-    def __init__(
-        self,
-        shape: HeadShape,
-        base: ModelConfig,
-        files: WeightFiles,
-        table: Tensor,
-        settings: dict[str, Any],
-        source: Path,
-    ) -> None:
-        """table: embeddings [V, hidden], whose dtype and device the whole head takes."""
-        dtype, device = table.dtype, table.device
-
-        def fetch(name: str) -> Tensor:
-            return files.tensor(name, dtype, device)
-
-        self.taps = (2, base.layers // 2, base.layers - 3)
-        self.width = self.hidden = shape.hidden
-        self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
-        self.group = shape.heads // shape.kv_heads
-        self.draft_vocab, self.positions = shape.vocab, base.max_positions
-        self.dtype, self.device = dtype, device
-        self._shape, self._table = shape, table
-        self._slices = tuple(part.contiguous() for part in fetch("fc.weight").chunk(3, dim=1))
-        self._rotary = Rotary(
-            read_rope(settings, source), shape.heads, shape.kv_heads, shape.head_dim, device
-        )
-        self._load_layer(fetch, float(settings.get("rms_norm_eps") or EPS))
-        self._lm_head = Linear(fetch("lm_head.weight"))
-        self._offsets = files.tensor("d2t", torch.long, device) if "d2t" in files else None
-
-    def _load_layer(self, fetch: Any, eps: float) -> None:
-        dim, attention, mlp = self.head_dim, "midlayer.self_attn", "midlayer.mlp"
-        q, k = (interleave(fetch(f"{attention}.{name}.weight"), dim) for name in ("q_proj", "k_proj"))
-        v = fetch(f"{attention}.v_proj.weight")
-        self._qkv, self._kv = Linear(torch.cat((q, k, v))), Linear(torch.cat((k, v)))
-        self._out = Linear(fetch(f"{attention}.o_proj.weight"))
-        self._gate_up = Linear(
-            torch.cat([fetch(f"{mlp}.{name}.weight") for name in ("gate_proj", "up_proj")])
-        )
-        self._down = Linear(fetch(f"{mlp}.down_proj.weight"))
-        self._token_norm = Norm(fetch("midlayer.input_layernorm.weight"), eps)
-        self._feature_norm = Norm(fetch("midlayer.hidden_norm.weight"), eps)
-        self._mlp_norm = Norm(fetch("midlayer.post_attention_layernorm.weight"), eps)
-        self._norm = Norm(fetch("norm.weight"), eps)
-
-    @classmethod
-    @torch.inference_mode()
-    def load(
-        cls,
-        directory: Path,
-        base_directory: Path,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        allow_pickle_bin: bool = False,
-    ) -> Eagle3Head:
-        """Read a head and fit it to its base; embeddings of its own win over the base's.
-
-        Raises ModelError for either directory, HeadMismatch with both shapes where they do not fit.
-        """
-        source = directory / "config.json"
-        settings, base = read_json(source), read_config(base_directory)
-        files = WeightFiles(directory, allow_pickle_bin)
-        shape = fit_shape(files, settings, base, directory)
-        own = "embed_tokens.weight" in files
-        borrowed = WeightFiles(base_directory), f"{base.names.embedding}.weight"
-        tables, name = (files, "embed_tokens.weight") if own else borrowed
-        table = tables.tensor(name, dtype, device)
-        if tuple(table.shape) != (base.vocab, shape.hidden):
-            raise HeadMismatch(
-                f"{directory}: its embeddings must be [{base.vocab}, {shape.hidden}], "
-                f"{name} is {list(table.shape)}"
-            )
-        return cls(shape, base, files, table, settings, source)
-
-    @property
-    def row_bytes(self) -> int:
-        """KV and feature bytes of one position."""
-        return (2 * self.kv_heads * self.head_dim + self.hidden) * self.dtype.itemsize
-
-    def tap_slices(self) -> dict[int, Tensor]:
-        """fc's three parts [width, base hidden]: fc(concat[l, m, h]) = W1 l + W2 m + W3 h."""
-        return dict(zip(self.taps, self._slices))
-
-    def features(self, fused: Tensor) -> Tensor:
-        """The fused row is the feature: fc was applied where the taps are."""
-        return fused
+    def __init__(self, shape: HeadShape, positions: int, parts: Eagle3Parts) -> None:
+        """positions: how many its base has."""
+        super().__init__(shape, positions, parts.fusion, parts.table)
+        self._table, self._layers, self._offsets = parts.table, parts.layers, parts.offsets
+        self._token_norm, self._feature_norm, self._norm = parts.token_norm, parts.feature_norm, parts.norm
+        self._lm_head = parts.lm_head
+        self._normed_residual, self._normed_output = parts.norm_before_residual, parts.norm_output
 
     def forward(
         self,
@@ -129,43 +66,16 @@ class Eagle3Head:
         kv: KVPages,
         asked: Tensor | None = None,
     ) -> Tensor:
-        """The reference's layer: q, k, v read [normed embedding, normed feature]; the un-normed feature
-        is the residual. Returns the un-normed output, which is the next feature. See `DraftHead`.
-        """
-        inputs = torch.cat(
-            (self._token_norm(F.embedding(tokens, self._table)), self._feature_norm(features)), 1
-        )
-        if asked is not None and len(asked) < len(tokens):
-            self._write(inputs, positions, slots, kv)
-            inputs, features = inputs[asked], features[asked]
-            positions, slots = positions[asked], slots[asked]
-        if plan is None:
-            return features
-        x = features + self._out(attend(self._project(inputs, positions, slots, kv), kv.layers[0], plan))
-        return x.add_(self._down(gate(self._gate_up(self._mlp_norm(x)))))
-
-    def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:
-        """Queries [rows, kv_heads, group, head_dim]; keys and values go to their slots."""
-        heads, pairs = self._shape.heads, self.kv_heads
-        parts = self._qkv(inputs).view(inputs.shape[0], -1, self.head_dim)
-        rotate(parts.narrow(1, 0, heads + pairs), self._rotary.table(positions))
-        kv.write(0, slots, parts.narrow(1, heads, 2 * pairs).unflatten(1, (2, pairs)))
-        return parts.narrow(1, 0, heads).unflatten(1, (pairs, self.group))
-
-    def _write(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
-        """Keys and values alone: a row whose output nobody asks for needs no more."""
-        pairs = self.kv_heads
-        parts = self._kv(inputs).view(inputs.shape[0], -1, self.head_dim)
-        rotate(parts.narrow(1, 0, pairs), self._rotary.table(positions)[:, -pairs:])
-        kv.write(0, slots, parts.unflatten(1, (2, pairs)))
-
-    def log_probs(self, outputs: Tensor) -> Tensor:
-        """[rows, hidden] to [rows, draft vocabulary], over the draft vocabulary alone, in fp32."""
-        return torch.log_softmax(self.logits(outputs).float(), dim=-1)
+        """One step for each row; returns the features that follow."""
+        normed = self._feature_norm(features)
+        inputs = torch.cat((self._token_norm(F.embedding(tokens, self._table)), normed), 1)
+        residual = normed if self._normed_residual else features
+        outputs = self._layers.forward(inputs, residual, positions, slots, plan, kv, asked)
+        return self._norm(outputs) if self._normed_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, draft vocabulary]."""
-        return self._lm_head(self._norm(outputs))
+        return self._lm_head(outputs if self._normed_output else self._norm(outputs))
 
     def to_target(self, ids: Tensor) -> Tensor:
         """d2t holds offsets: base id = draft id + d2t[draft id]."""

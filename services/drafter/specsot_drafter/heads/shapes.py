@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head's tensors say about its shape, and whether that fits a base.
+"""What a head's tensors say about its shape, and whether that fits a base.
 
 Refuses to know values of weights; the config is asked only for what no tensor tells.
 """
@@ -7,92 +7,151 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from specsot.errors import HeadMismatch, ModelError
 from specsot.model.config import ModelConfig
-from specsot.model.weights import WeightFiles
+from specsot_drafter.heads.checkpoint import Checkpoint
 
-LEAST_LAYERS = 7  # below, the taps 2, L // 2, L - 3 are not three different layers
-ATTENTION, MLP = "midlayer.self_attn", "midlayer.mlp"
+Kind = Literal["eagle1", "eagle3"]  # EAGLE-2 is EAGLE-1's head: only the tree is another
+
+FIRST = "layers.0"
+ATTENTION, MLP = "self_attn", "mlp"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """hidden: its own width; vocab: ids it can draft."""
+    """hidden: its own width; vocab: ids it can draft; layers: decoder layers.
+
+    inputs: columns the first layer's projections read; the layers behind it read `hidden`.
+    """
 
     hidden: int
+    inputs: int
     heads: int
     kv_heads: int
     head_dim: int
     intermediate: int
     vocab: int
+    layers: int
 
 
-def fit_shape(files: WeightFiles, settings: Mapping[str, Any], base: ModelConfig, source: Path) -> HeadShape:
-    """The shape of a head that fits `base`; HeadMismatch names both shapes where it does not."""
-    shape = _read_shape(files, settings, source)
-    _expect(source, "fc.weight", files.shape("fc.weight"), (shape.hidden, 3 * base.hidden))
-    for name, wanted in _wanted(shape).items():
-        _expect(source, name, files.shape(name), wanted)
-    if base.layers < LEAST_LAYERS:
-        raise HeadMismatch(f"{source}: EAGLE-3 taps three layers, the base has only {base.layers} layers")
-    _check_vocabulary(files, shape, base, source)
+def kind_of(checkpoint: Checkpoint) -> Kind:
+    """EAGLE-3's first layer norms the feature and reads the token's embedding beside it."""
+    if checkpoint.layers == 0:
+        raise ModelError(
+            f"{checkpoint.directory}: no EAGLE head, as there is no tensor {FIRST}.{ATTENTION}.q_proj.weight"
+        )
+    hidden, columns = _hidden(checkpoint), _matrix(checkpoint, f"{FIRST}.{ATTENTION}.q_proj.weight")[1]
+    return "eagle3" if f"{FIRST}.hidden_norm.weight" in checkpoint or columns == 2 * hidden else "eagle1"
+
+
+def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
+    """The shape of a head whose decoder layers and vocabulary are whole and fit together and the base.
+
+    Raises HeadMismatch with both shapes, ModelError for a tensor that is missing.
+    """
+    shape = _read(checkpoint, base)
+    for layer in range(shape.layers):
+        for name, wanted in _layer_shapes(shape, layer).items():
+            checkpoint.check(f"layers.{layer}.{name}", wanted)
     return shape
 
 
-def _read_shape(files: WeightFiles, settings: Mapping[str, Any], source: Path) -> HeadShape:
-    hidden, _ = files.shape("fc.weight")
-    queries, _ = files.shape(f"{ATTENTION}.q_proj.weight")
-    keys, _ = files.shape(f"{ATTENTION}.k_proj.weight")
-    intermediate, _ = files.shape(f"{MLP}.gate_proj.weight")
-    vocab, _ = files.shape("lm_head.weight")
-    heads = settings.get("num_attention_heads")
-    if not isinstance(heads, int) or heads <= 0 or queries % heads:
-        raise HeadMismatch(f"{source}: q_proj has {queries} rows, the config says {heads!r} heads")
-    head_dim = queries // heads
-    if head_dim % 2 or keys % head_dim or heads % max(keys // head_dim, 1):
-        raise HeadMismatch(f"{source}: q_proj has {queries} rows for {heads} heads, k_proj has {keys}")
-    return HeadShape(hidden, heads, keys // head_dim, head_dim, intermediate, vocab)
+def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
+    kind, hidden = kind_of(checkpoint), _hidden(checkpoint)
+    queries, _ = _matrix(checkpoint, f"{FIRST}.{ATTENTION}.q_proj.weight")
+    keys, _ = _matrix(checkpoint, f"{FIRST}.{ATTENTION}.k_proj.weight")
+    intermediate, _ = _matrix(checkpoint, f"{FIRST}.{MLP}.gate_proj.weight")
+    heads = checkpoint.settings.get("num_attention_heads")
+    if not isinstance(heads, int) or isinstance(heads, bool) or heads <= 0 or queries % heads:
+        raise HeadMismatch(
+            f"{checkpoint.directory}: q_proj has {queries} rows, the config says {heads!r} heads"
+        )
+    dim = queries // heads
+    if dim % 2 or keys % dim or heads % max(keys // dim, 1):
+        raise HeadMismatch(
+            f"{checkpoint.directory}: q_proj has {queries} rows for {heads} heads, k_proj has {keys}"
+        )
+    inputs = 2 * hidden if kind == "eagle3" else hidden
+    vocab = _vocabulary(checkpoint, base) if kind == "eagle3" else base.vocab
+    return HeadShape(hidden, inputs, heads, keys // dim, dim, intermediate, vocab, checkpoint.layers)
 
 
-def _wanted(shape: HeadShape) -> dict[str, tuple[int, ...]]:
-    """Every other tensor's shape; the layer's projections read embedding and feature side by side."""
+def _hidden(checkpoint: Checkpoint) -> int:
+    """The width that attention's output projection writes."""
+    return _matrix(checkpoint, f"{FIRST}.{ATTENTION}.o_proj.weight")[0]
+
+
+def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    found = checkpoint.shape(name)
+    if len(found) != 2 or 0 in found:
+        raise HeadMismatch(
+            f"{checkpoint.directory}: {checkpoint.published(name)} is {list(found)}, no matrix"
+        )
+    return found[0], found[1]
+
+
+def _vocabulary(checkpoint: Checkpoint, base: ModelConfig) -> int:
+    """Ids an EAGLE-3 head can draft: its own lm_head's, or the base's where it has none and no map."""
+    if "lm_head.weight" in checkpoint or "d2t" in checkpoint:
+        return _matrix(checkpoint, "lm_head.weight")[0]
+    named = checkpoint.settings.get("draft_vocab_size")
+    if named not in (None, base.vocab):
+        raise ModelError(
+            f"{checkpoint.directory}: no tensor lm_head.weight, and draft_vocab_size {named!r} is not the "
+            f"base's {base.vocab}, whose lm_head could be shared"
+        )
+    return base.vocab
+
+
+def _layer_shapes(shape: HeadShape, layer: int) -> Mapping[str, tuple[int, ...]]:
+    """Every tensor that each decoder layer has."""
     hidden, keys = shape.hidden, shape.kv_heads * shape.head_dim
-    queries = shape.heads * shape.head_dim
+    queries, inner = shape.heads * shape.head_dim, shape.intermediate
+    inputs = hidden if layer else shape.inputs
     return {
-        f"{ATTENTION}.q_proj.weight": (queries, 2 * hidden),
-        f"{ATTENTION}.k_proj.weight": (keys, 2 * hidden),
-        f"{ATTENTION}.v_proj.weight": (keys, 2 * hidden),
+        f"{ATTENTION}.q_proj.weight": (queries, inputs),
+        f"{ATTENTION}.k_proj.weight": (keys, inputs),
+        f"{ATTENTION}.v_proj.weight": (keys, inputs),
         f"{ATTENTION}.o_proj.weight": (hidden, queries),
-        f"{MLP}.gate_proj.weight": (shape.intermediate, hidden),
-        f"{MLP}.up_proj.weight": (shape.intermediate, hidden),
-        f"{MLP}.down_proj.weight": (hidden, shape.intermediate),
-        "midlayer.input_layernorm.weight": (hidden,),
-        "midlayer.hidden_norm.weight": (hidden,),
-        "midlayer.post_attention_layernorm.weight": (hidden,),
-        "norm.weight": (hidden,),
-        "lm_head.weight": (shape.vocab, hidden),
-    }
+        f"{MLP}.gate_proj.weight": (inner, hidden),
+        f"{MLP}.up_proj.weight": (inner, hidden),
+        f"{MLP}.down_proj.weight": (hidden, inner),
+        "post_attention_layernorm.weight": (hidden,),
+    } | ({"input_layernorm.weight": (hidden,)} if layer else {})
 
 
-def _expect(source: Path, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    if found != wanted:
-        raise HeadMismatch(f"{source}: {name} is {list(found)}, this base and head need {list(wanted)}")
+def read_offsets(
+    checkpoint: Checkpoint, shape: HeadShape, base: ModelConfig, device: torch.device | str
+) -> torch.Tensor | None:
+    """d2t [draft vocabulary]: base id = draft id + d2t[draft id]. None: the ids are the base's own.
 
-
-def _check_vocabulary(files: WeightFiles, shape: HeadShape, base: ModelConfig, source: Path) -> None:
-    """Every draft id must be an id of the base."""
-    if "d2t" not in files:
-        _expect(source, "lm_head.weight", (shape.vocab, shape.hidden), (base.vocab, shape.hidden))
-        return
-    _expect(source, "d2t", files.shape("d2t"), (shape.vocab,))
-    targets = files.tensor("d2t", torch.long, "cpu") + torch.arange(shape.vocab)
+    Every draft id must be another id of the base. A head that drafts the whole vocabulary has no map,
+    and one that comes along with it all the same says nothing (the reference drops it).
+    """
+    if shape.vocab == base.vocab:
+        return None
+    if "d2t" not in checkpoint:
+        checkpoint.check("lm_head.weight", (base.vocab, shape.hidden))
+    checkpoint.check("d2t", (shape.vocab,))
+    offsets = checkpoint.tensor("d2t", torch.long, "cpu")
+    targets = offsets + torch.arange(shape.vocab)
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= base.vocab:
-        raise HeadMismatch(f"{source}: d2t names ids {low}..{high}, the base has {base.vocab}")
+        raise HeadMismatch(f"{checkpoint.directory}: d2t names ids {low}..{high}, the base has {base.vocab}")
     if len(targets.unique()) != shape.vocab:
-        raise ModelError(f"{source}: d2t names an id twice")
+        raise ModelError(f"{checkpoint.directory}: d2t names an id twice")
+    return offsets.to(device)
+
+
+def refuse_what_differs(checkpoint: Checkpoint) -> None:
+    """What a config says, no tensor would show, and no head here computes. Raises ModelError."""
+    settings: Mapping[str, Any] = checkpoint.settings
+    activation = settings.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ModelError(f"{checkpoint.source}: hidden_act {activation!r} is not supported, only silu")
+    if "quantization_config" in settings:
+        raise ModelError(f"{checkpoint.source}: quantized weights (quantization_config) are not supported")

@@ -1,0 +1,81 @@
+"""From the base's states to a head's features: what is tapped, what the taps apply, what is left to do.
+
+Refuses to know what a head makes of its features.
+
+fc is linear, so fc(concat[l, m, h]) = W1 l + W2 m + W3 h is summed up where the taps are. A norm before
+fc is not: then the states themselves travel side by side, and fc is applied where the head is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specsot.model.linear import Linear
+
+Normalise = Callable[[Tensor], Tensor]
+
+
+class Fusion(Protocol):
+    """taps, width: as `DraftHead` tells them."""
+
+    taps: tuple[int, ...]
+    width: int
+
+    def slices(self) -> dict[int, Tensor]:
+        """For each tap the matrix [width, base width] that its state is multiplied with."""
+        ...
+
+    def features(self, fused: Tensor) -> Tensor:
+        """[rows, width], the sum over the taps, to [rows, hidden]."""
+        ...
+
+
+class Summed:
+    """fc where the taps are; its bias, if it has one, here."""
+
+    def __init__(self, taps: tuple[int, ...], weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [hidden, taps * base width]."""
+        self.taps, self.width = taps, weight.shape[0]
+        self._parts, self._bias = weight.chunk(len(taps), dim=1), bias
+
+    def slices(self) -> dict[int, Tensor]:
+        return {tap: part.contiguous() for tap, part in zip(self.taps, self._parts)}
+
+    def features(self, fused: Tensor) -> Tensor:
+        return fused if self._bias is None else fused + self._bias
+
+
+class Joined:
+    """The states side by side; norms and fc here."""
+
+    def __init__(self, taps: tuple[int, ...], norms: Sequence[Normalise], fc: Linear) -> None:
+        """norms: one over all states together, or one for each of them."""
+        self.taps, self.width = taps, fc.shape[1]
+        self._norms, self._fc = norms, fc
+
+    def slices(self) -> dict[int, Tensor]:
+        """Blocks of an identity: each state lands in its own columns."""
+        blocks = torch.eye(self.width).chunk(len(self.taps), dim=1)
+        return {tap: block.contiguous() for tap, block in zip(self.taps, blocks)}
+
+    def features(self, fused: Tensor) -> Tensor:
+        parts = fused.chunk(len(self._norms), dim=1)
+        return self._fc(torch.cat([norm(part) for norm, part in zip(self._norms, parts)], dim=1))
+
+
+class Final:
+    """The base's last state alone, as its lm_head sees it: after its last norm."""
+
+    def __init__(self, layers: int, hidden: int, norm: Normalise) -> None:
+        self.taps, self.width = (layers,), hidden
+        self._norm = norm
+
+    def slices(self) -> dict[int, Tensor]:
+        return {self.taps[0]: torch.eye(self.width)}
+
+    def features(self, fused: Tensor) -> Tensor:
+        return self._norm(fused)

@@ -1,0 +1,226 @@
+"""Loads a published head against its base: which family it is, its parts, and whether they fit.
+
+Refuses to know what heads compute, the ring, and where directories come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+import torch
+from torch import Tensor
+
+from specsot.errors import HeadMismatch, InvalidRequest, ModelError
+from specsot.model.config import ModelConfig, Rope, read_config, read_rope
+from specsot.model.edges import fetch_embedding, fetch_final_norm, fetch_lm_head
+from specsot.model.fields import Fields
+from specsot.model.linear import Linear
+from specsot.model.norms import Norm
+from specsot.model.rotary import Rotary
+from specsot.model.weights import Fetch, WeightFiles
+from specsot_drafter.heads.checkpoint import Checkpoint
+from specsot_drafter.heads.eagle import EagleHead
+from specsot_drafter.heads.eagle1 import Eagle1Head, Eagle1Parts
+from specsot_drafter.heads.eagle3 import Eagle3Head, Eagle3Parts
+from specsot_drafter.heads.fusion import Final, Fusion, Joined, Summed
+from specsot_drafter.heads.layers import Layers, fetch_norm, find_norm
+from specsot_drafter.heads.shapes import (
+    HeadShape,
+    kind_of,
+    read_offsets,
+    read_shape,
+    refuse_what_differs,
+)
+from specsot_drafter.heads.taps import choose_taps
+
+log = structlog.get_logger()
+
+EPS = 1e-6  # of the reference's config class, where a head's config names none
+EMBEDDING = "embed_tokens.weight"
+SAMPLE = 1024  # rows of the embeddings that are compared with the base's
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What a user knows better than the head's config. None leaves it to the config.
+
+    rope_theta: base of the head's rotary positions.
+    aux_layers: the base's layers whose input is fused, ascending; the number of layers is the last one's
+                output.
+    """
+
+    rope_theta: float | None = None
+    aux_layers: tuple[int, ...] | None = None
+
+
+def load_head(
+    directory: Path,
+    base_directory: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    allow_pickle_bin: bool = False,
+    allow_pickle_base: bool = False,
+    overrides: Overrides = Overrides(),
+) -> EagleHead:
+    """An EAGLE-1, EAGLE-2 or EAGLE-3 head in any published layout, fitted to its base.
+
+    Embeddings of its own win over the base's. allow_pickle_bin, allow_pickle_base: see `WeightFiles`.
+    Raises ModelError for either directory, HeadMismatch with both shapes where they do not fit,
+    InvalidRequest for an override that cannot be.
+    """
+    with torch.inference_mode():
+        head = Checkpoint(directory, allow_pickle_bin)
+        refuse_what_differs(head)
+        config = read_config(base_directory)
+        base = Fetch(WeightFiles(base_directory, allow_pickle_base), dtype, device)
+        loader = _Loader(head, Fetch(head, dtype, device), config, base, read_shape(head, config), overrides)
+        return loader.eagle3() if kind_of(head) == "eagle3" else loader.eagle1()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """One head on its way into memory. fetch: its own tensors; base: its base's."""
+
+    head: Checkpoint
+    fetch: Fetch
+    config: ModelConfig
+    base: Fetch
+    shape: HeadShape
+    overrides: Overrides
+
+    def eagle1(self) -> Eagle1Head:
+        if self.overrides.aux_layers is not None:
+            raise InvalidRequest(
+                f"{self.head.directory} is an EAGLE-1 head: it has no aux_layers", "aux_layers"
+            )
+        hidden = self.config.hidden
+        self.head.check("fc.weight", (hidden, 2 * hidden))
+        self.head.check("layers.0.self_attn.o_proj.weight", (hidden, self.shape.heads * self.shape.head_dim))
+        parts = Eagle1Parts(
+            fusion=self._final(),
+            table=self._table(),
+            fc=Linear(*self._fc(2)),
+            layers=self._layers(),
+            lm_head=fetch_lm_head(self.base, self.config),
+            token_norm=find_norm(self.fetch, "embedding_layernorm", hidden, self._eps),
+            feature_norm=find_norm(self.fetch, "hidden_states_layernorm", hidden, self._eps),
+            input_norm=find_norm(self.fetch, "layers.0.input_layernorm", hidden, self._eps),
+        )
+        return Eagle1Head(self.shape, self._positions, parts)
+
+    def eagle3(self) -> Eagle3Head:
+        hidden = self.shape.hidden
+        parts = Eagle3Parts(
+            fusion=self._fusion(),
+            table=self._table(),
+            token_norm=fetch_norm(self.fetch, "layers.0.input_layernorm", hidden, self._eps),
+            feature_norm=fetch_norm(self.fetch, "layers.0.hidden_norm", hidden, self._eps),
+            layers=self._layers(),
+            norm=fetch_norm(self.fetch, "norm", hidden, self._eps),
+            lm_head=self._lm_head(),
+            offsets=read_offsets(self.head, self.shape, self.config, self.fetch.device),
+            norm_before_residual=self.head.flag("norm_before_residual"),
+            norm_output=self.head.flag("norm_output"),
+        )
+        return Eagle3Head(self.shape, self._positions, parts)
+
+    def _fusion(self) -> Fusion:
+        """fc where the taps are, unless a norm stands before it; some heads have none at all."""
+        if not self.head.settings.get("use_aux_hidden_state", True):
+            return self._final()
+        taps = choose_taps(self.head, self.config.layers, self.overrides.aux_layers)
+        weight, bias = self._fc(len(taps))
+        norms = self._fusion_norms(len(taps))
+        return Joined(taps, norms, Linear(weight, bias)) if norms else Summed(taps, weight, bias)
+
+    def _final(self) -> Final:
+        hidden = self.config.hidden
+        if self.shape.hidden != hidden:
+            raise HeadMismatch(
+                f"{self.head.directory}: it takes the base's last state as it is, which is [{hidden}], "
+                f"but its own are [{self.shape.hidden}]"
+            )
+        return Final(self.config.layers, hidden, fetch_final_norm(self.base, self.config))
+
+    def _fc(self, states: int) -> tuple[Tensor, Tensor | None]:
+        """fc's weight [hidden, states * base hidden], and its bias if it has one."""
+        weight = self.fetch("fc.weight", (self.shape.hidden, states * self.config.hidden))
+        return weight, self.fetch("fc.bias", weight.shape[:1]) if "fc.bias" in self.fetch else None
+
+    def _fusion_norms(self, states: int) -> list[Norm]:
+        """One norm over all states before fc, one for each of them, or none."""
+        joint = self.head.flag("norm_before_fc") or "input_norm.weight" in self.fetch
+        each = self.head.flag("fc_norm") or "fc_norm.0.weight" in self.fetch
+        if joint and each:
+            raise ModelError(f"{self.head.directory}: norm_before_fc and fc_norm exclude each other")
+        if joint:
+            return [fetch_norm(self.fetch, "input_norm", states * self.config.hidden, self._eps)]
+        names = [f"fc_norm.{state}" for state in range(states)] if each else []
+        return [fetch_norm(self.fetch, name, self.config.hidden, self._eps) for name in names]
+
+    def _table(self) -> Tensor:
+        """Embeddings of its own, or the base's."""
+        wanted = (self.config.vocab, self.shape.hidden)
+        if EMBEDDING in self.fetch:
+            own = self.fetch(EMBEDDING, wanted)
+            if self.shape.hidden == self.config.hidden:
+                _compare(own, fetch_embedding(self.base, self.config), self.head.directory)
+            return own
+        if self.shape.hidden != self.config.hidden:
+            raise HeadMismatch(
+                f"{self.head.directory}: no {EMBEDDING} in it, which must be {list(wanted)}; "
+                f"the base's is {[self.config.vocab, self.config.hidden]}"
+            )
+        return fetch_embedding(self.base, self.config)
+
+    def _lm_head(self) -> Linear:
+        """Its own, or the base's. A config's flag of tying is copied from the base and says nothing."""
+        if "lm_head.weight" in self.fetch:
+            return Linear(self.fetch("lm_head.weight", (self.shape.vocab, self.shape.hidden)))
+        if self.shape.hidden != self.config.hidden:
+            raise HeadMismatch(
+                f"{self.head.directory}: no lm_head.weight in it, which must be "
+                f"[.., {self.shape.hidden}]; the base's is {[self.config.vocab, self.config.hidden]}"
+            )
+        return fetch_lm_head(self.base, self.config)
+
+    def _layers(self) -> Layers:
+        shape = self.shape
+        rotary = Rotary(self._rope(), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device)
+        return Layers(self.fetch, shape, rotary, self._eps)
+
+    def _rope(self) -> Rope:
+        """The head's own, never the base's; 10000 where nothing is said."""
+        settings = self.head.settings
+        if self._dynamic:
+            settings = {"rope_theta": settings.get("rope_theta")}
+        rope = read_rope(settings, self.head.source)
+        theta = self.overrides.rope_theta
+        return rope if theta is None else replace(rope, theta=theta)
+
+    @property
+    def _positions(self) -> int:
+        """How far it drafts: as far as the base reaches."""
+        most = self.config.max_positions
+        if not self._dynamic:
+            return most
+        return min(most, Fields(self.head.source, self.head.settings).count("max_position_embeddings", 2048))
+
+    @property
+    def _dynamic(self) -> bool:
+        """Dynamic scaling sets in behind the head's own positions; before, it is none. We end there."""
+        scaling = self.head.settings.get("rope_scaling")
+        return isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "dynamic"
+
+    @property
+    def _eps(self) -> float:
+        return Fields(self.head.source, self.head.settings).number("rms_norm_eps", EPS)
+
+
+def _compare(own: Tensor, base: Tensor, directory: Path) -> None:
+    """Some heads were published with embeddings nobody trained; they draft, but badly."""
+    step = max(len(own) // SAMPLE, 1)
+    if not torch.allclose(own[::step].float(), base[::step].float(), atol=1e-2):
+        log.warning("the head's own embeddings are not the base's; they are used", head=str(directory))
