@@ -10,6 +10,7 @@ import pytest
 
 from specsot.errors import ModelError
 from specsot.model.config import ModelConfig, Rope, read_config
+from specsot.model.families import FAMILIES
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -55,6 +56,15 @@ def test_what_is_absent_has_the_published_defaults(tmp_path: Path) -> None:
             {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
             Rope(5e5, "llama3", 8.0, 1.0, 4.0, 8192),
         ),
+        (
+            {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 500, "rope_theta": 9},
+            Rope(500, share=0.5),
+        ),
+        (
+            {"model_type": "gpt_neox", "rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta": 7}},
+            Rope(7, share=1.0),
+        ),
+        ({"model_type": "gpt_neox"}, Rope(share=0.25)),
     ],
 )
 def test_rope_is_read_in_its_old_and_new_spelling(tmp_path: Path, fields: Any, rope: Rope) -> None:
@@ -62,22 +72,57 @@ def test_rope_is_read_in_its_old_and_new_spelling(tmp_path: Path, fields: Any, r
 
 
 def test_families_bring_their_biases_and_norms(tmp_path: Path) -> None:
-    qwen2 = read(tmp_path, model_type="qwen2")
+    qwen2 = read(tmp_path, model_type="qwen2", num_key_value_heads=4)
     assert (qwen2.qkv_bias, qwen2.out_bias, qwen2.qk_norm) == (True, False, False)
-    qwen3 = read(tmp_path, model_type="qwen3", attention_bias=True, head_dim=32)
+    qwen3 = read(tmp_path, model_type="qwen3", num_key_value_heads=4, attention_bias=True, head_dim=32)
     assert (qwen3.qkv_bias, qwen3.out_bias, qwen3.qk_norm, qwen3.head_dim) == (True, True, True, 32)
 
 
 @pytest.mark.parametrize(
-    ("fields", "positions"),
+    ("kind", "fields", "positions"),
     [
-        ({"sliding_window": 512}, 512),
-        ({"sliding_window": None}, 4096),
-        ({"sliding_window": 512, "use_sliding_window": False}, 4096),
+        ("llama", {"sliding_window": 512}, 4096),  # Llama's attention knows none
+        ("mistral", {"sliding_window": 512}, 512),
+        ("mistral", {"sliding_window": 8192}, 4096),
+        ("mistral", {"sliding_window": None}, 4096),
+        ("mixtral", {}, 4096),
+        ("mixtral", {"sliding_window": 512}, 512),
+        ("qwen2", {"sliding_window": 512}, 4096),
+        ("qwen2", {"sliding_window": 512, "use_sliding_window": True}, 512),
+        ("qwen3", {"sliding_window": None, "use_sliding_window": True}, 4096),
+        (
+            "qwen3",
+            {"sliding_window": 512, "use_sliding_window": True, "layer_types": ["full_attention"] * 3},
+            4096,
+        ),
     ],
 )
-def test_a_sliding_window_bounds_the_positions(tmp_path: Path, fields: Any, positions: int) -> None:
-    assert read(tmp_path, max_position_embeddings=4096, **fields).max_positions == positions
+def test_a_sliding_window_bounds_the_positions(
+    tmp_path: Path, kind: str, fields: Any, positions: int
+) -> None:
+    given = {"model_type": kind, "max_position_embeddings": 4096, "num_key_value_heads": 2, **fields}
+    assert read(tmp_path, **given).max_positions == positions
+
+
+@pytest.mark.torch  # Transformers looks for it
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_defaults_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.for_model(kind, hidden_size=4096, num_attention_heads=32)
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_local_experts": None}
+    ours = read(tmp_path, model_type=kind, **sizes)
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope.share == theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    assert ours.eps == (getattr(theirs, "rms_norm_eps", None) or theirs.layer_norm_eps)
+    assert ours.kv_heads == getattr(theirs, "num_key_value_heads", 32)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 128)
+    window = getattr(theirs, "sliding_window", None) or theirs.max_position_embeddings
+    assert ours.max_positions == min(theirs.max_position_embeddings, window)
+    assert ours.tied == theirs.tie_word_embeddings
+    assert ours.qkv_bias == getattr(theirs, "attention_bias", kind == "qwen2")
+    if kind == "mixtral":
+        assert (ours.experts, ours.chosen) == (theirs.num_local_experts, theirs.num_experts_per_tok)
 
 
 def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
@@ -91,7 +136,10 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "t5"}, "model_type 't5' is not one of llama, mistral, qwen2, qwen3"),
+        (
+            {"model_type": "t5"},
+            "model_type 't5' is not one of llama, mistral, mixtral, qwen2, qwen3, gpt_neox",
+        ),
         ({"model_type": None}, "model_type None is not one of"),
         ({"hidden_size": None}, "hidden_size must be a number > 0, got None"),
         ({"hidden_size": "64"}, "hidden_size must be a number > 0, got '64'"),
@@ -100,7 +148,27 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
         ({"vocab_size": True}, "vocab_size must be a number > 0, got True"),
         ({"num_key_value_heads": 3}, "4 heads do not divide into 3 key-value heads"),
         ({"head_dim": 15}, "head_dim must be even, got 15"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is not one of silu, swish, gelu"),
+        ({"hidden_act": ["silu"]}, "hidden_act ['silu'] is not one of"),
+        ({"hidden_size": float("inf")}, "hidden_size must be a number > 0, got inf"),
+        ({"hidden_size": float("nan")}, "hidden_size must be a number > 0, got nan"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+        ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
+        ({"intermediate_size": None}, "intermediate_size must be a number > 0, got None"),
+        (
+            {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 0},
+            "num_local_experts must",
+        ),
+        (
+            {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 1},
+            "num_experts_per_tok is 2, num_local_experts only 1",
+        ),
+        ({"model_type": "gpt_neox", "hidden_size": 66}, "hidden_size 66 does not divide into 4 heads"),
+        ({"model_type": "gpt_neox", "hidden_size": 60}, "hidden_size / num_attention_heads must be even"),
+        ({"model_type": "gpt_neox", "rotary_pct": 0.1}, "rotary_pct 0.1 turns 1 of a head's 16 dimensions"),
+        ({"model_type": "gpt_neox", "rotary_pct": 1.5}, "partial_rotary_factor 1.5 is not supported"),
+        ({"model_type": "gpt_neox", "rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope type 'yarn' is not one of"),
         ({"rope_scaling": {"type": "linear"}}, "factor must be a number > 0, got None"),
         ({"rope_scaling": "linear"}, "rope settings must be an object, got 'linear'"),

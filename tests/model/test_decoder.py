@@ -1,9 +1,8 @@
-"""The decoder against Transformers, fp32: logits within 1e-4, greedy text identical, any split."""
+"""What the decoder does with rows, whatever the family: splits, chunks, trees, taps, measured costs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,47 +19,12 @@ pytestmark = pytest.mark.torch
 
 PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
 FRONT, BACK = Range(0, 3), Range(3, 8)  # the demo model in two ranges
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "untied": ("llama", {}),
-    "tied": ("llama", {"tie_word_embeddings": True}),
-    "sharded": ("llama", {"shards": "20KB"}),
-    "wide heads": ("llama", {"head_dim": 24}),
-    "no grouping": ("llama", {"num_key_value_heads": 4}),
-    "one kv head": ("llama", {"num_key_value_heads": 1}),
-    "one layer": ("llama", {"num_hidden_layers": 1}),
-    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}}),
-    "llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {"head_dim": 16}),
-}
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
     directory = tmp_path_factory.mktemp("llama")
     return directory, write_model(directory, num_hidden_layers=5)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_logits_and_greedy_text_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    kind, changes = KINDS[name]
-    model = write_model(tmp_path, kind, **changes)
-    decoders = load(tmp_path, (changes.get("num_hidden_layers", 3),))
-    with torch.inference_mode():
-        expected = model(torch.tensor([PROMPT])).logits[0]
-    logits, _ = Ring.of(decoders).feed(PROMPT, 0)
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
-    assert Ring.of(decoders).greedy(PROMPT, 44) == greedy_reference(model, PROMPT, 44)
 
 
 @pytest.mark.parametrize("cuts", [(1, 5), (4, 5), (2, 3, 5), (1, 2, 5)])

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from specsot.members import Range
 from specsot.model.attention import Span, plan_attention
@@ -18,9 +28,12 @@ PAGE_ROWS = 16
 CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
+    "mixtral": MixtralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "gpt_neox": GPTNeoXConfig,
 }
+ONLY_LLAMAS = ("num_key_value_heads", "head_dim")  # what GPT-NeoX has no word for
 SHAPE: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 32,
@@ -41,7 +54,8 @@ SHAPE: dict[str, Any] = {
 def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **changes: Any) -> torch.nn.Module:
     """Save a random model of this kind; returns Transformers' fp32 model of it."""
     torch.manual_seed(1)
-    config = CONFIGS[kind](**{**SHAPE, **changes}, attn_implementation="eager")
+    shape = {name: value for name, value in SHAPE.items() if kind != "gpt_neox" or name not in ONLY_LLAMAS}
+    config = CONFIGS[kind](**{**shape, **changes}, attn_implementation="eager")
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
@@ -50,11 +64,29 @@ def write_model(directory: Path, kind: str = "llama", shards: str = "1GB", **cha
     return model
 
 
-def load(directory: Path, cuts: tuple[int, ...] = (3,), device: str = "cpu") -> list[Decoder]:
+def pickle_weights(directory: Path) -> None:
+    """Turn a directory's safetensors files into the .bin files of older uploads, shard by shard."""
+    for source in directory.glob("*.safetensors"):
+        torch.save(load_file(source), directory / pickled(source.name))
+        source.unlink()
+    for index in directory.glob("*.index.json"):
+        listed = json.loads(index.read_text())
+        listed["weight_map"] = {name: pickled(file) for name, file in listed["weight_map"].items()}
+        (directory / "pytorch_model.bin.index.json").write_text(json.dumps(listed))
+        index.unlink()
+
+
+def pickled(file: str) -> str:
+    return file.replace("model", "pytorch_model").replace(".safetensors", ".bin")
+
+
+def load(
+    directory: Path, cuts: tuple[int, ...] = (3,), device: str = "cpu", pickles: bool = False
+) -> list[Decoder]:
     """The model as ranges that end at `cuts`."""
     starts = (0, *cuts[:-1])
     ranges = [Range(first, last) for first, last in zip(starts, cuts)]
-    return [Decoder.load(directory, each, torch.float32, device) for each in ranges]
+    return [Decoder.load(directory, each, torch.float32, device, pickles) for each in ranges]
 
 
 @dataclass
@@ -63,11 +95,11 @@ class Ring:
 
     decoders: list[Decoder]
     kvs: list[KVPages]
-    pages: tuple[int, ...] = (5, 2, 3, 9, 0, 1)
+    pages: tuple[int, ...] = (5, 2, 3, 9, 0, 1, 4, 15, 6, 7, 8, 10, 14, 11, 12, 13)
 
     @classmethod
     def of(cls, decoders: list[Decoder]) -> Ring:
-        return cls(decoders, [decoder.make_kv(10, PAGE_ROWS) for decoder in decoders])
+        return cls(decoders, [decoder.make_kv(16, PAGE_ROWS) for decoder in decoders])
 
     @torch.inference_mode()
     def feed(
@@ -94,12 +126,16 @@ class Ring:
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """`count` tokens, each the argmax behind the one before."""
-        logits, _ = self.feed(prompt, 0)
-        written = [int(logits[-1].argmax())]
+        return self.write(prompt, count)[0]
+
+    def write(self, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+        """The same, and the logits of every position of the prompt and of all tokens but the last."""
+        told = [self.feed(prompt, 0)[0]]
+        written = [int(told[0][-1].argmax())]
         while len(written) < count:
-            logits, _ = self.feed(written[-1:], len(prompt) + len(written) - 1)
-            written.append(int(logits[-1].argmax()))
-        return written
+            told.append(self.feed(written[-1:], len(prompt) + len(written) - 1)[0])
+            written.append(int(told[-1][-1].argmax()))
+        return written, torch.cat(told)
 
 
 @torch.inference_mode()

@@ -1,0 +1,209 @@
+"""Every family against Transformers, fp32: logits within 1e-4, greedy text identical, any split.
+
+The models are tiny, random, and of odd shapes on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specsot.errors import ModelError
+from specsot.members import Range
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
+from specsot.model.fingerprint import fingerprint
+from tests.model.tiny import Ring, load, pickle_weights, write_model
+
+pytestmark = pytest.mark.torch
+
+PROMPT = [7, 99, 3, 50, 21, 21, 64, 8, 15, 30, 77, 41, 5, 90, 13, 2, 66, 38, 4, 19]
+WRITTEN = 200
+NEAR = 1e-4  # a top-2 gap below this may be decided either way by rounding
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e3}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama untied": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama in files": ("llama", {"shards": "20KB"}),
+    "llama wide heads": ("llama", {"head_dim": 24}),
+    "llama one kv head": ("llama", {"num_key_value_heads": 1}),
+    "llama one layer": ("llama", {"num_hidden_layers": 1}),
+    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama 3.1": ("llama", {"rope_parameters": LLAMA3}),
+    "llama gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "vicuna": ("llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-6}),
+    "vicuna 16k": ("llama", {"num_key_value_heads": 4, "rope_parameters": LINEAR}),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 10}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral odd": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 24}),
+    "mixtral one each": ("mixtral", {"num_experts_per_tok": 1, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3 biases": ("qwen3", {"head_dim": 16, "attention_bias": True, "shards": "20KB"}),
+    "pythia": ("gpt_neox", {"hidden_size": 64}),
+    "neox one by one": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
+    "neox half turned": ("gpt_neox", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
+    "neox all turned": ("gpt_neox", {"rotary_pct": 1.0, "rotary_emb_base": 500, "hidden_act": "gelu_fast"}),
+    "neox no bias": ("gpt_neox", {"attention_bias": False, "hidden_act": "relu", "shards": "20KB"}),
+    "neox tied": ("gpt_neox", {"tie_word_embeddings": True, "hidden_size": 36, "num_attention_heads": 3,
+                               "rotary_pct": 0.5}),
+}  # fmt: skip
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt_neox")
+
+
+@torch.inference_mode()
+def answer(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+    """Transformers' logits of every position."""
+    return model(torch.tensor([tokens])).logits[0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_and_greedy_text_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    kind, changes = KINDS[name]
+    model = write_model(tmp_path, kind, **changes)
+    layers = changes.get("num_hidden_layers", 3)
+    written, told = Ring.of(load(tmp_path, tuple(range(1, layers + 1)))).write(PROMPT, WRITTEN)
+    expected = answer(model, PROMPT + written[:-1])
+    torch.testing.assert_close(told, expected, atol=1e-4, rtol=0)
+    first, second = expected[len(PROMPT) - 1 :].topk(2).values.unbind(-1)
+    wanted = expected[len(PROMPT) - 1 :].argmax(-1)
+    wrong = (torch.tensor(written) != wanted) & (first - second >= NEAR)
+    assert not wrong.any()
+    assert len(set(written)) > 3
+
+
+@pytest.mark.parametrize("cuts", [(1, 3), (2, 3), (1, 2, 3)])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_any_split_gives_the_same_rows(kind: str, cuts: tuple[int, ...], tmp_path: Path) -> None:
+    write_model(tmp_path, kind)
+    whole, _ = Ring.of(load(tmp_path, (3,))).feed(PROMPT, 0)
+    split, _ = Ring.of(load(tmp_path, cuts)).feed(PROMPT, 0)
+    assert torch.equal(whole, split)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_taps_add_the_inputs_of_their_layers(kind: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path, kind)
+    trunk = model.base_model
+    inputs: dict[int, torch.Tensor] = {}
+    ends = [*trunk.layers, trunk.final_layer_norm if kind == "gpt_neox" else trunk.norm]
+    for index, part in enumerate(ends):
+        part.register_forward_pre_hook(lambda _, args, index=index: inputs.__setitem__(index, args[0][0]))
+    answer(model, PROMPT)
+    taps = dict(zip((0, 2, 3), torch.eye(96).view(3, 32, 96).transpose(1, 2)))
+    _, fused = Ring.of(load(tmp_path, (1, 3))).feed(PROMPT, 0, taps=taps)
+    torch.testing.assert_close(fused, torch.cat([inputs[i] for i in (0, 2, 3)], 1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {"rms_norm_eps": 1.0}),
+        ("llama", {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}),
+        ("mixtral", {"num_experts_per_tok": 1}),
+        ("qwen3", {"rope_parameters": {**LINEAR}}),
+        ("gpt_neox", {"use_parallel_residual": False}),
+        ("gpt_neox", {"layer_norm_eps": 1.0}),
+        ("gpt_neox", {"hidden_act": "relu"}),
+        ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta": 10000.0}}),
+        ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 77.0}}),
+    ],
+)
+def test_what_the_config_says_is_what_runs(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Another value of a field is another model: the comparison above can fail."""
+    write_model(tmp_path, kind, **({"rotary_pct": 0.5} if kind == "gpt_neox" else {}))
+    before, name = Ring.of(load(tmp_path)).feed(PROMPT, 0)[0], fingerprint(tmp_path)
+    source = tmp_path / "config.json"
+    source.write_text(json.dumps({**json.loads(source.read_text()), **changes}))
+    assert (Ring.of(load(tmp_path)).feed(PROMPT, 0)[0] - before).abs().max() > 1e-2
+    assert fingerprint(tmp_path) != name
+
+
+def test_rows_of_mixed_experts_are_what_they_are_alone(tmp_path: Path) -> None:
+    write_model(tmp_path, "mixtral")
+    together, _ = Ring.of(load(tmp_path)).feed(PROMPT, 0)
+    ring = Ring.of(load(tmp_path))
+    apart = torch.cat([ring.feed([token], at)[0] for at, token in enumerate(PROMPT)])
+    torch.testing.assert_close(together, apart, atol=1e-5, rtol=0)
+
+
+def test_within_its_window_a_sliding_model_is_a_full_one(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "mistral", sliding_window=24)
+    assert read_config(tmp_path).max_positions == 24
+    tokens = PROMPT * 3
+    told, _ = Ring.of(load(tmp_path)).feed(tokens, 0)
+    far = (told - answer(model, tokens)).abs().amax(-1)
+    assert far[:24].max() < 1e-4
+    assert far[30:].max() > 1e-2
+
+
+@pytest.mark.parametrize("changes", [{}, {"shards": "20KB"}, {"tie_word_embeddings": True}])
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt_neox"])
+def test_pickled_weights_run_when_asked_for(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    model = write_model(tmp_path, kind, **changes)
+    pickle_weights(tmp_path)
+    with pytest.raises(ModelError, match="--model-format bin"):
+        load(tmp_path)
+    told, _ = Ring.of(load(tmp_path, (1, 3), pickles=True)).feed(PROMPT, 0)
+    torch.testing.assert_close(told, answer(model, PROMPT), atol=1e-4, rtol=0)
+
+
+def test_a_tied_flag_gives_way_to_a_table_of_its_own(tmp_path: Path) -> None:
+    """As in Transformers: what is in the file counts."""
+    model = write_model(tmp_path)
+    source = tmp_path / "config.json"
+    source.write_text(json.dumps({**json.loads(source.read_text()), "tie_word_embeddings": True}))
+    told, _ = Ring.of(load(tmp_path)).feed(PROMPT, 0)
+    torch.testing.assert_close(told, answer(model, PROMPT), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("mixtral", "model.layers.2.block_sparse_moe.experts.3.w2.weight"),
+        ("mixtral", "model.layers.0.block_sparse_moe.gate.weight"),
+        ("gpt_neox", "gpt_neox.layers.1.attention.query_key_value.bias"),
+        ("gpt_neox", "embed_out.weight"),
+        ("qwen2", "model.layers.0.self_attn.k_proj.bias"),
+        ("qwen3", "model.layers.1.self_attn.q_norm.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named(kind: str, name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, kind, **({"num_local_experts": 4} if kind == "mixtral" else {}))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[name]
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    file.unlink()
+    with pytest.raises(ModelError, match=name.replace(".", r"\.")):
+        Decoder.load(tmp_path, Range(0, 3), torch.float32, "cpu", allow_pickle_bin=True)
+
+
+def test_published_bases_write_what_was_recorded(reference: Path) -> None:
+    """Bases of the golden cases: logits behind each prompt, and 73 greedy tokens."""
+    for folder in sorted((reference / "golden" / "eagle").glob("*/base")):
+        case = json.loads((folder.parent / "vectors.json").read_text())
+        vectors = load_file(folder.parent / "vectors.safetensors")
+        layers = read_config(folder).layers
+        for index, prompt in enumerate(case["prompts"]):
+            ring = Ring.of(load(folder, (1, layers - 1, layers)))
+            count = len(prompt["base_greedy_ids"])
+            written, told = ring.write(prompt["prompt_ids"], count)
+            expected = vectors[f"p{index}.base_logits"]
+            at = len(prompt["prompt_ids"]) - 1
+            torch.testing.assert_close(told[at], expected, atol=1e-4, rtol=0)
+            assert written == prompt["base_greedy_ids"]
