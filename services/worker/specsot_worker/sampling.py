@@ -1,7 +1,9 @@
-"""The target token at every node: a function of logits, seed, ordinal and position, nothing else.
+"""The target token of a row: a function of its logits, seed, ordinal and position, nothing else.
 
-Refuses to know trees and acceptance. argmax at temperature 0; otherwise temperature, top-k, top-p
-(the order of Hugging Face generate), then the inverse CDF at the counter-based uniform.
+Refuses to know trees, penalties and acceptance. argmax at temperature 0; otherwise temperature, top-k,
+top-p, min-p (the order of Hugging Face generate; EAGLE's own code cuts by top-p before top-k), then the
+inverse CDF in vocabulary order at the counter-based uniform. Ties at an edge of a cut all stay in, so
+that no sorting algorithm has a say.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ import torch
 
 from specsot.draws import uniform
 from specsot.params import Sampling
+
+FEW = 512  # a nucleus is looked for among so many tokens, then among eight times more
+COLD, HOT = 1e-30, 1e30  # temperatures beyond behave like these, and float32 can divide by them
+TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,41 +32,78 @@ class Wish:
 
 
 def choose(logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int | None]:
-    """Target token of each row of `logits` [rows, V]; None where a row's logits are not numbers.
-
-    Masked tokens carry -inf. A row of nothing but -inf counts as not numbers.
-    """
-    best, tokens = logits.max(dim=-1)
-    chosen: list[int | None] = [
-        token if top == top and abs(top) != float("inf") else None
-        for token, top in zip(tokens.tolist(), best.tolist())
-    ]
+    """Target token of each row of `logits` [rows, V]; None where a row's logits are not numbers."""
+    chosen = most_likely(logits)
+    alike: dict[Sampling, list[int]] = {}
     for row, wish in enumerate(wishes):
         if wish.sampling.temperature > 0 and chosen[row] is not None:
-            chosen[row] = draw(logits[row], wish)
+            alike.setdefault(wish.sampling, []).append(row)
+    for sampling, rows in alike.items():
+        points = [uniform(wishes[row].seed, wishes[row].ordinal, wishes[row].position) for row in rows]
+        for row, token in zip(rows, draw(logits[rows], sampling, points)):
+            chosen[row] = token
     return chosen
 
 
-def draw(logits: torch.Tensor, wish: Wish) -> int:
-    """One token of `logits` [V] by inverse CDF in vocabulary order, in float64."""
-    weights = distribution(logits, wish.sampling).cumsum(0)
-    point = uniform(wish.seed, wish.ordinal, wish.position) * weights[-1].item()
-    index = int(torch.searchsorted(weights, point, right=True))
-    return min(index, int((weights < weights[-1]).sum()))
+def most_likely(logits: torch.Tensor) -> list[int | None]:
+    """The argmax of each row [rows, V]; None where a row holds NaN, infinity, or nothing but -infinity."""
+    best, tokens = logits.max(dim=-1)
+    return [
+        token if top == top and abs(top) != float("inf") else None
+        for token, top in zip(tokens.tolist(), best.tolist())
+    ]
 
 
-def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Probabilities [V] (float64) after temperature, top-k and top-p; temperature must be > 0."""
-    scaled = logits.double() / sampling.temperature
-    if 0 < sampling.top_k < scaled.numel():
-        scaled = scaled.masked_fill(scaled < scaled.topk(sampling.top_k).values[-1], float("-inf"))
-    probabilities = scaled.softmax(-1)
-    return _nucleus(probabilities, sampling.top_p) if sampling.top_p < 1 else probabilities
+def draw(logits: torch.Tensor, sampling: Sampling, points: Sequence[float]) -> list[int]:
+    """One token for each row [rows, V], where the row's CDF passes its point in [0, 1).
+
+    Sums are float64. Masked tokens carry -inf. The temperature must be > 0.
+    """
+    tokens, weights = weigh(logits, sampling)
+    sums = weights.cumsum(-1, dtype=torch.float64)
+    whole = sums[:, -1:]
+    wanted = whole * torch.tensor(points, dtype=torch.float64, device=logits.device)[:, None]
+    place = torch.searchsorted(sums, wanted, right=True)
+    place = place.minimum((sums < whole).sum(-1, keepdim=True))  # should rounding reach the very end
+    return (place if tokens is None else tokens.gather(-1, place)).flatten().tolist()
 
 
-def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the smallest set of most likely tokens whose mass reaches top_p; renormalised."""
-    ordered, order = probabilities.sort(descending=True, stable=True)
-    spare = ordered.cumsum(0) - ordered >= top_p
-    kept = probabilities.index_fill(0, order[spare], 0.0)
-    return kept / kept.sum()
+def weigh(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Tokens that may be drawn, ascending, and their weights, both [rows, n]; the weights are what is
+    left of a softmax, so they need not sum to 1. Tokens None: the whole vocabulary.
+    """
+    heat = min(max(sampling.temperature, COLD), HOT)
+    shifted = logits.float() - logits.amax(-1, keepdim=True)
+    weights = shifted.div_(heat).softmax(-1)
+    if not sampling.top_k and sampling.top_p == 1:
+        floors = sampling.min_p * weights.amax(-1, keepdim=True)
+        return None, weights.masked_fill_(weights < floors, 0) if sampling.min_p else weights
+    return _cut(weights, sampling)
+
+
+def _cut(weights: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Look only at the likeliest, and at more of them while tokens that stay may lie beyond."""
+    size, few = weights.shape[-1], 2 * sampling.top_k or FEW
+    while True:
+        few = min(few, size)
+        values, tokens = weights.topk(few)
+        floors = _floors(values, sampling)
+        if few == size or bool((values[:, -1:] < floors).all()):
+            break
+        few *= 8
+    tokens, order = tokens.sort(-1)
+    values = values.gather(-1, order)
+    return tokens, values.masked_fill_(values < floors, 0)
+
+
+def _floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """The least weight [rows, 1] that stays, as far as these weights [rows, n], descending, can tell."""
+    floors = torch.full_like(values[:, :1], TINY)
+    if 0 < sampling.top_k < values.shape[-1]:
+        floors = floors.maximum(values[:, sampling.top_k - 1 : sampling.top_k])
+    if sampling.top_p < 1:
+        sums = values.masked_fill(values < floors, 0).cumsum(-1, dtype=torch.float64)
+        whole = sums[:, -1:] if sampling.top_k else 1.0
+        before = sums[:, :-1] < sampling.top_p * whole  # what more is wanted behind each
+        floors = floors.maximum(values.gather(-1, before.sum(-1, keepdim=True)))
+    return floors.maximum(sampling.min_p * values[:, :1])

@@ -1,0 +1,49 @@
+"""How likely the model found what was written: log-probabilities of its own, unchanged logits.
+
+Refuses to know constraints, penalties and temperature: whatever chose a token, its chance is the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import torch
+
+from specsot.frames import Chance, Outcome
+from specsot_worker.targets import Question
+
+
+def add_chances(
+    outcomes: Sequence[Outcome], questions: Sequence[Question], logits: torch.Tensor
+) -> list[Outcome]:
+    """The outcomes, with a chance for each token of those that are asked for it. logits: [rows, V]."""
+    asked = [question.written.opening.logprobs for question in questions]
+    rows, tokens, most = list[int](), list[int](), 0
+    for outcome, question, top in zip(outcomes, questions, asked):
+        if top is not None:
+            nodes = outcome.accepted or (0,)
+            rows += [question.row + node for node in nodes[: len(outcome.tokens)]]
+            tokens, most = tokens + list(outcome.tokens), max(most, top)
+    if not rows:
+        return list(outcomes)
+    chances = iter(measure_chances(logits[rows], tokens, most))
+    return [outcome if top is None else _told(outcome, chances, top) for outcome, top in zip(outcomes, asked)]
+
+
+def measure_chances(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Chance]:
+    """For each row [rows, V] the chance of its token, and of the `top` likeliest."""
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
+    best = logprobs.topk(min(top, logprobs.shape[-1]))
+    return [
+        Chance(mine, tuple(zip(likeliest, theirs)))
+        for mine, likeliest, theirs in zip(own.tolist(), best.indices.tolist(), best.values.tolist())
+    ]
+
+
+def _told(outcome: Outcome, chances: Iterator[Chance], top: int) -> Outcome:
+    """With the next chances, each cut to what was asked for."""
+    own = (Chance(one.logprob, one.top[:top]) for one in islice(chances, len(outcome.tokens)))
+    return replace(outcome, chances=tuple(own))

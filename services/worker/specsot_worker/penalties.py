@@ -1,0 +1,39 @@
+"""Logit bias and penalties on one row of logits, by the tokens that stand before it.
+
+Refuses to know trees and how a token is drawn. The order is that of Hugging Face generate and vLLM:
+bias, repetition penalty, then frequency and presence penalty. What a constraint forbids stays forbidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from specsot.params import Sampling
+
+
+def adjust(logits: torch.Tensor, sampling: Sampling, times: Mapping[int, int]) -> None:
+    """Change one row [V] in place. times: how often each token that stands before it was written."""
+    if sampling.logit_bias:
+        _bias(logits, sampling.logit_bias)
+    if sampling.penalises and times:
+        _penalise(logits, sampling, times)
+
+
+def _bias(logits: torch.Tensor, bias: tuple[tuple[int, float], ...]) -> None:
+    tokens, gains = zip(*bias)
+    at = torch.tensor(tokens, device=logits.device)
+    logits[at] += torch.tensor(gains, dtype=logits.dtype, device=logits.device)
+
+
+def _penalise(logits: torch.Tensor, sampling: Sampling, times: Mapping[int, int]) -> None:
+    """Repetition: CTRL's (Keskar et al. 2019), away from zero or towards it, by the logit's sign.
+    Frequency and presence: OpenAI's, on tokens the sequence wrote itself.
+    """
+    at = torch.tensor(list(times), device=logits.device)
+    counts = torch.tensor(list(times.values()), dtype=logits.dtype, device=logits.device)
+    before, rate = logits[at], sampling.repetition_penalty
+    repeated = torch.where(before > 0, before / rate, before * rate)
+    costs = counts * sampling.frequency_penalty + (counts > 0) * sampling.presence_penalty
+    logits[at] = repeated - costs

@@ -1,0 +1,181 @@
+"""Targets in trees: every node by its own history, whatever else is in the tree and in the frame."""
+
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from specsot.frames import Chance, Opening, Outcome  # noqa: E402
+from specsot.params import Sampling  # noqa: E402
+from specsot.tree import Tree, path, single  # noqa: E402
+from specsot.verify import accept  # noqa: E402
+from specsot_worker.chances import add_chances  # noqa: E402
+from specsot_worker.history import History  # noqa: E402
+from specsot_worker.judge import Written, judge_tree  # noqa: E402
+from specsot_worker.penalties import adjust  # noqa: E402
+from specsot_worker.sampling import Wish, choose  # noqa: E402
+from specsot_worker.targets import Question, find_targets  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+V = 12  # few, so that trees meet the targets and tokens come again
+SAMPLINGS = [
+    Sampling(),
+    Sampling(repetition_penalty=1.7),
+    Sampling(presence_penalty=1.5, frequency_penalty=0.7),
+    Sampling(logit_bias=((1, 2.0), (4, -3.0))),
+    Sampling(temperature=0.8),
+    Sampling(0.9, 0.95, 8, 0.02, 1.3, 0.4, 0.3, ((2, 1.0), (7, -0.5))),
+]
+
+
+def model(text):
+    """Logits [V] that depend on the whole text, like a real model's."""
+    return torch.randn(V, generator=torch.Generator().manual_seed(hash(tuple(text)) % 2**31)) * 2
+
+
+def write_plainly(prompt, count, sampling, ordinal):
+    """One token at a time, penalties by the definition: what stands there, and what was written."""
+    text = list(prompt)
+    for _ in range(count):
+        row = model(text)
+        written = text[len(prompt) :]
+        adjust(row, sampling, {token: written.count(token) for token in text})
+        (token,) = choose(row[None], [Wish(sampling, 7, ordinal, len(text))])
+        text.append(token)
+    return text[len(prompt) :]
+
+
+def tree_around(root, truth, rng):
+    """A random tree that often holds the next true tokens."""
+    tokens, parents = [root], [0]
+    for _ in range(rng.randrange(14)):
+        parent = rng.randrange(len(tokens))
+        depth = len(path(parents, parent)) - 1
+        known = truth[depth] if depth < len(truth) and rng.random() < 0.6 else rng.randrange(V)
+        tokens.append(known)
+        parents.append(parent)
+    return Tree(tuple(tokens), tuple(parents))
+
+
+def question(written, row, tree, place, masks=None):
+    return Question(written, row, tree, place, masks or [None] * len(tree))
+
+
+def opened(prompt, sampling, ordinal, **more):
+    opening = Opening(ordinal, len(prompt), sampling=sampling, seed=7, ordinal=ordinal, limit=1000, **more)
+    return Written(opening, history=History(prompt) if sampling.penalises else None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_law_1_any_tree_in_any_company_writes_what_plain_decoding_writes(seed):
+    rng, count = random.Random(seed), 24
+    prompts = [[rng.randrange(V) for _ in range(rng.randrange(1, 9))] for _ in SAMPLINGS]
+    plain = [write_plainly(prompts[n], count, sampling, n) for n, sampling in enumerate(SAMPLINGS)]
+    sequences = [opened(prompts[n], sampling, n) for n, sampling in enumerate(SAMPLINGS)]
+    deepest = 0
+    for written, prompt in zip(sequences, prompts):  # a prompt's last row is a tree of one node
+        (targets,) = find_targets(
+            model(prompt)[None], [question(written, 0, single(prompt[-1]), len(prompt))]
+        )
+        written.write((targets[0],))
+    while going := [n for n, written in enumerate(sequences) if len(written.tokens) < count]:
+        asked, rows = [], []
+        for n in rng.sample(going, rng.randint(1, len(going))):
+            done = sequences[n].tokens
+            tree = tree_around(done[-1], plain[n][len(done) :], rng)
+            place = len(prompts[n]) + len(done)
+            asked.append((n, question(sequences[n], len(rows), tree, place)))
+            for node in range(len(tree)):
+                below = [tree.tokens[one] for one in path(tree.parents, node)[1:]]
+                rows.append(model([*prompts[n], *done, *below]))
+        targets = find_targets(torch.stack(rows), [one for _, one in asked])
+        for (n, one), found in zip(asked, targets):
+            outcome = judge_tree(sequences[n], 1, one.tree, found)
+            deepest = max(deepest, len(outcome.tokens))
+    assert [written.tokens[:count] for written in sequences] == plain
+    assert deepest > 3, "deep paths must really have been accepted"
+
+
+def test_logits_stay_as_they_are_and_plain_rows_are_one_argmax():
+    logits = torch.randn(7, V, generator=torch.Generator().manual_seed(1))
+    before = logits.clone()
+    tree = Tree((1, 2, 3), (0, 0, 1))
+    shaped = Sampling(0.7, repetition_penalty=2.0, logit_bias=((0, 9.0),))
+    masks = [np.arange(V) % 2 == 0] * 3
+    asked = [
+        question(opened([1], Sampling(), 1), 0, tree, 1),
+        question(opened([1, 2], shaped, 2), 3, tree, 2, masks),
+        question(opened([1], Sampling(), 3), 6, single(4), 1),
+    ]
+    plain, walked, last = find_targets(logits, asked)
+    assert torch.equal(logits, before)
+    assert plain == logits[:3].argmax(-1).tolist()
+    assert last == [int(logits[6].argmax())]
+    assert walked[0] % 2 == 0
+
+
+def test_masks_hold_on_every_node_that_acceptance_comes_by():
+    logits, tree = torch.zeros(4, V), Tree((0, 5, 6, 9), (0, 0, 1, 0))
+    allowed = [np.arange(V) == token for token in (5, 6, 7)]
+    for sampling in (Sampling(), Sampling(0.9, logit_bias=((11, 100.0),))):
+        asked = question(opened([0], sampling, 1), 0, tree, 1, [*allowed, None])
+        assert find_targets(logits, [asked]) == [[5, 6, 7, None]]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
+def test_a_row_without_numbers_has_no_target(sampling):
+    logits = torch.zeros(3, V)
+    logits[0] = float("nan")
+    asked = question(opened([1], sampling, 1), 0, Tree((1, 2, 3), (0, 0, 0)), 1)
+    assert find_targets(logits, [asked]) == [[None, None, None]]
+
+
+def test_chances_are_the_models_own_whatever_chose_the_token():
+    logits = torch.randn(6, V, generator=torch.Generator().manual_seed(2))
+    tree = Tree((1, 2, 3), (0, 0, 1))
+    sampling = Sampling(0.7, repetition_penalty=1.9, logit_bias=((2, 50.0),))
+    asked = [
+        question(opened([1], sampling, 1, logprobs=3), 0, tree, 1, [np.arange(V) < 6] * 3),
+        question(opened([1], Sampling(), 2), 3, single(4), 1),
+        question(opened([1], Sampling(), 3, logprobs=0), 4, single(4), 1),
+        question(opened([1], Sampling(), 4, logprobs=20), 5, single(4), 1),
+    ]
+    outcomes = [
+        Outcome(1, 1, (0, 1), (2, 5)),
+        Outcome(2, 0, (), (4,)),
+        Outcome(3, 0, (), (8,)),
+        Outcome(4, 1, (0,), (9,)),
+    ]
+    told = add_chances(outcomes, asked, logits)
+    truth = logits.log_softmax(-1)
+    for outcome, rows, count in zip(told, ([0, 1], [3], [4], [5]), (3, None, 0, V)):
+        wanted = 0 if count is None else len(rows)
+        assert len(outcome.chances) == wanted
+        for row, token, chance in zip(rows, outcome.tokens, outcome.chances):
+            best = truth[row].topk(count)
+            assert chance.logprob == pytest.approx(float(truth[row, token]))
+            assert [t for t, _ in chance.top] == best.indices.tolist()
+            assert [p for _, p in chance.top] == pytest.approx(best.values.tolist())
+    assert told[1] == outcomes[1]
+    assert isinstance(told[0].chances[0], Chance)
+
+
+def test_a_sequence_that_failed_has_no_chances():
+    asked = question(opened([1], Sampling(), 1, logprobs=2), 0, single(1), 1)
+    failed = Outcome(1, 1, (0,), ())
+    assert add_chances([failed], [asked], torch.zeros(1, V)) == [failed]
+
+
+def test_the_walk_and_acceptance_agree():
+    """What the walk did not visit is never asked for."""
+    rng = random.Random(5)
+    for _ in range(50):
+        tree = tree_around(3, [rng.randrange(V) for _ in range(6)], rng)
+        logits = torch.randn(len(tree), V, generator=torch.Generator().manual_seed(rng.randrange(9999)))
+        (targets,) = find_targets(logits, [question(opened([3], SAMPLINGS[-1], 1), 0, tree, 1)])
+        accepted = accept(tree, [-1 if target is None else target for target in targets])
+        assert all(targets[node] is not None for node in accepted)
+        assert sum(target is not None for target in targets) == len(accepted)
