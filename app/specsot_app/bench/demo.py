@@ -31,6 +31,7 @@ from specsot_master.prompts import Prompts, messages_of
 from specsot_master.text import Text
 
 DIRECT_TOKENS = 128
+BRANCH_TOKENS = 64  # of every branch, where all are to be equally long
 OFF_TOPIC = "Write a long letter to my landlord about a broken window."
 
 
@@ -121,16 +122,25 @@ async def _drafted(runs: int) -> list[Comparison]:
 async def _planned(runs: int) -> list[Comparison]:
     """SoT against direct plain decoding of equally many tokens, with and without the drafter."""
     async with opened(Wanted()) as fleet:
-        return [one for drafter in ("none", "eagle") for one in await _planned_by(fleet, drafter, runs)]
+        return [
+            one
+            for drafter in ("none", "eagle")
+            for equal in (False, True)
+            for one in await _planned_by(fleet, drafter, equal, runs)
+        ]
 
 
-async def _planned_by(fleet: Fleet, drafter: str, runs: int) -> list[Comparison]:
-    """One set of runs, looked at whole and in its branch phase alone."""
+async def _planned_by(fleet: Fleet, drafter: str, equal: bool, runs: int) -> list[Comparison]:
+    """One set of runs, looked at whole and in its branch phase alone.
+
+    equal: every branch writes BRANCH_TOKENS, so that the demo model's habit of short points does not count.
+    """
+    limits = {"ignore_eos": True, "max_branch_tokens": BRANCH_TOKENS} if equal else {}
     phases: list[Sample] = []
     lengths: dict[int, int] = {}
 
     async def planned(pair: int) -> Sample:
-        one = await answer(fleet, _planned_ask(pair, drafter))
+        one = await answer(fleet, ask_of(topic(pair), mode="sot", drafter=drafter, **limits))
         phases.append(one.branches())
         lengths[pair] = one.whole().tokens
         return one.whole()
@@ -141,7 +151,7 @@ async def _planned_by(fleet: Fleet, drafter: str, runs: int) -> list[Comparison]
             phases.pop()
         return (await answer(fleet, _direct(pair, lengths[pair]))).whole()
 
-    name = f"sot ({drafter}) / direct plain"
+    name = f"sot ({drafter}{', equal branches' if equal else ''}) / direct plain"
     whole = await _compare(f"{name}, whole", planned, direct, runs, 3.0)
     return [whole, Comparison(f"{name}, branches", tuple(phases[-runs:]), whole.b, 4.5)]
 
