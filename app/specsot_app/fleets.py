@@ -12,13 +12,14 @@ from typing import Any, Literal, Protocol
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.events import Numbered
-from specsot.members import HeadFormat, Layout
+from specsot.members import Layout, WeightFormat
 from specsot.params import Ask, DrafterName
 
 Kind = Literal["embedded", "processes"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
 DTYPES: tuple[Dtype, ...] = ("auto", "fp32", "bf16", "fp16")
+FORMATS: tuple[WeightFormat, ...] = ("safetensors", "bin")
 DEMO = Path("models/demo")
 SOURCE = Path(__file__).resolve().parents[2]
 
@@ -49,7 +50,8 @@ class Wanted:
     master: str | None = None
     model: str | None = None
     draft_model: str | None = None
-    draft_format: HeadFormat = "safetensors"
+    draft_format: WeightFormat = "safetensors"
+    model_format: WeightFormat = "safetensors"
     dtype: Dtype = "auto"
     device: str = "cpu"
     stages: int | None = None
@@ -72,6 +74,9 @@ def models_of(wanted: Wanted) -> Models:
     """The directories a local fleet loads. Raises ModelError, InvalidRequest."""
     if wanted.dtype not in DTYPES:
         raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, got {wanted.dtype!r}", field="dtype")
+    for name, given in (("model_format", wanted.model_format), ("draft_format", wanted.draft_format)):
+        if given not in FORMATS:
+            raise InvalidRequest(f"{name} must be one of {', '.join(FORMATS)}, got {given!r}", field=name)
     if wanted.stages is not None and wanted.stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {wanted.stages}", field="stages")
     base = model_directory(wanted.model) if wanted.model else demo() / "base"
@@ -128,6 +133,7 @@ async def open_local(wanted: Wanted, models: Models) -> Fleet:
         name=public_name(wanted),
         draft_model=models.draft,
         draft_format=wanted.draft_format,
+        model_format=wanted.model_format,
         dtype=wanted.dtype,
         device=wanted.device,
         stages=wanted.stages,

@@ -15,7 +15,7 @@ from specsot.errors import Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
 from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
-from specsot.members import HeadFormat, Layout, Range, Registration, TreeShape
+from specsot.members import Layout, Range, Registration, TreeShape, WeightFormat
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
 from specsot_master.assembly import Master, MasterSettings, assemble
@@ -35,7 +35,8 @@ class LocalOptions:
     model: Path
     draft_model: Path | None = None
     name: str = ""
-    draft_format: HeadFormat = "safetensors"
+    draft_format: WeightFormat = "safetensors"
+    model_format: WeightFormat = "safetensors"
     dtype: str = "auto"
     device: str = "cpu"
     stages: int | None = None
@@ -170,7 +171,16 @@ def _worker_maker(options: LocalOptions, layers: Range | None = None) -> PartMak
         from specsot_worker.part import WorkerPart
         from specsot_worker.source import Source, Supply
 
-        supply = Supply(name, name, options.model, layers, options.dtype, options.device, options.kv_memory)
+        supply = Supply(
+            name,
+            name,
+            options.model,
+            layers,
+            options.dtype,
+            options.device,
+            options.kv_memory,
+            options.model_format,
+        )
         return WorkerPart(Source(supply), dialer, compute)
 
     return make
@@ -191,6 +201,7 @@ def _drafter_maker(options: LocalOptions) -> PartMaker:
             options.device,
             options.kv_memory,
             options.draft_format,
+            options.model_format,
         )
         return DrafterPart(Source(supply), dialer, compute)
 

@@ -91,7 +91,8 @@ def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list
             "master", "specsot_master", master, (*steer, "--branch-layout", wanted.layout, "--listen", master)
         )
     ]
-    compute = ("--model", base, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
+    weights = ("--model", base, "--model-format", wanted.model_format)
+    compute = (*weights, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
     threads = share_of(stages + (models.draft is not None))
     for stage in range(stages):
         services.append(member(f"worker-{stage}", "specsot_worker", folder, compute, threads))

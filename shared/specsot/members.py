@@ -12,7 +12,7 @@ PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
 Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
-HeadFormat = Literal["safetensors", "bin"]  # bin: pytorch_model.bin, read as weights only
+WeightFormat = Literal["safetensors", "bin"]  # bin: pytorch_model.bin, read as weights only
 Curve = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
 
 

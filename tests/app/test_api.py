@@ -162,6 +162,8 @@ def test_unknown_models_and_options_are_named() -> None:
         SpecSoT.from_pretrained(colour="red")
     with pytest.raises(InvalidRequest, match="dtype must be one of"):
         SpecSoT.from_pretrained(dtype="int3")
+    with pytest.raises(InvalidRequest, match="model_format must be one of safetensors, bin, got 'onnx'"):
+        SpecSoT.from_pretrained(model_format="onnx")
 
 
 def test_the_seeds_spelling_opens_the_demo_model(demo_model) -> None:

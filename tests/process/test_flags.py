@@ -74,6 +74,18 @@ def test_a_wrong_variable_is_named(
     assert f"specsot-master: {variable}: '{value}' is" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("read", [read_worker, read_drafter])
+def test_pickled_weights_are_asked_for_by_name(
+    read: Callable[[list[str]], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--model", "m", *(["--draft-model", "d"] if read is read_drafter else [])]
+    assert read(given).model_format == "safetensors"
+    assert read([*given, "--model-format", "bin"]).model_format == "bin"
+    with pytest.raises(SystemExit):
+        read([*given, "--model-format", "onnx"])
+    assert "--model-format: invalid choice: 'onnx'" in capsys.readouterr().err
+
+
 def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         read_worker(["--help"])

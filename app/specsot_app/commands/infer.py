@@ -14,7 +14,7 @@ import typer
 
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
-from specsot.members import HeadFormat, Layout
+from specsot.members import Layout, WeightFormat
 from specsot.params import Ask, DrafterName, Mode
 from specsot_app.asking import ask_of
 from specsot_app.fleets import Dtype, Kind, Opener, Wanted, models_of, open_fleet
@@ -40,7 +40,10 @@ def infer(
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE-3 head.")] = None,
     draft_format: Annotated[
-        HeadFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
+        WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
+    ] = "safetensors",
+    model_format: Annotated[
+        WeightFormat, typer.Option(help="bin: the model's pytorch_model.bin.")
     ] = "safetensors",
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
     device: Annotated[str, typer.Option(help="Torch device of an embedded fleet.")] = "cpu",
@@ -57,6 +60,7 @@ def infer(
         model=model,
         draft_model=draft_model,
         draft_format=draft_format,
+        model_format=model_format,
         dtype=dtype,
         device=device,
         stages=stages,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from specsot.members import HeadFormat
+from specsot.members import WeightFormat
 from specsot.params import DrafterName
 from specsot_app.fleets import Dtype, Models, Wanted, models_of
 from specsot_app.running import run
@@ -23,9 +23,12 @@ def serve(
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE-3 head.")] = None,
     draft_format: Annotated[
-        HeadFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
+        WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
     ] = "safetensors",
     drafter: Annotated[DrafterName, typer.Option(help="Who drafts.")] = "eagle",
+    model_format: Annotated[
+        WeightFormat, typer.Option(help="bin: the model's pytorch_model.bin.")
+    ] = "safetensors",
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
     device: Annotated[str, typer.Option(help="Torch device of workers and drafter.")] = "cpu",
 ) -> int:
@@ -35,6 +38,7 @@ def serve(
         model=model,
         draft_model=draft_model,
         draft_format=draft_format,
+        model_format=model_format,
         dtype=dtype,
         device=device,
         stages=stages,

@@ -41,6 +41,7 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
             config.device,
             config.kv_memory,
             config.draft_format,
+            config.model_format,
         )
         return DrafterPart(Source(supply), dialer, compute)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsot.members import HeadFormat
+from specsot.members import WeightFormat
 from specsot.process.flags import Flags
 from specsot.process.setting import Setting, add_membership, add_setting, read_setting
 
@@ -27,7 +27,8 @@ class DrafterConfig:
     dtype: str
     device: str
     kv_memory: int
-    draft_format: HeadFormat
+    draft_format: WeightFormat
+    model_format: WeightFormat
 
 
 def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
@@ -54,4 +55,5 @@ def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
         device=given.device,
         kv_memory=given.kv_memory,
         draft_format=given.draft_format,
+        model_format=given.model_format,
     )

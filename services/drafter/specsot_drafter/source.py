@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from specsot.members import Configuration, Curve, Head, HeadFormat, Registration
+from specsot.members import Configuration, Curve, Head, Registration, WeightFormat
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.model.precision import resolve_dtype
@@ -33,7 +33,8 @@ class Supply:
     dtype: str = "auto"
     device: str = "cpu"
     kv_memory: int = 1 << 28
-    draft_format: HeadFormat = "safetensors"
+    draft_format: WeightFormat = "safetensors"
+    model_format: WeightFormat = "safetensors"
 
 
 class Source:
@@ -52,8 +53,8 @@ class Source:
     def head(self) -> DraftHead:
         supply = self._supply
         dtype = resolve_dtype(supply.dtype, supply.device)
-        pickled = supply.draft_format == "bin"
-        return load_head(supply.draft_model, supply.model, dtype, supply.device, pickled)
+        pickled, base = supply.draft_format == "bin", supply.model_format == "bin"
+        return load_head(supply.draft_model, supply.model, dtype, supply.device, pickled, base)
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
         return self.head.tap_slices()

@@ -33,7 +33,14 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
         from specsot_worker.source import Source, Supply
 
         supply = Supply(
-            name, address, config.model, config.layers, config.dtype, config.device, config.kv_memory
+            name,
+            address,
+            config.model,
+            config.layers,
+            config.dtype,
+            config.device,
+            config.kv_memory,
+            config.model_format,
         )
         return WorkerPart(Source(supply), dialer, compute)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsot.members import Range
+from specsot.members import Range, WeightFormat
 from specsot.process.flags import Flags, layers
 from specsot.process.setting import Setting, add_membership, add_setting, read_setting
 
@@ -27,6 +27,7 @@ class WorkerConfig:
     dtype: str
     device: str
     kv_memory: int
+    model_format: WeightFormat
 
 
 def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -46,4 +47,5 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         dtype=given.dtype,
         device=given.device,
         kv_memory=given.kv_memory,
+        model_format=given.model_format,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specsot.constraint import automaton
 from specsot.errors import ModelError
-from specsot.members import Configuration, Curve, Range, Registration
+from specsot.members import Configuration, Curve, Range, Registration, WeightFormat
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
@@ -33,6 +33,7 @@ class Supply:
     dtype: str = "auto"
     device: str = "cpu"
     kv_memory: int = 1 << 30
+    model_format: WeightFormat = "safetensors"
 
 
 class Source:
@@ -89,5 +90,6 @@ class Source:
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None  # free the old range before the new one is loaded
             supply = self._supply
-            self._decoder = Decoder.load(supply.model, layers, self._dtype, supply.device)
+            pickled = supply.model_format == "bin"
+            self._decoder = Decoder.load(supply.model, layers, self._dtype, supply.device, pickled)
         return self._decoder

@@ -40,6 +40,12 @@ def read_setting(given: argparse.Namespace) -> Setting:
 def add_membership(flags: Flags) -> None:
     """What workers and drafters share."""
     flags.flag("model", required=True, help="directory of the base model")
+    flags.flag(
+        "model-format",
+        default="safetensors",
+        choices=("safetensors", "bin"),
+        help="bin reads the base's pytorch_model.bin (weights only) where it has no safetensors file",
+    )
     flags.flag("master", default="127.0.0.1:50050", help="host:port of the master to join")
     flags.flag("advertise", help="where peers reach this one; by default where it listens")
     flags.flag("name", help="its name in the fleet; by default the advertised address")
