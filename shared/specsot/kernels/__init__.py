@@ -1,0 +1,26 @@
+"""EAGLE's tree arrays for any framework: build draft trees, verify them greedily or by sampling.
+
+Refuses to know models, services and devices. Stands alone: NumPy, and torch for those who bring tensors.
+"""
+
+from specsot.kernels.contract import DraftResults, TreeArrays, TreeMaskMode, Verified
+from specsot.kernels.statistics import TreeStatistics, compute_tree_statistics
+from specsot.kernels.trees import (
+    build_tree_structure,
+    organize_draft_results,
+    tree_speculative_sampling,
+    verify_tree_greedy,
+)
+
+__all__ = [
+    "DraftResults",
+    "TreeArrays",
+    "TreeMaskMode",
+    "TreeStatistics",
+    "Verified",
+    "build_tree_structure",
+    "compute_tree_statistics",
+    "organize_draft_results",
+    "tree_speculative_sampling",
+    "verify_tree_greedy",
+]

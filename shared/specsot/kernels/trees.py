@@ -1,0 +1,168 @@
+"""EAGLE's tree functions over arrays: build trees, verify them. The contract is AITER's and SGLang's.
+
+Refuses to know models, and how each library computes: NumPy arrays (or lists) go to `reference`, torch
+tensors to `tensors`, and the results are of the same library, on the same device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specsot.kernels import reference
+from specsot.kernels.contract import (
+    Array,
+    DraftResults,
+    TreeArrays,
+    TreeMaskMode,
+    Verified,
+    check_candidates,
+    check_mode,
+    check_nodes,
+    check_shape,
+    check_steps,
+    check_threshold,
+)
+
+
+def organize_draft_results(
+    score_list: Sequence[Array],
+    token_list: Sequence[Array],
+    parents_list: Sequence[Array],
+    num_draft_tokens: int,
+) -> DraftResults:
+    """The num_draft_tokens - 1 best candidates of each request, parents before children.
+
+    score_list:   of the first step [bs, 1, k], of each further [bs, k, k]: cumulative scores (products
+                  of probabilities or sums of their logarithms). NaN counts as the worst.
+    token_list:   [bs, k], then [bs, k * k].
+    parents_list: [bs, k + 1] (-1, 0 .. k - 1), then [bs, k]: flat numbers of the k candidates that the
+                  step's frontier keeps. The last one is nobody's parent and not used.
+    Raises InvalidRequest for lists that do not fit each other, or that offer too few candidates.
+    """
+    rules, scores, tokens, parents = _prepare_lists(score_list, token_list, parents_list)
+    check_candidates(scores, tokens, parents, num_draft_tokens)
+    return rules.organize_draft_results(scores, tokens, parents, num_draft_tokens)
+
+
+def build_tree_structure(
+    verified_id: Array,
+    parent_list: Array,
+    top_scores_index: Array,
+    draft_tokens: Array,
+    seq_lens: Array,
+    topk: int,
+    spec_steps: int,
+    num_draft_tokens: int,
+    tree_mask_mode: int = TreeMaskMode.FULL_MASK,
+) -> TreeArrays:
+    """Trees from the chosen candidates, each below its request's newest token.
+
+    verified_id: [bs], that token. seq_lens: [bs], tokens before it. topk: k. spec_steps: S.
+    num_draft_tokens: n. The other arrays: see DraftResults.
+    A candidate whose parent was not chosen is nobody's child and is never accepted.
+    Raises InvalidRequest for shapes that do not fit each other, or a mode that cannot hold so many nodes.
+    """
+    rules, (verified, parents, selected, drafts, lengths) = _prepare(
+        verified_id, parent_list, top_scores_index, draft_tokens, seq_lens
+    )
+    batch, chosen = len(verified), num_draft_tokens - 1
+    check_nodes(topk, spec_steps, num_draft_tokens)
+    check_shape("verified_id", verified, batch)
+    check_shape("parent_list", parents, batch, topk * (spec_steps - 1) + 1)
+    check_shape("top_scores_index", selected, batch, chosen)
+    check_shape("draft_tokens", drafts, batch, chosen)
+    check_shape("seq_lens", lengths, batch)
+    mode = check_mode(tree_mask_mode, num_draft_tokens)
+    return rules.build_tree_structure(verified, parents, selected, drafts, lengths, topk, mode)
+
+
+def verify_tree_greedy(
+    candidates: Array,
+    target_predict: Array,
+    retrieve_index: Array,
+    retrieve_next_token: Array,
+    retrieve_next_sibling: Array,
+    num_steps: int | None = None,
+) -> Verified:
+    """Walk down each tree as long as a child's token is the target's behind its parent.
+
+    candidates:     [bs, n] tokens of the nodes, the root first.
+    target_predict: [bs, n] the target's token behind each node, found by the node's retrieve_index.
+    num_steps:      S, how deep a walk may go; None: n - 1.
+    Raises InvalidRequest for shapes that do not fit each other.
+    """
+    rules, arrays = _prepare(
+        candidates, target_predict, retrieve_index, retrieve_next_token, retrieve_next_sibling
+    )
+    names = ("target_predict", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
+    for name, array in zip(names, arrays[1:]):
+        check_shape(name, array, *arrays[0].shape)
+    return rules.verify_tree_greedy(*arrays, check_steps(num_steps, arrays[0].shape[1]))
+
+
+def tree_speculative_sampling(
+    candidates: Array,
+    retrieve_index: Array,
+    retrieve_next_token: Array,
+    retrieve_next_sibling: Array,
+    uniform_samples: Array,
+    uniform_samples_final: Array,
+    target_probs: Array,
+    draft_probs: Array | None = None,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    num_steps: int | None = None,
+) -> Verified:
+    """Walk down each tree by chance: with both thresholds 1, every token comes with the target's probability.
+
+    At a node one coin u falls, uniform_samples of that node [bs, n]; the first child is accepted at which
+    the probabilities of the children so far reach u * threshold_acc, or whose own reaches
+    threshold_single. The last token is drawn with uniform_samples_final [bs] from what the refused
+    children left of target_probs [bs, n, V] at the last accepted node; draft_probs (same shape; zeros
+    where absent, and never written) are taken off too. After S accepted drafts it is drawn from all of it.
+    Thresholds below 1 accept more, and are not exact. Raises InvalidRequest for shapes that do not fit.
+    """
+    rules, arrays = _prepare(
+        candidates,
+        retrieve_index,
+        retrieve_next_token,
+        retrieve_next_sibling,
+        uniform_samples,
+        uniform_samples_final,
+        target_probs,
+        draft_probs,
+    )
+    batch, nodes = arrays[0].shape
+    names = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling", "uniform_samples")
+    for name, array in zip(names, arrays[1:5]):
+        check_shape(name, array, batch, nodes)
+    check_shape("uniform_samples_final", arrays[5], batch)
+    check_shape("target_probs", arrays[6], batch, nodes, arrays[6].shape[-1])
+    if draft_probs is not None:
+        check_shape("draft_probs", arrays[7], *arrays[6].shape)
+    check_threshold("threshold_single", threshold_single)
+    check_threshold("threshold_acc", threshold_acc)
+    steps = check_steps(num_steps, nodes)
+    return rules.tree_speculative_sampling(*arrays, threshold_single, threshold_acc, steps)
+
+
+def _prepare_lists(*lists: Sequence[Array]) -> tuple[Any, list[Array], list[Array], list[Array]]:
+    flat = [array for each in lists for array in each]
+    rules, prepared = _prepare(*flat)
+    taken = iter(prepared)
+    scores, tokens, parents = ([next(taken) for _ in each] for each in lists)
+    return rules, scores, tokens, parents
+
+
+def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
+    """The module for these arrays, and the arrays as it takes them."""
+    torch = sys.modules.get("torch")  # who has a tensor has torch
+    if torch is None or not any(isinstance(array, torch.Tensor) for array in arrays):
+        return reference, tuple(None if array is None else np.asarray(array) for array in arrays)
+    from specsot.kernels import tensors
+
+    return tensors, tensors.on_one_device(arrays)
