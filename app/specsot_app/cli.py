@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot_app.commands import bench, health, infer, info, serve
+from specsot_app.commands import bench, health, infer, info, serve, verify
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -27,6 +27,7 @@ app.command("infer")(infer.infer)
 app.command("serve")(serve.serve)
 app.command("health")(health.health)
 app.command("info")(info.info)
+app.command("verify")(verify.verify)
 app.add_typer(bench.app, name="bench")
 
 

@@ -13,11 +13,13 @@ from torch import Tensor
 from specsot.model.attention import AttentionPlan
 from specsot.model.kv import KVPages
 from specsot_drafter.heads.fusion import Fusion
-from specsot_drafter.heads.shapes import HeadShape
+from specsot_drafter.heads.shapes import HeadShape, Kind
 
 
 class EagleHead(ABC):
     """A head loaded against its base; see `DraftHead` for what the attributes mean."""
+
+    kind: Kind
 
     def __init__(self, shape: HeadShape, positions: int, fusion: Fusion, table: Tensor) -> None:
         """positions: how many its base has. table: embeddings [V, hidden]."""

@@ -41,6 +41,8 @@ class Eagle1Parts:
 class Eagle1Head(EagleHead):
     """A head loaded against its base."""
 
+    kind = "eagle1"
+
     def __init__(self, shape: HeadShape, positions: int, parts: Eagle1Parts) -> None:
         """positions: how many its base has."""
         super().__init__(shape, positions, parts.fusion, parts.table)

@@ -48,6 +48,8 @@ class Eagle3Parts:
 class Eagle3Head(EagleHead):
     """A head loaded against its base."""
 
+    kind = "eagle3"
+
     def __init__(self, shape: HeadShape, positions: int, parts: Eagle3Parts) -> None:
         """positions: how many its base has."""
         super().__init__(shape, positions, parts.fusion, parts.table)

@@ -58,9 +58,7 @@ class Joined:
         self._norms, self._fc = norms, fc
 
     def slices(self) -> dict[int, Tensor]:
-        """Blocks of an identity: each state lands in its own columns."""
-        blocks = torch.eye(self.width).chunk(len(self.taps), dim=1)
-        return {tap: block.contiguous() for tap, block in zip(self.taps, blocks)}
+        return blocks(self.taps, self.width // len(self.taps))
 
     def features(self, fused: Tensor) -> Tensor:
         parts = fused.chunk(len(self._norms), dim=1)
@@ -75,7 +73,14 @@ class Final:
         self._norm = norm
 
     def slices(self) -> dict[int, Tensor]:
-        return {self.taps[0]: torch.eye(self.width)}
+        return blocks(self.taps, self.width)
 
     def features(self, fused: Tensor) -> Tensor:
         return self._norm(fused)
+
+
+def blocks(taps: tuple[int, ...], width: int) -> dict[int, Tensor]:
+    """For each tap [taps * width, width] of an identity: its state lands in columns of its own."""
+    return {
+        tap: block.contiguous() for tap, block in zip(taps, torch.eye(len(taps) * width).split(width, dim=1))
+    }

@@ -1,0 +1,78 @@
+"""One comparison with what was recorded: it holds, or where it first does not.
+
+Refuses to know what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specsot.tree import Tree, path
+
+CLOSE = 1e-4  # absolute, states and logits in fp32
+CLOSE_CHANCE = 1e-5  # absolute, probabilities
+SHAKY = 2e-5  # scores nearer than this may rank otherwise on another machine
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line: what was compared, and its first difference, or None where it holds."""
+
+    name: str
+    difference: str | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        if self.difference is not None:
+            return f"FAIL {self.name}: {self.difference}"
+        return f"ok   {self.name} ({self.note})" if self.note else f"ok   {self.name}"
+
+
+def check_close(name: str, ours: Tensor, recorded: Tensor, within: float = CLOSE) -> Check:
+    """Numbers, element by element; what is not a number is never close."""
+    if ours.shape != recorded.shape:
+        return Check(name, f"shape: ours {list(ours.shape)}, recorded {list(recorded.shape)}")
+    gaps = (ours.double() - recorded.double()).abs()
+    far = (~(gaps <= within)).nonzero()
+    if not len(far):
+        return Check(name, note=f"largest gap {gaps.max().item():.1e}" if gaps.numel() else "empty")
+    first = tuple(far[0].tolist())
+    values = f"ours {ours[first].item():.7g}, recorded {recorded[first].item():.7g}"
+    return Check(name, f"first at {list(first)}: {values}, gap {gaps[first].item():.1e} (allowed {within:g})")
+
+
+def check_same(name: str, ours: Sequence[object], recorded: Sequence[object]) -> Check:
+    """Ids and counts, one by one."""
+    for index, (mine, theirs) in enumerate(zip(ours, recorded)):
+        if mine != theirs:
+            return Check(name, f"first at [{index}]: ours {mine}, recorded {theirs}")
+    if len(ours) != len(recorded):
+        return Check(name, f"length: ours {len(ours)}, recorded {len(recorded)}")
+    return Check(name)
+
+
+def check_tree(name: str, ours: Tree, recorded: Tree, rank_gap: float, select_gap: float) -> Check:
+    """Node by node; where the reference's own scores nearly tie, as a set of paths."""
+    exact = check_same(name, *(list(zip(tree.tokens, tree.parents)) for tree in (ours, recorded)))
+    if exact.difference is None:
+        return exact
+    missing = sorted(token_paths(recorded) - token_paths(ours))
+    if not missing and len(ours) == len(recorded) and rank_gap < SHAKY:
+        return Check(name, note=f"the same paths in another order, as scores differ by {rank_gap:.1e} only")
+    lost = f"; path {list(missing[0])} is missing" if missing else ""
+    near = f"; the nearest scores differ by {min(rank_gap, select_gap):.1e}"
+    return Check(name, f"node {exact.difference.removeprefix('first at ')}{lost}{near}")
+
+
+def token_paths(tree: Tree) -> frozenset[tuple[int, ...]]:
+    """The tree without the order of its nodes."""
+    return frozenset(tuple(tree.tokens[i] for i in path(tree.parents, node)) for node in range(len(tree)))
+
+
+def largest(rows: Tensor) -> list[int]:
+    """The most likely token of each row [rows, V]."""
+    return torch.argmax(rows, dim=-1).tolist()

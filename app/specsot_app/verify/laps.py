@@ -1,0 +1,129 @@
+"""The smallest ring, turned by hand: one stage, one drafter, and a caller who says what is accepted.
+
+Refuses to know why something is accepted, links and clocks. Uses the very engines the services use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Segment, rows_of
+from specsot.members import Configuration, TreeShape
+from specsot.model.decoder import Decoder
+from specsot.tree import Tree, single
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.heads import DraftHead
+from specsot_worker.stage import Stage
+
+EPOCH, PAGE_ROWS = 1, 64
+PLENTY = 1 << 20  # tokens a sequence may write: no run here ends by its limit
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a caller accepts of one segment: node numbers, root first, and the token behind them."""
+
+    nodes: tuple[int, ...]
+    bonus: int
+
+
+@dataclass(slots=True)
+class _Text:
+    """One sequence as stage 0 would see it. tree: what the drafter proposes, or its root alone."""
+
+    committed: int = 0
+    step: int = 0
+    keep: tuple[int, ...] = ()
+    tree: Tree = field(default_factory=lambda: single(0))
+
+
+class Laps:
+    """Prompts are fed once; then trees, lap by lap. head None: every tree is its root, plain decoding."""
+
+    def __init__(
+        self, base: Decoder, head: DraftHead | None, shape: TreeShape, prompts: Sequence[int], most: int
+    ) -> None:
+        """prompts: lengths of the texts to come; most: how many tokens any of them may grow by."""
+        rows = sum(-(-(length + most + shape.slots) // PAGE_ROWS) for length in prompts)
+        self._stage = Stage(base, rows, PAGE_ROWS)
+        self._logits, self._engine = base.logits, None
+        if head is not None:
+            for layer, weight in head.tap_slices().items():
+                self._stage.tap(layer, weight)
+            slots = shape.slots * len(prompts)
+            self._engine = DraftEngine(
+                head, Configuration(EPOCH, "drafter", (), rows, PAGE_ROWS, slots, shape=shape)
+            )
+        self._texts: dict[int, _Text] = {}
+        self._fed: dict[int, tuple[Segment, Tensor | None]] = {}
+        self._openings: tuple[Opening, ...] = ()
+        self._lap = 0
+
+    @property
+    def trees(self) -> dict[int, Tree]:
+        """What the drafter proposes now, by sequence."""
+        return {sequence: text.tree for sequence, text in self._texts.items()}
+
+    def prefill(self, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """Feed whole prompts side by side; returns the logits [V] behind each."""
+        self._openings = tuple(
+            Opening(sequence, len(tokens), limit=PLENTY) for sequence, tokens in prompts.items()
+        )
+        self._texts |= {sequence: _Text() for sequence in prompts}
+        chunks = [Chunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
+        return {sequence: rows[-1] for sequence, rows in self._run(chunks).items()}
+
+    def verify(self, trees: Mapping[int, Tree]) -> dict[int, Tensor]:
+        """Feed one tree for each of these sequences; returns the logits [nodes, V] at its nodes."""
+        self._openings = ()
+        return self._run([self._growth(sequence, tree) for sequence, tree in trees.items()])
+
+    def accept(self, verdicts: Mapping[int, Accepted]) -> None:
+        """Commit what was fed last, as far as it is accepted; the drafter learns it and drafts anew."""
+        lessons: list[Lesson] = []
+        fused: list[Tensor] = []
+        for sequence, verdict in verdicts.items():
+            segment, rows = self._fed[sequence]
+            lessons.append(self._commit(segment, verdict))
+            if rows is not None:
+                fused.append(rows[list(verdict.nodes)] if isinstance(segment, Growth) else rows)
+        if self._engine is not None:
+            self._teach(self._engine, lessons, fused)
+
+    def _growth(self, sequence: int, tree: Tree) -> Growth:
+        text = self._texts[sequence]
+        return Growth(sequence, text.step, text.committed, text.keep, tree)
+
+    def _run(self, segments: Sequence[Segment]) -> dict[int, Tensor]:
+        self._lap += 1
+        frame = self._stage.run(Frame(EPOCH, self._lap, self._openings, tuple(segments)))
+        assert frame.hidden is not None
+        logits: Tensor = self._logits(frame.hidden)
+        found: dict[int, Tensor] = {}
+        self._fed, first = {}, 0
+        for segment in segments:
+            rows = slice(first, first + rows_of(segment))
+            self._fed[segment.sequence] = segment, None if frame.fused is None else frame.fused[rows]
+            found[segment.sequence] = logits[rows]
+            first = rows.stop
+        return found
+
+    def _commit(self, segment: Segment, verdict: Accepted) -> Lesson:
+        text = self._texts[segment.sequence]
+        start, tokens = text.committed, segment.tokens if isinstance(segment, Chunk) else ()
+        if isinstance(segment, Growth):
+            tokens, text.keep = tuple(segment.tree.tokens[node] for node in verdict.nodes), verdict.nodes
+        text.committed, text.step, text.tree = start + len(tokens), text.step + 1, single(verdict.bonus)
+        return Lesson(segment.sequence, start, tokens, verdict.bonus, text.step)
+
+    def _teach(self, engine: DraftEngine, lessons: Sequence[Lesson], fused: Sequence[Tensor]) -> None:
+        rows = torch.cat(tuple(fused))
+        engine.learn(
+            Features(EPOCH, self._lap, self._openings, tuple(lessons), (), rows, fed=len(rows), seconds=0.0)
+        )
+        for draft in engine.draft():
+            self._texts[draft.sequence].tree = draft.tree

@@ -1,0 +1,196 @@
+"""Whole generations against recorded ones: trees, accepted lengths, ids; and replays of sampled rounds.
+
+Refuses to know what base and head compute; it is told by the laps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specsot.errors import ModelError
+from specsot.model.decoder import Decoder
+from specsot.residual import Floats, leaf_rows, residual_walk, trial_rows, warp
+from specsot.tree import Tree, children, depths
+from specsot.verify import accept
+from specsot_app.verify.compare import (
+    CLOSE_CHANCE,
+    SHAKY,
+    Check,
+    check_close,
+    check_same,
+    check_tree,
+    largest,
+)
+from specsot_app.verify.laps import Accepted, Laps
+from specsot_app.verify.record import Case, RoundRecord, RunRecord, SamplingRecord, TreeRecord
+from specsot_drafter.heads.eagle import EagleHead
+
+
+@dataclass(slots=True)
+class Run:
+    """What we did behind one prompt, by round; written: all accepted roots and drafts."""
+
+    committed: list[int] = field(default_factory=list[int])
+    trees: list[Tree] = field(default_factory=list[Tree])
+    paths: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    bonus: list[int] = field(default_factory=list[int])
+    written: list[int] = field(default_factory=list[int])
+
+    def note(self, committed: int, tree: Tree, accepted: Accepted) -> None:
+        self.committed.append(committed)
+        self.trees.append(tree)
+        self.paths.append(accepted.nodes)
+        self.bonus.append(accepted.bonus)
+        self.written += (tree.tokens[node] for node in accepted.nodes)
+
+
+def check_runs(case: Case, base: Decoder, head: EagleHead) -> Iterator[Check]:
+    """Every setting, all prompts side by side."""
+    for setting in case.shapes:
+        records = {i: prompt.runs[setting] for i, prompt in enumerate(case.prompts) if setting in prompt.runs}
+        runs = generate(case, base, head, setting, {i: len(one.lengths) for i, one in records.items()})
+        for i, record in records.items():
+            yield from _check_run(f"p{i} {setting}", runs[i], record)
+
+
+def generate(
+    case: Case, base: Decoder, head: EagleHead, setting: str, rounds: dict[int, int]
+) -> dict[int, Run]:
+    """Greedy generation behind these prompts, so many rounds each."""
+    prompts = {i: case.prompts[i].tokens for i in rounds}
+    shape = case.shapes[setting]
+    most = max(rounds.values(), default=0) * (shape.depth + 2)
+    laps = Laps(base, head, shape, [len(tokens) for tokens in prompts.values()], most)
+    logits = laps.prefill(prompts)
+    laps.accept({i: Accepted((0,), largest(row.view(1, -1))[0]) for i, row in logits.items()})
+    runs = {i: Run() for i in rounds}
+    for lap in range(max(rounds.values(), default=0)):
+        trees = {i: tree for i, tree in laps.trees.items() if lap < rounds[i]}
+        verdicts = {i: judge(trees[i], largest(rows)) for i, rows in laps.verify(trees).items()}
+        for i, verdict in verdicts.items():
+            runs[i].note(len(prompts[i]) + len(runs[i].written), trees[i], verdict)
+        laps.accept(verdicts)
+    return runs
+
+
+def judge(tree: Tree, targets: Sequence[int]) -> Accepted:
+    """The one rule of acceptance, and the token behind the last accepted node."""
+    nodes = accept(tree, targets)
+    return Accepted(nodes, targets[nodes[-1]])
+
+
+def _check_run(name: str, run: Run, record: RunRecord) -> Iterator[Check]:
+    for number, (tree, committed, wanted) in enumerate(zip(run.trees, run.committed, record.trees), start=1):
+        yield from _check_tree(f"{name} tree {number}", tree, committed, wanted, leaf_rows(tree))
+    lengths = [len(nodes) - 1 for nodes in run.paths]
+    yield check_same(f"{name} accept_lengths", lengths, record.lengths)
+    yield check_same(f"{name} generated_ids", run.written, record.generated)
+    if record.bonus is not None:
+        yield check_same(f"{name} bonus_tokens", run.bonus, record.bonus)
+    if record.best is not None:
+        firm = _firm(record)
+        best = [_best_row(leaf_rows(tree), nodes) for tree, nodes in zip(run.trees, run.paths)]
+        yield check_same(f"{name} best_candidate", best[:firm], record.best[:firm])
+    if record.tau is not None:
+        mean = sum(len(nodes) for nodes in run.paths) / max(len(run.paths), 1)
+        yield check_close(f"{name} tau", torch.tensor(mean), torch.tensor(record.tau))
+
+
+def _check_tree(
+    name: str, tree: Tree, committed: int, wanted: TreeRecord, rows: Sequence[tuple[int, ...]]
+) -> Iterator[Check]:
+    """The tree, and what follows from it and from where it stands."""
+    yield check_tree(name, tree, wanted.tree, wanted.rank_gap, wanted.select_gap)
+    if wanted.committed is not None:
+        yield check_same(f"{name} committed_len", [committed], [wanted.committed])
+    if tree != wanted.tree:
+        return  # node numbers mean something else
+    deep = depths(tree.parents)
+    if wanted.depths is not None:
+        yield check_same(f"{name} depth", deep, wanted.depths)
+    if wanted.positions is not None:
+        yield check_same(f"{name} position_ids", [committed + depth for depth in deep], wanted.positions)
+    if wanted.rows is not None:
+        yield check_same(f"{name} retrieve_indices", rows, wanted.rows)
+
+
+def _firm(record: RunRecord) -> int:
+    """In how many first rounds the reference's order of nodes is beyond doubt."""
+    if record.rank_gap >= SHAKY:
+        return len(record.lengths)
+    firm = 0
+    while firm < len(record.trees) and record.trees[firm].rank_gap >= SHAKY:
+        firm += 1
+    return firm
+
+
+def _best_row(rows: Sequence[tuple[int, ...]], nodes: tuple[int, ...]) -> int:
+    """The first row that begins with the accepted path; the first of all where nothing is accepted."""
+    return next(i for i, row in enumerate(rows) if row[: len(nodes)] == nodes) if len(nodes) > 1 else 0
+
+
+def check_replays(case: Case, base: Decoder, head: EagleHead) -> Iterator[Check]:
+    """Sampled generations, led along what the reference drew."""
+    for j, record in enumerate(case.sampling):
+        if not 0 <= record.prompt < len(case.prompts) or record.setting not in case.shapes:
+            raise ModelError(f"{case.directory}: sampling[{j}] names no prompt or setting of this record")
+        yield from _replay(case, base, head, j, record)
+
+
+def _replay(case: Case, base: Decoder, head: EagleHead, j: int, record: SamplingRecord) -> Iterator[Check]:
+    if not record.rounds:
+        return
+    prompt, shape = case.prompts[record.prompt].tokens, case.shapes[record.setting]
+    laps = Laps(base, head, shape, [len(prompt)], len(record.rounds) * (shape.depth + 2))
+    laps.prefill({j: prompt})
+    laps.accept({j: Accepted((0,), record.rounds[0].tree.tree.tokens[0])})
+    committed = len(prompt)
+    for r, wanted in enumerate(record.rounds):
+        name, ours = f"s{j} round {r + 1}", laps.trees[j]
+        yield from _check_tree(f"{name} tree", ours, committed, wanted.tree, trial_rows(ours))
+        recorded = case.tensor(f"s{j}.r{r}.node_logits")
+        yield check_close(f"{name} node_logits", laps.verify({j: wanted.tree.tree})[j], recorded)
+        chances = warp(recorded.numpy(), record.temperature, record.top_p, record.top_k)
+        yield from _check_walk(name, wanted, chances, case.tensor(f"s{j}.r{r}.sample_p"))
+        nodes = _nodes_of(wanted, f"{case.directory}: sampling[{j}].rounds[{r}]")
+        laps.accept({j: Accepted(nodes, wanted.bonus)})
+        committed += len(nodes)
+    if record.lengths:
+        lengths = [wanted.accepted for wanted in record.rounds]
+        yield check_same(f"s{j} accept_lengths", lengths, record.lengths[: len(lengths)])
+
+
+def _check_walk(name: str, wanted: RoundRecord, chances: Floats, left: Tensor) -> Iterator[Check]:
+    """The residual walk over the recorded logits and uniforms. left: the recorded final distribution."""
+    tree = wanted.tree.tree
+    rows = trial_rows(tree)
+    try:
+        walk = residual_walk(tree, rows, chances, wanted.uniforms)
+    except ValueError as error:
+        yield Check(f"{name} walk", str(error))
+        return
+    path = [tree.tokens[node] for node in walk.accepted]
+    yield check_same(f"{name} accept_length", [len(path) - 1], [wanted.accepted])
+    yield check_same(f"{name} accepted_path_tokens", path, wanted.path)
+    yield check_same(f"{name} uniforms used", [walk.drawn], [len(wanted.uniforms)])
+    if wanted.best is not None:
+        yield check_same(f"{name} best_candidate", [_best_row(rows, walk.accepted)], [wanted.best])
+    yield check_close(f"{name} sample_p", torch.from_numpy(walk.final), left, CLOSE_CHANCE)
+    possible = 0 <= wanted.bonus < len(walk.final) and walk.final[wanted.bonus] > 0
+    yield Check(f"{name} bonus_token", None if possible else f"{wanted.bonus} has no chance of being drawn")
+
+
+def _nodes_of(wanted: RoundRecord, where: str) -> tuple[int, ...]:
+    """The recorded path as node numbers."""
+    tree, nodes = wanted.tree.tree, [0]
+    below = children(tree.parents)
+    for token in wanted.path[1:]:
+        found = next((node for node in below[nodes[-1]] if tree.tokens[node] == token), None)
+        if found is None:
+            raise ModelError(f"{where}: accepted_path_tokens is no path of its tree")
+        nodes.append(found)
+    return tuple(nodes)
