@@ -1,7 +1,7 @@
 """Plain decoding by Transformers: the reference every ring must reproduce token for token.
 
-One token at a time, one sequence at a time, its own KV cache, fp32. Sampled tokens come from the
-same counter-based draw, on Transformers' logits.
+One token at a time, one sequence at a time, its own KV cache, fp32. Penalties, cuts and the distribution
+are Transformers' own too; only the uniform number of a position is the product's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specsot.params import Sampling
-from specsot_worker.sampling import Wish, choose
+from tests.exact import pick, shape, times_of
 
 NEAR = 1e-4  # a top-2 logit gap below this may be decided either way by rounding
 
@@ -41,13 +41,12 @@ def write_plainly(
     with torch.inference_mode():
         while len(tokens) < len(prompt) + limit:
             out = model(input_ids=torch.tensor([fed]), past_key_values=past, use_cache=True)
-            logits, past = out.logits[:, -1], out.past_key_values
-            top = logits[0].topk(2).values
+            logits, past = out.logits[0, -1], out.past_key_values
+            times = times_of(prompt, tokens[len(prompt) :])
+            top = shape(logits, sampling, times).topk(2).values
             gaps.append(float(top[0] - top[1]))
-            (token,) = choose(logits, [Wish(sampling, seed, ordinal, len(tokens))])
-            assert token is not None
-            tokens.append(token)
-            fed = [token]
+            fed = [pick(logits, sampling, times, seed, ordinal, len(tokens))]
+            tokens += fed
     return Plain(tuple(tokens[len(prompt) :]), tuple(gaps))
 
 

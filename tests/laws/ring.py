@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from specsot.frames import Close, End, Fork, Lease, Open, Opening, Result
+from specsot.frames import Chance, Close, End, Fork, Lease, Open, Opening, Result
 from specsot.links import Exchange, Inbox, LocalLink
 from specsot.members import Layout, TreeShape
 from specsot.membership import Part, take_part
@@ -54,6 +54,7 @@ class Text:
     """What one sequence has written so far, and why it ended."""
 
     tokens: list[int] = field(default_factory=list)
+    chances: list[Chance] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     end: End | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,6 +87,7 @@ class Ring:
         for outcome in result.outcomes:
             if text := self.texts.get(outcome.sequence):
                 text.tokens += outcome.tokens
+                text.chances += outcome.chances
                 text.steps.append(len(outcome.tokens))
                 text.end = outcome.end or text.end
                 if outcome.end:
@@ -143,13 +145,14 @@ class Ring:
         limit: int,
         sampling: Sampling = GREEDY,
         shared: int = 0,
+        **more,
     ) -> list[list[int]]:
         """Write every prompt at once; the first `shared` tokens of each are one forked prefix."""
         fork = None
         if shared:
             fork = Fork(await self.prefix(prompts[0][:shared]), shared)
         ids = [
-            await self.open(prompt[shared:], fork, limit=limit, sampling=sampling, seed=7, ordinal=n)
+            await self.open(prompt[shared:], fork, limit=limit, sampling=sampling, seed=7, ordinal=n, **more)
             for n, prompt in enumerate(prompts)
         ]
         texts = [await self.written(one) for one in ids]

@@ -7,18 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from transformers import (  # noqa: E402
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-
 from specsot.params import Sampling  # noqa: E402
 from specsot_worker.penalties import adjust  # noqa: E402
 from specsot_worker.sampling import Wish, choose, weigh  # noqa: E402
+from tests.exact import distribute  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -43,26 +35,6 @@ PROCESSORS = [
 
 def wish(position=0, seed=11, ordinal=0, **sampling):
     return Wish(Sampling(**sampling), seed, ordinal, position)
-
-
-def exact(logits, sampling, times):
-    """Probabilities [V], float64, as Transformers makes them (frequency and presence by their formula)."""
-    scores, seen = logits.double()[None], torch.tensor([list(times)])
-    if sampling.logit_bias:
-        scores = SequenceBiasLogitsProcessor([[[t], gain] for t, gain in sampling.logit_bias])(seen, scores)
-    if sampling.repetition_penalty != 1:
-        scores = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(seen, scores)
-    for token, count in times.items():
-        if count:
-            scores[0, token] -= sampling.frequency_penalty * count + sampling.presence_penalty
-    scores = TemperatureLogitsWarper(float(sampling.temperature))(seen, scores)
-    if sampling.top_k:
-        scores = TopKLogitsWarper(sampling.top_k)(seen, scores)
-    if sampling.top_p < 1:
-        scores = TopPLogitsWarper(sampling.top_p)(seen, scores)
-    if sampling.min_p:
-        scores = MinPLogitsWarper(sampling.min_p)(seen, scores)
-    return scores[0].softmax(-1)
 
 
 def adjusted(logits, sampling, times):
@@ -94,7 +66,7 @@ def chi_square_p(counts, expected):
 def test_law_2_the_sampled_distribution_is_the_targets(processors):
     sampling = Sampling(**processors)
     logits = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 1.5
-    want = exact(logits, sampling, TIMES)
+    want = distribute(logits, sampling, TIMES)
     rows = adjusted(logits, sampling, TIMES).expand(DRAWS, -1)
     chosen = choose(rows, [wish(position, **processors) for position in range(DRAWS)])
     counts = torch.bincount(torch.tensor(chosen), minlength=40).double()
@@ -103,7 +75,7 @@ def test_law_2_the_sampled_distribution_is_the_targets(processors):
 
 
 def test_the_test_itself_notices_a_wrong_distribution():
-    want = exact(torch.randn(40, generator=torch.Generator().manual_seed(5)), Sampling(1.0), {})
+    want = distribute(torch.randn(40, generator=torch.Generator().manual_seed(5)), Sampling(1.0), {})
     drawn = torch.bincount(
         torch.multinomial(want, DRAWS, replacement=True, generator=torch.Generator().manual_seed(1)),
         minlength=40,
@@ -136,7 +108,7 @@ def test_cuts_keep_what_they_say_in_vocabularies_of_any_shape(processors, spread
     """Flat ones, where much must be looked at, and peaked ones, where most weights underflow."""
     logits = torch.randn(5000, generator=torch.Generator().manual_seed(7)) * spread
     sampling = Sampling(**processors)
-    assert torch.allclose(chances(logits, sampling), exact(logits, sampling, {}), atol=1e-6)
+    assert torch.allclose(chances(logits, sampling), distribute(logits, sampling, {}), atol=1e-6)
 
 
 def test_top_k_and_top_p_keep_what_they_say():

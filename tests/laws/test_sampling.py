@@ -1,0 +1,201 @@
+"""Laws 1 and 2 where more than an argmax is asked for: every processor, by every drafter, in every split.
+
+Plain decoding is Transformers' model with Transformers' own processors, one token at a time.
+"""
+
+import copy
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from transformers import GenerationConfig  # noqa: E402
+
+from specsot.frames import Fork  # noqa: E402
+from specsot.members import TreeShape  # noqa: E402
+from specsot.params import Sampling  # noqa: E402
+from tests.laws.drafters import KnowingDrafter  # noqa: E402
+from tests.laws.plain import Excuses, load, write_plainly  # noqa: E402
+from tests.laws.ring import Setup, ring_of  # noqa: E402
+from tests.models import Shape, write_base, write_head  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+LIMIT, SHARED = 24, 21
+BIAS = ((3, 2.5), (17, -4.0), (60, 1.0), (199, 0.5))
+MIXTURE = dict(top_k=60, top_p=0.95, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.4,
+               frequency_penalty=0.3, logit_bias=BIAS)  # fmt: skip
+PROCESSORS = {
+    "top_p": dict(temperature=0.8, top_p=0.8),
+    "top_k": dict(temperature=0.8, top_k=7),
+    "min_p": dict(temperature=0.8, min_p=0.1),
+    "repetition": dict(temperature=0.8, repetition_penalty=1.5),
+    "presence": dict(temperature=0.8, presence_penalty=1.5),
+    "frequency": dict(temperature=0.8, frequency_penalty=1.2),
+    "negative": dict(temperature=0.8, presence_penalty=-1.0, frequency_penalty=-0.5),
+    "bias": dict(temperature=0.8, logit_bias=BIAS),
+    "mixture": dict(temperature=0.8) | MIXTURE,
+    "greedy+penalties": MIXTURE,
+    "greedy+negative": dict(repetition_penalty=0.7, frequency_penalty=-1.0),
+}
+WISHES = [Sampling(**processors) for processors in PROCESSORS.values()]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
+
+
+def prompts_of(count, seed=3):
+    """One prefix, and more of it: repeated tokens are what penalties look for."""
+    rng = random.Random(seed)
+    prefix = [rng.randrange(200) for _ in range(SHARED)]
+    return [
+        prefix + [rng.choice([*prefix, rng.randrange(200)]) for _ in range(1 + n % 12)] for n in range(count)
+    ]
+
+
+def plainly(base, prompts, wishes):
+    """What plain decoding writes: sequence n by wish n."""
+    return [
+        write_plainly(base, tuple(prompt), LIMIT, wish, 7, n)
+        for n, (prompt, wish) in enumerate(zip(prompts, wishes))
+    ]
+
+
+def knowing(base, prompts, wishes, skill=0.85):
+    """A drafter that mostly knows what plain decoding writes."""
+    plain = plainly(base, prompts, wishes)
+    known = [[*prompt, *one.tokens] for prompt, one in zip(prompts, plain)]
+
+    def continuation(text):
+        whole = next((one for one in known if one[: len(text)] == text), text)
+        return whole[len(text) :]
+
+    def drafter(name, address, dialer, compute):
+        return KnowingDrafter(base, name, address, dialer, continuation, skill=skill, seed=5)
+
+    return drafter
+
+
+async def compare(setup, prompts, wishes, **more):
+    """Write every prompt by its own wish, all at once; returns the ring's texts and the plain ones."""
+    async with ring_of(setup) as ring:
+        fork = Fork(await ring.prefix(prompts[0][:SHARED]), SHARED)
+        ids = [
+            await ring.open(prompt[SHARED:], fork, limit=LIMIT, sampling=wish, seed=7, ordinal=n, **more)
+            for n, (prompt, wish) in enumerate(zip(prompts, wishes))
+        ]
+        for one in ids:
+            await ring.written(one)
+        assert not ring.broken
+    excuses, texts, plain = Excuses(), [ring.texts[one] for one in ids], plainly(setup.base, prompts, wishes)
+    for text, other in zip(texts, plain):
+        excuses.compare(text.tokens, other)
+    excuses.settle()
+    return texts, plain
+
+
+@pytest.mark.parametrize(
+    ("stages", "layout", "links"),
+    [(1, "packed", "local"), (3, "batched", "local"), (2, "batched", "grpc")],
+)
+async def test_law_1_every_processor_by_a_drafter_that_is_always_wrong(models, stages, layout, links):
+    base, head = models
+    wishes = [*WISHES, *WISHES]
+    await compare(Setup(base, head, stages, layout, links=links), prompts_of(len(wishes)), wishes)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_law_1_every_processor_in_deep_trees(models, stages):
+    base, _ = models
+    prompts = prompts_of(len(WISHES))
+    shape, drafter = TreeShape(6, 2, 14, fixed=True), knowing(base, prompts, WISHES)
+    texts, _ = await compare(Setup(base, None, stages, shape=shape, drafter=drafter), prompts, WISHES)
+    for text in texts:
+        assert sum(text.steps) / len(text.steps) > 1.5, "deep paths must really have been accepted"
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [dict(repetition_penalty=1.3), dict(repetition_penalty=1.1, logit_bias=BIAS)],
+    ids=["repetition", "repetition+bias"],
+)
+async def test_law_1_greedy_with_penalties_writes_what_transformers_generate_writes(models, processors):
+    base, head = models
+    sampling, prompts = Sampling(**processors), prompts_of(6)
+    config = GenerationConfig(
+        max_new_tokens=60,
+        do_sample=False,
+        eos_token_id=1,
+        pad_token_id=0,
+        repetition_penalty=sampling.repetition_penalty,
+        sequence_bias=[[[token], gain] for token, gain in sampling.logit_bias] or None,
+    )
+    async with ring_of(Setup(base, head, 2)) as ring:
+        texts = await ring.write_all(prompts, 60, sampling, SHARED, stop_ids=(1,))
+    for prompt, text in zip(prompts, texts):
+        theirs = load(base).generate(torch.tensor([prompt]), generation_config=config)[0, len(prompt) :]
+        assert text == theirs.tolist()
+
+
+def measure_exactly(base, prompt, tokens):
+    """log_softmax [tokens, V] of Transformers' raw logits, teacher-forced, in float64."""
+    model = copy.deepcopy(load(base)).double()
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)
+
+
+async def test_law_1_logprobs_are_the_targets_by_any_drafter(models):
+    """This model's wide logits amplify rounding: Transformers' own float32 is 1e-4 off the exact ones."""
+    base, head = models
+    wishes = [Sampling(), *WISHES]
+    prompts = prompts_of(len(wishes))
+    shape, drafter = TreeShape(6, 2, 14, fixed=True), knowing(base, prompts, wishes)
+    setups = [
+        Setup(base, stages=2),
+        Setup(base, head, 3, "batched", links="grpc"),
+        Setup(base, shape=shape, drafter=drafter),
+    ]
+    plain, *drafted = [(await compare(setup, prompts, wishes, logprobs=5))[0] for setup in setups]
+    for n, (prompt, text) in enumerate(zip(prompts, plain)):
+        assert len(text.chances) == len(text.tokens)
+        truth = measure_exactly(base, prompt, text.tokens)
+        for k, (token, chance) in enumerate(zip(text.tokens, text.chances)):
+            tokens, logprobs = map(list, zip(*chance.top))
+            assert chance.logprob == pytest.approx(float(truth[k, token]), abs=3e-4)
+            assert logprobs == pytest.approx(truth[k].topk(5).values.tolist(), abs=3e-4)
+            assert logprobs == pytest.approx(truth[k, tokens].tolist(), abs=3e-4)
+            for texts in drafted:
+                other = texts[n].chances[k]
+                assert other.logprob == pytest.approx(chance.logprob, abs=1e-4)
+                assert [p for _, p in other.top] == pytest.approx(logprobs, abs=1e-4)
+
+
+async def test_nobody_is_told_chances_who_did_not_ask(models):
+    base, head = models
+    async with ring_of(Setup(base, head)) as ring:
+        asks = await ring.open([5, 6], limit=6, logprobs=0)
+        silent = await ring.open([5, 6], limit=6)
+        assert await ring.written(asks) == await ring.written(silent)
+    assert [len(chance.top) for chance in ring.texts[asks].chances] == [0] * 6
+    assert ring.texts[silent].chances == []
+
+
+@pytest.mark.parametrize("cut", [1, 9, 23])
+async def test_law_1_what_was_written_before_a_repair_counts_as_written(models, cut):
+    """The sequence is opened again with its own tokens as the end of its prompt."""
+    base, head = models
+    sampling = Sampling(temperature=0.8, **MIXTURE | dict(presence_penalty=2.0, frequency_penalty=1.5))
+    prompt = prompts_of(3)[2]
+    plain = write_plainly(base, tuple(prompt), LIMIT, sampling, 7, 0).tokens
+    wishes = dict(limit=LIMIT, sampling=sampling, seed=7, generated=cut)
+    async with ring_of(Setup(base, head, 2)) as ring:
+        again = await ring.open([*prompt, *plain[:cut]], **wishes)
+        prefix = await ring.prefix(prompt[:SHARED])
+        forked = await ring.open([*prompt[SHARED:], *plain[:cut]], Fork(prefix, SHARED), **wishes)
+        assert await ring.written(again) == list(plain[cut:])
+        assert await ring.written(forked) == list(plain[cut:])
