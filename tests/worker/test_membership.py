@@ -10,7 +10,7 @@ from specsot.membership import take_part
 
 
 class EagerPart:
-    """Always wants to be called again at once; leaves when a word arrives."""
+    """Always wants to be called again at once; leaves when the last word arrives."""
 
     epoch = 1
 
@@ -23,7 +23,8 @@ class EagerPart:
     async def configure(self, configuration: Configuration, uplink: object) -> None: ...
 
     async def handle(self, arrival: Arrival) -> None:
-        self.leaving.set()
+        if arrival.message == "the last word":
+            self.leaving.set()
 
     async def settle(self) -> float | None:
         self.turns += 1
@@ -49,9 +50,10 @@ async def test_a_part_in_a_hurry_leaves_the_loop_to_its_links() -> None:
     part = EagerPart(leaving)
 
     async def connect(registration: Registration) -> Recorder:
-        asyncio.get_running_loop().call_later(0.01, inbox.put, "peer", "a word")
+        inbox.put("peer", "a word")  # from now on it is in a hurry
+        asyncio.get_running_loop().call_later(0.01, inbox.put, "peer", "the last word")
         return uplink
 
     await asyncio.wait_for(take_part(part, inbox, connect, leaving), 10)
-    assert part.turns > 1
+    assert part.turns > 2
     assert uplink.sent == [Leaving()]
