@@ -13,6 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.kernels import (
     TreeMaskMode,
     Verified,
+    arrange_trees,
     build_tree_structure,
     organize_draft_results,
     verify_tree_greedy,
@@ -224,8 +225,19 @@ def test_an_orphan_is_nobodys_child(library: str) -> None:
     arrays = build_tree_structure(*(as_library(library, each) for each in given), 2, 2, 3, 1)
     assert arrays.retrieve_next_token.tolist() == [[1, -1, -1]]
     assert arrays.retrieve_next_sibling.tolist() == [[-1, -1, -1]]
-    assert arrays.positions.tolist() == [4, 5, 6]
+    assert arrays.positions.tolist() == [4, 5, 5]
     assert arrays.tree_mask.tolist() == [True, False, False, True, True, False, True, False, True]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_trees_with_known_parents_need_no_scores(library: str) -> None:
+    draftings = batch_of(2, 4, 3)
+    trees = [tree_of(one, 12) for one in draftings]
+    _, wanted, lengths = built(library, draftings, 4, 3, 12, TreeMaskMode.FULL_MASK)
+    tokens = np.array([[node.token for node in tree] for tree in trees])
+    parents = np.array([[tree.index(node.parent) if node.parent else -1 for node in tree] for tree in trees])
+    arrays = arrange_trees(*(as_library(library, each) for each in (tokens, parents, lengths)))
+    assert [each.tolist() for each in arrays] == [each.tolist() for each in wanted]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -6,6 +6,7 @@ Refuses to know models, services and devices. Stands alone: NumPy, and torch for
 from specsot.kernels.contract import DraftResults, TreeArrays, TreeMaskMode, Verified
 from specsot.kernels.statistics import TreeStatistics, compute_tree_statistics
 from specsot.kernels.trees import (
+    arrange_trees,
     build_tree_structure,
     organize_draft_results,
     tree_speculative_sampling,
@@ -18,6 +19,7 @@ __all__ = [
     "TreeMaskMode",
     "TreeStatistics",
     "Verified",
+    "arrange_trees",
     "build_tree_structure",
     "compute_tree_statistics",
     "organize_draft_results",

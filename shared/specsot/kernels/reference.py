@@ -11,7 +11,6 @@ import numpy as np
 
 from specsot.kernels.contract import Array, DraftResults, TreeArrays, TreeMaskMode, Verified
 
-Parents = list[int | None]  # node number of each node's parent; None for the root and for an orphan
 Pick = Callable[[int, Iterator[int]], int | None]  # (node, its children in order) -> the accepted one
 WORDS = ((8, "u1"), (16, "<u2"), (32, "<u4"))
 
@@ -30,63 +29,58 @@ def organize_draft_results(
     return DraftResults(known.astype(np.int64), selected, tokens.astype(np.int64))
 
 
-def build_tree_structure(
-    verified_id: Array,
-    parent_list: Array,
-    top_scores_index: Array,
-    draft_tokens: Array,
-    seq_lens: Array,
-    topk: int,
-    mode: TreeMaskMode,
-) -> TreeArrays:
-    """A node whose parent is not selected is nobody's child: it attends the root and itself."""
-    batch, nodes = len(verified_id), draft_tokens.shape[1] + 1
-    positions = np.zeros((batch, nodes), np.int64)
+def find_parents(parent_list: Array, top_scores_index: Array, topk: int) -> Array:
+    """int64 [bs, n]: node number of each node's parent; -1 for the root and for an orphan."""
+    batch, chosen = top_scores_index.shape
+    parents = np.full((batch, chosen + 1), -1, np.int64)
+    for b in range(batch):
+        places = {int(flat): node for node, flat in enumerate(top_scores_index[b], start=1)}
+        for flat, node in places.items():
+            group = flat // topk
+            parents[b, node] = places.get(int(parent_list[b, group]), -1) if group else 0
+    return parents
+
+
+def join(verified_id: Array, draft_tokens: Array) -> Array:
+    """Tokens of whole trees [bs, n]: the root's, then the drafts'."""
+    return np.concatenate((verified_id[:, None], draft_tokens), axis=1)
+
+
+def arrange_trees(tokens: Array, parents: Array, seq_lens: Array, mode: TreeMaskMode) -> TreeArrays:
+    """An orphan is nobody's child: it attends the root and itself."""
+    batch, nodes = tokens.shape
     links = np.full((2, batch, nodes), -1, np.int64)
     masks = np.zeros((batch, nodes, nodes), np.bool_)
     for b in range(batch):
-        selected = [int(flat) for flat in top_scores_index[b]]
-        parents = _parents(parent_list[b], selected, topk)
-        positions[b] = int(seq_lens[b]) + np.array([0, *(_depth(flat, topk) for flat in selected)])
-        links[:, b] = _links(parents)
-        masks[b] = _mask(parents)
+        links[:, b] = _links(parents[b])
+        masks[b] = _mask(parents[b])
+    depths = masks.sum(2) - 1
     return TreeArrays(
         _lay_out(masks, seq_lens, mode),
-        positions.reshape(-1),
+        (seq_lens.astype(np.int64)[:, None] + depths).reshape(-1),
         np.arange(batch * nodes, dtype=np.int64).reshape(batch, nodes),
         links[0],
         links[1],
-        np.concatenate((verified_id[:, None], draft_tokens), axis=1).astype(np.int64).reshape(-1),
+        tokens.astype(np.int64).reshape(-1),
     )
 
 
-def _parents(parent_list: Array, selected: Sequence[int], topk: int) -> Parents:
-    places = {flat: node for node, flat in enumerate(selected, start=1)}
-    groups = (flat // topk for flat in selected)
-    return [None, *(places.get(int(parent_list[group])) if group else 0 for group in groups)]
-
-
-def _depth(flat: int, topk: int) -> int:
-    """Candidates of one level are numbered without a gap."""
-    return 1 if flat < topk else 2 + (flat - topk) // (topk * topk)
-
-
-def _links(parents: Parents) -> Array:
+def _links(parents: Array) -> Array:
     """First children and next siblings [2, n], made by prepending from the last node on."""
     first, following = np.full((2, len(parents)), -1, np.int64)
     for node in range(len(parents) - 1, 0, -1):
         parent = parents[node]
-        if parent is not None:
+        if parent >= 0:
             following[node], first[parent] = first[parent], node
     return np.stack((first, following))
 
 
-def _mask(parents: Parents) -> Array:
+def _mask(parents: Array) -> Array:
     """bool [n, n]: the root, itself and its ancestors; a parent's row comes before its children's."""
     mask = np.eye(len(parents), dtype=np.bool_)
     mask[:, 0] = True
     for node, parent in enumerate(parents):
-        if parent is not None:
+        if parent >= 0:
             mask[node] |= mask[parent]
     return mask
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specsot.errors import InvalidRequest
 from specsot.kernels.contract import Array, DraftResults, TreeArrays, TreeMaskMode, Verified
@@ -44,42 +45,33 @@ def organize_draft_results(
     return DraftResults(known.long(), selected, tokens.long())
 
 
-def build_tree_structure(
-    verified_id: Tensor,
-    parent_list: Tensor,
-    top_scores_index: Tensor,
-    draft_tokens: Tensor,
-    seq_lens: Tensor,
-    topk: int,
-    mode: TreeMaskMode,
-) -> TreeArrays:
+def find_parents(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> Tensor:
     """See `reference`."""
-    batch, nodes = draft_tokens.shape[0], draft_tokens.shape[1] + 1
-    selected, lengths = top_scores_index.long(), seq_lens.long()
-    parents = _parents(parent_list.long(), selected, topk)
-    depths = torch.where(selected < topk, 1, 2 + (selected - topk) // (topk * topk))
+    selected, groups = top_scores_index.long(), top_scores_index.long() // topk
+    wanted = parent_list.long().gather(1, groups)
+    place = _first(selected[:, None, :] == wanted[:, :, None])
+    found = torch.where(groups == 0, 0, torch.where(place < 0, -1, place + 1))
+    return pad(found, (1, 0), value=-1)
+
+
+def join(verified_id: Tensor, draft_tokens: Tensor) -> Tensor:
+    """See `reference`."""
+    return torch.cat((verified_id[:, None], draft_tokens), dim=1)
+
+
+def arrange_trees(tokens: Tensor, parents: Tensor, seq_lens: Tensor, mode: TreeMaskMode) -> TreeArrays:
+    """See `reference`."""
+    batch, nodes = tokens.shape
     first, following = _links(parents)
-    levels = 1 + max(parent_list.shape[1] - 1, 0) // topk
+    masks, lengths = _masks(parents), seq_lens.long()
     return TreeArrays(
-        _lay_out(_mask(parents, levels), lengths, mode),
-        (lengths[:, None] + torch.nn.functional.pad(depths, (1, 0))).flatten(),
-        torch.arange(batch * nodes, device=selected.device).view(batch, nodes),
+        _lay_out(masks, lengths, mode),
+        (lengths[:, None] + masks.sum(2) - 1).flatten(),
+        torch.arange(batch * nodes, device=tokens.device).view(batch, nodes),
         first,
         following,
-        torch.cat((verified_id[:, None].long(), draft_tokens.long()), dim=1).flatten(),
+        tokens.long().flatten(),
     )
-
-
-def _parents(parent_list: Tensor, selected: Tensor, topk: int) -> Tensor:
-    """Node number of each node's parent [bs, n]; -1 for the root, -2 for an orphan."""
-    groups = selected // topk
-    if parent_list.shape[1] == 0:
-        parent_list = parent_list.new_full((len(selected), 1), -1)
-    wanted = parent_list.gather(1, groups)
-    same = selected[:, None, :] == wanted[:, :, None]
-    place = _first(same)
-    found = torch.where(place < 0, -2, place + 1)
-    return torch.nn.functional.pad(torch.where(groups == 0, 0, found), (1, 0), value=-1)
 
 
 def _links(parents: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,17 +92,16 @@ def _first(flags: Tensor) -> Tensor:
     return torch.where(least == columns, -1, least)
 
 
-def _mask(parents: Tensor, levels: int) -> Tensor:
-    """bool [bs, n, n]: the root, itself and its ancestors, found by going up `levels` times."""
-    batch, nodes = parents.shape
-    mask = torch.eye(nodes, dtype=torch.bool, device=parents.device).repeat(batch, 1, 1)
-    mask[:, :, 0] = True
-    above = parents.clamp(min=0)
-    at = above
-    for _ in range(levels):
-        mask.scatter_(2, at[:, :, None], True)
-        at = above.gather(1, at)
-    return mask
+def _masks(parents: Tensor) -> Tensor:
+    """bool [bs, n, n]: the root, itself and its ancestors; each round reaches twice as far up."""
+    nodes = parents.shape[1]
+    own = torch.eye(nodes, dtype=torch.bool, device=parents.device)
+    seen = own | (parents[:, :, None] == torch.arange(nodes, device=parents.device))
+    seen[:, :, 0] = True
+    for _ in range(nodes.bit_length()):
+        reach = seen.float()
+        seen = reach @ reach > 0
+    return seen
 
 
 def _lay_out(masks: Tensor, seq_lens: Tensor, mode: TreeMaskMode) -> Tensor:
@@ -194,7 +185,7 @@ def _rest(
     spent = torch.zeros_like(chances) if draft is None else draft[batch, last[:, 0]].double()
     kinds = chances.shape[1]
     refused = torch.where(parents == last, tokens, kinds)  # its children; everybody else's go nowhere
-    spent = torch.nn.functional.pad(spent, (0, 1)).scatter(1, refused, chances.gather(1, tokens))
+    spent = pad(spent, (0, 1)).scatter(1, refused, chances.gather(1, tokens))
     rest = (chances - spent[:, :kinds]).clamp(min=0)
     rest = torch.where(whole[:, None], chances, rest)
     return torch.where(rest.sum(1, keepdim=True) > 0, rest, chances)
@@ -225,7 +216,7 @@ def _families(next_token: Tensor, next_sibling: Tensor) -> tuple[Tensor, Tensor]
 def _invert(pointers: Tensor, absent: Tensor) -> Tensor:
     """Who points at each node [bs, n]; `absent` where nobody does."""
     nodes = pointers.shape[1]
-    padded = torch.nn.functional.pad(absent, (0, 1))
+    padded = pad(absent, (0, 1))
     sources = torch.arange(nodes, device=pointers.device).expand_as(pointers)
     targets = torch.where(pointers < 0, nodes, pointers.long())
     return padded.scatter(1, targets, sources)[:, :nodes]

@@ -77,7 +77,23 @@ def build_tree_structure(
     check_shape("draft_tokens", drafts, batch, chosen)
     check_shape("seq_lens", lengths, batch)
     mode = check_mode(tree_mask_mode, num_draft_tokens)
-    return rules.build_tree_structure(verified, parents, selected, drafts, lengths, topk, mode)
+    above, tokens = rules.find_parents(parents, selected, topk), rules.join(verified, drafts)
+    return rules.arrange_trees(tokens, above, lengths, mode)
+
+
+def arrange_trees(
+    tokens: Array, parents: Array, seq_lens: Array, tree_mask_mode: int = TreeMaskMode.FULL_MASK
+) -> TreeArrays:
+    """Trees whose parents are known, however they were drafted.
+
+    tokens, parents: [bs, n], the root first, parents before children; a parent is a node's number, -1
+    for the root and for a node that hangs on nothing. seq_lens: [bs], tokens before each root.
+    Raises InvalidRequest for shapes that do not fit each other, or a mode that cannot hold so many nodes.
+    """
+    rules, (nodes, above, lengths) = _prepare(tokens, parents, seq_lens)
+    check_shape("parents", above, *nodes.shape)
+    check_shape("seq_lens", lengths, nodes.shape[0])
+    return rules.arrange_trees(nodes, above, lengths, check_mode(tree_mask_mode, nodes.shape[1]))
 
 
 def verify_tree_greedy(
