@@ -1,0 +1,190 @@
+"""The conductor end to end on a fake ring: every mode, what is opened, what the figures say.
+
+Refuses to know models: scripts say what is written.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from specsot.errors import (
+    PlanError,
+)
+from specsot.events import (
+    BranchFinished,
+    BranchStarted,
+    BranchText,
+    MergedText,
+    Planned,
+    Reason,
+    SkeletonText,
+    Started,
+)
+from specsot.frames import Close
+from specsot.params import Ask, Limits
+from tests.master.letters import ANSWER, DIRECT, PLAN, SAYS, SOT, finished, openings
+from tests.master.stage import Stage, of, repeat
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_planned_answer() -> None:
+    stage = Stage(SAYS)
+    events = await stage.answer(SOT)
+    started, plan = events[0], of(Planned, events)[0]
+    assert isinstance(started, Started)
+    assert (started.mode, started.seed, started.model) == ("sot", 5, "demo")
+    assert "".join(event.text for event in of(SkeletonText, events)) == PLAN
+    assert [point.title for point in plan.points] == ["Alpha", "Beta 你好", "Gamma 🎉"]
+    assert [event.branch for event in of(BranchStarted, events)] == [1, 2, 3]
+    assert {event.branch: event.reason for event in of(BranchFinished, events)} == dict.fromkeys(
+        (1, 2, 3), Reason.STOP
+    )
+    assert finished(events).text == ANSWER == "".join(event.text for event in of(MergedText, events))
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_no_token_lost_doubled_or_reordered_whatever_the_laps(seed: int) -> None:
+    stage = Stage(SAYS, seed=seed, burst=1 + seed % 6)
+    events = await stage.answer(SOT)
+    bodies = {id: "".join(e.text for e in of(BranchText, events) if e.branch == id) for id in (1, 2, 3)}
+    assert bodies == {id: SAYS[f"Write point {id}"].strip() for id in (1, 2, 3)}
+    assert not any("\ufffd" in event.text for event in of(BranchText, events))
+    tokens = [token for id in (1, 2, 3) for token in stage.text.encode(SAYS[f"Write point {id}"])]
+    assert finished(events).text == ANSWER
+    assert list(finished(events).tokens) == tokens
+    stage.assert_clean()
+
+
+async def test_what_sequences_are_opened_with() -> None:
+    stage = Stage(SAYS)
+    await stage.answer(SOT)
+    prefix, skeleton, *branches = openings(stage)
+    assert not prefix.decodes
+    assert skeleton.fork
+    assert skeleton.fork.sequence == prefix.sequence
+    assert skeleton.fork.length == prefix.prompt
+    assert skeleton.plan
+    assert not skeleton.plan.direct
+    assert skeleton.stop_ids == ()
+    assert [one.ordinal for one in (skeleton, *branches)] == [0, 1, 2, 3]
+    assert all(one.fork == skeleton.fork and one.seed == 5 and one.drafted for one in branches)
+    assert all(one.plan is None and one.stop_ids == (2,) for one in branches)
+    assert sum(one.limit for one in branches) == 1024
+
+
+async def test_a_dependent_branch_starts_behind_its_parent_and_sees_its_text() -> None:
+    stage = Stage(SAYS)
+    events = await stage.answer(SOT)
+    child = next(event for event in of(BranchStarted, events) if event.branch == 3)
+    parent = next(event for event in of(BranchFinished, events) if event.branch == 1)
+    assert events.index(parent) < events.index(child)
+    *_, (opening, prompt) = stage.prompts_seen
+    assert opening.ordinal == 3
+    assert "Alpha is the first letter." in prompt
+
+
+async def test_the_model_may_answer_directly() -> None:
+    stage = Stage({"Write the plan.": "[DIRECT]\nIt is 你好 4.[END]"})
+    events = await stage.answer(Ask(prompt="2 + 2?"))
+    assert finished(events).text == "It is 你好 4." == "".join(e.text for e in of(MergedText, events))
+    assert stage.text.decode(finished(events).tokens) == "It is 你好 4."
+    assert of(Planned, events) == [Planned(())]
+    assert finished(events).statistics.mode == "direct"
+    stage.assert_clean()
+
+
+async def test_a_direct_request_is_one_sequence() -> None:
+    stage = Stage(SAYS)
+    events = await stage.answer(DIRECT)
+    assert finished(events).text == "It is naïve 你好."
+    assert len(openings(stage)) == 1
+    assert openings(stage)[0].fork is None
+    stage.assert_clean()
+
+
+async def test_without_constraint_the_end_marker_closes_the_skeleton() -> None:
+    stage = Stage({**SAYS, "Write the plan.": f"Sure:\n{PLAN}\n{repeat('more', 50)}"})
+    events = await stage.answer(Ask(prompt="Letters?", mode="sot", constraint=False))
+    assert finished(events).text == ANSWER
+    skeleton = openings(stage)[1]
+    assert skeleton.plan is None
+    assert Close(skeleton.sequence) in stage.ring.orders
+    stage.assert_clean()
+
+
+async def test_a_plan_without_a_line_is_an_error_with_its_text() -> None:
+    stage = Stage({"Write the plan.": "[PLAN]\nno idea\n[END]"})
+    with pytest.raises(PlanError) as caught:
+        await stage.answer(Ask(prompt="Letters?", mode="sot", constraint=False))
+    assert "no idea" in caught.value.text
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("burst", [1, 3, 7])
+@pytest.mark.parametrize("seed", range(3))
+async def test_stop_strings_across_tokens(seed: int, burst: int) -> None:
+    stage = Stage({"What is": "one two thr" + "ee four " + repeat("five", 50)}, seed, burst=burst)
+    events = await stage.answer(Ask(prompt="What is it?", mode="direct", stop=("three f",)))
+    assert finished(events).text == "one two "
+    assert finished(events).reason is Reason.STOP
+    assert Close(openings(stage)[0].sequence) in stage.ring.orders
+    stage.assert_clean()
+
+
+async def test_limits_cut_and_say_so() -> None:
+    stage = Stage(SAYS)
+    events = await stage.answer(Ask(prompt="Count.", mode="direct", limits=Limits(max_new_tokens=20)))
+    assert finished(events).reason is Reason.LENGTH
+    assert len(finished(events).tokens) == 20
+    stage.assert_clean()
+
+
+async def test_max_parallel_is_kept() -> None:
+    plan = "[PLAN]\n" + "".join(f"{n}.<20><None>[-]P{n}\n" for n in range(1, 9)) + "[END]"
+    stage = Stage({"Write the plan.": plan, "Write point": repeat("text", 20)})
+    events = await stage.answer(Ask(prompt="Many?", mode="sot", limits=Limits(max_parallel=3)))
+    assert stage.ring.most_live == 3
+    assert len(of(BranchFinished, events)) == 8
+
+
+async def test_the_prefix_is_closed_once_nothing_forks_from_it() -> None:
+    stage = Stage({**SAYS, "Write point 3": repeat("long", 200)})
+    client = stage.listen(SOT)
+    prefix = 1
+    while len(openings(stage)) < 5:
+        await stage.lap()
+        assert prefix in stage.ring.live
+    while prefix in stage.ring.live:
+        await stage.lap()
+    assert not client.done()
+    await stage.play(client)
+    stage.assert_clean()
+
+
+async def test_statistics() -> None:
+    stage = Stage(SAYS, burst=4)
+    figures = finished(await stage.answer(SOT)).statistics
+    ends = 3  # end tokens of the branches; the grammar ends the skeleton
+    assert figures.merged_tokens == sum(len(stage.text.encode(SAYS[f"Write point {n}"])) for n in (1, 2, 3))
+    assert figures.completion_tokens == figures.merged_tokens + ends + len(stage.text.encode(PLAN))
+    assert 1.0 < figures.mean_accepted < 4.0
+    assert figures.laps > 10
+    assert set(figures.phases) == {"skeleton", "branches"}
+    assert 0 < figures.seconds_to_first_token < figures.seconds
+
+
+async def test_no_drafter_is_asked_for() -> None:
+    stage = Stage(SAYS)
+    await stage.answer(Ask(prompt="What is it?", mode="direct", drafter="none"))
+    assert not openings(stage)[0].drafted
+
+
+async def test_a_seed_is_drawn_when_none_is_given() -> None:
+    stage = Stage(SAYS)
+    first, second = [(await stage.answer(Ask(prompt="What is it?", mode="direct")))[0] for _ in range(2)]
+    assert isinstance(first, Started)
+    assert isinstance(second, Started)
+    assert first.seed != second.seed
+    assert [one.seed for one in openings(stage)] == [first.seed, second.seed]

@@ -1,0 +1,82 @@
+"""Many requests at once on few pages: all get on, fair between clients, nothing is left.
+
+Refuses to know models: scripts say what is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from specsot.params import Ask
+from specsot_master.conductor import ConductorConfig, RingState
+from tests.master.letters import ANSWER, DIRECT, SAYS, SMALL, SOT, TIGHT, finished, openings
+from tests.master.stage import Stage, repeat
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_many_requests_on_few_pages_all_get_on(seed: int) -> None:
+    stage = Stage(SAYS, seed, state=TIGHT)
+    asks = [Ask(prompt="Letters?", mode="sot", limits=SMALL), DIRECT]
+    clients = [stage.listen(asks[n % 2], client=f"c{n % 3}") for n in range(14)]
+    answers = await stage.play(*clients)
+    assert [finished(events).text for events in answers] == [ANSWER, "It is naïve 你好."] * 7
+    stage.assert_clean()
+
+
+async def test_a_client_with_many_requests_does_not_keep_others_out() -> None:
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=2))
+    greedy = [stage.listen(DIRECT, f"g{n}", "greedy") for n in range(8)]
+    await stage.settle()
+    modest = stage.listen(DIRECT, "m", "modest")
+    await stage.play(modest)
+    assert sum(task.done() for task in greedy) <= 3
+    await stage.play(*greedy)
+    stage.assert_clean()
+
+
+async def test_places_are_shared_between_requests() -> None:
+    plan = "[PLAN]\n" + "".join(f"{n}.<20><None>[-]P{n}\n" for n in range(1, 9)) + "[END]"
+    state = RingState(epoch=1, pages=32, page_rows=64, slots=8, max_positions=2048)
+    stage = Stage({"Write the plan.": plan, "Write point": repeat("text", 100)}, state=state, burst=1)
+    ask = Ask(prompt="Many?", mode="sot", limits=SMALL)
+    clients = [stage.listen(ask, client=name) for name in ("a", "b")]
+    compared = 0
+    while sum(one.ordinal > 0 for one in openings(stage)) < 16:
+        await stage.lap()
+        held = Counter(one.opening.fork for one in stage.ring.live.values() if one.opening.ordinal)
+        if len(held) == 2:
+            compared += 1
+            assert max(held.values()) - min(held.values()) <= 2
+    assert compared > 50
+    await stage.play(*clients)
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_after_random_ends_nothing_is_left(seed: int) -> None:
+    chance = random.Random(seed)
+    stage = Stage(SAYS, seed, state=TIGHT)
+    running: dict[str, asyncio.Task[list[object]]] = {}
+    for n in range(60):
+        ask = chance.choice([SOT, DIRECT, Ask(prompt="Letters?", mode="sot", limits=SMALL)])
+        running[f"r{n}"] = stage.listen(ask, f"r{n}", client=chance.choice("ab"))  # type: ignore[assignment]
+        for _ in range(chance.randint(0, 4)):
+            await stage.lap()
+        name = chance.choice(sorted(running))
+        match chance.randint(0, 2):
+            case 0:
+                stage.conductor.cancel(name)
+            case 1:
+                running.pop(name).cancel()
+            case _:
+                pass
+    await stage.play(*running.values())
+    await stage.settle()
+    stage.assert_clean()
+    assert len(asyncio.all_tasks()) == 1

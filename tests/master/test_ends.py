@@ -1,0 +1,144 @@
+"""Requests that end early on a fake ring: cancelled, dropped, broken, failed; nothing is left behind.
+
+Refuses to know models: scripts say what is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from specsot.errors import (
+    SpecsotError,
+    Unavailable,
+)
+from specsot.events import (
+    BranchFinished,
+    MergedText,
+    Reason,
+)
+from specsot.frames import Close, End, Outcome, Result
+from specsot_master.conductor import RingState
+from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
+from tests.master.stage import Stage, of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("laps", [0, 1, 5, 12, 20, 24])
+async def test_cancel_leaves_nothing_behind(laps: int) -> None:
+    stage = Stage(SAYS, seed=1)
+    client = stage.listen(SOT, "mine")
+    await stage.settle()
+    for _ in range(laps):
+        await stage.lap()
+    assert stage.conductor.cancel("mine")
+    await stage.settle()
+    events = client.result()
+    assert finished(events).reason is Reason.CANCELLED
+    assert finished(events).text == "".join(event.text for event in of(MergedText, events))
+    assert not stage.conductor.cancel("mine")
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("reads", [0, 1, 4, 12, 20])
+async def test_a_dropped_client_cancels_its_request(reads: int) -> None:
+    stage = Stage(SAYS, seed=2)
+    events = stage.conductor.generate(SOT)
+    for _ in range(reads):
+        reading = asyncio.ensure_future(anext(events))
+        while not reading.done():
+            await stage.lap()
+    await events.aclose()
+    await stage.settle()
+    stage.assert_clean()
+
+
+async def test_a_dropped_task_cancels_its_request() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(SOT)
+    for _ in range(4):
+        await stage.lap()
+    client.cancel()
+    await asyncio.wait([client])
+    await stage.settle()
+    stage.assert_clean()
+
+
+async def test_a_broken_ring_ends_requests_and_a_new_one_serves_again() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(SOT)
+    for _ in range(6):
+        await stage.lap()
+    last = max(stage.ring.live)
+    again = Stage(SAYS)
+    stage.ring.now = None
+    stage.conductor.epoch_ended("worker-2 is gone: connection reset")
+    with pytest.raises(Unavailable, match="worker-2 is gone"):
+        await client
+    assert stage.conductor.idle
+    with pytest.raises(Unavailable, match="waiting for 1 of 2 workers"):
+        await anext(stage.conductor.generate(SOT))
+    stage.ring.now = RingState(epoch=2, pages=64, page_rows=64, slots=8, max_positions=2048)
+    stage.ring.live.clear()
+    assert again.ring.now is not None
+    assert finished(await stage.answer(DIRECT)).text == "It is naïve 你好."
+    assert openings(stage)[-1].sequence > last
+
+
+async def test_an_order_that_cannot_be_sent_breaks_the_request_off() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(SOT)
+    await asyncio.sleep(0)
+    stage.ring.now, state = None, stage.ring.now
+    with pytest.raises(Unavailable, match="the ring broke"):
+        await client
+    stage.ring.now = state
+    assert stage.conductor.idle
+
+
+async def test_a_failed_branch_ends_its_children_and_nobody_else() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(SOT)
+    while len(openings(stage)) < 4:
+        await stage.lap()
+    alpha = next(one for one in openings(stage) if one.ordinal == 1)
+    await stage.settle()
+    state = stage.ring.now
+    assert state is not None
+    await stage.ring.order(Close(alpha.sequence))
+    stage.conductor.received(Result(state.epoch, 999, (Outcome(alpha.sequence, 0, (), (), End.FAILED),)))
+    (events,) = await stage.play(client)
+    assert {event.branch: event.reason for event in of(BranchFinished, events)} == {
+        1: Reason.FAILED, 2: Reason.STOP, 3: Reason.PARENT_FAILED,
+    }  # fmt: skip
+    assert finished(events).reason is Reason.FAILED
+    stage.assert_clean()
+
+
+async def test_results_that_come_twice_or_from_another_epoch_change_nothing() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(SOT)
+    while not client.done():
+        await stage.settle()
+        if (result := stage.ring.lap()) is None:
+            break
+        stale = Result(result.epoch + 1, result.number, result.outcomes)
+        for one in (stale, result, result, stale):
+            stage.conductor.received(one)
+        await stage.settle()
+    assert finished(client.result()).text == ANSWER
+    stage.assert_clean()
+
+
+async def test_a_missing_result_ends_only_the_request_it_belongs_to() -> None:
+    stage = Stage(SAYS)
+    broken, whole = stage.listen(DIRECT), stage.listen(COUNT)
+    await stage.settle()
+    stage.conductor.received(Result(1, 1, (Outcome(1, 3, (0,), (5,)),)))
+    with pytest.raises(SpecsotError, match="result of step 3 came, 0 is missing"):
+        await broken
+    (events,) = await stage.play(whole)
+    assert finished(events).text == SAYS["Count"]
+    stage.assert_clean()

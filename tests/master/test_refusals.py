@@ -1,0 +1,69 @@
+"""What the conductor refuses, and how it says so.
+
+Refuses to know models: scripts say what is written.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from specsot.errors import (
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+)
+from specsot.params import Ask, Limits, Message
+from specsot_master.conductor import ConductorConfig, RingState
+from tests.master.letters import COUNT, DIRECT, SAYS
+from tests.master.stage import Stage
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "complaint"),
+    [
+        (Ask(prompt="Hi", model="other"), NotFound, "no model named 'other' here, only 'demo'"),
+        (Ask(prompt="word " * 3000, mode="direct"), InvalidRequest, "the model has 2048"),
+        (Ask(prompt="word " * 3000), InvalidRequest, "the model has 2048"),
+        (Ask(prompt="Hi", limits=Limits(max_new_tokens=2040)), InvalidRequest, "max_new_tokens 2040"),
+        (Ask(prompt="x" * 600_000), InvalidRequest, "prompt: 600000 characters cannot fit"),
+        (Ask(prompt="Hi", stop=("x",) * 17), InvalidRequest, "stop: at most 16"),
+        (Ask(prompt="Hi", stop=("x" * 257,)), InvalidRequest, "stop: at most 256 characters"),
+        (Ask(prompt="Hi", tools=("Search",) * 65), InvalidRequest, "tools: at most 64"),
+        (Ask(messages=(Message("boss", "Hi"),)), InvalidRequest, "roles are system, user"),
+    ],
+)
+async def test_what_cannot_be_is_refused(ask: Ask, error: type[Exception], complaint: str) -> None:
+    stage = Stage(SAYS)
+    with pytest.raises(error, match=complaint):
+        await stage.answer(ask)
+    assert stage.ring.orders == []
+    stage.assert_clean()
+
+
+async def test_a_request_too_large_for_the_rings_memory_is_refused() -> None:
+    state = RingState(epoch=1, pages=4, page_rows=64, slots=8, max_positions=2048)
+    with pytest.raises(InvalidRequest, match="KV pages of 64 rows, the ring has 4"):
+        await Stage(SAYS, state=state).answer(COUNT)
+
+
+async def test_a_request_id_is_used_once_at_a_time() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(DIRECT, "mine")
+    await stage.settle()
+    with pytest.raises(InvalidRequest, match="already running"):
+        await anext(stage.conductor.generate(DIRECT, "mine"))
+    await stage.play(client)
+    await stage.play(stage.listen(DIRECT, "mine"))
+
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=1, retry_after=2.5))
+    clients = [stage.listen(DIRECT), stage.listen(DIRECT)]
+    await stage.settle()
+    with pytest.raises(Overloaded) as caught:
+        await anext(stage.conductor.generate(DIRECT))
+    assert caught.value.retry_after == 2.5
+    await stage.play(*clients)
+    stage.assert_clean()
