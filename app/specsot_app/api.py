@@ -46,7 +46,8 @@ class SpecSoT:
 
         options: dtype ("auto", "fp32", "bf16", "fp16"), device, stages (layer ranges), drafter
         ("eagle", "none"), layout ("packed", "batched"), model_format and draft_format ("safetensors",
-        "bin": pytorch_model.bin, read for its tensors alone); or the seeds' names for them.
+        "bin": pytorch_model.bin, read for its tensors alone), drafter_rope_theta and aux_layers (where the
+        head's config is wrong); or the seeds' names for them.
         Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
         """
         given = {"model": model, "draft_model": draft_model} | options

@@ -5,15 +5,19 @@ Refuses to know how each of them works; it only chooses, and checks what can be 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from argparse import ArgumentTypeError
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.events import Numbered
-from specsot.members import Layout, WeightFormat
+from specsot.members import Layout, Overrides, TreeShape, WeightFormat
 from specsot.params import Ask, DrafterName
+from specsot.process.flags import above_zero, layer_numbers
+
+T = TypeVar("T")
 
 Kind = Literal["embedded", "processes"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
@@ -43,7 +47,8 @@ class Wanted:
     """A fleet to open. `master` set: that one, and only `model` (a name) matters besides.
 
     model None: the demo model, with its head. draft_model None: no drafter (but the demo's own).
-    stages: how many layer ranges.
+    stages: how many layer ranges. tree fixed: the largest tree in every lap, whether it pays or not.
+    drafter_rope_theta, aux_layers: what the head's config says wrongly (specsot.members.Overrides).
     """
 
     kind: Kind = "embedded"
@@ -52,11 +57,14 @@ class Wanted:
     draft_model: str | None = None
     draft_format: WeightFormat = "safetensors"
     model_format: WeightFormat = "safetensors"
+    drafter_rope_theta: float | None = None
+    aux_layers: str | Sequence[int] | None = None
     dtype: Dtype = "auto"
     device: str = "cpu"
     stages: int | None = None
     drafter: DrafterName = "eagle"
     layout: Layout = "batched"
+    tree: Literal["tuned", "fixed"] = "tuned"
 
 
 Opener = Callable[[Wanted], Coroutine[Any, Any, Fleet]]
@@ -79,12 +87,31 @@ def models_of(wanted: Wanted) -> Models:
             raise InvalidRequest(f"{name} must be one of {', '.join(FORMATS)}, got {given!r}", field=name)
     if wanted.stages is not None and wanted.stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {wanted.stages}", field="stages")
+    overrides_of(wanted)
     base = model_directory(wanted.model) if wanted.model else demo() / "base"
     if wanted.drafter == "none":
         return Models(base, None)
     if wanted.draft_model:
         return Models(base, model_directory(wanted.draft_model))
     return Models(base, None if wanted.model else demo() / "eagle3")
+
+
+def overrides_of(wanted: Wanted) -> Overrides:
+    """What is known better than the head's config. Raises InvalidRequest."""
+    theta, layers = wanted.drafter_rope_theta, wanted.aux_layers
+    listed = layers if isinstance(layers, str) or layers is None else ",".join(map(str, layers))
+    return Overrides(
+        None if theta is None else _checked("drafter_rope_theta", above_zero, str(theta)),
+        None if listed is None else _checked("aux_layers", layer_numbers, listed),
+    )
+
+
+def _checked(name: str, kind: Callable[[str], T], given: str) -> T:
+    """As the services' own flags read it."""
+    try:
+        return kind(given)
+    except ArgumentTypeError as error:
+        raise InvalidRequest(f"{name}: {error}", field=name) from None
 
 
 def public_name(wanted: Wanted) -> str:
@@ -134,10 +161,12 @@ async def open_local(wanted: Wanted, models: Models) -> Fleet:
         draft_model=models.draft,
         draft_format=wanted.draft_format,
         model_format=wanted.model_format,
+        overrides=overrides_of(wanted),
         dtype=wanted.dtype,
         device=wanted.device,
         stages=wanted.stages,
         drafter=wanted.drafter,
         layout=wanted.layout,
+        shape=TreeShape(fixed=wanted.tree == "fixed"),
     )
     return await LocalFleet.start(options)

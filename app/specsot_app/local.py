@@ -15,7 +15,7 @@ from specsot.errors import Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
 from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
-from specsot.members import Layout, Range, Registration, TreeShape, WeightFormat
+from specsot.members import AS_PUBLISHED, Layout, Overrides, Range, Registration, TreeShape, WeightFormat
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
 from specsot_master.assembly import Master, MasterSettings, assemble
@@ -37,6 +37,7 @@ class LocalOptions:
     name: str = ""
     draft_format: WeightFormat = "safetensors"
     model_format: WeightFormat = "safetensors"
+    overrides: Overrides = AS_PUBLISHED
     dtype: str = "auto"
     device: str = "cpu"
     stages: int | None = None
@@ -202,6 +203,7 @@ def _drafter_maker(options: LocalOptions) -> PartMaker:
             options.kv_memory,
             options.draft_format,
             options.model_format,
+            options.overrides,
         )
         return DrafterPart(Source(supply), dialer, compute)
 

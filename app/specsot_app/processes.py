@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 from specsot.errors import SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
+from specsot.members import Overrides
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import check_free
 from specsot_app.children import Child, Service, Tell, start
-from specsot_app.fleets import Models, Wanted, public_name
+from specsot_app.fleets import Models, Wanted, overrides_of, public_name
 
 T = TypeVar("T")
 
@@ -86,11 +87,8 @@ def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list
     stages = wanted.stages or STAGES
     drafter = "none" if models.draft is None else "eagle"
     steer = ("--model", base, "--workers", str(stages), "--drafter", drafter, "--name", public_name(wanted))
-    services = [
-        Service(
-            "master", "specsot_master", master, (*steer, "--branch-layout", wanted.layout, "--listen", master)
-        )
-    ]
+    steer += ("--branch-layout", wanted.layout, "--tree", wanted.tree, "--listen", master)
+    services = [Service("master", "specsot_master", master, steer)]
     weights = ("--model", base, "--model-format", wanted.model_format)
     compute = (*weights, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
     threads = share_of(stages + (models.draft is not None))
@@ -98,9 +96,17 @@ def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list
         services.append(member(f"worker-{stage}", "specsot_worker", folder, compute, threads))
     if models.draft is not None:
         head = ("--draft-model", str(models.draft), "--draft-format", wanted.draft_format)
-        draft = (*compute, *head)
+        draft = (*compute, *head, *override_flags(overrides_of(wanted)))
         services.append(member("drafter", "specsot_drafter", folder, draft, threads))
     return services
+
+
+def override_flags(overrides: Overrides) -> tuple[str, ...]:
+    theta, layers = overrides.rope_theta, overrides.aux_layers
+    return (
+        *(() if theta is None else ("--drafter-rope-theta", str(theta))),
+        *(() if layers is None else ("--aux-layers", ",".join(map(str, layers)))),
+    )
 
 
 def member(name: str, module: str, folder: Path, arguments: tuple[str, ...], threads: int) -> Service:

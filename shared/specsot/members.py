@@ -50,6 +50,21 @@ class TreeShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Overrides:
+    """What a user knows better than a draft head's published config. None leaves it to the config.
+
+    rope_theta: base of the head's rotary positions.
+    aux_layers: layers of the base whose *input* it fuses, ascending (the number of layers: last output).
+    """
+
+    rope_theta: float | None = None
+    aux_layers: tuple[int, ...] | None = None
+
+
+AS_PUBLISHED = Overrides()
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """A draft head as the ring must know it.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specsot.members import Range, TreeShape
+from specsot.members import Overrides, Range, TreeShape
 from specsot.process.flags import Flags, layers, memory, positive
 from specsot.process.setting import name_of, reachable
 from specsot_drafter.config import read_config as read_drafter
@@ -47,6 +47,21 @@ def test_a_required_flag_may_come_from_the_environment(monkeypatch: pytest.Monke
             ["--model", "m"],
             "specsot-drafter: the following arguments are required: --draft-model",
         ),
+        (
+            read_drafter,
+            ["--model", "m", "--draft-model", "h", "--aux-layers", "2,two"],
+            "'2,two' are no layers; write their numbers, such as 2,16,29",
+        ),
+        (
+            read_drafter,
+            ["--model", "m", "--draft-model", "h", "--aux-layers", "16,2"],
+            "'16,2' must be different layers in ascending order",
+        ),
+        (
+            read_drafter,
+            ["--model", "m", "--draft-model", "h", "--drafter-rope-theta", "0"],
+            "'0' is not a number > 0",
+        ),
         (read_master, ["--model", "m", "--workers", "0"], "'0' is not a whole number > 0"),
         (read_master, ["--model", "m", "--grace", "-1"], "'-1' is no number of seconds"),
         (read_master, ["--model", "m", "--drafter", "oracle"], "--drafter: invalid choice: 'oracle'"),
@@ -72,6 +87,13 @@ def test_a_wrong_variable_is_named(
     with pytest.raises(SystemExit):
         read_master(["--model", "m"])
     assert f"specsot-master: {variable}: '{value}' is" in capsys.readouterr().err
+
+
+def test_what_a_head_s_config_says_wrongly_may_be_said_right() -> None:
+    given = ["--model", "m", "--master", "a:1", "--draft-model", "h"]
+    assert read_drafter(given).overrides == Overrides(None, None)
+    told = read_drafter([*given, "--drafter-rope-theta", "1e4", "--aux-layers", "2,16,29"])
+    assert told.overrides == Overrides(10000.0, (2, 16, 29))
 
 
 @pytest.mark.parametrize("read", [read_worker, read_drafter])

@@ -38,13 +38,19 @@ def infer(
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends a branch; repeatable.")] = None,
     constraint: Annotated[bool, typer.Option(help="Hold the plan to its grammar.")] = True,
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE-3 head.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE head.")] = None,
     draft_format: Annotated[
         WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
     ] = "safetensors",
     model_format: Annotated[
         WeightFormat, typer.Option(help="bin: the model's pytorch_model.bin.")
     ] = "safetensors",
+    drafter_rope_theta: Annotated[
+        float | None, typer.Option(help="The head's rotary base, if its config is wrong.")
+    ] = None,
+    aux_layers: Annotated[
+        str | None, typer.Option(help="Layers whose input the head reads, such as 2,16,29.")
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
     device: Annotated[str, typer.Option(help="Torch device of an embedded fleet.")] = "cpu",
     branch_layout: Annotated[Layout, typer.Option(help="How branches lie in a frame.")] = "batched",
@@ -61,6 +67,8 @@ def infer(
         draft_model=draft_model,
         draft_format=draft_format,
         model_format=model_format,
+        drafter_rope_theta=drafter_rope_theta,
+        aux_layers=aux_layers,
         dtype=dtype,
         device=device,
         stages=stages,

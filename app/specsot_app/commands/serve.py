@@ -21,7 +21,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Where the master listens; 0 for a free port.")] = 50050,
     stages: Annotated[int, typer.Option(help="Layer ranges, one worker each.")] = 2,
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE-3 head.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE head.")] = None,
     draft_format: Annotated[
         WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
     ] = "safetensors",
@@ -29,6 +29,12 @@ def serve(
     model_format: Annotated[
         WeightFormat, typer.Option(help="bin: the model's pytorch_model.bin.")
     ] = "safetensors",
+    drafter_rope_theta: Annotated[
+        float | None, typer.Option(help="The head's rotary base, if its config is wrong.")
+    ] = None,
+    aux_layers: Annotated[
+        str | None, typer.Option(help="Layers whose input the head reads, such as 2,16,29.")
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
     device: Annotated[str, typer.Option(help="Torch device of workers and drafter.")] = "cpu",
 ) -> int:
@@ -39,6 +45,8 @@ def serve(
         draft_model=draft_model,
         draft_format=draft_format,
         model_format=model_format,
+        drafter_rope_theta=drafter_rope_theta,
+        aux_layers=aux_layers,
         dtype=dtype,
         device=device,
         stages=stages,

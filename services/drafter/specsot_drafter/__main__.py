@@ -42,6 +42,7 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
             config.kv_memory,
             config.draft_format,
             config.model_format,
+            config.overrides,
         )
         return DrafterPart(Source(supply), dialer, compute)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsot.members import WeightFormat
-from specsot.process.flags import Flags
+from specsot.members import Overrides, WeightFormat
+from specsot.process.flags import Flags, above_zero, layer_numbers
 from specsot.process.setting import Setting, add_membership, add_setting, read_setting
 
 
@@ -29,18 +29,25 @@ class DrafterConfig:
     kv_memory: int
     draft_format: WeightFormat
     model_format: WeightFormat
+    overrides: Overrides
 
 
 def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
     """Exits with status 2 and one line when something is wrong."""
-    flags = Flags("specsot-drafter", "Drafts trees of tokens for a SpecSoT ring with an EAGLE-3 head.")
+    flags = Flags("specsot-drafter", "Drafts trees of tokens for a SpecSoT ring with an EAGLE head.")
     add_membership(flags)
-    flags.flag("draft-model", required=True, help="directory of the EAGLE-3 head")
+    flags.flag("draft-model", required=True, help="directory of the EAGLE head")
     flags.flag(
         "draft-format",
         default="safetensors",
         choices=("safetensors", "bin"),
         help="bin reads the head's pytorch_model.bin (weights only) where it has no safetensors file",
+    )
+    flags.flag("drafter-rope-theta", above_zero, help="rotary base of the head, if its config is wrong")
+    flags.flag(
+        "aux-layers",
+        layer_numbers,
+        help="the model's layers whose input the head reads, such as 2,16,29, if its config is wrong",
     )
     add_setting(flags, "127.0.0.1:0")
     given = flags.parse_args(arguments)
@@ -56,4 +63,5 @@ def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
         kv_memory=given.kv_memory,
         draft_format=given.draft_format,
         model_format=given.model_format,
+        overrides=Overrides(given.drafter_rope_theta, given.aux_layers),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from specsot.members import Configuration, Curve, Head, Registration, WeightFormat
+from specsot.members import AS_PUBLISHED, Configuration, Curve, Head, Overrides, Registration, WeightFormat
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.model.precision import resolve_dtype
@@ -35,6 +35,7 @@ class Supply:
     kv_memory: int = 1 << 28
     draft_format: WeightFormat = "safetensors"
     model_format: WeightFormat = "safetensors"
+    overrides: Overrides = AS_PUBLISHED
 
 
 class Source:
@@ -54,7 +55,8 @@ class Source:
         supply = self._supply
         dtype = resolve_dtype(supply.dtype, supply.device)
         pickled, base = supply.draft_format == "bin", supply.model_format == "bin"
-        return load_head(supply.draft_model, supply.model, dtype, supply.device, pickled, base)
+        models = supply.draft_model, supply.model
+        return load_head(*models, dtype, supply.device, pickled, base, supply.overrides)
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
         return self.head.tap_slices()

@@ -69,6 +69,26 @@ def layers(text: str) -> Range:
     return Range(int(found[1]), int(found[2]))
 
 
+def layer_numbers(text: str) -> tuple[int, ...]:
+    """ "2,16,29" -> those layers; ascending."""
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} are no layers; write their numbers, such as 2,16,29")
+    found = tuple(map(int, text.split(",")))
+    if list(found) != sorted(set(found)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be different layers in ascending order")
+    return found
+
+
+def above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number > 0")
+    return value
+
+
 def memory(text: str) -> int:
     """ "512M" -> bytes; K, M, G, T are powers of 1024."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)

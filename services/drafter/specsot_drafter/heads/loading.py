@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
+from specsot.members import AS_PUBLISHED, Overrides
 from specsot.model.config import ModelConfig, Rope, read_config, read_rope
-from specsot.model.edges import fetch_embedding, fetch_final_norm, fetch_lm_head
+from specsot.model.edges import Edges, StoredEdges
 from specsot.model.fields import Fields
 from specsot.model.linear import Linear
 from specsot.model.norms import Norm
@@ -42,19 +43,6 @@ EMBEDDING = "embed_tokens.weight"
 SAMPLE = 1024  # rows of the embeddings that are compared with the base's
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """What a user knows better than the head's config. None leaves it to the config.
-
-    rope_theta: base of the head's rotary positions.
-    aux_layers: the base's layers whose input is fused, ascending; the number of layers is the last one's
-                output.
-    """
-
-    rope_theta: float | None = None
-    aux_layers: tuple[int, ...] | None = None
-
-
 def load_head(
     directory: Path,
     base_directory: Path,
@@ -62,7 +50,7 @@ def load_head(
     device: torch.device | str,
     allow_pickle_bin: bool = False,
     allow_pickle_base: bool = False,
-    overrides: Overrides = Overrides(),
+    overrides: Overrides = AS_PUBLISHED,
 ) -> EagleHead:
     """An EAGLE-1, EAGLE-2 or EAGLE-3 head in any published layout, fitted to its base.
 
@@ -70,25 +58,41 @@ def load_head(
     Raises ModelError for either directory, HeadMismatch with both shapes where they do not fit,
     InvalidRequest for an override that cannot be.
     """
-    with torch.inference_mode():
-        head = Checkpoint(directory, allow_pickle_bin)
-        refuse_what_differs(head)
-        config = read_config(base_directory)
-        base = Fetch(WeightFiles(base_directory, allow_pickle_base), dtype, device)
-        loader = _Loader(head, Fetch(head, dtype, device), config, base, read_shape(head, config), overrides)
-        return loader.eagle3() if kind_of(head) == "eagle3" else loader.eagle1()
+    base = Fetch(WeightFiles(base_directory, allow_pickle_base), dtype, device)
+    edges = StoredEdges(read_config(base_directory), base)
+    return fit_head(directory, edges, dtype, device, allow_pickle_bin, overrides)
+
+
+@torch.inference_mode()
+def fit_head(
+    directory: Path,
+    base: Edges,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    allow_pickle_bin: bool = False,
+    overrides: Overrides = AS_PUBLISHED,
+) -> EagleHead:
+    """The same, for a base of which only the edges are at hand; those that are held are shared."""
+    head = Checkpoint(directory, allow_pickle_bin)
+    refuse_what_differs(head)
+    loader = _Loader(head, Fetch(head, dtype, device), base, read_shape(head, base.config), overrides)
+    return loader.eagle3() if kind_of(head) == "eagle3" else loader.eagle1()
 
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """One head on its way into memory. fetch: its own tensors; base: its base's."""
+    """One head on its way into memory. fetch: its own tensors; base: what its base lends."""
 
     head: Checkpoint
     fetch: Fetch
-    config: ModelConfig
-    base: Fetch
+    base: Edges
     shape: HeadShape
     overrides: Overrides
+
+    @property
+    def config(self) -> ModelConfig:
+        """The base's."""
+        return self.base.config
 
     def eagle1(self) -> Eagle1Head:
         if self.overrides.aux_layers is not None:
@@ -103,7 +107,7 @@ class _Loader:
             table=self._table(),
             fc=Linear(*self._fc(2)),
             layers=self._layers(),
-            lm_head=fetch_lm_head(self.base, self.config),
+            lm_head=self.base.lm_head(),
             token_norm=find_norm(self.fetch, "embedding_layernorm", hidden, self._eps),
             feature_norm=find_norm(self.fetch, "hidden_states_layernorm", hidden, self._eps),
             input_norm=find_norm(self.fetch, "layers.0.input_layernorm", hidden, self._eps),
@@ -142,7 +146,7 @@ class _Loader:
                 f"{self.head.directory}: it takes the base's last state as it is, which is [{hidden}], "
                 f"but its own are [{self.shape.hidden}]"
             )
-        return Final(self.config.layers, hidden, fetch_final_norm(self.base, self.config))
+        return Final(self.config.layers, hidden, self.base.final_norm())
 
     def _fc(self, states: int) -> tuple[Tensor, Tensor | None]:
         """fc's weight [hidden, states * base hidden], and its bias if it has one."""
@@ -166,14 +170,14 @@ class _Loader:
         if EMBEDDING in self.fetch:
             own = self.fetch(EMBEDDING, wanted)
             if self.shape.hidden == self.config.hidden:
-                _compare(own, fetch_embedding(self.base, self.config), self.head.directory)
+                _compare(own, self.base.embedding(), self.head.directory)
             return own
         if self.shape.hidden != self.config.hidden:
             raise HeadMismatch(
                 f"{self.head.directory}: no {EMBEDDING} in it, which must be {list(wanted)}; "
                 f"the base's is {[self.config.vocab, self.config.hidden]}"
             )
-        return fetch_embedding(self.base, self.config)
+        return self.base.embedding()
 
     def _lm_head(self) -> Linear:
         """Its own, or the base's. A config's flag of tying is copied from the base and says nothing."""
@@ -184,7 +188,7 @@ class _Loader:
                 f"{self.head.directory}: no lm_head.weight in it, which must be "
                 f"[.., {self.shape.hidden}]; the base's is {[self.config.vocab, self.config.hidden]}"
             )
-        return fetch_lm_head(self.base, self.config)
+        return self.base.lm_head()
 
     def _layers(self) -> Layers:
         shape = self.shape
