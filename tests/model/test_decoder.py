@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
 from specsot.model.decoder import Decoder
+from specsot.model.edges import StoredEdges
 from specsot.model.measure import measure_rows
+from specsot.model.weights import Fetch, WeightFiles
 from specsot.tree import ancestry, depths, path
 from tests.model.tiny import Ring, greedy_reference, load, write_model
 
@@ -94,6 +96,18 @@ def test_a_range_reads_only_its_own_tensors(tmp_path: Path) -> None:
         middle.embed(torch.tensor([1]))
     with pytest.raises(ModelError, match="layers 1:3 hold no lm_head"):
         middle.logits(torch.zeros(1, 32))
+
+
+def test_a_head_may_share_what_a_range_holds(tmp_path: Path) -> None:
+    write_model(tmp_path, num_hidden_layers=5)
+    edges, tokens = load(tmp_path, (5,))[0].edges, torch.tensor([3, 1])
+    stored = StoredEdges(edges.config, Fetch(WeightFiles(tmp_path), torch.float32, "cpu"))
+    torch.testing.assert_close(edges.embedding()[tokens], stored.embedding()[tokens])
+    rows = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
+    for held, read in ((edges.final_norm(), stored.final_norm()), (edges.lm_head(), stored.lm_head())):
+        torch.testing.assert_close(held(rows), read(rows))
+    with pytest.raises(ModelError, match="holds no embedding"):
+        Decoder.load(tmp_path, Range(1, 5), torch.float32, "cpu").edges.embedding()
 
 
 @pytest.mark.parametrize("layers", [Range(0, 6), Range(3, 3), Range(-1, 2)])

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.model.decoder import Decoder
-from specsot.model.weights import WeightFiles
+from specsot.model.weights import HeldWeights, WeightFiles
 from tests.model.tiny import write_model
 
 pytestmark = pytest.mark.torch
@@ -109,3 +109,22 @@ def test_a_tensor_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
         Decoder.load(tmp_path, Range(0, 3), torch.float32, "cpu")
     assert "model.layers.0.mlp.gate_proj.weight has shape [56, 32]" in str(caught.value)
     assert "the config asks for [57, 32]" in str(caught.value)
+
+
+def test_tensors_in_memory_are_shared_unless_converted() -> None:
+    tensor = torch.nn.Parameter(torch.arange(6.0).view(2, 3))
+    held = HeldWeights({"a": tensor}, "my model")
+    found = held.expect("a", (2, 3), torch.float32, "cpu")
+    assert found.data_ptr() == tensor.data_ptr()
+    assert not found.requires_grad
+    assert held.tensor("a", torch.bfloat16, "cpu").dtype == torch.bfloat16
+    assert (held.names(), "a" in held, "b" in held) == (("a",), True, False)
+
+
+def test_what_is_not_in_memory_is_named() -> None:
+    held = HeldWeights({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")}, "my model")
+    for name, said in (("c", "no tensor c"), ("b", "b is on no device")):
+        with pytest.raises(ModelError, match=f"my model: {said}"):
+            held.tensor(name, torch.float32, "cpu")
+    with pytest.raises(ModelError, match=r"my model: a has shape \[2\], the config asks for \[3\]"):
+        held.expect("a", (3,), torch.float32, "cpu")

@@ -13,7 +13,7 @@ from specsot.model.families import ACTIVATIONS, FAMILIES, LLAMA, Activation, Fam
 from specsot.model.fields import Fields, Json, read_json
 from specsot.model.rope import Rope, read_rope
 
-__all__ = ["ModelConfig", "Rope", "read_config", "read_json", "read_rope"]
+__all__ = ["ModelConfig", "Rope", "make_config", "read_config", "read_json", "read_rope"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,19 @@ class ModelConfig:
 
 def read_config(directory: Path) -> ModelConfig:
     """The config of a model directory. ModelError names the file and what is wrong with it."""
-    source = directory / "config.json"
-    values = read_json(source)
+    source, generation = directory / "config.json", directory / "generation_config.json"
+    return make_config(read_json(source), read_json(generation) if generation.exists() else {}, source)
+
+
+def make_config(values: Json, generation: Json, source: Path) -> ModelConfig:
+    """The same from the fields themselves; `source` says for people whose they are."""
     family = FAMILIES.get(str(values.get("model_type")))
     if family is None:
         known = ", ".join(FAMILIES)
         raise ModelError(f"{source}: model_type {values.get('model_type')!r} is not one of {known}")
     if "quantization_config" in values:
         raise ModelError(f"{source}: quantized weights (quantization_config) are not supported")
-    return _read(Fields(source, values), family, _eos(directory, values))
+    return _read(Fields(source, values), family, _eos(values, generation, source))
 
 
 def _read(fields: Fields, family: Family, eos: tuple[int, ...]) -> ModelConfig:
@@ -163,12 +167,11 @@ def _window(fields: Fields, family: Family) -> int | None:
     return None if window is None else fields.count("sliding_window", window)
 
 
-def _eos(directory: Path, values: Json) -> tuple[int, ...]:
+def _eos(values: Json, generation: Json, source: Path) -> tuple[int, ...]:
     """End-of-sequence ids: of generation_config.json where it names some, else of config.json."""
-    source = directory / "generation_config.json"
-    named = read_json(source).get("eos_token_id") if source.exists() else None
+    named = generation.get("eos_token_id")
     found = values.get("eos_token_id") if named is None else named
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        raise ModelError(f"{directory / 'config.json'}: eos_token_id must be token ids, got {found!r}")
+        raise ModelError(f"{source}: eos_token_id must be token ids, got {found!r}")
     return tuple(ids)

@@ -17,19 +17,19 @@ from specsot.members import Range
 from specsot.model.attention import AttentionPlan
 from specsot.model.block import Block
 from specsot.model.config import ModelConfig, read_config
-from specsot.model.edges import fetch_embedding, fetch_final_norm, fetch_lm_head
+from specsot.model.edges import HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
 from specsot.model.norms import AnyNorm
 from specsot.model.rotary import Rotary
-from specsot.model.weights import Fetch, WeightFiles
+from specsot.model.weights import Fetch, WeightFiles, Weights
 
 
 class Decoder:
     """Layers first .. last - 1; with the first one the embedding, with the last one norm and lm_head."""
 
     def __init__(
-        self, config: ModelConfig, files: WeightFiles, layers: Range, dtype: torch.dtype, device: torch.device
+        self, config: ModelConfig, files: Weights, layers: Range, dtype: torch.dtype, device: torch.device
     ) -> None:
         fetch = Fetch(files, dtype, device)
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
@@ -60,6 +60,11 @@ class Decoder:
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
         return cls(config, WeightFiles(directory, allow_pickle_bin), layers, dtype, torch.device(device))
+
+    @property
+    def edges(self) -> HeldEdges:
+        """What this range holds before the first layer and behind the last, for a head to share."""
+        return HeldEdges(self.config, self._embedding, self._norm, self._head)
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for this range's layers."""

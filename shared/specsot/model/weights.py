@@ -1,10 +1,12 @@
-"""Named tensors out of a model directory's weight files, each read when asked for.
+"""Named tensors: out of a model directory's weight files, each read when asked for, or held in memory.
 
 Refuses to know what the tensors mean.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,69 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLE = "pytorch_model.bin"
 
 
-class WeightFiles:
+class Weights(ABC):
+    """Tensors by name. Every failure is a ModelError of one line."""
+
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name."""
+
+    @abstractmethod
+    def where(self, name: str) -> str:
+        """Where a tensor is, for people."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, without reading it."""
+
+    @abstractmethod
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """A tensor, converted."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names()
+
+    def expect(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        """A tensor that must have this shape; ModelError names both shapes."""
+        found = self.shape(name)
+        if found != shape:
+            raise ModelError(
+                f"{self.where(name)}: {name} has shape {list(found)}, the config asks for {list(shape)}"
+            )
+        return self.tensor(name, dtype, device)
+
+
+class HeldWeights(Weights):
+    """Tensors that are in memory already; one that needs no conversion is not copied."""
+
+    def __init__(self, held: Mapping[str, Tensor], owner: str) -> None:
+        """owner: whose they are, for people."""
+        self._held, self._owner = held, owner
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._held)
+
+    def where(self, name: str) -> str:
+        return self._owner
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._find(name).shape)
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        found = self._find(name)
+        if found.is_meta:
+            raise ModelError(f"{self._owner}: {name} is on no device (it was never loaded, or offloaded)")
+        return found.detach().to(device=device, dtype=dtype)
+
+    def _find(self, name: str) -> Tensor:
+        if name not in self._held:
+            raise ModelError(f"{self._owner}: no tensor {name}")
+        return self._held[name]
+
+
+class WeightFiles(Weights):
     """Tensors by name from `directory`: one safetensors file, or several by their index.
 
     allow_pickle_bin: also read pytorch_model.bin where there is no safetensors file (restricted
@@ -43,6 +107,9 @@ class WeightFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def where(self, name: str) -> str:
+        return str(self._directory / self._files[name])
+
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, without reading it."""
         source = self._source(name)
@@ -56,27 +123,15 @@ class WeightFiles:
         try:
             found = source[name] if isinstance(source, dict) else source.get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
-            raise ModelError(f"{self._directory / self._files[name]}: {name}: {_line(error)}") from None
+            raise ModelError(f"{self.where(name)}: {name}: {_line(error)}") from None
         return found.to(device=device, dtype=dtype)
-
-    def expect(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
-    ) -> Tensor:
-        """A tensor that must have this shape; ModelError names both shapes."""
-        found = self.shape(name)
-        if found != shape:
-            raise ModelError(
-                f"{self._directory / self._files[name]}: {name} has shape {list(found)}, "
-                f"the config asks for {list(shape)}"
-            )
-        return self.tensor(name, dtype, device)
 
     def _source(self, name: str) -> Any:
         if name not in self._files:
             raise ModelError(f"{self._directory}: no tensor {name} in the weight files")
         source = self._open(self._files[name])
         if name not in source.keys():  # noqa: SIM118 (safetensors handles are not iterable)
-            raise ModelError(f"{self._directory / self._files[name]}: tensor {name} is missing")
+            raise ModelError(f"{self.where(name)}: tensor {name} is missing")
         return source
 
     def _open(self, file: str) -> Any:
@@ -92,7 +147,7 @@ class Fetch:
     ModelError names both shapes where it has another, or the tensor that is missing.
     """
 
-    files: WeightFiles
+    files: Weights
     dtype: torch.dtype
     device: torch.device | str
 
