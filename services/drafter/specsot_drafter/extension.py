@@ -34,14 +34,21 @@ class Stretch:
 
 
 def extend(head: DraftHead, memory: Memory, stretches: Sequence[Stretch]) -> Tensor:
-    """Write the KV of all rows; returns [asked, hidden], outputs of the asked stretches' last rows."""
+    """Write the KV of all rows; returns [asked, hidden], outputs of the asked stretches' last rows.
+
+    Where a head has several layers, each reads every row of the one before: then all rows are asked for.
+    """
     device = head.device
     slots = torch.tensor(_slots(memory, stretches), device=device)
     tokens = torch.tensor([token for stretch in stretches for token in stretch.tokens], device=device)
     positions = torch.tensor([row for s in stretches for row in range(s.first, s.stop)], device=device)
     asked = torch.tensor(_asked_rows(stretches), dtype=torch.long, device=device)
-    plan = _plan(head, memory, [stretch for stretch in stretches if stretch.asked])
-    return head.forward(tokens, memory.recall(slots), positions, slots, plan, memory.kv, asked)
+    features = memory.recall(slots)
+    if head.layers > 1:
+        plan = _plan(head, memory, [_rows_of(memory, stretch, stretch.first) for stretch in stretches])
+        return head.forward(tokens, features, positions, slots, plan, memory.kv)[asked]
+    plan = _plan(head, memory, [_rows_of(memory, s, s.stop - 1) for s in stretches if s.asked])
+    return head.forward(tokens, features, positions, slots, plan, memory.kv, asked)
 
 
 def _slots(memory: Memory, stretches: Sequence[Stretch]) -> list[int]:
@@ -59,10 +66,14 @@ def _asked_rows(stretches: Sequence[Stretch]) -> list[int]:
     return rows
 
 
-def _plan(head: DraftHead, memory: Memory, asked: Sequence[Stretch]) -> AttentionPlan | None:
-    """One query row per asked stretch: its last, which sees all rows before it."""
-    if not asked:
+def _rows_of(memory: Memory, stretch: Stretch, first: int) -> Span:
+    """A stretch's rows from `first` on as query rows; each sees all rows before it."""
+    rows, table = stretch.stop - first, memory.table
+    return Span(rows, first, rows, table.pages(stretch.sequence)[: table.pages_for(stretch.stop)])
+
+
+def _plan(head: DraftHead, memory: Memory, spans: Sequence[Span]) -> AttentionPlan | None:
+    if not spans:
         return None
-    table, kv = memory.table, memory.kv
-    spans = [Span(1, s.stop - 1, 1, table.pages(s.sequence)[: table.pages_for(s.stop)], None) for s in asked]
-    return plan_attention(spans, kv.page_rows, head.group, "batched", head.dtype, head.device)
+    rows = memory.kv.page_rows
+    return plan_attention(spans, rows, head.group, "batched", head.dtype, head.device)

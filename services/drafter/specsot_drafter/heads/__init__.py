@@ -67,7 +67,7 @@ class DraftHead(Protocol):
 
         tokens, positions, slots: [rows]; features: [rows, hidden]. asked: [few] row numbers whose
         output is wanted, all where absent; `plan` has one query row for each of them, and is None when
-        none is wanted.
+        none is wanted. A head of several layers is asked for all.
         Returns [rows or few, hidden].
         """
         ...
