@@ -9,7 +9,7 @@ import builtins
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from tokenizers import Tokenizer
 from specsot.errors import ModelError
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+Speller = Callable[[str], bytes | None]
+
 _SPACE = "\u2581"  # sentencepiece's picture of a space
 
 
@@ -64,7 +66,12 @@ def read_vocabulary(directory: Path, width: int | None = None) -> Vocabulary:
 
 def _token_bytes(path: Path, config: dict[str, Any], ids: dict[str, int]) -> list[bytes | None]:
     """Bytes per id; ids of added tokens stay None."""
-    spell = _speller(path, config)
+    spell = speller(config)
+    if spell is None:
+        kind = config.get("model", {}).get("type")
+        raise ModelError(
+            f"{path}: {kind} is neither byte-level nor has byte fallback, its tokens have no bytes"
+        )
     added = {entry["id"] for entry in config.get("added_tokens") or []}
     tokens: list[bytes | None] = [None] * (1 + max([*ids.values(), *added], default=-1))
     for token, number in ids.items():
@@ -73,15 +80,17 @@ def _token_bytes(path: Path, config: dict[str, Any], ids: dict[str, int]) -> lis
     return tokens
 
 
-def _speller(path: Path, config: dict[str, Any]) -> Any:
-    """The function from a token's name to its bytes that this tokenizer's decoder stands for."""
+def speller(config: Mapping[str, Any]) -> Speller | None:
+    """The function from a token's name to its bytes that the decoder of a tokenizer.json stands for.
+
+    None: its tokens have no bytes of their own.
+    """
     parts = _decoder_parts(config.get("decoder"))
     if "ByteLevel" in parts:
         return _Alphabet().spell
     if config.get("model", {}).get("byte_fallback") or "ByteFallback" in parts:
         return _spell_piece
-    kind = config.get("model", {}).get("type")
-    raise ModelError(f"{path}: {kind} is neither byte-level nor has byte fallback, its tokens have no bytes")
+    return None
 
 
 def _decoder_parts(decoder: dict[str, Any] | None) -> set[str]:

@@ -11,13 +11,18 @@ from dataclasses import dataclass, field
 
 from specsot.arrange import open_one
 from specsot.errors import Unavailable
-from specsot.frames import Close, End, Lease, Open, Opening, Order, Outcome, Result
+from specsot.frames import Chance, Close, End, Lease, Open, Opening, Order, Outcome, Result
 from specsot.pages import PageTable
 from specsot_master.conductor import RingState
 
 Script = Callable[[Opening, tuple[int, ...]], tuple[int, ...]]
 
 STATE = RingState(epoch=1, pages=64, page_rows=64, slots=8, max_positions=2048, has_drafter=True)
+
+
+def chance_of(token: int, top: int | None) -> Chance:
+    """What this ring finds likely: every token by its number, the next ones in its place."""
+    return Chance(-token / 1000, tuple((token + n, -(token + n) / 1000) for n in range(top or 0)))
 
 
 @dataclass
@@ -129,7 +134,9 @@ class FakeRing:
             player.written.append(tokens[-1])
             end = self._end(player)
         accepted = tuple(range(len(tokens))) if player.step else ()
-        outcome = Outcome(opening.sequence, player.step, accepted, tuple(tokens), end)
+        chances = tuple(chance_of(token, opening.logprobs) for token in tokens)
+        told = () if opening.logprobs is None else chances
+        outcome = Outcome(opening.sequence, player.step, accepted, tuple(tokens), end, told)
         player.step += 1
         if end:
             self._close(opening.sequence)

@@ -5,6 +5,8 @@ Refuses to know models: scripts say what is written.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specsot.errors import (
@@ -22,6 +24,7 @@ from specsot.events import (
 )
 from specsot.frames import Close
 from specsot.params import Ask, Limits
+from tests.master.fake_ring import chance_of
 from tests.master.letters import ANSWER, DIRECT, PLAN, SAYS, SOT, finished, openings
 from tests.master.stage import Stage, of, repeat
 
@@ -83,6 +86,25 @@ async def test_a_dependent_branch_starts_behind_its_parent_and_sees_its_text() -
     *_, (opening, prompt) = stage.prompts_seen
     assert opening.ordinal == 3
     assert "Alpha is the first letter." in prompt
+
+
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("ask", [SOT, DIRECT], ids=["sot", "direct"])
+async def test_logprobs_of_every_token_of_the_answer(ask: Ask, count: int) -> None:
+    stage = Stage(SAYS, seed=3)
+    events = await stage.answer(replace(ask, logprobs=count))
+    told = [one for event in of(MergedText, events) for one in event.logprobs]
+    assert [one.chosen.token for one in told] == list(finished(events).tokens)
+    for one in told:
+        chance = chance_of(one.chosen.token, count)
+        assert one.chosen.logprob == chance.logprob
+        assert [(other.token, other.logprob) for other in one.top] == list(chance.top)
+        assert all(other.raw == stage.text.spell(other.token) for other in one.top)
+    bodies = b"".join(one.chosen.raw for one in told).decode()
+    assert bodies == stage.text.decode(finished(events).tokens)
+    raw = b"".join(one.chosen.raw for event in of(SkeletonText, events) for one in event.logprobs)
+    assert raw.decode() == "".join(event.text for event in of(SkeletonText, events))
+    stage.assert_clean()
 
 
 async def test_the_model_may_answer_directly() -> None:

@@ -16,6 +16,7 @@ from specsot.events import (
     BranchFinished,
     BranchStarted,
     BranchText,
+    Candidate,
     Event,
     Finished,
     MergedText,
@@ -24,6 +25,7 @@ from specsot.events import (
     Reason,
     SkeletonText,
     Started,
+    TokenLogprobs,
 )
 from specsot.frames import End, Outcome
 from specsot.params import Ask, Limits, Mode
@@ -42,6 +44,10 @@ from specsot_master.plan import (
 PLAN = "[PLAN]\n1.<60><None>[-]Light\n2.<30><None>[-]Deep\n3.<10><None>[1,2]Dreams\n[END]"
 
 
+def told_of(character: str) -> TokenLogprobs:
+    return TokenLogprobs(Candidate(ord(character), character.encode(), -1.0))
+
+
 class Play:
     """A request machine and everything it said so far."""
 
@@ -55,7 +61,8 @@ class Play:
     def write(self, ordinal: int, text: str, lap: int = 1000) -> None:
         """Text in laps of `lap` characters."""
         for start in range(0, len(text), lap):
-            pieces = [Piece(ord(character), character) for character in text[start : start + lap]]
+            stretch = text[start : start + lap]
+            pieces = [Piece(ord(one), one, told_of(one)) for one in stretch]
             self.said += self.plan.wrote(ordinal, pieces, now=2.0)
 
     def end(self, ordinal: int, end: End = End.STOP) -> None:
@@ -96,14 +103,24 @@ class Play:
         offsets = [command.offset for command in self.said if isinstance(command, Numbered)]
         assert offsets == list(range(len(offsets)))
         merged, bodies = "", dict[int, str]()
+        told, branches = list[int](), dict[int, list[int]]()
         for event in self.tell():
             if isinstance(event, MergedText):
                 assert event.offset == len(merged)
                 merged += event.text
+                told += [one.chosen.token for one in event.logprobs]
             if isinstance(event, BranchText):
                 assert event.offset == len(bodies.get(event.branch, ""))
                 bodies[event.branch] = bodies.get(event.branch, "") + event.text
+                branches.setdefault(event.branch, []).extend(one.chosen.token for one in event.logprobs)
         assert merged == self.finished.text
+        if self.finished.reason is not Reason.CANCELLED:
+            assert told == list(self.finished.tokens)
+            assert told == [t for _, tokens in sorted(branches.items()) for t in tokens] or not branches
+        raw = "".join(e.text for e in self.tell() if isinstance(e, SkeletonText))
+        assert raw == text_of(
+            one.chosen.token for e in self.tell() if isinstance(e, SkeletonText) for one in e.logprobs
+        )
 
 
 def text_of(tokens: Iterable[int]) -> str:
@@ -242,6 +259,26 @@ def test_a_plan_without_a_line_is_an_error_with_the_raw_text() -> None:
     assert isinstance(given.error, PlanError)
     assert "nothing of use" in given.error.text
     assert play.plan.finished
+
+
+@pytest.mark.parametrize("lap", [1, 2, 5, 100])
+def test_logprobs_come_with_their_text(lap: int) -> None:
+    """A token whose text is held back waits for it; one that is cut never comes."""
+    play = Play("direct", stop=("STOP",))
+    play.write(0, "Say ST. Then STOP now", lap)
+    play.end(0)
+    play.check_stream()
+    for event in play.tell():
+        if isinstance(event, MergedText):
+            assert text_of(one.chosen.token for one in event.logprobs) == event.text
+    assert play.finished.text == "Say ST. Then "
+
+
+def test_nobody_hears_of_logprobs_who_did_not_ask() -> None:
+    play = Play("direct")
+    play.said += play.plan.wrote(0, [Piece(72, "H"), Piece(None, "i")], now=2.0)
+    play.end(0)
+    assert [e for e in play.tell() if isinstance(e, MergedText)] == [MergedText(0, "Hi")]
 
 
 @pytest.mark.parametrize("lap", [1, 2, 5, 100])

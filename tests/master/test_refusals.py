@@ -12,12 +12,16 @@ from specsot.errors import (
     NotFound,
     Overloaded,
 )
-from specsot.params import Ask, Limits, Message
+from specsot.params import Ask, Limits, Message, Sampling
 from specsot_master.conductor import ConductorConfig, RingState
 from tests.master.letters import COUNT, DIRECT, SAYS
 from tests.master.stage import Stage
 
 pytestmark = pytest.mark.slow
+
+
+def biased(*tokens: int) -> Ask:
+    return Ask(prompt="Hi", sampling=Sampling(logit_bias=tuple((token, 1.0) for token in tokens)))
 
 
 @pytest.mark.parametrize(
@@ -31,11 +35,13 @@ pytestmark = pytest.mark.slow
         (Ask(prompt="Hi", stop=("x",) * 17), InvalidRequest, "stop: at most 16"),
         (Ask(prompt="Hi", stop=("x" * 257,)), InvalidRequest, "stop: at most 256 characters"),
         (Ask(prompt="Hi", tools=("Search",) * 65), InvalidRequest, "tools: at most 64"),
+        (biased(0, 8192), InvalidRequest, "names token 8192, the model's are 0 .. 8191"),
+        (biased(2**31 - 1), InvalidRequest, "names token 2147483647"),
         (Ask(messages=(Message("boss", "Hi"),)), InvalidRequest, "roles are system, user"),
     ],
 )
 async def test_what_cannot_be_is_refused(ask: Ask, error: type[Exception], complaint: str) -> None:
-    stage = Stage(SAYS)
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", vocabulary=8192))
     with pytest.raises(error, match=complaint):
         await stage.answer(ask)
     assert stage.ring.orders == []

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models
 from specsot.errors import ModelError
 from specsot.params import Message
 from specsot_master.text import ChatTemplate, Detokenizer, StopWatch, TemplateRefused, Text
+from specsot_master.text.spelling import TokenBytes
 from tests.master.stage import BASE
 
 TEXT = Text(BASE)
@@ -89,6 +90,25 @@ def test_special_tokens_write_no_text() -> None:
     detokenizer = TEXT.detokenizer()
     tokens = TEXT.encode("<|im_start|>Hi<|im_end|> there")
     assert "".join(detokenizer.feed((token,)) for token in tokens) == "Hi there"
+
+
+def test_tokens_are_spelled_in_bytes() -> None:
+    said = "naïve 你好 🎉 world"
+    assert b"".join(map(TEXT.spell, TEXT.encode(said))) == said.encode()
+    assert TEXT.spell(2) == b"<|im_end|>"
+    assert TEXT.spell(TEXT.vocabulary) == b""
+
+
+def test_pieces_bytes_and_words_are_spelled() -> None:
+    pieces = {"<unk>": 0, "▁Hello": 1, "<0xE4>": 2, "你": 3}
+    tokenizer = Tokenizer(models.BPE(pieces, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
+    tokenizer.add_special_tokens(["<s>"])
+    assert list(map(TokenBytes(tokenizer), range(6))) == [
+        b"<unk>", b" Hello", b"\xe4", "你".encode(), b"<s>", b"",
+    ]  # fmt: skip
+    words = Tokenizer(models.WordLevel({"sleep": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    assert TokenBytes(words)(0) == b"sleep"
 
 
 @pytest.mark.parametrize(

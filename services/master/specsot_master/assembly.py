@@ -112,7 +112,8 @@ def assemble(settings: MasterSettings) -> Master:
     model = _describe(settings)
     if not 0 < settings.workers <= model.layers:
         raise InvalidRequest(f"{settings.workers} workers cannot share {model.layers} layers", "workers")
-    conductor = Conductor(ring, text, Prompts(settings.model, text), ConductorConfig(model=model.name))
+    config = ConductorConfig(model=model.name, vocabulary=read_config(settings.model).vocab)
+    conductor = Conductor(ring, text, Prompts(settings.model, text), config)
     wishes = _wishes(settings, model)
 
     def end(reason: str) -> None:

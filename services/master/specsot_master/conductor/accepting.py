@@ -9,7 +9,7 @@ import itertools
 import secrets
 
 from specsot.errors import InvalidRequest, NotFound, Unavailable
-from specsot.params import Ask
+from specsot.params import Ask, Sampling
 from specsot.skeleton import Point
 from specsot_master.conductor.admission import Sizes, grant_answer, grant_plan
 from specsot_master.conductor.live import LiveRequest
@@ -27,8 +27,8 @@ _PROBE = Point(id=1, length=1, title="-")
 class Acceptance:
     """Checks and prepares requests for one model."""
 
-    def __init__(self, ring: Ring, prompts: Prompts, model: str) -> None:
-        self._ring, self._prompts, self._model = ring, prompts, model
+    def __init__(self, ring: Ring, prompts: Prompts, model: str, vocabulary: int) -> None:
+        self._ring, self._prompts, self._model, self._vocabulary = ring, prompts, model, vocabulary
         self._arrivals = itertools.count()
 
     def prepare(self, ask: Ask, id: str | None, client: str, now: float) -> LiveRequest:
@@ -37,6 +37,7 @@ class Acceptance:
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
         ring = require_ring(self._ring)
         check_words(ask, id, ring.max_positions)
+        check_bias(ask.sampling, self._vocabulary)
         id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
         request = LiveRequest(
             id=id,
@@ -84,6 +85,15 @@ def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
     for holds, field, rule in rules:
         if not holds:
             raise InvalidRequest(f"{field}: {rule}", field=field)
+
+
+def check_bias(sampling: Sampling, vocabulary: int) -> None:
+    """Raises InvalidRequest for a token the model does not have; biases ascend by token."""
+    last = sampling.logit_bias[-1][0] if sampling.logit_bias else 0
+    if last >= vocabulary:
+        raise InvalidRequest(
+            f"logit_bias names token {last}, the model's are 0 .. {vocabulary - 1}", field="logit_bias"
+        )
 
 
 def require_ring(ring: Ring) -> RingState:

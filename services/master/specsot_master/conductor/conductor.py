@@ -45,7 +45,7 @@ class Conductor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ring, self._config, self._clock = ring, config, clock
-        self._acceptance = Acceptance(ring, prompts, config.model)
+        self._acceptance = Acceptance(ring, prompts, config.model, config.vocabulary)
         self._outbox = Outbox(ring.order, self.epoch_ended)
         self._sequences = Sequences(text, self._outbox, config.lease)
         self._roster = Roster(config)
@@ -202,7 +202,7 @@ class Conductor:
         self._renew(request)
 
     def _learn_one(self, request: LiveRequest, sequence: LiveSequence, outcome: Outcome, now: float) -> None:
-        pieces = sequence.read(sequence.log.append(outcome))
+        pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
         if outcome.end:
             self._retire(request, sequence, close=False)
         self._obey(request, request.plan.wrote(sequence.ordinal, pieces, now))

@@ -5,11 +5,12 @@ Refuses to decide anything; the plan, the leases and the admission do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specsot.errors import InvalidRequest
-from specsot.frames import End, Fork, Open
+from specsot.events import Candidate, TokenLogprobs
+from specsot.frames import Chance, End, Fork, Open
 from specsot.params import Ask
 from specsot_master.conductor.admission import own_pages
 from specsot_master.conductor.feed import Feed
@@ -22,12 +23,13 @@ from specsot_master.text import Detokenizer
 
 @dataclass(slots=True)
 class LiveSequence:
-    """A sequence in the ring. `pages`: charged for it."""
+    """A sequence in the ring. `pages`: charged for it. `spell`: a token's bytes."""
 
     log: SequenceLog
     pages: int
     lease: int
     detokenizer: Detokenizer
+    spell: Callable[[int], bytes]
 
     @property
     def id(self) -> int:
@@ -38,14 +40,22 @@ class LiveSequence:
         """Its place in the plan."""
         return self.log.opening.ordinal
 
-    def read(self, tokens: Sequence[int]) -> list[Piece]:
-        """New tokens as pieces of text; at the end, without its end token, and with what was held back."""
+    def read(self, tokens: Sequence[int], chances: Sequence[Chance] = ()) -> list[Piece]:
+        """New tokens as pieces of text; at the end, without its end token, and with what was held back.
+
+        chances: of the tokens, or none.
+        """
         over = self.log.end
         if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
             tokens = tokens[:-1]
-        pieces = [Piece(token, self.detokenizer.feed((token,))) for token in tokens]
+        told = [self._tell(token, chance) for token, chance in zip(tokens, chances)] or [None] * len(tokens)
+        pieces = [Piece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
         rest = self.detokenizer.flush() if over else ""
         return [*pieces, Piece(None, rest)] if rest else pieces
+
+    def _tell(self, token: int, chance: Chance) -> TokenLogprobs:
+        top = (Candidate(other, self.spell(other), logprob) for other, logprob in chance.top)
+        return TokenLogprobs(Candidate(token, self.spell(token), chance.logprob), tuple(top))
 
     def order(self) -> Open:
         """The order that opens it."""

@@ -48,4 +48,5 @@ class Openings:
             stop_ids=() if rules or ask.ignore_eos else self._end_ids,
             limit=limit,
             plan=rules,
+            logprobs=ask.logprobs,
         )

@@ -48,7 +48,7 @@ class Ring(Protocol):
 class ConductorConfig:
     """How the master treats requests.
 
-    model:  the name it serves; requests may leave it out.
+    model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
     live:   requests in the ring at most. queue: requests waiting for that at most.
     lease:  positions granted at a time.
     unread: events a client may leave unread before its request pauses.
@@ -56,6 +56,7 @@ class ConductorConfig:
     """
 
     model: str = ""
+    vocabulary: int = 2**31
     live: int = 64
     queue: int = 256
     lease: int = 256

@@ -106,7 +106,9 @@ class Sequences:
         self, request: LiveRequest, opening: Opening, prompt: tuple[int, ...], pages: int
     ) -> LiveSequence:
         lease = first_lease(opening.prompt, self._grant)
-        sequence = LiveSequence(SequenceLog(opening, prompt), pages, lease, self._text.detokenizer())
+        sequence = LiveSequence(
+            SequenceLog(opening, prompt), pages, lease, self._text.detokenizer(), self._text.spell
+        )
         self._by_id[sequence.id] = (request, sequence)
         self._outbox.put(sequence.order())
         return sequence

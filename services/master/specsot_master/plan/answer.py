@@ -9,6 +9,7 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from specsot.events import TokenLogprobs
 from specsot_master.text.stops import StopWatch
 
 ANSWER, END = "[ANSWER]", "[END]"
@@ -19,10 +20,12 @@ class Piece:
     """A token and the text it completed ("" in the middle of a character).
 
     token None: text that was held back and came out at the end.
+    logprobs: of the token, where they are asked for.
     """
 
     token: int | None
     text: str
+    logprobs: TokenLogprobs | None = None
 
 
 class Spans:
@@ -32,6 +35,8 @@ class Spans:
         self._tokens: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []  # as many as tokens, or none at all
+        self._taken = 0
         self.length = 0  # characters
 
     def add(self, piece: Piece) -> None:
@@ -40,6 +45,8 @@ class Spans:
             self._tokens.append(piece.token)
             self._starts.append(start)
             self._ends.append(self.length)
+        if piece.logprobs is not None:
+            self._logprobs.append(piece.logprobs)
 
     def count(self, first: int) -> int:
         """How many tokens wrote at or behind character `first`."""
@@ -47,8 +54,18 @@ class Spans:
 
     def within(self, first: int, last: int | None = None) -> tuple[int, ...]:
         """Tokens that wrote any of the characters first .. last - 1, to the end if `last` is None."""
-        stop = len(self._tokens) if last is None else bisect.bisect_left(self._starts, last)
-        return tuple(self._tokens[self._index(first) : stop])
+        return tuple(self._tokens[self._index(first) : self._stop(last)])
+
+    def take_logprobs(self, first: int, last: int | None = None) -> tuple[TokenLogprobs, ...]:
+        """Those of the tokens `within` that were not taken before."""
+        if not self._logprobs:
+            return ()
+        start, stop = max(self._index(first), self._taken), self._stop(last)
+        self._taken = max(self._taken, stop)
+        return tuple(self._logprobs[start:stop])
+
+    def _stop(self, last: int | None) -> int:
+        return len(self._tokens) if last is None else bisect.bisect_left(self._starts, last)
 
     def _index(self, first: int) -> int:
         """The first token with text behind `first`; silent ones belong to what follows them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specsot.events import Reason
+from specsot.events import Reason, TokenLogprobs
 from specsot.skeleton import Point
 from specsot_master.plan.answer import END, Answer, Piece, Spans
 from specsot_master.plan.merge import Merge
@@ -35,9 +35,21 @@ class Branch:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens of its body, white space included; markers and what follows a stop string left out."""
-        answer = self.answer
-        cut = answer.skipped + answer.released if answer.stopped else None
-        return self.spans.within(answer.skipped if answer.marked else 0, cut)
+        return self.spans.within(self._begin, self._reach if self.answer.stopped else None)
+
+    def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
+        """Those of the tokens whose text is out, each once; `over`: of all that are left."""
+        whole = over and not self.answer.stopped
+        return self.spans.take_logprobs(self._begin, None if whole else self._reach)
+
+    @property
+    def _begin(self) -> int:
+        return self.answer.skipped if self.answer.marked else 0
+
+    @property
+    def _reach(self) -> int:
+        """Raw characters up to the end of what was let through."""
+        return self.answer.skipped + self.answer.released
 
 
 class Branches:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specsot.events import TokenLogprobs
 from specsot.skeleton import Point
 
 
@@ -19,6 +20,8 @@ class Merge:
     def __init__(self, points: Sequence[Point]) -> None:
         self._points = tuple(points)
         self._waiting: dict[int, list[str]] = {point.id: [] for point in points}
+        self._told: dict[int, list[TokenLogprobs]] = {point.id: [] for point in points}
+        self._logprobs: list[TokenLogprobs] = []
         self._done: set[int] = set()
         self._current = 0
         self._titled = self._begun = False
@@ -30,15 +33,21 @@ class Merge:
         """The merged answer so far, `length` characters."""
         return "".join(self._shown)
 
-    def write(self, id: int, text: str) -> str:
+    def write(self, id: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> str:
         """A branch wrote; returns the next stretch of the merged answer."""
         self._waiting[id].append(text)
+        self._told[id] += logprobs
         return self._advance()
 
     def finish(self, id: int) -> str:
         """A branch writes no more."""
         self._done.add(id)
         return self._advance()
+
+    def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens of the stretches since the last call."""
+        taken, self._logprobs = self._logprobs, []
+        return tuple(taken)
 
     def _advance(self) -> str:
         out: list[str] = []
@@ -56,6 +65,8 @@ class Merge:
     def _take(self, point: Point) -> str:
         """What the current branch has written since last time, its heading first."""
         body, self._waiting[point.id] = "".join(self._waiting[point.id]), []
+        self._logprobs += self._told[point.id]
+        self._told[point.id] = []
         if not body or self._titled:
             return body
         gap, self._titled, self._begun = "\n\n" if self._begun else "", True, True

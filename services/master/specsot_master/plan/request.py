@@ -157,14 +157,16 @@ class RequestPlan:
 
     def _tell_solo(self) -> list[Command]:
         told: list[Command] = []
-        if raw := self._solo.take_raw():
-            told.append(self._tell(SkeletonText(raw)))
+        raw, logprobs = self._solo.take_raw(), self._solo.take_raw_logprobs()
+        if raw or logprobs:
+            told.append(self._tell(SkeletonText(raw, logprobs)))
         if self._solo.direct and not self._told_direct:
             self._told_direct = True
             self._tally.rename("direct")
             told.append(self._tell(Planned(())))
-        if delta := self._solo.take_delta():
-            told.append(self._tell(MergedText(self._solo.length - len(delta), delta)))
+        delta, logprobs = self._solo.take_delta(), self._solo.take_logprobs()
+        if delta or logprobs:
+            told.append(self._tell(MergedText(self._solo.length - len(delta), delta, logprobs)))
         return told
 
     def _settle_solo(self, reason: Reason, now: float) -> list[Command]:
@@ -192,23 +194,28 @@ class RequestPlan:
             return [*told, CloseSequence(id), *self._end_branch(id, Reason.STOP, now)]
         return told
 
-    def _tell_branch(self, id: int, text: str, lap: int) -> list[Command]:
-        if not text or self._branches is None:
+    def _tell_branch(self, id: int, text: str, lap: int, over: bool = False) -> list[Command]:
+        assert self._branches is not None
+        logprobs = self._branches[id].take_logprobs(over)
+        if not text and not logprobs:
             return []
         offset = self._branches[id].answer.length - len(text)
-        told: list[Command] = [self._tell(BranchText(id, offset, text, lap))]
-        return told + self._tell_merged(self._branches.merge.write(id, text))
+        told: list[Command] = [self._tell(BranchText(id, offset, text, lap, logprobs))]
+        return told + self._tell_merged(self._branches.merge.write(id, text, logprobs))
 
     def _tell_merged(self, delta: str) -> list[Command]:
-        if not delta or self._branches is None:
+        assert self._branches is not None
+        merge = self._branches.merge
+        logprobs = merge.take_logprobs()
+        if not delta and not logprobs:
             return []
-        return [self._tell(MergedText(self._branches.merge.length - len(delta), delta))]
+        return [self._tell(MergedText(merge.length - len(delta), delta, logprobs))]
 
     def _end_branch(self, id: int, reason: Reason, now: float) -> list[Command]:
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
-        told = self._tell_branch(id, branches[id].answer.flush(), 0)
+        told = self._tell_branch(id, branches[id].answer.flush(), 0, over=True)
         for one in (id, *branches.end(id, reason)):
             told.append(self._tell_finished_branch(one))
             told += self._tell_merged(branches.merge.finish(one))

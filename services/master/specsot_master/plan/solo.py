@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from specsot.events import Reason
+from specsot.events import Reason, TokenLogprobs
 from specsot.skeleton import PlanReader, Point
 from specsot_master.plan.answer import END, Answer, Piece, Spans
 
@@ -28,7 +28,8 @@ class Solo:
         self._reader, self._limit, self._plan_tokens = reader, limit, plan_tokens
         self._start = None if reader else 0
         self._raw, self._delta = "", ""
-        self._marked_end = False
+        self._raw_logprobs: list[TokenLogprobs] = []
+        self._marked_end = self._concluded = False
         self.over: Reason | None = None
 
     @property
@@ -59,14 +60,15 @@ class Solo:
         """Tokens of the direct answer, markers left out."""
         if self._start is None:
             return ()
-        cut = self._start + self._answer.released if self._answer.stopped or self._marked_end else None
-        return self._spans.within(self._start, cut)
+        return self._spans.within(self._start, self._reach if self._is_cut else None)
 
     def write(self, piece: Piece) -> None:
         """Take a token's text; ignored once it is over. Raises PlanError."""
         if self.over:
             return
         self._spans.add(piece)
+        if piece.logprobs is not None and not self.direct:
+            self._raw_logprobs.append(piece.logprobs)
         self._delta += self._answer.feed(self._read(piece.text))
         self.over = self._judge()
         if self.over:
@@ -82,10 +84,32 @@ class Solo:
         raw, self._raw = self._raw, ""
         return raw
 
+    def take_raw_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens that wrote skeleton text since the last call."""
+        taken, self._raw_logprobs = self._raw_logprobs, []
+        return tuple(taken)
+
+    def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the answer's tokens whose text is out, each once; at the end of all that are left."""
+        if self._start is None:
+            return ()
+        whole = self._concluded and not self._is_cut
+        return self._spans.take_logprobs(self._start, None if whole else self._reach)
+
     def take_delta(self) -> str:
         """Answer text since the last call."""
         delta, self._delta = self._delta, ""
         return delta
+
+    @property
+    def _is_cut(self) -> bool:
+        """The answer ended before the sequence did."""
+        return self._answer.stopped or self._marked_end
+
+    @property
+    def _reach(self) -> int:
+        """Raw characters up to the end of what was let through."""
+        return (self._start or 0) + self._answer.released
 
     def _read(self, text: str) -> str:
         """Raw text in, what it adds to a direct answer out."""
@@ -120,6 +144,7 @@ class Solo:
         if self._reader and not self._reader.finished:
             self._delta += self._answer.feed(self._grown(lambda reader: reader.finish()))
         self._delta += self._answer.flush()
+        self._concluded = True
 
 
 def _find_start(reader: PlanReader) -> int:

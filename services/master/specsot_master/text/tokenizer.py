@@ -13,6 +13,7 @@ from typing import Any, cast
 from specsot.errors import ModelError
 from specsot.params import Message
 from specsot_master.text.detokenizer import Detokenizer
+from specsot_master.text.spelling import TokenBytes
 from specsot_master.text.template import PLAIN, ChatTemplate
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -21,6 +22,7 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 class Text:
     """Encode, decode, render. Special tokens are written by templates and never show up in text.
 
+    spell:   the bytes of one token.
     end_ids: tokens with which the model ends an answer, ascending.
     vocabulary: how many ids the tokenizer knows.
     """
@@ -32,6 +34,7 @@ class Text:
         names = _special_names(config)
         self._tokenizer = _load_tokenizer(folder)
         self._template = ChatTemplate(_find_template(folder, config), names)
+        self.spell = TokenBytes(self._tokenizer)
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
