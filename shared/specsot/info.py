@@ -42,6 +42,22 @@ class PagesInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LapsInfo:
+    """The ring's laps: how many since the master began and the tokens they brought, and the newest ones.
+
+    per_second, tokens_per_lap, rows_per_lap: of the last seconds; 0 while nothing moves.
+    stages: compute seconds of a lap in each stage, in stage order; empty before the first lap.
+    """
+
+    laps: int = 0
+    tokens: int = 0
+    per_second: float = 0.0
+    tokens_per_lap: float = 0.0
+    rows_per_lap: float = 0.0
+    stages: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Info:
     """How the ring stands. waiting_for: one line per missing thing, empty when `ready`."""
 
@@ -51,5 +67,6 @@ class Info:
     ready: bool = False
     waiting_for: tuple[str, ...] = ()
     pages: PagesInfo | None = None
+    laps: LapsInfo | None = None
     version: str = __version__
     protocol: int = PROTOCOL

@@ -291,6 +291,8 @@ infos = st.builds(
     ready=st.booleans(),
     waiting_for=st.lists(text, max_size=2).map(tuple),
     pages=st.none() | st.builds(info.PagesInfo, small, small, small),
+    laps=st.none()
+    | st.builds(info.LapsInfo, big, big, seconds, seconds, seconds, st.lists(seconds, max_size=3).map(tuple)),
     version=text,
     protocol=small,
 )

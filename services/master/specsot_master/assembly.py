@@ -6,16 +6,19 @@ Refuses to know doors (gRPC, HTTP) and processes; both the service and the embed
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from specsot.errors import InvalidRequest, Unavailable
+from specsot.frames import Result
 from specsot.info import Info, ModelInfo, PagesInfo
 from specsot.members import Layout, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot_master.conductor import Conductor, ConductorConfig, RingState
 from specsot_master.fleet import Fleet, Wishes
+from specsot_master.laps import Laps
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -74,6 +77,7 @@ class Master:
     fleet: Fleet
     model: ModelInfo
     changed: asyncio.Event
+    laps: Laps
 
     @property
     def drafts(self) -> bool:
@@ -92,6 +96,7 @@ class Master:
             ready=fleet.ready,
             waiting_for=(waiting,) if waiting else (),
             pages=PagesInfo(ring.pages, free, ring.page_rows) if ring else None,
+            laps=self.laps.info(),
         )
 
     async def complete(self, with_drafter: bool = False) -> None:
@@ -114,15 +119,19 @@ def assemble(settings: MasterSettings) -> Master:
         raise InvalidRequest(f"{settings.workers} workers cannot share {model.layers} layers", "workers")
     config = ConductorConfig(model=model.name, vocabulary=read_config(settings.model).vocab)
     conductor = Conductor(ring, text, Prompts(settings.model, text), config)
-    wishes = _wishes(settings, model)
+    wishes, laps = _wishes(settings, model), Laps(time.monotonic)
+
+    def hear(result: Result) -> None:
+        conductor.received(result)
+        laps.heard(result)
 
     def end(reason: str) -> None:
         conductor.epoch_ended(reason)
         changed.set()
 
-    fleet = Fleet(wishes, conductor.received, changed.set, end, lambda: conductor.idle)
+    fleet = Fleet(wishes, hear, changed.set, end, lambda: conductor.idle)
     ring.fleet = fleet
-    return Master(settings, text, conductor, fleet, model, changed)
+    return Master(settings, text, conductor, fleet, model, changed, laps)
 
 
 def _describe(settings: MasterSettings) -> ModelInfo:

@@ -320,8 +320,24 @@ class Pages(_message.Message):
     rows: int
     def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
 
+class Laps(_message.Message):
+    __slots__ = ("laps", "tokens", "per_second", "tokens_per_lap", "rows_per_lap", "stages")
+    LAPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_LAP_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PER_LAP_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    laps: int
+    tokens: int
+    per_second: float
+    tokens_per_lap: float
+    rows_per_lap: float
+    stages: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, laps: _Optional[int] = ..., tokens: _Optional[int] = ..., per_second: _Optional[float] = ..., tokens_per_lap: _Optional[float] = ..., rows_per_lap: _Optional[float] = ..., stages: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages")
+    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages", "laps")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +346,7 @@ class GetInfoResponse(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    LAPS_FIELD_NUMBER: _ClassVar[int]
     version: str
     protocol: int
     models: _containers.RepeatedCompositeFieldContainer[Model]
@@ -338,4 +355,5 @@ class GetInfoResponse(_message.Message):
     ready: bool
     waiting_for: _containers.RepeatedScalarFieldContainer[str]
     pages: Pages
-    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ...) -> None: ...
+    laps: Laps
+    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ...) -> None: ...

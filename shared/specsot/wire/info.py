@@ -5,7 +5,7 @@ Refuses to know how it was put together.
 
 from __future__ import annotations
 
-from specsot.info import Info, MemberInfo, ModelInfo, PagesInfo
+from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
 from specsot.v1 import master_pb2
 from specsot.wire.checks import known
 from specsot.wire.members import KIND_NUMBERS, KINDS, decode_layers, encode_layers
@@ -21,6 +21,7 @@ def encode_info(info: Info) -> master_pb2.GetInfoResponse:
         ready=info.ready,
         waiting_for=info.waiting_for,
         pages=encode_pages(info.pages),
+        laps=encode_laps(info.laps),
     )
 
 
@@ -33,6 +34,7 @@ def decode_info(message: master_pb2.GetInfoResponse) -> Info:
         ready=message.ready,
         waiting_for=tuple(message.waiting_for),
         pages=decode_pages(message.pages) if message.HasField("pages") else None,
+        laps=decode_laps(message.laps) if message.HasField("laps") else None,
         version=message.version,
         protocol=message.protocol,
     )
@@ -73,3 +75,27 @@ def encode_pages(pages: PagesInfo | None) -> master_pb2.Pages | None:
 
 def decode_pages(message: master_pb2.Pages) -> PagesInfo:
     return PagesInfo(message.total, message.free, message.rows)
+
+
+def encode_laps(laps: LapsInfo | None) -> master_pb2.Laps | None:
+    if laps is None:
+        return None
+    return master_pb2.Laps(
+        laps=laps.laps,
+        tokens=laps.tokens,
+        per_second=laps.per_second,
+        tokens_per_lap=laps.tokens_per_lap,
+        rows_per_lap=laps.rows_per_lap,
+        stages=laps.stages,
+    )
+
+
+def decode_laps(message: master_pb2.Laps) -> LapsInfo:
+    return LapsInfo(
+        laps=message.laps,
+        tokens=message.tokens,
+        per_second=message.per_second,
+        tokens_per_lap=message.tokens_per_lap,
+        rows_per_lap=message.rows_per_lap,
+        stages=tuple(message.stages),
+    )

@@ -1,0 +1,67 @@
+"""What the ring's newest laps took and brought.
+
+Pure: the time is passed in. Refuses to know requests, text and members.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from specsot.frames import Result
+from specsot.info import LapsInfo
+
+WINDOW = 2.0  # seconds that count as now
+MOST = 4096  # laps remembered
+
+
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    when: float
+    tokens: int
+    rows: int
+
+
+class Laps:
+    """Hears every result. `clock`: seconds that only go forward."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._newest: deque[_Lap] = deque(maxlen=MOST)
+        self._stages: tuple[float, ...] = ()
+        self._laps = self._tokens = 0
+
+    def heard(self, result: Result) -> None:
+        """One more lap."""
+        tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
+        self._newest.append(_Lap(self._clock(), tokens, result.rows))
+        self._stages = _smoothed(self._stages, result.seconds)
+        self._laps, self._tokens = self._laps + 1, self._tokens + tokens
+
+    def info(self) -> LapsInfo:
+        """As of now."""
+        since = self._clock() - WINDOW
+        while self._newest and self._newest[0].when < since:
+            self._newest.popleft()
+        recent = self._newest
+        return LapsInfo(
+            laps=self._laps,
+            tokens=self._tokens,
+            per_second=len(recent) / WINDOW,
+            tokens_per_lap=_mean(lap.tokens for lap in recent),
+            rows_per_lap=_mean(lap.rows for lap in recent),
+            stages=self._stages,
+        )
+
+
+def _smoothed(before: tuple[float, ...], now: tuple[float, ...]) -> tuple[float, ...]:
+    """So that a figure on a screen can be read; another number of stages begins anew."""
+    if len(before) != len(now):
+        return now
+    return tuple(0.8 * old + 0.2 * new for old, new in zip(before, now))
+
+
+def _mean(values: Iterable[int]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0
