@@ -12,6 +12,7 @@ Knows nothing of gRPC or HTTP: `specsot.rpc` and the HTTP gateway translate, eac
     │   └── HeadMismatch      a draft head does not fit its base
     ├── PlanError             a plan without a valid line             (text holds the raw plan)
     ├── WireError             bytes from a peer that do not decode
+    ├── TimedOut              the caller's deadline passed
     └── Cancelled             the caller went away or said stop
 """
 
@@ -68,6 +69,10 @@ class PlanError(SpecsotError):
 
 class WireError(SpecsotError):
     """Bytes from a peer that do not decode to what they claim to be."""
+
+
+class TimedOut(SpecsotError):
+    """The caller's deadline passed before the answer was whole."""
 
 
 class Cancelled(SpecsotError):

@@ -19,11 +19,18 @@ MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
 DRAFTERS: tuple[DrafterName, ...] = ("eagle", "none")
 MAX_BIASES = 1024  # they travel with every sequence a request opens
 MAX_LOGPROBS = 20
+MOST_SHOWN = 100  # characters of a wrong value
 
 
 def _require(holds: bool, name: str, rule: str, value: object) -> None:
     if not holds:
-        raise InvalidRequest(f"{name} must be {rule}, got {value!r}", field=name)
+        raise InvalidRequest(f"{name} must be {rule}, got {brief(value)}", field=name)
+
+
+def brief(value: object) -> str:
+    """A stranger's value as a message may repeat it."""
+    shown = repr(value)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
 
 
 def _require_number(holds: Callable[[float], bool], name: str, rule: str, value: object) -> None:

@@ -26,14 +26,48 @@ E = TypeVar("E")
 
 
 class Ticks:
-    """A clock that moves one second whenever it is read."""
+    """A clock that moves one second whenever it is read; alarms ring when the test passes time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._alarms: list[Ring] = []
 
-    def __call__(self) -> float:
+    @property
+    def alarms(self) -> int:
+        """How many are set."""
+        return len(self._alarms)
+
+    def now(self) -> float:
         self.seconds += 1.0
         return self.seconds
+
+    def later(self, seconds: float, act: Callable[[], object], /) -> Ring:
+        ring = Ring(self.seconds + seconds, act, self._alarms)
+        self._alarms.append(ring)
+        return ring
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, and rings what is due, in order."""
+        end = self.seconds + seconds
+        while due := [alarm for alarm in self._alarms if alarm.due <= end]:
+            first = min(due, key=lambda alarm: alarm.due)
+            self.seconds = max(self.seconds, first.due)
+            first.cancel()
+            first.act()
+        self.seconds = max(self.seconds, end)
+
+
+@dataclass
+class Ring:
+    """An alarm that was set, among the others."""
+
+    due: float
+    act: Callable[[], object]
+    among: list[Ring]
+
+    def cancel(self) -> None:
+        if self in self.among:
+            self.among.remove(self)
 
 
 @dataclass
@@ -50,7 +84,8 @@ class Stage:
     def __post_init__(self) -> None:
         self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
         prompts = Prompts(BASE, self.text)
-        self.conductor = Conductor(self.ring, self.text, prompts, self.config, Ticks())
+        self.time = Ticks()
+        self.conductor = Conductor(self.ring, self.text, prompts, self.config, self.time)
         self.prompts_seen: list[tuple[Opening, str]] = []
 
     def _script(self, opening: Opening, prompt: tuple[int, ...]) -> tuple[int, ...]:
@@ -85,9 +120,11 @@ class Stage:
             assert await self.lap() or all(task.done() for task in tasks), "nothing moves"
         return [task.result() for task in tasks]
 
-    def listen(self, ask: Ask, request_id: str | None = None, client: str = "") -> asyncio.Task[list[Event]]:
+    def listen(
+        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
+    ) -> asyncio.Task[list[Event]]:
         """A client that reads everything."""
-        return asyncio.create_task(_collect(self.conductor.generate(ask, request_id, client)))
+        return asyncio.create_task(_collect(self.conductor.generate(ask, request_id, client, timeout)))
 
     async def answer(self, ask: Ask) -> list[Event]:
         """All events of one request, alone in the ring."""
@@ -97,6 +134,7 @@ class Stage:
     def assert_clean(self) -> None:
         """Nothing is left of anybody, on either side."""
         assert self.conductor.idle
+        assert not self.time.alarms
         assert not self.ring.live
         assert self.ring.free_pages == self.state.pages
         assert self.conductor.free_pages == self.state.pages

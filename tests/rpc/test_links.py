@@ -19,6 +19,7 @@ from specsot.frames import Chunk, Drafts, Frame, Result
 from specsot.links import Inbox, Lost
 from specsot.members import Tap
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
+from specsot.rpc.options import Terms
 from specsot.rpc.serve import Door, open_door
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]
 async def listening(
     inbox: Inbox, name: str = "there", largest: int = 64 << 20
 ) -> AsyncIterator[tuple[Door, str]]:
-    door = await open_door("127.0.0.1:0", {SERVICE: RingService(inbox, name).attach}, largest)
+    door = await open_door("127.0.0.1:0", {SERVICE: RingService(inbox, name).attach}, Terms(largest))
     try:
         yield door, f"127.0.0.1:{door.port}"
     finally:

@@ -43,12 +43,14 @@ class FakeConductor:
         self.hold, self.closed, self.begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.hold.set()
         self.endless = False
+        self.timeout: float | None = None
         self.refusal: Exception | None = None
 
     async def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = ""
+        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
     ) -> AsyncGenerator[Numbered, None]:
         self.asked.append((ask, request_id, client))
+        self.timeout = timeout
         if self.refusal:
             raise self.refusal
         try:
@@ -91,6 +93,7 @@ async def test_a_request_and_its_events(served: Served) -> None:
     ask = Ask(prompt="hi", mode="direct", limits=Limits(max_new_tokens=9), seed=7)
     events = [numbered async for numbered in served.client.generate(ask, "mine")]
     assert served.conductor.asked == [(ask, "mine", "ipv4:127.0.0.1")]
+    assert served.conductor.timeout is None
     assert events == [
         Numbered(0, Started("mine", "demo", "direct", 7, 3)),
         Numbered(1, MergedText(0, "hello")),
@@ -137,9 +140,12 @@ async def test_a_deadline_ends_its_request(served: Served) -> None:
     async with grpc.aio.insecure_channel(served.address) as channel:
         stub = master_pb2_grpc.MasterStub(channel)
         call = stub.Generate(master_pb2.GenerateRequest(prompt="hi"), timeout=0.5)
-        with pytest.raises(grpc.aio.AioRpcError):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
                 pass
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert served.conductor.timeout is not None
+    assert 0 < served.conductor.timeout <= 0.5
     await asyncio.wait_for(served.conductor.closed.wait(), 5)
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as refl
 
 from specsot.errors import Unavailable
+from specsot.rpc.options import Terms
 from specsot.rpc.probe import probe
 from specsot.rpc.serve import Door, open_door, split_address
 from specsot.v1 import master_pb2, master_pb2_grpc
@@ -36,7 +38,7 @@ ATTACH = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(Ec
 
 @pytest.fixture
 async def door() -> AsyncIterator[Door]:
-    opened = await open_door("127.0.0.1:0", ATTACH, largest=1 << 16)
+    opened = await open_door("127.0.0.1:0", ATTACH, Terms(largest=1 << 16))
     yield opened
     await opened.close(0)
 
@@ -62,6 +64,39 @@ async def test_reflection(channel: grpc.aio.Channel, version: str) -> None:
     names = {service.name for service in listed.list_services_response.service}
     assert {MASTER, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"} <= names
     assert b"GenerateRequest" in found.file_descriptor_response.file_descriptor_proto[0]
+
+
+async def test_what_is_behind_flags(door: Door) -> None:
+    """Connections are told about, and services listed, only where that is wanted."""
+    curious, shy = Terms(channelz=True), Terms(reflection=False)
+    told = {terms: await open_door("127.0.0.1:0", ATTACH, terms) for terms in (curious, shy)}
+    for terms, opened in told.items():
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+            stub: Any = channelz_pb2_grpc.ChannelzStub(channel)
+            call = stub.GetServers(channelz_pb2.GetServersRequest())
+            if terms.channelz:
+                (server,) = [one for one in (await call).server if one.data.calls_started]
+                assert server.data.calls_started == 1
+            else:
+                with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
+                    await call
+            names = services_of(channel)
+            if terms.reflection:
+                assert {MASTER, "grpc.channelz.v1.Channelz"} <= await names
+            else:
+                with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
+                    await names
+        await opened.close(0)
+
+
+async def services_of(channel: grpc.aio.Channel) -> set[str]:
+    ask = channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        refl.ServerReflectionRequest.SerializeToString,
+        refl.ServerReflectionResponse.FromString,
+    )
+    (listed,) = [one async for one in ask(iter([refl.ServerReflectionRequest(list_services="")]))]
+    return {service.name for service in listed.list_services_response.service}
 
 
 async def test_health_by_service(channel: grpc.aio.Channel, door: Door) -> None:
@@ -112,6 +147,16 @@ async def test_a_message_larger_than_allowed(channel: grpc.aio.Channel) -> None:
     stub = master_pb2_grpc.MasterStub(channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Cancel(master_pb2.CancelRequest(request_id="x" * (1 << 17)))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await stub.Cancel(master_pb2.CancelRequest(request_id="x"))).cancelled
+
+
+async def test_more_metadata_than_allowed(channel: grpc.aio.Channel) -> None:
+    stub = master_pb2_grpc.MasterStub(channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Cancel(
+            master_pb2.CancelRequest(request_id="x"), metadata=(("note", "x" * (1 << 15)),), timeout=5
+        )
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await stub.Cancel(master_pb2.CancelRequest(request_id="x"))).cancelled
 

@@ -28,6 +28,7 @@ OURS: list[SpecsotError] = [
     errors.HeadMismatch("fc is [4, 8], the base needs [4, 12]"),
     errors.PlanError("no valid line", text="[PLAN]\nthis is none"),
     errors.WireError("tensor needs 4 bytes, got 3"),
+    errors.TimedOut("the deadline passed while the request waited"),
     errors.Cancelled("the caller said stop"),
     errors.SpecsotError("something else"),
 ]
@@ -91,7 +92,7 @@ async def test_nothing_of_python_reaches_a_peer() -> None:
     ("code", "kind"),
     [
         (grpc.StatusCode.UNAVAILABLE, errors.Unavailable),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.TimedOut),
         (grpc.StatusCode.UNIMPLEMENTED, errors.Unavailable),
         (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequest),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
@@ -128,5 +129,20 @@ def test_details_of_another_domain_are_not_ours() -> None:
     assert type(error_of(failure)) is errors.NotFound
 
 
-def test_a_long_plan_fits_into_trailers() -> None:
-    assert status_of(errors.PlanError("none", text="x" * 100_000)).ByteSize() < 8192
+@pytest.mark.parametrize("letter", ["x", "你", "\ud800"])
+async def test_the_longest_words_fit_into_trailers(letter: str) -> None:
+    """gRPC would drop trailers over 8 KiB, and with them what went wrong."""
+    servicer = Raising()
+    door, address = await opened(servicer)
+    async with grpc.aio.insecure_channel(address) as channel:
+        for error in (
+            errors.PlanError("no line: " + letter * 100_000, text=letter * 100_000),
+            errors.InvalidRequest("wrong: " + letter * 100_000, field="stop"),
+        ):
+            servicer.error = error
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await master_pb2_grpc.MasterStub(channel).GetInfo(master_pb2.GetInfoRequest())
+            found = error_of(caught.value)
+            assert type(found) is type(error)
+            assert 100 < len(str(found)) < len(str(error))
+    await door.close(0)

@@ -15,6 +15,7 @@ import structlog
 from specsot.process.life import live
 from specsot.process.logs import write_logs
 from specsot.process.setting import reachable
+from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot_master.assembly import Master, assemble
 from specsot_master.config import MasterConfig, read_config
@@ -36,7 +37,9 @@ async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     """Raises ModelError, Unavailable (the port is taken)."""
     master = assemble(config.ring)
     clients, members = MasterService(master.conductor, master.info), FleetService(master.fleet)
-    door = await open_master_door(config.setting.listen, clients, members)
+    setting = config.setting
+    terms = Terms(PUBLIC_BYTES, reflection=setting.reflection, channelz=setting.channelz)
+    door = await open_master_door(setting.listen, clients, members, terms)
     log.info("listening", at=reachable(None, config.setting.listen, door.port), model=master.model.name)
     log.info("waiting for the ring", missing=master.fleet.waiting_for())
     async with beside(master.fleet.tend(TENDING), report(master, door)):

@@ -16,6 +16,7 @@ from specsot.members import Configuration, Registration
 from specsot.membership import Part, take_part
 from specsot.process.setting import Setting, name_of, reachable
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
+from specsot.rpc.options import Terms
 from specsot.rpc.serve import Door, open_door
 from specsot.rpc.uplink import join
 
@@ -63,7 +64,8 @@ async def serve_member(
     """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
     inbox = Inbox()
     ring = RingService(inbox)
-    door = await open_door(setting.listen, {SERVICE: ring.attach})
+    terms = Terms(reflection=setting.reflection, channelz=setting.channelz)
+    door = await open_door(setting.listen, {SERVICE: ring.attach}, terms)
     address = reachable(advertise, setting.listen, door.port)
     ring.name = name_of(name, address)
     log.info("listening", at=address, name=ring.name)

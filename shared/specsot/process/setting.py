@@ -17,12 +17,17 @@ LogFormat = Literal["console", "json"]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """grace: seconds from SIGTERM until what still runs is cancelled."""
+    """grace: seconds from SIGTERM until what still runs is cancelled.
+
+    reflection, channelz: whether its door tells what it serves, and how its connections stand.
+    """
 
     listen: str
     log_format: LogFormat = "console"
     log_level: str = "info"
     grace: float = 5.0
+    reflection: bool = True
+    channelz: bool = False
 
 
 def add_setting(flags: Flags, listen: str) -> None:
@@ -31,10 +36,19 @@ def add_setting(flags: Flags, listen: str) -> None:
     levels = ("debug", "info", "warning", "error")
     flags.flag("log-level", default="info", choices=levels, help="the least important lines to write")
     flags.flag("grace", seconds, 5.0, "seconds that running work has after SIGTERM")
+    flags.flag("reflection", default="on", choices=("on", "off"), help="whether clients may ask what is here")
+    flags.flag("channelz", default="off", choices=("on", "off"), help="whether connections may be looked at")
 
 
 def read_setting(given: argparse.Namespace) -> Setting:
-    return Setting(given.listen, given.log_format, given.log_level, given.grace)
+    return Setting(
+        given.listen,
+        given.log_format,
+        given.log_level,
+        given.grace,
+        reflection=given.reflection == "on",
+        channelz=given.channelz == "on",
+    )
 
 
 def add_membership(flags: Flags) -> None:

@@ -107,5 +107,5 @@ async def refuse(context: ServicerContext[Any, Any], error: Exception) -> NoRetu
     if not isinstance(error, SpecsotError):
         log.error("a call failed", exc_info=error)
         error = SpecsotError("internal error")
-    trailer = (TRAILER, status_of(error).SerializeToString())
-    await context.abort(code_of(error), str(error), (trailer,))
+    status = status_of(error)
+    await context.abort(code_of(error), status.message, ((TRAILER, status.SerializeToString()),))

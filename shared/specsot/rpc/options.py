@@ -5,27 +5,48 @@ Refuses to know who uses them. Sizes in bytes, times in milliseconds, as gRPC wa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 PUBLIC_BYTES = 8 << 20  # the longest prompt's tokens, with room
 RING_BYTES = 256 << 20  # hidden and fused rows of the largest frame
+METADATA_BYTES = 16 << 10
+MOST_STREAMS = 1024  # of one connection
 
 Options = list[tuple[str, int]]
 
-# Without max_pings_without_data = 0 a frozen peer behind a live kernel is never noticed.
-_ALIVE: Options = [
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """every: seconds between pings. patience: seconds without an answer after which a peer is gone."""
+
+    every: float = 5.0
+    patience: float = 10.0
 
 
-def server_options(largest: int) -> Options:
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a server grants to whoever comes. largest: bytes of one message.
+
+    reflection, channelz: whether it tells what it serves, and how its connections stand.
+    """
+
+    largest: int = RING_BYTES
+    keepalive: Keepalive = Keepalive()
+    reflection: bool = True
+    channelz: bool = False
+
+
+def server_options(terms: Terms) -> Options:
     """SO_REUSEPORT is off: two servers on one port is an error, not a lottery."""
     return [
-        *_sizes(largest),
-        *_ALIVE,
+        *_sizes(terms.largest),
+        *_alive(terms.keepalive),
+        ("grpc.max_metadata_size", METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.so_reuseport", 0),
+        ("grpc.enable_channelz", int(terms.channelz)),
     ]
 
 
@@ -33,13 +54,26 @@ def channel_options(largest: int) -> Options:
     """No proxy and no shared connection: a link to a restarted peer starts without its old backoff."""
     return [
         *_sizes(largest),
-        *_ALIVE,
+        *_alive(Keepalive()),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 5_000),
+    ]
+
+
+def _alive(keepalive: Keepalive) -> Options:
+    """Without max_pings_without_data = 0 a frozen peer behind a live kernel is never noticed; without
+    ping_timeout a server takes a minute, whatever keepalive_timeout says.
+    """
+    return [
+        ("grpc.keepalive_time_ms", int(keepalive.every * 1000)),
+        ("grpc.keepalive_timeout_ms", int(keepalive.patience * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(keepalive.patience * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
     ]
 
 

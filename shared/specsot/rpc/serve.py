@@ -8,19 +8,21 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
+from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from specsot.errors import Unavailable
 from specsot.rpc.guard import Guard
-from specsot.rpc.options import RING_BYTES, server_options
+from specsot.rpc.options import Terms, server_options
 
 Attach = Callable[[grpc.aio.Server], None]
 
+_TERMS = Terms()
 _V1 = "grpc.reflection.v1.ServerReflection"
 
 
@@ -41,23 +43,32 @@ class Door:
         await self._server.stop(grace)
 
 
-async def open_door(listen: str, services: Mapping[str, Attach], largest: int = RING_BYTES) -> Door:
+async def open_door(listen: str, services: Mapping[str, Attach], terms: Terms = _TERMS) -> Door:
     """Serve at host:port or unix:path. `services` start as not serving; "" is live at once.
 
     Raises Unavailable, in one line, when the address cannot be had.
     """
     check_free(listen)
-    server = grpc.aio.server(interceptors=[Guard()], options=server_options(largest))
+    server = grpc.aio.server(interceptors=[Guard()], options=server_options(terms))
     state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     for attach in services.values():
         attach(server)
-    reflect(server, [*services, "grpc.health.v1.Health", _V1, reflection.SERVICE_NAME])
+    if terms.channelz:
+        channelz.add_channelz_servicer(server)
+    if terms.reflection:
+        reflect(server, names_of(services, terms))
     door = Door(server, _bind(server, listen), state)
     for name in services:
         await door.report(name, False)
     await server.start()
     return door
+
+
+def names_of(services: Iterable[str], terms: Terms) -> list[str]:
+    """Everything that is served, in the words of reflection."""
+    debugging = ["grpc.channelz.v1.Channelz"] if terms.channelz else []
+    return [*services, "grpc.health.v1.Health", *debugging, _V1, reflection.SERVICE_NAME]
 
 
 def reflect(server: grpc.aio.Server, names: list[str]) -> None:

@@ -22,13 +22,14 @@ from specsot.errors import (
     PlanError,
     Refused,
     SpecsotError,
+    TimedOut,
     Unavailable,
     WireError,
 )
 
 DOMAIN = "specsot"
 TRAILER = "grpc-status-details-bin"
-LONGEST_TEXT = 4096  # characters; trailers share gRPC's 8 KiB of metadata
+LONGEST_LINE, LONGEST_TEXT = 512, 3072  # bytes; all trailers share gRPC's 8 KiB of metadata
 
 _CODES: dict[type[SpecsotError], StatusCode] = {
     InvalidRequest: StatusCode.INVALID_ARGUMENT,
@@ -40,6 +41,7 @@ _CODES: dict[type[SpecsotError], StatusCode] = {
     ModelError: StatusCode.FAILED_PRECONDITION,
     PlanError: StatusCode.ABORTED,
     WireError: StatusCode.INVALID_ARGUMENT,
+    TimedOut: StatusCode.DEADLINE_EXCEEDED,
     Cancelled: StatusCode.CANCELLED,
     SpecsotError: StatusCode.INTERNAL,
 }
@@ -48,6 +50,7 @@ _CLASSES: dict[StatusCode, type[SpecsotError]] = {
     StatusCode.NOT_FOUND: NotFound,
     StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     StatusCode.FAILED_PRECONDITION: Refused,
+    StatusCode.DEADLINE_EXCEEDED: TimedOut,
     StatusCode.CANCELLED: Cancelled,
     StatusCode.INTERNAL: SpecsotError,
     StatusCode.UNKNOWN: SpecsotError,
@@ -60,9 +63,14 @@ def code_of(error: SpecsotError) -> StatusCode:
 
 def status_of(error: SpecsotError) -> status_pb2.Status:
     """Code, one clear line, and details a program can read."""
-    status = status_pb2.Status(code=code_of(error).value[0], message=str(error))
+    status = status_pb2.Status(code=code_of(error).value[0], message=cut(str(error), LONGEST_LINE))
     status.details.extend(map(_packed, _details(error)))
     return status
+
+
+def cut(text: str, most: int) -> str:
+    """Its first `most` bytes in UTF-8, no half character."""
+    return text.encode(errors="replace")[:most].decode(errors="ignore")
 
 
 def error_of(failure: AioRpcError) -> SpecsotError:
@@ -86,14 +94,15 @@ def _details(error: SpecsotError) -> list[Message]:
     found: list[Message] = [info]
     match error:
         case InvalidRequest(field=str(field)):
-            violation = details.BadRequest.FieldViolation(field=field, description=str(error))
+            line = cut(str(error), LONGEST_LINE)
+            violation = details.BadRequest.FieldViolation(field=field, description=line)
             found.append(details.BadRequest(field_violations=[violation]))
         case Overloaded(retry_after=seconds):
             retry = details.RetryInfo()
             retry.retry_delay.FromNanoseconds(int(seconds * 1e9))
             found.append(retry)
         case PlanError(text=text):
-            info.metadata["text"] = text[:LONGEST_TEXT]
+            info.metadata["text"] = cut(text, LONGEST_TEXT)
         case _:
             pass
     return found

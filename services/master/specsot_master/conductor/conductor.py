@@ -6,19 +6,19 @@ and leases; here they are carried out, on one event loop.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import ParamSpec
 
 import structlog
 
-from specsot.errors import SpecsotError, Unavailable
+from specsot.errors import SpecsotError, TimedOut, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.frames import Outcome, Result
 from specsot.params import Ask
 from specsot.skeleton import PlanRules, Point
 from specsot_master.conductor.accepting import Acceptance, require_ring
 from specsot_master.conductor.admission import PageLedger
+from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.live import LiveRequest, LiveSequence, check_room
 from specsot_master.conductor.outbox import Outbox
 from specsot_master.conductor.ring import ConductorConfig, Ring
@@ -34,7 +34,7 @@ _P = ParamSpec("_P")
 
 
 class Conductor:
-    """All requests of one master. `clock`: seconds that only go forward."""
+    """All requests of one master."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Conductor:
         text: Text,
         prompts: Prompts,
         config: ConductorConfig,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
-        self._ring, self._config, self._clock = ring, config, clock
+        self._ring, self._config, self._clock = ring, config, clock or LoopClock()
         self._acceptance = Acceptance(ring, prompts, config.model, config.vocabulary)
         self._outbox = Outbox(ring.order, self.epoch_ended)
         self._sequences = Sequences(text, self._outbox, config.lease)
@@ -65,14 +65,15 @@ class Conductor:
         return state.pages if self._roster.quiet else self._roster.ledger.free
 
     async def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = ""
+        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
     ) -> AsyncGenerator[Numbered, None]:
         """The request's events, numbered from 0, Finished last. Closing the generator cancels it.
 
+        timeout: seconds it may take, waiting included; None: as long as it needs.
         Raises InvalidRequest, NotFound, Overloaded and Unavailable before the first event; Unavailable
-        when the ring breaks under it; PlanError.
+        when the ring breaks under it; TimedOut; PlanError.
         """
-        request = self._accept(ask, request_id, client)
+        request = self._accept(ask, request_id, client, timeout)
         try:
             while (event := await request.feed.next()) is not None:
                 if request.feed.unread == self._config.unread - 1:  # it may have been paused until now
@@ -86,7 +87,7 @@ class Conductor:
         request = self._roster.find(request_id)
         if request is None:
             return False
-        self._obey(request, request.plan.cancel(self._clock()))
+        self._obey(request, request.plan.cancel(self._clock.now()))
         self._drop(request)
         return True
 
@@ -94,7 +95,7 @@ class Conductor:
         """Take a result of the ring. Results of another epoch are ignored."""
         if result.epoch != self._epoch:
             return
-        now = self._clock()
+        now = self._clock.now()
         for request, outcomes in self._sequences.group(result.outcomes):
             self._guard(request, self._learn, request, outcomes, now)
         if self._sequences.freed:
@@ -106,6 +107,7 @@ class Conductor:
         self._sequences.clear()
         self._epoch = None
         for request in self._roster.clear():
+            request.alarms.clear()
             request.feed.end(Unavailable(reason))
 
     async def settled(self) -> None:
@@ -114,17 +116,27 @@ class Conductor:
 
     # --- arrival and departure ---
 
-    def _accept(self, ask: Ask, id: str | None, client: str) -> LiveRequest:
+    def _accept(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
+        if timeout is not None and timeout <= 0:
+            raise TimedOut("the deadline had passed when the request came")
         self._roster.check(id)
-        request = self._acceptance.prepare(ask, id, client, self._clock())
+        request = self._acceptance.prepare(ask, id, client, self._clock.now())
         log.info("request", id=request.id, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
         self._roster.wait(request)
+        if timeout is not None:
+            request.alarms.set("deadline", self._clock, timeout, lambda: self._expire(request))
         self._fill()
         return request
+
+    def _expire(self, request: LiveRequest) -> None:
+        """Its deadline is here."""
+        doing = "was answered" if self._roster.is_live(request) else "waited for its turn"
+        self._fail(request, TimedOut(f"the deadline passed while the request {doing}"))
 
     def _drop(self, request: LiveRequest) -> None:
         """The request is over, or nobody listens any more: leave nothing of it behind."""
         request.feed.end()
+        request.alarms.clear()
         if self._roster.is_live(request):
             for sequence in request.everything:
                 self._retire(request, sequence, close=True)
@@ -166,7 +178,7 @@ class Conductor:
 
     def _begin(self, request: LiveRequest) -> None:
         self._sequences.open_prefix(request, require_ring(self._ring), self._roster.ledger)
-        self._obey(request, request.plan.start(request.prompt_tokens, self._clock()))
+        self._obey(request, request.plan.start(request.prompt_tokens, self._clock.now()))
 
     def _add_branches(self) -> None:
         """One branch at a time for whoever's turn it is, until nobody wants one or nothing fits."""

@@ -13,6 +13,7 @@ from specsot.events import Candidate, TokenLogprobs
 from specsot.frames import Chance, End, Fork, Open
 from specsot.params import Ask
 from specsot_master.conductor.admission import own_pages
+from specsot_master.conductor.clock import Alarms
 from specsot_master.conductor.feed import Feed
 from specsot_master.conductor.log import SequenceLog
 from specsot_master.conductor.ring import RingState
@@ -82,6 +83,7 @@ class LiveRequest:
     conversation: Conversation | None = None
     answer: tuple[int, ...] = ()
     feed: Feed = field(default_factory=Feed)
+    alarms: Alarms = field(default_factory=Alarms)
     prefix: LiveSequence | None = None
     sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
     _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])

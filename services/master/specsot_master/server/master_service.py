@@ -28,7 +28,7 @@ class Leader(Protocol):
     """What this door needs of the conductor."""
 
     def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = ""
+        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
     ) -> AsyncGenerator[Numbered, None]: ...
 
     def cancel(self, request_id: str) -> bool: ...
@@ -52,9 +52,10 @@ class MasterService(master_pb2_grpc.MasterServicer):
         if self._draining:
             raise Unavailable("the master is shutting down")
         ask, request_id = decode_ask(request), checked_id(request.request_id)
+        client, timeout = client_of(context.peer()), context.time_remaining()
         self._enter()
         try:
-            async with aclosing(self._leader.generate(ask, request_id, client_of(context.peer()))) as events:
+            async with aclosing(self._leader.generate(ask, request_id, client, timeout)) as events:
                 async for numbered in events:
                     await context.write(encode_event(numbered))
         finally:
