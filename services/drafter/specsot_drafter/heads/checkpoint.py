@@ -1,4 +1,4 @@
-"""A published head's directory under one set of names, whatever layout it was published in.
+"""A published head under one set of names, whatever layout it was published in.
 
 Refuses to know what heads compute. The names it gives are those of EAGLE-1 (`layers.0.*`, `fc.*`) plus
 EAGLE-3's (`norm.weight`, `lm_head.weight`, `d2t`); a nested config becomes a flat one.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specsot.errors import HeadMismatch, ModelError
 from specsot.model.fields import Fields, read_json
-from specsot.model.weights import WeightFiles
+from specsot.model.weights import HeldWeights, WeightFiles, Weights
 
 # How published names begin, and what they mean here: EAGLE-3 as its authors save it, and the names
 # that vLLM's speculators give to EAGLE-1.
@@ -30,18 +30,31 @@ FIRST, PROBE = "layers.0.", "self_attn.q_proj.weight"  # every decoder layer has
 NESTED = ("transformer_layer_config", "eagle_config")  # parts of a config that speak of the head itself
 
 
-class Checkpoint(WeightFiles):
+class Checkpoint(Weights):
     """Tensors by their one name, and the config's fields. Every failure is a ModelError of one line.
 
+    directory, source: where the head and its config are, for people.
     settings: the config's fields, flat. layers: how many decoder layers there are tensors of.
     """
 
-    def __init__(self, directory: Path, allow_pickle_bin: bool = False) -> None:
-        self.directory, self.source = directory, directory / "config.json"
-        self.settings = flatten(read_json(self.source), self.source)
-        super().__init__(directory, allow_pickle_bin)
-        self._names = _renamed(super().names(), directory)
+    def __init__(self, published: Weights, fields: Mapping[str, Any], directory: Path, source: Path) -> None:
+        self.directory, self.source = directory, source
+        self.settings = flatten(fields, source)
+        self._published = published
+        self._names = _renamed(published.names(), directory)
         self.layers = self._count_layers()
+
+    @classmethod
+    def open(cls, directory: Path, allow_pickle_bin: bool = False) -> Checkpoint:
+        """A directory's. allow_pickle_bin: see `WeightFiles`."""
+        source = directory / "config.json"
+        fields = read_json(source)
+        return cls(WeightFiles(directory, allow_pickle_bin), fields, directory, source)
+
+    @classmethod
+    def held(cls, tensors: Mapping[str, Tensor], fields: Mapping[str, Any], owner: str) -> Checkpoint:
+        """A head that is in memory under its published names."""
+        return cls(HeldWeights(tensors, owner), fields, Path(owner), Path(owner))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._names)
@@ -56,11 +69,14 @@ class Checkpoint(WeightFiles):
             return self._names.get(name, name)
         return known.removesuffix(PROBE) + name.removeprefix(FIRST)
 
+    def where(self, name: str) -> str:
+        return str(self.directory)
+
     def shape(self, name: str) -> tuple[int, ...]:
-        return super().shape(self.published(name))
+        return self._published.shape(self.published(name))
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        return super().tensor(self.published(name), dtype, device)
+        return self._published.tensor(self.published(name), dtype, device)
 
     def expect(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str

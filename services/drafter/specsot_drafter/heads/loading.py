@@ -60,20 +60,18 @@ def load_head(
     """
     base = Fetch(WeightFiles(base_directory, allow_pickle_base), dtype, device)
     edges = StoredEdges(read_config(base_directory), base)
-    return fit_head(directory, edges, dtype, device, allow_pickle_bin, overrides)
+    return fit_head(Checkpoint.open(directory, allow_pickle_bin), edges, dtype, device, overrides)
 
 
 @torch.inference_mode()
 def fit_head(
-    directory: Path,
+    head: Checkpoint,
     base: Edges,
     dtype: torch.dtype,
     device: torch.device | str,
-    allow_pickle_bin: bool = False,
     overrides: Overrides = AS_PUBLISHED,
 ) -> EagleHead:
-    """The same, for a base of which only the edges are at hand; those that are held are shared."""
-    head = Checkpoint(directory, allow_pickle_bin)
+    """The same, for a head that may be in memory, and a base of which only the edges are at hand."""
     refuse_what_differs(head)
     loader = _Loader(head, Fetch(head, dtype, device), base, read_shape(head, base.config), overrides)
     return loader.eagle3() if kind_of(head) == "eagle3" else loader.eagle1()
