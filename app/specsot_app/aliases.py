@@ -43,9 +43,10 @@ def mode_of(parallel: Any) -> str:
     return "auto" if parallel else "direct"
 
 
-def splits_of(splits: Any) -> int:
-    """layer_splits "14,28" or [14, 28] cut the model into one stage more than there are cuts."""
-    return devices_of(splits) + 1
+def splits_of(splits: Any) -> str:
+    """layer_splits "14,28" or [14, 28] are where stages begin; the last one ends with the model."""
+    cuts = [str(cut).strip() for cut in (splits.split(",") if isinstance(splits, str) else splits)]
+    return ",".join(f"{first}:{last}" for first, last in zip(["0", *cuts], [*cuts, ""]))
 
 
 def dtype_of(dtype: Any) -> str:
@@ -64,23 +65,24 @@ ALIASES: Mapping[str, Alias] = {
     "devices": Alias("stages", devices_of),
     "gpu_ids": Alias("stages", devices_of),
     "world_size": Alias("stages"),
-    "layer_splits": Alias("stages", splits_of),
+    "layer_splits": Alias("layers", splits_of),
     "task_prompt": Alias("prompt"),
     "enable_parallel": Alias("mode", mode_of),
     "use_semantic_constraint": Alias("constraint"),
     "use_scheduling": Alias(None),  # branches are always scheduled
+    "num_samples": Alias("samples"),  # of a data set, the first ones
     "comm_mode": Alias(None),  # results go straight to who needs them
 }
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Our spelling of every option. Raises InvalidRequest when one is given under two names."""
+    """Our spelling of every option. Raises InvalidRequest when two names of one say different things."""
     ours: dict[str, Any] = {}
     for name, value in options.items():
         alias = ALIASES.get(name, Alias(name))
         if alias.name is None or value is None:
             continue
-        if alias.name in ours:
+        meant = alias.meaning(value)
+        if ours.setdefault(alias.name, meant) != meant:
             raise InvalidRequest(f"{name} is another name of {alias.name}, which is given too", field=name)
-        ours[alias.name] = alias.meaning(value)
     return ours

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specsot.errors import Unavailable
-from specsot.events import Reason, Statistics
+from specsot.events import Reason, Statistics, TokenLogprobs
 from specsot.skeleton import Point
 from specsot_app.terminal.view import View
 
@@ -29,6 +29,7 @@ class Answer:
     """What `SpecSoT.generate` returns.
 
     tokens:   token ids of the merged text, in order.
+    logprobs: of these tokens, where they were asked for.
     skeleton: the plan as the model wrote it, markers included; empty when none was asked for.
     seed:     what was asked for or drawn; the same seed draws the same answer.
     """
@@ -40,6 +41,7 @@ class Answer:
     seed: int
     skeleton: str
     branches: tuple[Branch, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -52,7 +54,14 @@ def answer_of(view: View) -> Answer:
     end = view.finished
     branches = tuple(Branch(panel.point, panel.text, panel.tokens, panel.reason) for panel in view.panels)
     return Answer(
-        end.text, end.tokens, end.statistics, end.reason, view.started.seed, view.skeleton, branches
+        end.text,
+        end.tokens,
+        end.statistics,
+        end.reason,
+        view.started.seed,
+        view.skeleton,
+        branches,
+        view.logprobs,
     )
 
 

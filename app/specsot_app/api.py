@@ -44,7 +44,8 @@ class SpecSoT:
     ) -> SpecSoT:
         """A model from a Hugging Face directory; without one, the demo model.
 
-        options: dtype ("auto", "fp32", "bf16", "fp16"), device, stages (layer ranges), drafter
+        options: dtype ("auto", "fp32", "bf16", "fp16"), device, stages (how many layer ranges), layers
+        (which: "0:4,4:8"), drafter
         ("eagle", "none"), layout ("packed", "batched"), model_format and draft_format ("safetensors",
         "bin": pytorch_model.bin, read for its tensors alone), drafter_rope_theta and aux_layers (where the
         head's config is wrong); or the seeds' names for them.
@@ -69,8 +70,10 @@ class SpecSoT:
     def generate(self, prompt: str | Turns | None = None, **options: Any) -> Any:
         """`await generate(prompt, ...)` is the Answer.
 
-        options: mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k,
-        seed, stop, constraint, drafter, tools. Raises InvalidRequest, Overloaded, Unavailable.
+        options: mode, max_new_tokens, max_branch_tokens, max_parallel, temperature, top_p, top_k, min_p,
+        repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: gain}), logprobs
+        (how many likeliest tokens to tell), seed, stop, constraint, drafter, tools.
+        Raises InvalidRequest, Overloaded, Unavailable.
 
         `generate(task_prompt=...)`, the seeds' call, returns (output_ids, stats) without await.
         """

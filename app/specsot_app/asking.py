@@ -9,11 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specsot.errors import InvalidRequest
-from specsot.params import Ask, Limits, Message, Sampling
+from specsot.params import Ask, Limits, Message, Sampling, brief
 
-SAMPLING = ("temperature", "top_p", "top_k")
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+)
 LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
-REQUEST = ("model", "mode", "drafter", "stop", "tools", "constraint", "seed", "ignore_eos")
+REQUEST = ("model", "mode", "drafter", "stop", "tools", "constraint", "seed", "ignore_eos", "logprobs")
 OPTIONS = SAMPLING + LIMITS + REQUEST
 
 Turns = Sequence[Message | Mapping[str, str]]
@@ -32,9 +41,28 @@ def ask_of(prompt: str | Turns, **options: Any) -> Ask:
     for name in ("stop", "tools"):
         if name in rest:
             rest[name] = strings_of(rest[name])
+    if "logit_bias" in given:
+        given["logit_bias"] = biases_of(given["logit_bias"])
     sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
     limits = Limits(**{name: given[name] for name in LIMITS if name in given})
     return Ask(**said, **rest, sampling=sampling, limits=limits)
+
+
+def biases_of(given: Any) -> tuple[tuple[int, float], ...]:
+    """{token id: gain}, or "ID=GAIN" as on a command line, one or several; by ascending id."""
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else map(pair_of, strings_of(given))
+        return tuple(sorted((int(token), float(gain)) for token, gain in pairs))
+    except (TypeError, ValueError):
+        said = brief(given)
+        raise InvalidRequest(
+            f"logit_bias must be token ids with numbers, such as 42=-1.5, got {said}", field="logit_bias"
+        ) from None
+
+
+def pair_of(written: Any) -> Any:
+    """ "42=-1.5" in two; a pair is one already."""
+    return written.split("=") if isinstance(written, str) else written
 
 
 def refuse_unknown(options: Iterable[str]) -> None:

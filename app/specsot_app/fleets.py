@@ -13,9 +13,11 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.events import Numbered
-from specsot.members import Layout, Overrides, TreeShape, WeightFormat
+from specsot.members import Layout, Overrides, Range, TreeShape, WeightFormat
+from specsot.model.config import read_config
 from specsot.params import Ask, DrafterName
 from specsot.process.flags import above_zero, layer_numbers
+from specsot_app.ranges import ranges_of
 
 T = TypeVar("T")
 
@@ -47,7 +49,8 @@ class Wanted:
     """A fleet to open. `master` set: that one, and only `model` (a name) matters besides.
 
     model None: the demo model, with its head. draft_model None: no drafter (but the demo's own).
-    stages: how many layer ranges. tree fixed: the largest tree in every lap, whether it pays or not.
+    stages: how many layer ranges. layers: which, such as "0:4,4:8".
+    tree fixed: the largest tree in every lap, whether it pays or not.
     drafter_rope_theta, aux_layers: what the head's config says wrongly (specsot.members.Overrides).
     """
 
@@ -62,6 +65,7 @@ class Wanted:
     dtype: Dtype = "auto"
     device: str = "cpu"
     stages: int | None = None
+    layers: str | Sequence[str] | None = None
     drafter: DrafterName = "eagle"
     layout: Layout = "batched"
     tree: Literal["tuned", "fixed"] = "tuned"
@@ -72,10 +76,11 @@ Opener = Callable[[Wanted], Coroutine[Any, Any, Fleet]]
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Two model directories that exist; `draft` None: nothing drafts."""
+    """Two model directories that exist; `draft` None: nothing drafts. `layers`: of each stage, if chosen."""
 
     base: Path
     draft: Path | None
+    layers: tuple[Range, ...] = ()
 
 
 def models_of(wanted: Wanted) -> Models:
@@ -89,11 +94,26 @@ def models_of(wanted: Wanted) -> Models:
         raise InvalidRequest(f"stages must be > 0, got {wanted.stages}", field="stages")
     overrides_of(wanted)
     base = model_directory(wanted.model) if wanted.model else demo() / "base"
+    return Models(base, head_of(wanted), layers_of(wanted, base))
+
+
+def head_of(wanted: Wanted) -> Path | None:
+    """The draft head's directory; the demo model brings its own. Raises ModelError."""
     if wanted.drafter == "none":
-        return Models(base, None)
+        return None
     if wanted.draft_model:
-        return Models(base, model_directory(wanted.draft_model))
-    return Models(base, None if wanted.model else demo() / "eagle3")
+        return model_directory(wanted.draft_model)
+    return None if wanted.model else demo() / "eagle3"
+
+
+def layers_of(wanted: Wanted, base: Path) -> tuple[Range, ...]:
+    """The range of each stage, where they are chosen. Raises InvalidRequest."""
+    if wanted.layers is None:
+        return ()
+    ranges = ranges_of(wanted.layers, read_config(base).layers)
+    if wanted.stages not in (None, len(ranges)):
+        raise InvalidRequest(f"layers are {len(ranges)} ranges, stages {wanted.stages}", field="layers")
+    return ranges
 
 
 def overrides_of(wanted: Wanted) -> Overrides:
@@ -165,6 +185,7 @@ async def open_local(wanted: Wanted, models: Models) -> Fleet:
         dtype=wanted.dtype,
         device=wanted.device,
         stages=wanted.stages,
+        layers=models.layers,
         drafter=wanted.drafter,
         layout=wanted.layout,
         shape=TreeShape(fixed=wanted.tree == "fixed"),

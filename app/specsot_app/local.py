@@ -29,7 +29,8 @@ class LocalOptions:
     """An embedded fleet. draft_model None, or drafter "none": nothing drafts.
 
     name: the model's public one; empty: its directory's.
-    stages: how many workers share the layers. kv_memory: bytes for the KV pages of each member.
+    stages: how many workers share the layers. layers: of each of them, if chosen.
+    kv_memory: bytes for the KV pages of each member.
     """
 
     model: Path
@@ -41,6 +42,7 @@ class LocalOptions:
     dtype: str = "auto"
     device: str = "cpu"
     stages: int | None = None
+    layers: tuple[Range, ...] = ()
     drafter: DrafterName = "eagle"
     layout: Layout = "batched"
     kv_memory: int = 1 << 29
@@ -150,7 +152,7 @@ def _settings(options: LocalOptions) -> MasterSettings:
     return MasterSettings(
         model=options.model,
         name=options.name,
-        workers=options.stages or 1,
+        workers=len(_ranges(options)),
         drafter=options.drafts,
         page_rows=options.page_rows,
         layout=options.layout,
@@ -158,16 +160,22 @@ def _settings(options: LocalOptions) -> MasterSettings:
     )
 
 
+def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
+    """Of each worker, in ring order; None where the master decides."""
+    return options.layers or (None,) * (options.stages or 1)
+
+
 def _parts(options: LocalOptions) -> dict[str, PartMaker]:
-    """Workers 0 .. stages - 1 in ring order, and the drafter."""
-    stages = options.stages or 1
-    parts: dict[str, PartMaker] = {f"worker-{n}": _worker_maker(options) for n in range(stages)}
+    """Workers in ring order, and the drafter."""
+    parts: dict[str, PartMaker] = {
+        f"worker-{n}": _worker_maker(options, layers) for n, layers in enumerate(_ranges(options))
+    }
     if options.drafts:
         parts["drafter"] = _drafter_maker(options)
     return parts
 
 
-def _worker_maker(options: LocalOptions, layers: Range | None = None) -> PartMaker:
+def _worker_maker(options: LocalOptions, layers: Range | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_worker.part import WorkerPart
         from specsot_worker.source import Source, Supply

@@ -84,7 +84,7 @@ class ProcessFleet:
 def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list[Service]:
     """The master first. Workers and drafter listen on unix sockets: nothing else is in the way."""
     master, base = f"127.0.0.1:{port}", str(models.base)
-    stages = wanted.stages or STAGES
+    stages = len(models.layers) or wanted.stages or STAGES
     drafter = "none" if models.draft is None else "eagle"
     steer = ("--model", base, "--workers", str(stages), "--drafter", drafter, "--name", public_name(wanted))
     steer += ("--branch-layout", wanted.layout, "--tree", wanted.tree, "--listen", master)
@@ -93,7 +93,8 @@ def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list
     compute = (*weights, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
     threads = share_of(stages + (models.draft is not None))
     for stage in range(stages):
-        services.append(member(f"worker-{stage}", "specsot_worker", folder, compute, threads))
+        chosen = ("--layers", str(models.layers[stage])) if models.layers else ()
+        services.append(member(f"worker-{stage}", "specsot_worker", folder, (*compute, *chosen), threads))
     if models.draft is not None:
         head = ("--draft-model", str(models.draft), "--draft-format", wanted.draft_format)
         draft = (*compute, *head, *override_flags(overrides_of(wanted)))

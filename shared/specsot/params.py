@@ -43,7 +43,8 @@ def _require_within(low: float, high: float, name: str, value: object) -> None:
 
 
 def _require_whole(low: int, high: int, name: str, value: object) -> None:
-    _require(isinstance(value, int) and low <= value <= high, name, f"whole, in [{low}, {high}]", value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    _require(whole and low <= value <= high, name, f"whole, in [{low}, {high}]", value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from specsot.errors import InvalidRequest
+from specsot.members import Range
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot_app.aliases import translate
-from specsot_app.asking import ask_of
+from specsot_app.asking import SAMPLING, ask_of
+from specsot_app.ranges import ranges_of
 
 
 def test_nothing_said_is_the_default() -> None:
@@ -42,6 +46,22 @@ def test_a_conversation_is_taken_as_mappings_or_values() -> None:
         ("Why?", {"max_branch_tokens": 0}, "max_branch_tokens"),
         ("Why?", {"mode": "fast"}, "mode"),
         ("Why?", {"stop": ("",)}, "stop"),
+        ("Why?", {"temperature": "hot"}, "temperature"),
+        ("Why?", {"top_k": 2.5}, "top_k"),
+        ("Why?", {"top_k": 2**40}, "top_k"),
+        ("Why?", {"min_p": 2}, "min_p"),
+        ("Why?", {"repetition_penalty": 0}, "repetition_penalty"),
+        ("Why?", {"presence_penalty": -2.1}, "presence_penalty"),
+        ("Why?", {"frequency_penalty": float("nan")}, "frequency_penalty"),
+        ("Why?", {"logit_bias": {"five": 1}}, "logit_bias"),
+        ("Why?", {"logit_bias": {5: "much"}}, "logit_bias"),
+        ("Why?", {"logit_bias": {5: 1000}}, "logit_bias"),
+        ("Why?", {"logit_bias": {-1: 1}}, "logit_bias"),
+        ("Why?", {"logit_bias": ["5"]}, "logit_bias"),
+        ("Why?", {"logit_bias": ["5=1", "5=2"]}, "logit_bias"),
+        ("Why?", {"logit_bias": 5}, "logit_bias"),
+        ("Why?", {"logprobs": 21}, "logprobs"),
+        ("Why?", {"logprobs": True}, "logprobs"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(prompt, options, field) -> None:
@@ -49,6 +69,36 @@ def test_what_cannot_be_is_refused_by_name(prompt, options, field) -> None:
         ask_of(prompt, **options)
     assert caught.value.field == field
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{7: -2, 3: 1.5}, {"3": "1.5", "7": -2.0}, ["7=-2", "3=1.5"]], ids=str)
+def test_a_bias_is_a_mapping_or_what_a_command_line_says(given) -> None:
+    assert ask_of("Why?", logit_bias=given).sampling.logit_bias == ((3, 1.5), (7, -2.0))
+    assert ask_of("Why?", logit_bias="7=-2").sampling.logit_bias == ((7, -2.0),)
+
+
+def test_every_option_of_sampling_is_passed_on() -> None:
+    given = dict(temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.1,
+                 presence_penalty=0.2, frequency_penalty=0.3)  # fmt: skip
+    ask = ask_of("Why?", logprobs=0, logit_bias={1: 2}, **given)
+    assert ask.sampling == Sampling(**given, logit_bias=((1, 2.0),))
+    assert ask.logprobs == 0
+    assert set(SAMPLING) == {field.name for field in fields(Sampling)}
+
+
+@pytest.mark.parametrize("written", ["0:3,3:8", "0:3,3:", [" 0:3", "3:8 "]])
+def test_layer_ranges_follow_each_other(written) -> None:
+    assert ranges_of(written, 8) == (Range(0, 3), Range(3, 8))
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "3", "0:3", "0:3,4:8", "0:4,3:8", "1:8", "0:9", "0:3,3:3,3:8", "0:,3:8", "0:-3,3:8", "a:b"],
+)
+def test_other_layer_ranges_are_refused(written) -> None:
+    with pytest.raises(InvalidRequest, match="the model's 8, such as 0:4,4:8") as caught:
+        ranges_of(written, 8)
+    assert caught.value.field == "layers"
 
 
 def test_the_seeds_spellings_mean_ours() -> None:
@@ -69,7 +119,7 @@ def test_the_seeds_spellings_mean_ours() -> None:
         "device": "cuda:0",
         "mode": "direct",
         "constraint": True,
-        "stages": 3,
+        "layers": "0:4,4:6,6:",
     }
 
 
@@ -83,10 +133,19 @@ def test_the_seeds_spellings_mean_ours() -> None:
         ("devices", "127.0.0.1#0,127.0.0.1#1", {"stages": 2}),
         ("enable_parallel", True, {"mode": "auto"}),
         ("world_size", 3, {"stages": 3}),
+        ("layer_splits", [14, 28], {"layers": "0:14,14:28,28:"}),
+        ("num_samples", 5, {"samples": 5}),
     ],
 )
 def test_an_alias_turns_the_value_too(name, value, ours) -> None:
     assert translate({name: value}) == ours
+
+
+def test_two_names_may_say_the_same() -> None:
+    assert translate({"world_size": 2, "gpu_ids": [0, 1], "layer_splits": "4"}) == {
+        "stages": 2,
+        "layers": "0:4,4:",
+    }
 
 
 def test_one_option_under_two_names_is_refused() -> None:

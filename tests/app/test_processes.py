@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from specsot_app.aliases import translate
+from specsot_app.api import wanted_of
+from specsot_app.fleets import Wanted, models_of, open_fleet
+from specsot_app.processes import services_of
+
 pytestmark = pytest.mark.processes
 
 QUESTION = "Give an overview of Stages of Sleep."
@@ -23,13 +28,36 @@ def specsot(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[st
 
 def test_three_kinds_of_processes_answer() -> None:
     done = specsot(
-        "infer", "--fleet", "processes", "--json", "--mode", "sot", "--max-new-tokens", "40", QUESTION
-    )
+        "infer", "--fleet", "processes", "--layers", "0:3,3:8", "--json", "--mode", "sot",
+        "--max-new-tokens", "40", "--temperature", "0.8", "--seed", "3", "--repetition-penalty", "1.2",
+        "--logit-bias", "5=-3", "--logprobs", "2", QUESTION
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    last = json.loads(done.stdout.splitlines()[-1])
+    *before, last = map(json.loads, done.stdout.splitlines())
     assert last["event"] == "finished"
     assert 0 < last["statistics"]["merged_tokens"] <= 40
+    told = [one for event in before if event["event"] == "merged_text" for one in event.get("logprobs", [])]
+    assert [one["chosen"]["token"] for one in told] == last["tokens"]
+    assert all(len(one["top"]) == 2 and one["top"][0]["logprob"] <= 0 for one in told)
+    assert all(bytes(one["chosen"]["raw"]) for one in told)
+
+
+def test_stages_run_the_layers_they_are_given(demo_model: Path, tmp_path: Path) -> None:
+    wanted = Wanted(kind="processes", model=str(demo_model / "base"), layers="0:3,3:")
+    _, first, second = services_of(wanted, models_of(wanted), 1, tmp_path)
+    for service, layers in ((first, "0:3"), (second, "3:8")):
+        assert service.arguments[service.arguments.index("--layers") + 1] == layers
+
+
+@pytest.mark.torch
+async def test_stages_of_this_process_run_the_layers_they_are_given() -> None:
+    fleet = await open_fleet(wanted_of(translate({"layer_splits": "1,6", "world_size": 3})))
+    try:
+        workers = [one for one in (await fleet.info()).members if one.kind == "worker"]
+        assert sorted(str(one.layers) for one in workers) == ["0:1", "1:6", "6:8"]
+    finally:
+        await fleet.close()
 
 
 def test_a_broken_head_is_one_line_and_nothing_is_left_running(tmp_path: Path, demo_model: Path) -> None:

@@ -34,6 +34,24 @@ def infer(
     temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Share of probability to draw from.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Tokens to draw from; 0 for all.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Least share of the likeliest token's probability.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Divides logits of what stands there already; 1 for none.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Off the logits of what was written already.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same, for each time it was written.")
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help="ID=VALUE: what a token's logit gains; repeatable.")
+    ] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: tokens' log-probabilities and so many others'.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends a branch; repeatable.")] = None,
     constraint: Annotated[bool, typer.Option(help="Hold the plan to its grammar.")] = True,
@@ -55,6 +73,7 @@ def infer(
     device: Annotated[str, typer.Option(help="Torch device of an embedded fleet.")] = "cpu",
     branch_layout: Annotated[Layout, typer.Option(help="How branches lie in a frame.")] = "batched",
     stages: Annotated[int | None, typer.Option(help="Layer ranges the model is cut into.")] = None,
+    layers: Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")] = None,
     fleet: Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")] = "embedded",
     master: Annotated[str | None, typer.Option(help="host:port of a master that runs already.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
@@ -72,6 +91,7 @@ def infer(
         dtype=dtype,
         device=device,
         stages=stages,
+        layers=layers,
         drafter=drafter,
         layout=branch_layout,
     )
@@ -86,6 +106,12 @@ def infer(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        logprobs=logprobs,
         seed=seed,
         stop=stop,
         constraint=constraint,

@@ -19,7 +19,10 @@ from specsot_app.running import run
 
 def serve(
     port: Annotated[int, typer.Option(help="Where the master listens; 0 for a free port.")] = 50050,
-    stages: Annotated[int, typer.Option(help="Layer ranges, one worker each.")] = 2,
+    stages: Annotated[
+        int | None, typer.Option(help="Layer ranges, one worker each; two if not given.")
+    ] = None,
+    layers: Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")] = None,
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE head.")] = None,
     draft_format: Annotated[
@@ -50,6 +53,7 @@ def serve(
         dtype=dtype,
         device=device,
         stages=stages,
+        layers=layers,
         drafter=drafter,
     )
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well

@@ -17,7 +17,10 @@ from specsot.events import Event, Numbered
 def line_of(numbered: Numbered) -> str:
     """One line, without its newline; text stays as it is, not escaped to ASCII."""
     fields = {"event": name_of(numbered.event), "number": numbered.offset}
-    return json.dumps(fields | dataclasses.asdict(numbered.event), ensure_ascii=False, default=plain_of)
+    fields |= dataclasses.asdict(numbered.event)
+    if not fields.get("logprobs"):
+        fields.pop("logprobs", None)
+    return json.dumps(fields, ensure_ascii=False, default=plain_of)
 
 
 def name_of(event: Event) -> str:
@@ -26,7 +29,9 @@ def name_of(event: Event) -> str:
 
 
 def plain_of(value: Any) -> Any:
-    """What JSON has no word for: an enumeration becomes its value."""
+    """What JSON has no word for: an enumeration becomes its value, bytes become numbers."""
     if isinstance(value, enum.Enum):
         return value.value
+    if isinstance(value, bytes):
+        return list(value)
     raise TypeError(f"{type(value).__name__} does not go into JSON")

@@ -19,6 +19,7 @@ from specsot.events import (
     Reason,
     SkeletonText,
     Started,
+    TokenLogprobs,
 )
 from specsot.skeleton import Point
 
@@ -45,13 +46,17 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One request as seen so far. `planned` turns true with the plan, or with the choice of none."""
+    """One request as seen so far. `planned` turns true with the plan, or with the choice of none.
+
+    logprobs: of the merged answer's tokens, where they were asked for.
+    """
 
     started: Started | None = None
     skeleton: str = ""
     planned: bool = False
     panels: tuple[Panel, ...] = ()
     merged: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
     finished: Finished | None = None
 
 
@@ -67,7 +72,8 @@ def advance(view: View, event: Event) -> View:
         case BranchStarted() | BranchText() | BranchFinished():
             return replace(view, panels=move_panel(view.panels, event))
         case MergedText():
-            return replace(view, merged=view.merged[: event.offset] + event.text)
+            merged, logprobs = view.merged[: event.offset] + event.text, view.logprobs + event.logprobs
+            return replace(view, merged=merged, logprobs=logprobs)
         case Finished():
             return replace(view, merged=event.text, finished=event)
 
