@@ -17,10 +17,14 @@ from specsot_master.assembly import MasterSettings
 
 @dataclass(frozen=True, slots=True)
 class MasterConfig:
-    """setting: its process. ring: what it makes of its members."""
+    """setting: its process. ring: what it makes of its members.
+
+    stuck_after: seconds without a lap, while there is work, after which it does not serve.
+    """
 
     setting: Setting
     ring: MasterSettings
+    stuck_after: float = 60.0
 
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
@@ -36,9 +40,14 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("nodes", positive, shape.nodes, "nodes of the largest draft tree, its root included")
     flags.flag("depth", positive, shape.depth, "expansions of a draft tree after the first")
     flags.flag("top-k", positive, shape.top_k, "width of a draft tree")
+    trees = ("tuned", "fixed")
+    flags.flag(
+        "tree", default="tuned", choices=trees, help="fixed: the largest one in every lap, pay or not"
+    )
     layouts = ("packed", "batched")
     flags.flag("branch-layout", default="batched", choices=layouts, help="how branches lie in a frame")
     flags.flag("draft-timeout", seconds, 1.0, "seconds stage 0 waits for a tree")
+    flags.flag("stuck-after", seconds, 60.0, "seconds without a lap, while there is work, until unhealthy")
     add_setting(flags, "127.0.0.1:50050")
     given = flags.parse_args(arguments)
     ring = MasterSettings(
@@ -49,7 +58,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         page_rows=given.page_rows,
         rows=given.rows,
         layout=given.branch_layout,
-        shape=TreeShape(depth=given.depth, top_k=given.top_k, nodes=given.nodes),
+        shape=TreeShape(given.depth, given.top_k, given.nodes, fixed=given.tree == "fixed"),
         draft_timeout=given.draft_timeout,
     )
-    return MasterConfig(read_setting(given), ring)
+    return MasterConfig(read_setting(given), ring, given.stuck_after)

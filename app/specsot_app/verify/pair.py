@@ -1,0 +1,125 @@
+"""`specsot verify`: a fleet's answers beside Transformers', and its head beside its base.
+
+Refuses to know how answers are made and measured; it takes one step behind the other, so that only one
+copy of the model is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specsot.model.config import read_config
+from specsot.model.precision import resolve_dtype
+from specsot.params import DrafterName
+from specsot_app.fleets import Opener, Wanted, models_of, open_fleet, overrides_of
+from specsot_app.hush import hush
+from specsot_app.running import run
+from specsot_app.verify.questions import choose_questions
+from specsot_app.verify.reference import Reference
+from specsot_app.verify.report import Answer, Report, as_json, lines_of
+from specsot_app.verify.served import Served, ask_all
+from specsot_app.verify.trials import Pair, try_head
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+
+STAGES = 2  # so that a split is verified too
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """wanted: the fleet, and where its models lie on this machine (a master elsewhere has its own copies).
+
+    tokens: of each answer. near: top-2 gap below which a difference is a matter of rounding.
+    """
+
+    wanted: Wanted
+    questions: tuple[str, ...]
+    tokens: int
+    near: float
+
+
+def verify(
+    wanted: Wanted,
+    file: Path | None,
+    tokens: int,
+    near: float,
+    as_object: bool,
+    opener: Opener = open_fleet,
+) -> int:
+    """Print what was found; 0: every answer is Transformers' and the head fits, 1: not so."""
+    task = Task(_put_to_the_test(wanted), choose_questions(file, wanted.model is None), tokens, near)
+    report = examine(task, opener)
+    text = Text(models_of(wanted).base)
+    if as_object:
+        print(json.dumps(as_json(report)))
+    else:
+        print("\n".join(lines_of(report, lambda token: text.decode((token,)))))
+    return 0 if report.holds else 1
+
+
+def examine(task: Task, opener: Opener) -> Report:
+    """Ask the fleet, then Transformers, then the head. Raises what opening and loading raise."""
+    hush()
+    models, drafter = models_of(task.wanted), _drafter(task.wanted)
+    _tell(f"asking {len(task.questions)} questions")
+    served = run(_serve(task, drafter, opener))
+    _tell("reading the answers with Transformers")
+    answers = _compare(task, served)
+    fit = None
+    spoken = [(one.prompt, one.tokens) for one in served if one.tokens]
+    if models.draft is not None and drafter == "eagle" and spoken:
+        _tell("drafting the answers with the head")
+        fit = try_head(_pair(task.wanted, models.base, models.draft), spoken)
+    return Report(answers, task.near, drafter, fit)
+
+
+def _drafter(wanted: Wanted) -> DrafterName:
+    """Who drafts; an own fleet without a head cannot."""
+    drafts = wanted.master is not None or models_of(wanted).draft is not None
+    return wanted.drafter if drafts else "none"
+
+
+async def _serve(task: Task, drafter: DrafterName, opener: Opener) -> list[Served]:
+    base = models_of(task.wanted).base
+    fleet = await opener(task.wanted)
+    try:
+        return await ask_all(fleet, Prompts(base, Text(base)), task.questions, drafter, task.tokens)
+    finally:
+        await fleet.close()
+
+
+def _compare(task: Task, served: list[Served]) -> tuple[Answer, ...]:
+    wanted, base = task.wanted, models_of(task.wanted).base
+    reference = Reference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
+    ends = Text(base).end_ids
+    return tuple(
+        Answer(
+            one.question,
+            len(one.tokens),
+            one.per_lap,
+            tuple(reference.compare(one.prompt, one.tokens, ends if one.ended else None)),
+        )
+        for one in served
+    )
+
+
+def _pair(wanted: Wanted, base: Path, draft: Path) -> Pair:
+    dtype = resolve_dtype(wanted.dtype, wanted.device)
+    return Pair(
+        base, draft, dtype, wanted.device, wanted.model_format, wanted.draft_format, overrides_of(wanted)
+    )
+
+
+def _put_to_the_test(wanted: Wanted) -> Wanted:
+    """A tree in every lap; two stages, where nothing else is asked and the model has as many layers."""
+    stages = wanted.stages or min(STAGES, read_config(models_of(wanted).base).layers)
+    return replace(wanted, stages=stages, tree="fixed")
+
+
+def _tell(line: str) -> None:
+    """What it is at, for people who watch."""
+    if sys.stderr.isatty():
+        print(f"specsot: {line} ...", file=sys.stderr)

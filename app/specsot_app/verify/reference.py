@@ -1,0 +1,50 @@
+"""Transformers' word on a text: where its own greedy decoding would have written something else.
+
+Refuses to know who wrote the text, and SpecSoT's engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from specsot.errors import ModelError
+from specsot_app.verify.report import Difference
+
+
+class Reference:
+    """A model loaded the ordinary way."""
+
+    def __init__(self, model: Path, dtype: torch.dtype, device: str) -> None:
+        """Raises ModelError where Transformers cannot load it."""
+        logging.disable_progress_bar()
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            line = str(error).strip().partition("\n")[0]
+            raise ModelError(f"{model}: Transformers cannot load it ({line})") from error
+        self._model, self._device = loaded.to(device).eval(), device
+
+    @torch.inference_mode()
+    def compare(
+        self, prompt: Sequence[int], written: Sequence[int], ends: Collection[int] | None
+    ) -> list[Difference]:
+        """Every token that is not the reference's choice behind the tokens before it.
+
+        With none, greedy decoding by the reference writes exactly this. ends: one of these must come
+        next; None where the answer was cut off.
+        """
+        fed = torch.tensor([[*prompt, *written]], device=self._device)
+        logits = self._model(fed, logits_to_keep=len(written) + 1).logits[0].float()
+        first, second = logits.topk(2).values.unbind(-1)
+        choices, gaps = logits.argmax(-1).tolist(), (first - second).tolist()
+        wrong = [at for at, token in enumerate(written) if choices[at] != token]
+        found = [Difference(at, written[at], choices[at], gaps[at]) for at in wrong]
+        if ends is not None and choices[-1] not in ends:
+            found.append(Difference(len(written), None, choices[-1], gaps[-1]))
+        return found

@@ -1,0 +1,154 @@
+"""What a verification of a model pair found: as lines, as JSON, as an exit status.
+
+Pure. Refuses to know how it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specsot_app.verify.fit import Acceptance, Fit, flags_of
+
+SHARE = 0.01  # of all tokens may be near ties that fell the other way
+
+Spell = Callable[[int], str]  # a token id as text
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """At token `at` of an answer. ours None: the answer ended there.
+
+    gap: how far apart the reference's two largest logits are; rounding decides where it is tiny.
+    """
+
+    at: int
+    ours: int | None
+    theirs: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question's answer beside the reference. per_lap: tokens a lap of the fleet."""
+
+    question: str
+    tokens: int
+    per_lap: float
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """near: the gap below which a difference is a matter of rounding. fit None: no head was looked at.
+
+    drafter: whom the fleet was asked to draft with.
+    """
+
+    answers: tuple[Answer, ...]
+    near: float
+    drafter: str
+    fit: Fit | None = None
+
+    def first(self, answer: Answer) -> Difference | None:
+        """The first difference that rounding does not explain."""
+        return next((one for one in answer.differences if one.gap >= self.near), None)
+
+    @property
+    def tokens(self) -> int:
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def ties(self) -> int:
+        """Differences that rounding explains."""
+        return sum(one.gap < self.near for answer in self.answers for one in answer.differences)
+
+    @property
+    def identical(self) -> bool:
+        """No difference but ties, and few of them."""
+        honest = not any(self.first(answer) for answer in self.answers)
+        return honest and self.ties <= max(1, SHARE * self.tokens)
+
+    @property
+    def idle(self) -> bool:
+        """Somebody was to draft, and nothing came of it: it may have rested, or be gone."""
+        return self.drafter != "none" and all(answer.per_lap <= 1 for answer in self.answers)
+
+    @property
+    def holds(self) -> bool:
+        return self.identical and (self.fit is None or self.fit.verdict == "fits")
+
+
+def lines_of(report: Report, spell: Spell) -> Iterator[str]:
+    """For people."""
+    for answer in report.answers:
+        first = report.first(answer)
+        state = "same" if first is None else "DIFFERS"
+        yield f"{state:<8}{answer.tokens:>4} tokens  {answer.per_lap:.2f} a lap  {answer.question[:60]}"
+        if first is not None:
+            yield f"        {_spell(first, spell)}"
+    same = sum(report.first(answer) is None for answer in report.answers)
+    yield (
+        f"{same} of {len(report.answers)} answers are what Transformers writes, token for token "
+        f"({report.tokens} tokens, {report.ties} near ties fell the other way)"
+    )
+    if same == len(report.answers) and not report.identical:
+        yield f"FAIL: so many near ties are no accident; at most {SHARE:.0%} of the tokens may be"
+    if report.idle:
+        yield f"note: no draft of {report.drafter} was accepted here, so only the split was put to the test"
+    if report.fit is not None:
+        yield from _lines_of_fit(report.fit)
+
+
+def _spell(one: Difference, spell: Spell) -> str:
+    ours = "ended" if one.ours is None else f"wrote {one.ours} {spell(one.ours)!r}"
+    theirs = f"Transformers {one.theirs} {spell(one.theirs)!r}"
+    return f"at token {one.at}: {ours}, {theirs}; its two best logits are {one.gap:.1e} apart"
+
+
+def _lines_of_fit(fit: Fit) -> Iterator[str]:
+    yield f"accepted  {_shares(fit.as_is)}"
+    if fit.verdict == "off" and fit.trial is not None and fit.better is not None:
+        yield f"          {_shares(fit.better)} with {flags_of(fit.trial)}"
+        yield f"the head is OFF by one setting: run it with {flags_of(fit.trial)}"
+    elif fit.verdict == "unfit":
+        yield "the head does NOT FIT this base: hardly a draft is accepted, and no other layers or theta help"
+    else:
+        yield "the head fits"
+
+
+def _shares(accepted: Acceptance) -> str:
+    shares = ", ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(accepted.by_depth, start=1))
+    return f"{accepted.per_lap:.2f} tokens a lap; laps that accept at least {shares or 'one draft: none'}"
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """One object."""
+    fit = report.fit
+    return {
+        "holds": report.holds,
+        "identical": report.identical,
+        "tokens": report.tokens,
+        "near": report.near,
+        "near_ties": report.ties,
+        "drafter": report.drafter,
+        "idle": report.idle,
+        "answers": [asdict(answer) for answer in report.answers],
+        "head": None if fit is None else _fit_as_json(fit),
+    }
+
+
+def _fit_as_json(fit: Fit) -> dict[str, Any]:
+    better = None
+    if fit.trial is not None and fit.better is not None:
+        better = {**asdict(fit.trial), **_accepted_as_json(fit.better)}
+    return {"verdict": fit.verdict, **_accepted_as_json(fit.as_is), "better": better}
+
+
+def _accepted_as_json(accepted: Acceptance) -> dict[str, Any]:
+    return {
+        "laps": len(accepted.lengths),
+        "tokens_per_lap": round(accepted.per_lap, 4),
+        "accepted_by_depth": [round(share, 4) for share in accepted.by_depth],
+    }

@@ -1,0 +1,133 @@
+"""Measures a head on its base's own text, without a fleet: what is accepted, how likely the text is to it.
+
+Refuses to know what the figures mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specsot.members import AS_PUBLISHED, Overrides, Range, TreeShape, WeightFormat
+from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
+from specsot_app.verify.compare import largest
+from specsot_app.verify.fit import Acceptance, Fit, choose_trial, think_of_trials
+from specsot_app.verify.laps import Accepted, Laps
+from specsot_app.verify.runs import judge
+from specsot_drafter.heads.eagle import EagleHead
+from specsot_drafter.heads.fusion import Final
+from specsot_drafter.heads.loading import load_head
+
+SHAPE = TreeShape(fixed=True)
+
+Spoken = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, what the base wrote behind it)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where base and head lie, and how they are read. overrides: of the head's config."""
+
+    model: Path
+    draft_model: Path
+    dtype: torch.dtype
+    device: str
+    model_format: WeightFormat = "safetensors"
+    draft_format: WeightFormat = "safetensors"
+    overrides: Overrides = AS_PUBLISHED
+
+    def base(self) -> Decoder:
+        layers = Range(0, read_config(self.model).layers)
+        return Decoder.load(self.model, layers, self.dtype, self.device, self.model_format == "bin")
+
+    def head(self, overrides: Overrides) -> EagleHead:
+        return load_head(
+            self.draft_model,
+            self.model,
+            self.dtype,
+            self.device,
+            self.draft_format == "bin",
+            self.model_format == "bin",
+            overrides,
+        )
+
+
+@torch.inference_mode()
+def try_head(pair: Pair, spoken: Spoken) -> Fit:
+    """Draft behind every prompt as the base spoke; then see whether another setting explains it better."""
+    base, head = pair.base(), pair.head(pair.overrides)
+    as_is = draft(base, head, spoken)
+    taps = None if isinstance(head.fusion, Final) else head.taps
+    trials = think_of_trials(pair.overrides, taps, base.config.layers, base.config.rope.theta)
+    told = {trial: explain(base, pair.head(trial), spoken) for trial in trials}
+    chosen = choose_trial(explain(base, head, spoken), told)
+    return Fit(as_is) if chosen is None else Fit(as_is, chosen, draft(base, pair.head(chosen), spoken))
+
+
+def draft(base: Decoder, head: EagleHead, spoken: Spoken) -> Acceptance:
+    """Drafts accepted in every lap of writing each text again, all texts side by side."""
+    most = max(len(written) for _, written in spoken)
+    laps = Laps(base, head, SHAPE, [len(prompt) for prompt, _ in spoken], most + SHAPE.depth + 2)
+    logits = laps.prefill({i: prompt for i, (prompt, _) in enumerate(spoken)})
+    laps.accept({i: Accepted((0,), largest(row.view(1, -1))[0]) for i, row in logits.items()})
+    left = {i: len(written) for i, (_, written) in enumerate(spoken) if written}
+    lengths: list[int] = []
+    while left:
+        trees = {i: laps.trees[i] for i in left}
+        verdicts = {i: judge(trees[i], largest(rows)) for i, rows in laps.verify(trees).items()}
+        laps.accept(verdicts)
+        lengths += [len(verdict.nodes) - 1 for verdict in verdicts.values()]
+        left = {i: count - len(verdicts[i].nodes) for i, count in left.items()}
+        left = {i: count for i, count in left.items() if count > 0}
+    return Acceptance(tuple(lengths))
+
+
+def explain(base: Decoder, head: EagleHead, spoken: Spoken) -> list[float]:
+    """Log-probability the head gives each token the base wrote, from the base's true states.
+
+    Tokens that the head cannot draft are left out.
+    """
+    drafted = head.to_target(torch.arange(head.draft_vocab, device=head.device))
+    own = torch.full((base.config.vocab,), -1, device=head.device)
+    own[drafted] = torch.arange(head.draft_vocab, device=head.device)
+    return [chance for prompt, written in spoken for chance in _explain(base, head, own, prompt, written)]
+
+
+def _explain(
+    base: Decoder, head: EagleHead, own: Tensor, prompt: Sequence[int], written: Sequence[int]
+) -> list[float]:
+    """Row j pairs the state of token j with token j + 1, and guesses token j + 2."""
+    tokens = torch.tensor([*prompt, *written], device=head.device)
+    rows, skipped = len(tokens) - 2, len(prompt) - 2
+    if rows <= skipped or skipped < 0:
+        return []
+    features = head.features(_states(base, head.tap_slices(), tokens[:rows]))
+    kv = KVPages(head.layers, 1, rows, head.kv_heads, head.head_dim, head.dtype, head.device)
+    places = torch.arange(rows, device=head.device)
+    plan = _plan(rows, head.group, head.dtype, head.device)
+    outputs = head.forward(tokens[1:-1], features, places, places, plan, kv)
+    wanted = own[tokens[len(prompt) :]]
+    chances = head.log_probs(outputs[skipped:])[wanted >= 0]
+    return chances.gather(1, wanted[wanted >= 0, None])[:, 0].tolist()
+
+
+def _states(base: Decoder, taps: Mapping[int, Tensor], tokens: Tensor) -> Tensor:
+    """The fused row of every token."""
+    rows, config = len(tokens), base.config
+    places = torch.arange(rows, device=base.device)
+    plan = _plan(rows, config.heads // config.kv_heads, base.dtype, base.device)
+    slices = {layer: part.to(base.device, base.dtype) for layer, part in taps.items()}
+    _, fused = base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
+    assert fused is not None
+    return fused
+
+
+def _plan(rows: int, group: int, dtype: torch.dtype, device: torch.device) -> AttentionPlan:
+    """Every row sees itself and all before it, in one page."""
+    return plan_attention([Span(rows, 0, rows, (0,))], rows, group, "packed", dtype, device)

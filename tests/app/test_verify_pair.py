@@ -1,0 +1,236 @@
+"""`specsot verify` on a model pair: what counts as the same, whether a head fits, what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsot.errors import InvalidRequest
+from specsot.events import Finished, Reason, Statistics
+from specsot.members import Overrides
+from specsot_app.cli import main
+from specsot_app.fleets import Wanted
+from specsot_app.verify.fit import Acceptance, Fit, choose_trial, flags_of, think_of_trials
+from specsot_app.verify.questions import QUESTIONS, choose_questions
+from specsot_app.verify.report import Answer, Difference, Report, as_json, lines_of
+from tests.app.stories import StoryFleet
+
+BASES = {  # of golden cases that have none of their own
+    "llama31-eagle3-narrow": "llama31-eagle3",
+    "llama31-eagle2-nobias": "llama31-eagle3",
+    "vicuna-eagle3-fullvocab": "vicuna-eagle2",
+    "qwen3-eagle3-headdim32": "qwen3-eagle3",
+}
+GOOD, POOR = Acceptance((3, 2, 0, 1)), Acceptance((0, 0, 0, 0, 1))
+THETA = Overrides(rope_theta=1e4)
+
+
+def test_acceptance_by_depth() -> None:
+    assert GOOD.by_depth == (0.75, 0.5, 0.25)
+    assert GOOD.per_lap == 2.5
+    assert (Acceptance(()).by_depth, Acceptance(()).per_lap) == ((), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fit", "verdict"),
+    [
+        (Fit(GOOD), "fits"),
+        (Fit(POOR), "fits"),  # one lap of five
+        (Fit(Acceptance((0,) * 9 + (1,))), "unfit"),
+        (Fit(GOOD, THETA, GOOD), "fits"),  # explains more, brings nothing
+        (Fit(POOR, THETA, GOOD), "off"),
+        (Fit(Acceptance((0,) * 9), THETA, Acceptance((0,) * 9)), "unfit"),
+    ],
+)
+def test_a_head_fits_is_off_or_does_not_fit(fit: Fit, verdict: str) -> None:
+    assert fit.verdict == verdict
+
+
+def test_what_is_tried() -> None:
+    trials = think_of_trials(Overrides(), (0, 4, 8), 8, 1e6)
+    assert [flags_of(trial) for trial in trials] == [
+        f"--drafter-rope-theta {theta}" for theta in ("10000", "1000000", "500000")
+    ]  # no tap may leave the base
+    own = Overrides(rope_theta=7.0)
+    assert flags_of(think_of_trials(own, (2, 4, 5), 8, 1e4)[0]) == "--aux-layers 1,3,4 --drafter-rope-theta 7"
+    assert all(trial.aux_layers is None for trial in think_of_trials(Overrides(), None, 8, 1e4))
+
+
+def test_only_a_setting_that_is_better_beyond_doubt_is_chosen() -> None:
+    own, other = [-1.0, -2.0, -1.5, -3.0] * 20, Overrides(aux_layers=(1, 3, 4))
+    gains = {
+        THETA: [value + 0.3 + 0.1 * (at % 3) for at, value in enumerate(own)],
+        other: [value + 0.2 for value in own],
+    }
+    assert choose_trial(own, gains) == THETA
+    assert choose_trial(own, {other: [value + 0.01 for value in own]}) is None
+    wild = [value + (9.0 if at % 2 else -8.5) for at, value in enumerate(own)]
+    assert choose_trial(own, {other: wild}) is None
+    assert choose_trial([], {other: []}) is None
+
+
+def report(*differences: Difference, tokens: int = 100, **more: Any) -> Report:
+    answers = (Answer("Why?", tokens, 2.0, differences), Answer("How?", tokens, 1.0, ()))
+    return Report(answers, near=1e-4, drafter="eagle", **more)
+
+
+def test_a_difference_counts_unless_the_reference_nearly_tied() -> None:
+    assert report().holds
+    tie, real = Difference(5, 7, 8, 1e-5), Difference(9, 7, 8, 0.5)
+    assert report(tie).holds
+    assert not report(tie, real).holds
+    assert not report(*[replace(tie, at=at) for at in range(3)]).holds  # 3 of 200 are no accident
+    lines = list(lines_of(report(tie, real), spell=str))
+    assert lines[0].startswith("DIFFERS  100 tokens  2.00 a lap  Why?")
+    named = "at token 9: wrote 7 '7', Transformers 8 '8'; its two best logits are 5.0e-01 apart"
+    assert lines[1].strip() == named
+    assert lines[2].startswith("same")
+    assert lines[3].startswith("1 of 2 answers are what Transformers writes, token for token (200 tok")
+
+
+def test_the_verdict_on_the_head_is_said_plainly() -> None:
+    assert list(lines_of(report(fit=Fit(GOOD)), str))[-1] == "the head fits"
+    off = report(fit=Fit(POOR, THETA, GOOD))
+    advice = "the head is OFF by one setting: run it with --drafter-rope-theta 10000"
+    assert list(lines_of(off, str))[-1] == advice
+    assert not off.holds
+    unfit = report(fit=Fit(Acceptance((0,) * 9)))
+    assert list(lines_of(unfit, str))[-1].startswith("the head does NOT FIT this base")
+    assert not unfit.holds
+    told = as_json(off)
+    assert (told["holds"], told["identical"], told["head"]["verdict"]) == (False, True, "off")
+    assert told["head"]["better"]["rope_theta"] == 1e4
+    assert told["head"]["accepted_by_depth"] == [0.2]
+
+
+def test_a_fleet_that_never_drafted_is_told() -> None:
+    idle = Report((Answer("Why?", 9, 1.0, ()),), 1e-4, "eagle")
+    assert "only the split was put to the test" in list(lines_of(idle, str))[-1]
+    assert not replace(idle, drafter="none").idle
+
+
+def test_questions_come_from_a_file_or_are_our_own(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("Why?\n\n  And 睡眠?  \n", encoding="utf-8")
+    assert choose_questions(file, of_demo=True) == ("Why?", "And 睡眠?")
+    assert choose_questions(None, of_demo=False) == QUESTIONS
+    assert len(set(choose_questions(None, of_demo=True))) == len(QUESTIONS)
+    for content, said in ((b"", "no prompt in it"), (b"\xff", "not UTF-8 text")):
+        file.write_bytes(content)
+        with pytest.raises(InvalidRequest, match=said):
+            choose_questions(file, of_demo=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no/such/file"], "prompts: no/such/file: No such file or directory"),
+        (["--max-new-tokens", "0"], "'--max-new-tokens'"),
+        (["--near", "-1"], "'--near'"),
+        (["--model", "no/where"], "no/where: no such model directory"),
+        (["--draft-model", "no/where"], "no/where: no such model directory"),
+        (["--stages", "0"], "stages must be > 0"),
+        (["--aux-layers", "5,2"], "aux_layers"),
+        (["README.md", "--vectors", "tests"], "a directory of vectors has its own prompts"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_clear_line(arguments: list[str], said: str, capsys: Any) -> None:
+    assert main(["verify", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.torch
+def test_the_demo_pair_holds(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("Give an overview of Stages of Sleep.\nExplain tides.\n")
+    assert main(["verify", str(file), "--max-new-tokens", "24", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["identical"], told["tokens"], told["drafter"], told["idle"]) == (True, 48, "eagle", False)
+    assert told["head"]["verdict"] == "fits"
+    assert told["head"]["accepted_by_depth"][0] > 0.3
+
+
+@pytest.mark.torch
+@pytest.mark.processes
+def test_a_fleet_of_processes_is_verified_the_same_way(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("Explain tides.\n")
+    assert main(["verify", str(file), "--fleet", "processes", "--max-new-tokens", "12"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("same      12 tokens")
+    assert lines[-1] == "the head fits"
+
+
+@pytest.mark.torch
+def test_a_fleet_that_lies_is_found_out(capsys: Any) -> None:
+    from specsot_app.verify import pair
+
+    told = Finished(Reason.STOP, "x", (5, 6, 7), Statistics(mean_accepted=1.5))
+
+    async def opener(wanted: Wanted) -> StoryFleet:
+        return StoryFleet([told])
+
+    wanted = Wanted(dtype="fp32", drafter="none")
+    assert pair.verify(wanted, None, 8, 1e-4, as_object=False, opener=opener) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("DIFFERS    3 tokens")
+    assert lines[1].strip().startswith("at token 0: wrote 5 ")
+    assert lines[-1].startswith("0 of 6 answers")
+
+
+@pytest.mark.torch
+def test_the_reference_names_every_token_it_would_not_have_written(demo_model: Path) -> None:
+    import torch
+
+    from specsot_app.verify.reference import Reference
+
+    reference, prompt = Reference(demo_model / "base", torch.float32, "cpu"), list(range(300, 310))
+    written: list[int] = []
+    for _ in range(6):
+        (wish,) = reference.compare(prompt, written, ends=[])
+        assert (wish.at, wish.ours) == (len(written), None)
+        written.append(wish.theirs)
+    assert reference.compare(prompt, written, ends=None) == []
+    changed = [*written[:3], written[3] + 1]
+    (found,) = reference.compare(prompt, changed, ends=None)
+    assert (found.at, found.ours, found.theirs) == (3, changed[3], written[3])
+    assert found.gap > 0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "base", "overrides", "verdict", "flags"),
+    [
+        *(
+            (name, None, Overrides(), "fits", "")
+            for name in ("llama31-eagle3", "qwen3-eagle3", "mixtral-eagle2")
+        ),
+        ("llama31-eagle3", None, Overrides(aux_layers=(3, 5, 6)), "off", "--aux-layers 2,4,5"),
+        ("llama31-eagle3", "vicuna-eagle2", Overrides(), "unfit", ""),
+    ],
+)
+def test_heads_on_their_bases_and_on_others(
+    name: str, base: str | None, overrides: Overrides, verdict: str, flags: str, reference: Path
+) -> None:
+    import torch
+
+    from specsot_app.verify.trials import Pair, try_head
+
+    golden = reference / "golden" / "eagle"
+    owner = golden / (base or BASES.get(name, name))
+    prompts = json.loads((owner / "vectors.json").read_text())["prompts"]
+    spoken = [(tuple(one["prompt_ids"]), tuple(one["base_greedy_ids"])) for one in prompts]
+    pair = Pair(owner / "base", golden / name / "head", torch.float32, "cpu", "bin", "bin", overrides)
+    fit = try_head(pair, spoken)
+    assert fit.verdict == verdict
+    if verdict == "off":
+        assert fit.trial is not None
+        assert flags_of(fit.trial) == flags
