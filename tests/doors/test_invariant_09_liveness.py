@@ -1,6 +1,6 @@
-"""Invariant 9, liveness: a frozen client is noticed, and every call ends by its deadline.
+"""Invariant 9, liveness: a hung engine does not serve, a frozen client is noticed, deadlines are kept.
 
-Refuses to know prompts, plans and rings; a leader that never finishes stands behind the door.
+Refuses to know prompts and plans; leaders that never finish stand behind the door.
 """
 
 from __future__ import annotations
@@ -9,13 +9,24 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 
+from specsot.events import Numbered
+from specsot.frames import Result
+from specsot.members import Configuration, Ready, Registration
+from specsot.params import Ask
 from specsot.rpc.options import PUBLIC_BYTES, Keepalive, Terms
+from specsot.rpc.probe import probe
 from specsot.v1 import master_pb2, master_pb2_grpc
+from specsot_master.assembly import Master, MasterSettings, assemble
+from specsot_master.progress import Progress
 from specsot_master.server import FleetService, MasterService, open_master_door
+from specsot_master.server.door import MASTER
+from specsot_master.service import look
 from tests.rpc.test_master_service import INFO, FakeConductor
 from tests.rpc.test_uplink import FakeFleet
 
@@ -57,6 +68,82 @@ async def test_invariant_9_a_frozen_client_is_noticed(held: tuple[FakeConductor,
     finally:
         client.kill()
         await client.wait()
+
+
+async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> None:
+    """The event loop answers all the time, so "" is live; work without laps is what tells."""
+    master = assemble(MasterSettings(demo_model / "base"))
+    service, progress = MasterService(master.conductor, master.info), Progress(30)
+    door = await open_master_door("127.0.0.1:0", service, FleetService(master.fleet))
+    async with engine(master) as hung:
+
+        async def states(now: float) -> tuple[str, str]:
+            await look(master, door, progress, now)
+            address = f"127.0.0.1:{door.port}"
+            return await asyncio.to_thread(probe, address, MASTER), await asyncio.to_thread(probe, address)
+
+        assert await states(0) == ("SERVING", "SERVING")
+        assert await states(1000) == ("SERVING", "SERVING"), "idle is healthy"
+        client = asyncio.create_task(read(master.conductor.generate(Ask(prompt="Hi", mode="direct"))))
+        await hung.ordered.wait()
+        assert await states(1029) == ("SERVING", "SERVING")
+        assert await states(1030) == ("NOT_SERVING", "SERVING")
+        hung.lap()
+        assert await states(1031) == ("SERVING", "SERVING")
+        assert await states(1062) == ("NOT_SERVING", "SERVING")
+        client.cancel()
+        await asyncio.wait([client])
+        assert await states(1063) == ("SERVING", "SERVING")
+    await door.close(0)
+
+
+class HungEngine:
+    """Stage 0 of a ring that takes orders and does nothing, but for laps when it is told to."""
+
+    def __init__(self, master: Master) -> None:
+        self.ordered = asyncio.Event()
+        self._master, self._laps = master, 0
+
+    async def send(self, message: object) -> None:
+        match message:
+            case Configuration():
+                self._master.fleet.heard("w", Ready(message.epoch))
+            case _:
+                self.ordered.set()
+
+    async def close(self) -> None: ...
+
+    def lap(self) -> None:
+        self._laps += 1
+        self._master.fleet.heard("w", Result(self._master.fleet.epoch, self._laps))
+
+
+@asynccontextmanager
+async def engine(master: Master) -> AsyncIterator[HungEngine]:
+    """A complete ring of one worker that hangs."""
+    hung = HungEngine(master)
+    model = master.model
+    await master.fleet.join(
+        Registration(
+            kind="worker",
+            name="w",
+            address="here",
+            fingerprint=model.fingerprint,
+            model_layers=model.layers,
+            max_positions=model.max_positions,
+            kv_bytes=1 << 30,
+            row_bytes=1 << 10,
+        ),
+        hung,
+    )
+    await master.complete()
+    yield hung
+    master.fleet.lost("w", "the test is over")
+
+
+async def read(events: AsyncIterator[Numbered]) -> None:
+    async for _ in events:
+        pass
 
 
 async def test_invariant_9_every_call_ends_by_its_deadline(held: tuple[FakeConductor, str]) -> None:

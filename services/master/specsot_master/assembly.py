@@ -69,7 +69,7 @@ class FleetRing:
 
 @dataclass(slots=True)
 class Master:
-    """A master without doors."""
+    """A master without doors. `serving`: the ring is complete, and moves when there is work."""
 
     settings: MasterSettings
     text: Text
@@ -78,6 +78,8 @@ class Master:
     model: ModelInfo
     changed: asyncio.Event
     laps: Laps
+    serving: bool = False
+    leaving: bool = False
 
     @property
     def drafts(self) -> bool:

@@ -41,9 +41,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("depth", positive, shape.depth, "expansions of a draft tree after the first")
     flags.flag("top-k", positive, shape.top_k, "width of a draft tree")
     trees = ("tuned", "fixed")
-    flags.flag(
-        "tree", default="tuned", choices=trees, help="fixed: the largest one in every lap, pay or not"
-    )
+    flags.flag("tree", default="tuned", choices=trees, help="fixed: the largest one in every lap, pay or not")
     layouts = ("packed", "batched")
     flags.flag("branch-layout", default="batched", choices=layouts, help="how branches lie in a frame")
     flags.flag("draft-timeout", seconds, 1.0, "seconds stage 0 waits for a tree")

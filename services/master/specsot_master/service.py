@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import structlog
@@ -19,12 +19,13 @@ from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot_master.assembly import Master, assemble
 from specsot_master.config import MasterConfig, read_config
+from specsot_master.progress import Progress
 from specsot_master.server import FleetService, MasterService, open_master_door
 from specsot_master.server.door import MASTER
 
 log = structlog.get_logger()
 
-TENDING = 1.0  # seconds between looks whether a latecomer can be taken in
+TENDING = 1.0  # seconds between looks whether a latecomer can be taken in, and whether the ring moves
 
 
 def run() -> int:
@@ -42,24 +43,38 @@ async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     door = await open_master_door(setting.listen, clients, members, terms)
     log.info("listening", at=reachable(None, config.setting.listen, door.port), model=master.model.name)
     log.info("waiting for the ring", missing=master.fleet.waiting_for())
-    async with beside(master.fleet.tend(TENDING), report(master, door)):
+    async with beside(master.fleet.tend(TENDING), report(master, door, Progress(config.stuck_after))):
         await leaving.wait()
         log.info("leaving", grace=config.setting.grace)
         await leave(master, clients, members, door, config.setting.grace)
 
 
-async def report(master: Master, door: Door) -> None:
-    """Keep the health of `specsot.v1.Master` true: it serves while the ring is complete."""
+async def report(master: Master, door: Door, progress: Progress) -> None:
+    """Keep the health of `specsot.v1.Master` true, by looks in time and at every change of the ring."""
     while True:
-        await door.report(MASTER, master.fleet.ready)
+        await look(master, door, progress, asyncio.get_running_loop().time())
         master.changed.clear()
-        await master.changed.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TENDING):
+                await master.changed.wait()
+
+
+async def look(master: Master, door: Door, progress: Progress, now: float) -> None:
+    """It serves while the ring is complete, moves when there is work, and is not told to leave."""
+    moves = progress.moves(master.laps.info().laps, master.conductor.owed, now)
+    serving = master.fleet.ready and moves and not master.leaving
+    if not moves and master.serving:
+        log.error("no lap comes, though there is work", epoch=master.fleet.epoch)
+    master.serving = serving
+    await door.report(MASTER, serving)
 
 
 async def leave(
     master: Master, clients: MasterService, members: FleetService, door: Door, grace: float
 ) -> None:
     """No new requests; those that run may finish; the rest hear why they do not; members go last."""
+    master.leaving = True
+    master.serving = False
     await door.report(MASTER, False)
     if not await clients.drain(grace):
         master.conductor.epoch_ended("the master is shutting down")

@@ -57,6 +57,11 @@ class Conductor:
         return self._roster.quiet and not self._roster.crowded
 
     @property
+    def owed(self) -> bool:
+        """The ring owes a lap: something in it may go on."""
+        return self._sequences.owed
+
+    @property
     def free_pages(self) -> int:
         """KV pages that are promised to nobody."""
         state = self._ring.state()

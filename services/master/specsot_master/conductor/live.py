@@ -41,6 +41,12 @@ class LiveSequence:
         """Its place in the plan."""
         return self.log.opening.ordinal
 
+    @property
+    def owed(self) -> bool:
+        """The next lap may bring it on: it is not paused by its lease, and more than a prefix."""
+        log = self.log
+        return log.opening.decodes and (not log.spoken or log.position <= self.lease)
+
     def read(self, tokens: Sequence[int], chances: Sequence[Chance] = ()) -> list[Piece]:
         """New tokens as pieces of text; at the end, without its end token, and with what was held back.
 

@@ -32,6 +32,11 @@ class Sequences:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def owed(self) -> bool:
+        """Something may go on in the next lap."""
+        return any(sequence.owed for _, sequence in self._by_id.values())
+
     def find(self, id: int) -> tuple[LiveRequest, LiveSequence] | None:
         return self._by_id.get(id)
 
