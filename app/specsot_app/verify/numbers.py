@@ -14,12 +14,13 @@ from torch import Tensor
 
 from specsot.errors import ModelError
 from specsot.members import TreeShape
-from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.attention import AttentionPlan
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.tree import single
 from specsot_app.verify.compare import Check, check_close, check_same, largest
 from specsot_app.verify.laps import Accepted, Laps
+from specsot_app.verify.passes import feed_base, feed_head
 from specsot_app.verify.record import Case, PromptRecord
 from specsot_drafter.growth import Ground, Growth
 from specsot_drafter.heads import DraftHead
@@ -94,11 +95,7 @@ def check_steps(case: Case, head: EagleHead) -> Iterator[Check]:
 def head_pass(case: Case, head: EagleHead, i: int, room: int = 0) -> tuple[Tensor, KVPages]:
     """The head over prompt i: outputs [n, hidden], and its KV in one page with `room` for more."""
     tokens = torch.tensor(_followers(case.prompts[i]))
-    rows = len(tokens)
-    kv = KVPages(head.layers, 1, rows + room, head.kv_heads, head.head_dim, head.dtype, head.device)
-    plan = plan_attention([Span(rows, 0, rows, (0,))], rows + room, head.group, "packed", head.dtype, "cpu")
-    places = torch.arange(rows)
-    return head.forward(tokens, recorded_features(case, head, i), places, places, plan, kv), kv
+    return feed_head(head, tokens, recorded_features(case, head, i), room)
 
 
 def _followers(prompt: PromptRecord) -> tuple[int, ...]:
@@ -138,20 +135,7 @@ def plain_texts(base: Decoder, prompts: Sequence[PromptRecord]) -> list[list[int
 
 def _states(base: Decoder, head: EagleHead, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """A prompt's tapped states side by side [n, taps * H] (EAGLE-1: its features), and its last logits."""
-    rows = len(tokens)
-    plan = plan_attention(
-        [Span(rows, 0, rows, (0,))],
-        rows,
-        base.config.heads // base.config.kv_heads,
-        "packed",
-        base.dtype,
-        "cpu",
-    )
-    places = torch.arange(rows)
-    taps = blocks(head.taps, base.config.hidden)
-    hidden = base.embed(torch.tensor(tokens))
-    hidden, states = base.forward(hidden, places, places, plan, base.make_kv(1, rows), taps)
-    assert states is not None
+    hidden, states = feed_base(base, torch.tensor(tokens), blocks(head.taps, base.config.hidden))
     return head.features(states) if isinstance(head.fusion, Final) else states, base.logits(hidden[-1:])[0]
 
 

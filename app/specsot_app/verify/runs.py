@@ -5,7 +5,7 @@ Refuses to know what base and head compute; it is told by the laps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -65,16 +65,26 @@ def generate(
     shape = case.shapes[setting]
     most = max(rounds.values(), default=0) * (shape.depth + 2)
     laps = Laps(base, head, shape, [len(tokens) for tokens in prompts.values()], most)
-    logits = laps.prefill(prompts)
-    laps.accept({i: Accepted((0,), largest(row.view(1, -1))[0]) for i, row in logits.items()})
+    begin(laps, prompts)
     runs = {i: Run() for i in rounds}
     for lap in range(max(rounds.values(), default=0)):
-        trees = {i: tree for i, tree in laps.trees.items() if lap < rounds[i]}
-        verdicts = {i: judge(trees[i], largest(rows)) for i, rows in laps.verify(trees).items()}
-        for i, verdict in verdicts.items():
-            runs[i].note(len(prompts[i]) + len(runs[i].written), trees[i], verdict)
-        laps.accept(verdicts)
+        for i, (tree, verdict) in take_lap(laps, [i for i in rounds if lap < rounds[i]]).items():
+            runs[i].note(len(prompts[i]) + len(runs[i].written), tree, verdict)
     return runs
+
+
+def begin(laps: Laps, prompts: Mapping[int, Sequence[int]]) -> None:
+    """Feed prompts, and take the likeliest token behind each."""
+    logits = laps.prefill(prompts)
+    laps.accept({i: Accepted((0,), largest(row.view(1, -1))[0]) for i, row in logits.items()})
+
+
+def take_lap(laps: Laps, going: Iterable[int]) -> dict[int, tuple[Tree, Accepted]]:
+    """One greedy lap of these texts: the tree of each, and what of it was accepted."""
+    trees = {i: laps.trees[i] for i in going}
+    verdicts = {i: judge(trees[i], largest(rows)) for i, rows in laps.verify(trees).items()}
+    laps.accept(verdicts)
+    return {i: (trees[i], verdict) for i, verdict in verdicts.items()}
 
 
 def judge(tree: Tree, targets: Sequence[int]) -> Accepted:

@@ -5,7 +5,7 @@ Refuses to know what the figures mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from specsot.members import AS_PUBLISHED, Overrides, Range, TreeShape, WeightFormat
-from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
-from specsot_app.verify.compare import largest
 from specsot_app.verify.fit import Acceptance, Fit, choose_trial, think_of_trials
-from specsot_app.verify.laps import Accepted, Laps
-from specsot_app.verify.runs import judge
+from specsot_app.verify.laps import Laps
+from specsot_app.verify.passes import feed_base, feed_head
+from specsot_app.verify.runs import begin, take_lap
 from specsot_drafter.heads.eagle import EagleHead
 from specsot_drafter.heads.fusion import Final
 from specsot_drafter.heads.loading import load_head
@@ -74,16 +72,13 @@ def draft(base: Decoder, head: EagleHead, spoken: Spoken) -> Acceptance:
     """Drafts accepted in every lap of writing each text again, all texts side by side."""
     most = max(len(written) for _, written in spoken)
     laps = Laps(base, head, SHAPE, [len(prompt) for prompt, _ in spoken], most + SHAPE.depth + 2)
-    logits = laps.prefill({i: prompt for i, (prompt, _) in enumerate(spoken)})
-    laps.accept({i: Accepted((0,), largest(row.view(1, -1))[0]) for i, row in logits.items()})
+    begin(laps, {i: prompt for i, (prompt, _) in enumerate(spoken)})
     left = {i: len(written) for i, (_, written) in enumerate(spoken) if written}
     lengths: list[int] = []
     while left:
-        trees = {i: laps.trees[i] for i in left}
-        verdicts = {i: judge(trees[i], largest(rows)) for i, rows in laps.verify(trees).items()}
-        laps.accept(verdicts)
-        lengths += [len(verdict.nodes) - 1 for verdict in verdicts.values()]
-        left = {i: count - len(verdicts[i].nodes) for i, count in left.items()}
+        paths = {i: verdict.nodes for i, (_, verdict) in take_lap(laps, left).items()}
+        lengths += [len(nodes) - 1 for nodes in paths.values()]
+        left = {i: count - len(paths[i]) for i, count in left.items()}
         left = {i: count for i, count in left.items() if count > 0}
     return Acceptance(tuple(lengths))
 
@@ -107,27 +102,8 @@ def _explain(
     rows, skipped = len(tokens) - 2, len(prompt) - 2
     if rows <= skipped or skipped < 0:
         return []
-    features = head.features(_states(base, head.tap_slices(), tokens[:rows]))
-    kv = KVPages(head.layers, 1, rows, head.kv_heads, head.head_dim, head.dtype, head.device)
-    places = torch.arange(rows, device=head.device)
-    plan = _plan(rows, head.group, head.dtype, head.device)
-    outputs = head.forward(tokens[1:-1], features, places, places, plan, kv)
+    _, fused = feed_base(base, tokens[:rows], head.tap_slices())
+    outputs, _ = feed_head(head, tokens[1:-1], head.features(fused))
     wanted = own[tokens[len(prompt) :]]
     chances = head.log_probs(outputs[skipped:])[wanted >= 0]
     return chances.gather(1, wanted[wanted >= 0, None])[:, 0].tolist()
-
-
-def _states(base: Decoder, taps: Mapping[int, Tensor], tokens: Tensor) -> Tensor:
-    """The fused row of every token."""
-    rows, config = len(tokens), base.config
-    places = torch.arange(rows, device=base.device)
-    plan = _plan(rows, config.heads // config.kv_heads, base.dtype, base.device)
-    slices = {layer: part.to(base.device, base.dtype) for layer, part in taps.items()}
-    _, fused = base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
-    assert fused is not None
-    return fused
-
-
-def _plan(rows: int, group: int, dtype: torch.dtype, device: torch.device) -> AttentionPlan:
-    """Every row sees itself and all before it, in one page."""
-    return plan_attention([Span(rows, 0, rows, (0,))], rows, group, "packed", dtype, device)

@@ -1,0 +1,41 @@
+"""A whole text through base or head in one pass, in one page of its own.
+
+Refuses to know what comes out is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
+from specsot_drafter.heads.eagle import EagleHead
+
+
+def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """The states [n, H] behind the last layer, and the sum [n, Hd] over the taps."""
+    rows, config = len(tokens), base.config
+    plan = _plan(rows, rows, config.heads // config.kv_heads, base.dtype, base.device)
+    places = torch.arange(rows, device=base.device)
+    slices = {layer: part.to(base.device, base.dtype) for layer, part in taps.items()}
+    hidden, fused = base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
+    assert fused is not None
+    return hidden, fused
+
+
+def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) -> tuple[Tensor, KVPages]:
+    """Outputs [n, hidden] from features [n, hidden], and the KV in a page with `room` for more rows."""
+    rows = len(tokens)
+    kv = KVPages(head.layers, 1, rows + room, head.kv_heads, head.head_dim, head.dtype, head.device)
+    plan = _plan(rows, rows + room, head.group, head.dtype, head.device)
+    places = torch.arange(rows, device=head.device)
+    return head.forward(tokens, features, places, places, plan, kv), kv
+
+
+def _plan(rows: int, page: int, group: int, dtype: torch.dtype, device: torch.device) -> AttentionPlan:
+    """Every row sees itself and all before it."""
+    return plan_attention([Span(rows, 0, rows, (0,))], page, group, "packed", dtype, device)
