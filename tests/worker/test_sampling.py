@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from specsot.params import Sampling  # noqa: E402
 from specsot_worker.penalties import adjust  # noqa: E402
-from specsot_worker.sampling import Wish, choose, weigh  # noqa: E402
+from specsot_worker.sampling import Wish, choose, draw, weigh  # noqa: E402
 from tests.exact import distribute  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -170,6 +170,12 @@ def test_masked_tokens_are_never_drawn(more):
     logits[:, ::2] = float("-inf")
     drawn = choose(logits, [wish(position, temperature=2.0, **more) for position in range(300)])
     assert set(drawn) == {1, 3, 5}
+
+
+@pytest.mark.parametrize("more", [{}, dict(top_p=0.9)], ids=str)
+def test_the_ends_of_the_cdf_are_tokens_that_may_be_drawn(more):
+    logits = torch.tensor([[float("-inf"), 0.3, 0.1, 0.2, float("-inf")]]).expand(2, -1)
+    assert draw(logits, Sampling(1.0, **more), [0.0, 1 - 2**-53]) == [1, 3]
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-9, 1e9, 1e300])

@@ -40,7 +40,8 @@ def choose(logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int | None]:
             alike.setdefault(wish.sampling, []).append(row)
     for sampling, rows in alike.items():
         points = [uniform(wishes[row].seed, wishes[row].ordinal, wishes[row].position) for row in rows]
-        for row, token in zip(rows, draw(logits[rows], sampling, points)):
+        picked = logits if len(rows) == len(wishes) else logits[rows]
+        for row, token in zip(rows, draw(picked, sampling, points)):
             chosen[row] = token
     return chosen
 
@@ -63,8 +64,8 @@ def draw(logits: torch.Tensor, sampling: Sampling, points: Sequence[float]) -> l
     sums = weights.cumsum(-1, dtype=torch.float64)
     whole = sums[:, -1:]
     wanted = whole * torch.tensor(points, dtype=torch.float64, device=logits.device)[:, None]
-    place = torch.searchsorted(sums, wanted, right=True)
-    place = place.minimum((sums < whole).sum(-1, keepdim=True))  # should rounding reach the very end
+    below = torch.nextafter(whole, torch.zeros_like(whole))  # rounding might reach the very end
+    place = torch.searchsorted(sums, wanted.minimum(below), right=True)
     return (place if tokens is None else tokens.gather(-1, place)).flatten().tolist()
 
 
