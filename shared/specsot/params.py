@@ -19,6 +19,7 @@ MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
 DRAFTERS: tuple[DrafterName, ...] = ("eagle", "none")
 MAX_BIASES = 1024  # they travel with every sequence a request opens
 MAX_LOGPROBS = 20
+MAX_TOKENS = 1 << 20  # of a prompt, whatever the model
 MOST_SHOWN = 100  # characters of a wrong value
 
 
@@ -43,8 +44,8 @@ def _require_within(low: float, high: float, name: str, value: object) -> None:
 
 
 def _require_whole(low: int, high: int, name: str, value: object) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    _require(whole and low <= value <= high, name, f"whole, in [{low}, {high}]", value)
+    holds = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    _require(holds, name, f"whole, in [{low}, {high}]", value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request, whole. Exactly one of `prompt` and `messages` is given.
+    """One request, whole. Exactly one of `prompt`, `messages` and `tokens` is given.
 
+    tokens: a prompt in the model's own token ids, taken as it is, to be gone on with; `mode` is "direct".
     seed None: the master draws one and logs it.
     logprobs: tell how likely the model found every token, and the so many likeliest; None: do not.
     tools: names a plan line may carry as a label.
@@ -131,6 +133,7 @@ class Ask:
 
     prompt: str | None = None
     messages: tuple[Message, ...] = ()
+    tokens: tuple[int, ...] = ()
     model: str = ""
     mode: Mode = "auto"
     drafter: DrafterName = "eagle"
@@ -146,14 +149,7 @@ class Ask:
     def __post_init__(self) -> None:
         _require(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
         _require(self.drafter in DRAFTERS, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
-        _require(
-            bool(self.messages) != (self.prompt is not None),
-            "prompt",
-            "given, or messages, not both",
-            self.prompt,
-        )
-        said = self.prompt if self.prompt is not None else self.messages[-1].content
-        _require(bool(said.strip()), "prompt", "not empty", said)
+        self._check_prompt()
         _require(all(self.stop), "stop", "non-empty strings", self.stop)
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
         if self.logprobs is not None:
@@ -161,3 +157,15 @@ class Ask:
         for name in self.tools:
             fits = name.isidentifier() and len(name) <= 32
             _require(fits, "tools", "identifiers of at most 32 characters", name)
+
+    def _check_prompt(self) -> None:
+        given = (self.prompt is not None) + bool(self.messages) + bool(self.tokens)
+        _require(given == 1, "prompt", "given, or messages, or tokens, one of them", self.prompt)
+        if self.tokens:
+            _require(self.mode == "direct", "mode", "direct where the prompt is given in tokens", self.mode)
+            _require(len(self.tokens) <= MAX_TOKENS, "tokens", f"at most {MAX_TOKENS}", len(self.tokens))
+            for token in self.tokens:
+                _require_whole(0, 2**31 - 1, "tokens", token)
+            return
+        said = self.prompt if self.prompt is not None else self.messages[-1].content
+        _require(bool(said.strip()), "prompt", "not empty", said)

@@ -47,6 +47,16 @@ async def test_a_planned_answer() -> None:
     stage.assert_clean()
 
 
+async def test_a_prompt_in_tokens_is_taken_as_it_is() -> None:
+    stage = Stage({"Once upon": " a time"})
+    tokens = stage.text.encode_bare("Once upon")
+    events = await stage.answer(Ask(tokens=tokens, mode="direct"))
+    assert finished(events).text == " a time"
+    assert stage.prompts_seen[0][1] == "Once upon"
+    assert openings(stage)[0].prompt == len(tokens)
+    stage.assert_clean()
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_no_token_lost_doubled_or_reordered_whatever_the_laps(seed: int) -> None:
     stage = Stage(SAYS, seed=seed, burst=1 + seed % 6)

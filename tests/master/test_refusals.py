@@ -37,6 +37,8 @@ def biased(*tokens: int) -> Ask:
         (Ask(prompt="Hi", tools=("Search",) * 65), InvalidRequest, "tools: at most 64"),
         (biased(0, 8192), InvalidRequest, "names token 8192, the model's are 0 .. 8191"),
         (biased(2**31 - 1), InvalidRequest, "names token 2147483647"),
+        (Ask(tokens=(1, 8192), mode="direct"), InvalidRequest, "tokens names token 8192"),
+        (Ask(tokens=(1,) * 2048, mode="direct"), InvalidRequest, "2048 tokens cannot fit"),
         (Ask(messages=(Message("boss", "Hi"),)), InvalidRequest, "roles are system, user"),
     ],
 )

@@ -276,7 +276,12 @@ _rest = {
     "seed": st.none() | st.integers(0, 2**63 - 1),
 }
 conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)
-asks = st.builds(params.Ask, prompt=said, **_rest) | st.builds(params.Ask, messages=conversations, **_rest)
+prompts = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(tuple)
+asks = (
+    st.builds(params.Ask, prompt=said, **_rest)
+    | st.builds(params.Ask, messages=conversations, **_rest)
+    | st.builds(params.Ask, tokens=prompts, **(_rest | {"mode": st.just("direct")}))
+)
 
 infos = st.builds(
     info.Info,

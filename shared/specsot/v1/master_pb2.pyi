@@ -64,7 +64,7 @@ class Limits(_message.Message):
     def __init__(self, max_new_tokens: _Optional[int] = ..., max_branch_tokens: _Optional[int] = ..., max_skeleton_tokens: _Optional[int] = ..., max_parallel: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs")
+    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs", "tokens")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class GenerateRequest(_message.Message):
     RESUME_OFFSET_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     model: str
@@ -95,7 +96,8 @@ class GenerateRequest(_message.Message):
     resume_offset: int
     ignore_eos: bool
     logprobs: int
-    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ...) -> None: ...
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("offset", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished")

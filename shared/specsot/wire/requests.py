@@ -39,6 +39,7 @@ def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
     return master_pb2.GenerateRequest(
         prompt=ask.prompt,
         messages=(master_pb2.Message(role=m.role, content=m.content) for m in ask.messages),
+        tokens=ask.tokens,
         model=ask.model,
         mode=MODE_NUMBERS[ask.mode],
         drafter=DRAFTER_NUMBERS[ask.drafter],
@@ -61,6 +62,7 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
     return Ask(
         prompt=request.prompt if request.HasField("prompt") else None,
         messages=tuple(Message(m.role, m.content) for m in request.messages),
+        tokens=tuple(request.tokens),
         model=request.model,
         mode=named_choice(MODES, request.mode, "mode"),
         drafter=named_choice(DRAFTERS, request.drafter, "drafter"),

@@ -9,7 +9,7 @@ import itertools
 import secrets
 
 from specsot.errors import InvalidRequest, NotFound, Unavailable
-from specsot.params import Ask, Sampling
+from specsot.params import Ask
 from specsot.skeleton import Point
 from specsot_master.conductor.admission import Sizes, grant_answer, grant_plan
 from specsot_master.conductor.live import LiveRequest
@@ -37,7 +37,7 @@ class Acceptance:
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
         ring = require_ring(self._ring)
         check_words(ask, id, ring.max_positions)
-        check_bias(ask.sampling, self._vocabulary)
+        check_tokens(ask, self._vocabulary)
         id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
         request = LiveRequest(
             id=id,
@@ -55,7 +55,7 @@ class Acceptance:
         """Its prompts, and the pages they ask for."""
         ask, messages = request.ask, messages_of(request.ask)
         if ask.mode == "direct":
-            request.answer = self._prompts.chat(messages)
+            request.answer = ask.tokens or self._prompts.chat(messages)
             _check_prompt(request.answer)
             request.grant = grant_answer(len(request.answer), ask, ring)
         else:
@@ -67,6 +67,7 @@ def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
     """Raises InvalidRequest for what is too long to even look at, and for roles no template knows."""
     size = len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
     rules = (
+        (len(ask.tokens) < max_positions, "tokens", f"{len(ask.tokens)} tokens cannot fit the context"),
         (
             size <= LONGEST_TOKEN * max_positions,
             "prompt",
@@ -87,13 +88,14 @@ def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
             raise InvalidRequest(f"{field}: {rule}", field=field)
 
 
-def check_bias(sampling: Sampling, vocabulary: int) -> None:
-    """Raises InvalidRequest for a token the model does not have; biases ascend by token."""
-    last = sampling.logit_bias[-1][0] if sampling.logit_bias else 0
-    if last >= vocabulary:
-        raise InvalidRequest(
-            f"logit_bias names token {last}, the model's are 0 .. {vocabulary - 1}", field="logit_bias"
-        )
+def check_tokens(ask: Ask, vocabulary: int) -> None:
+    """Raises InvalidRequest for a token the model does not have."""
+    named = {"logit_bias": [token for token, _ in ask.sampling.logit_bias], "tokens": ask.tokens}
+    for field, tokens in named.items():
+        if (last := max(tokens, default=0)) >= vocabulary:
+            raise InvalidRequest(
+                f"{field} names token {last}, the model's are 0 .. {vocabulary - 1}", field=field
+            )
 
 
 def require_ring(ring: Ring) -> RingState:

@@ -42,6 +42,12 @@ class Text:
         """Token ids of exactly this text: nothing is put before or behind it."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_bare(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that is to be gone on with: what the tokenizer itself puts before it (such as
+        a bos token) included.
+        """
+        return tuple(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of these tokens; special ones are left out."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
