@@ -186,6 +186,8 @@ def _unpadded(row: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _sampling(part: Part) -> SamplingRecord:
+    if part.at("temperature").number() <= 0:
+        raise ModelError(f"{part.where}.temperature must be > 0")
     return SamplingRecord(
         prompt=part.at("prompt").integer(),
         setting=part.at("setting").text(),

@@ -70,7 +70,7 @@ def check_kind(case: Case, head: EagleHead) -> Iterator[Check]:
 def refuse_strangers(case: Case, base: Decoder) -> None:
     """Recorded ids must be ids of the base."""
     fed = [*(prompt.tokens for prompt in case.prompts), *(prompt.greedy for prompt in case.prompts)]
-    fed += [each.tree.tree.tokens for run in case.sampling for each in run.rounds]
+    fed += [(*each.tree.tree.tokens, each.bonus) for run in case.sampling for each in run.rounds]
     strange = next((token for tokens in fed for token in tokens if not 0 <= token < base.config.vocab), None)
     if strange is not None:
         raise ModelError(f"{case.directory}: token {strange} is recorded, the base has {base.config.vocab}")

@@ -1,0 +1,306 @@
+"""`specsot verify --vectors`: recorded cases hold whole, every variant of a head does, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specsot.tree import Tree
+from specsot_app.verify.compare import check_close, check_same, check_tree
+from specsot_app.verify.vectors import check
+from tests.vectors.making import HERE, SMALL, Kind, write_case
+
+Json = dict[str, Any]
+REFERENCE_CASES = (
+    "llama31-eagle2-nobias",
+    "llama31-eagle3",
+    "llama31-eagle3-narrow",
+    "mixtral-eagle2",
+    "qwen2-eagle2",
+    "qwen3-eagle3",
+    "qwen3-eagle3-headdim32",
+    "vicuna-eagle2",
+    "vicuna-eagle3-fullvocab",
+)
+
+
+def failures(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if not line.startswith("ok ")]
+
+
+@pytest.mark.parametrize("name", REFERENCE_CASES)
+def test_a_recorded_case_holds_whole(name: str, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = check(reference / "golden" / "eagle" / name), capsys.readouterr()
+    assert (status, len(failures(printed.out)), printed.err) == (0, 1, ""), failures(printed.out)
+
+
+def test_no_recorded_case_is_left_out(reference: Path) -> None:
+    found = {file.parent.name for file in (reference / "golden" / "eagle").glob("*/vectors.json")}
+    assert found == set(REFERENCE_CASES)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_case_of_our_own_holds_whole(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = check(HERE / name), capsys.readouterr()
+    assert (status, len(failures(printed.out)), printed.err) == (0, 1, ""), failures(printed.out)
+    assert sum(file.stat().st_size for file in (HERE / name).rglob("*") if file.is_file()) < 300_000
+
+
+VARIANTS = {
+    "as published": Kind(),
+    "speculators": Kind(layout="layers", ids=(2, 4, 5)),
+    "residual": Kind(layout="layers", norm_before_residual=True),
+    "joint norm": Kind(fusion="joint"),
+    "joint norm, wide taps": Kind(fusion="joint", ids=(1, 3, 5, 7), taps=(2, 4, 6, 8)),
+    "norm per state": Kind(layout="layers", fusion="each", norm_output=True),
+    "normed output": Kind(norm_output=True),
+    "no states, no fc": Kind(fusion="none"),
+    "whole vocabulary": Kind(drafts=None),
+    "the base's lm_head": Kind(drafts=None, own_lm_head=False, config={"draft_vocab_size": None}),
+    "narrow": Kind(hidden=12, own_embedding=True, config={"target_hidden_size": 16}),
+    "wide heads": Kind(head_dim=10),
+    "fc bias": Kind(fc_bias=True),
+    "qwen3 layer": Kind(layout="layers", qk_norm=True, qkv_bias=True),
+    "two layers": Kind(layout="layers", layers=2),
+    "own theta": Kind(theta=777.0),
+    "embeddings of its own": Kind(own_embedding=True),
+    "outputs of layers": Kind(ids=(1, 3, 4)),
+    "two states": Kind(ids=(3, 6), taps=(3, 6)),
+    "last output": Kind(ids=(2, 4, 8), taps=(2, 4, 8)),
+    "shallow base": Kind(base_layers=4, ids=(1, 2, 3), taps=(2, 3, 4)),
+    "eagle 1": Kind(kind="eagle1", drafts=None),
+    "eagle 1, biases": Kind(kind="eagle1", drafts=None, fc_bias=True, qkv_bias=True),
+    "eagle 1, hass": Kind(kind="eagle1", drafts=None, hass=True, base_layers=3),
+    "eagle 1, two layers": Kind(kind="eagle1", drafts=None, layers=2),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_of_a_head_holds(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The record is made by plain torch."""
+    write_case(tmp_path, VARIANTS[name], prompts=1, steps=10)
+    status, printed = check(tmp_path), capsys.readouterr()
+    assert (status, printed.err) == (0, ""), failures(printed.out)
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path) -> Callable[[str], Path]:
+    return lambda name: Path(shutil.copytree(HERE / name, tmp_path / name))
+
+
+def edit_json(file: Path, edit: Callable[[Json], object]) -> None:
+    record = json.loads(file.read_text())
+    edit(record)
+    file.write_text(json.dumps(record))
+
+
+def edit_tensors(file: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file)
+
+
+def set_to(*way: Any, value: Any) -> Callable[[Any], None]:
+    """Puts a value at the end of a way of keys and numbers."""
+
+    def edit(record: Any) -> None:
+        for step in way[:-1]:
+            record = record[step]
+        record[way[-1]] = value
+
+    return edit
+
+
+RUN = ("prompts", 0, "runs", "B")
+TREE = ("prompts", 1, "runs", "A", "trees", 0)
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (set_to("prompts", 0, "base_greedy_ids", 3, value=39), "p0 base_greedy_ids: first at [3]: ours "),
+        (set_to(*TREE, "tokens", 2, value=39), "p1 A tree 1: node [2]: ours ("),
+        (set_to(*TREE, "committed_len", value=99), "p1 A tree 1 committed_len: first at [0]: ours "),
+        (set_to(*TREE, "position_ids", value=[0]), "p1 A tree 1 position_ids: first at [0]: ours "),
+        (set_to(*TREE, "retrieve_indices", 0, value=[0, 1]), "p1 A tree 1 retrieve_indices: first at [0]"),
+        (set_to(*RUN, "accept_lengths", 1, value=9), "p0 B accept_lengths: first at [1]: ours "),
+        (set_to(*RUN, "generated_ids", 9, value=39), "p0 B generated_ids: first at [9]: ours "),
+        (set_to(*RUN, "bonus_tokens", 0, value=39), "p0 B bonus_tokens: first at [0]: ours "),
+        (set_to(*RUN, "best_candidate", 0, value=99), "p0 B best_candidate: first at [0]: ours "),
+        (set_to(*RUN, "tau", value=1.0), "p0 B tau: first at []"),
+        (set_to("sampling", 0, "temperature", value=0.5), "s0 round 1 sample_p: first at "),
+        (set_to("sampling", 0, "rounds", 0, "uniforms", value=[0.0] * 9), "s0 round 1 uniforms used: "),
+        (set_to("sampling", 0, "rounds", 0, "uniforms", value=[]), "s0 round 1 walk: fewer uniforms"),
+        (set_to("sampling", 1, "rounds", 1, "tokens", 3, value=39), "s1 round 2 tree: node [3]: ours "),
+        (set_to("algo", value="eagle3"), "head is eagle3: first at [0]: ours eagle1, recorded eagle3"),
+        (set_to("aux_layers", value=[2, 4, 5]), "aux_layers: first at [0]: ours 8, recorded 2"),
+    ],
+    ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
+)
+def test_a_record_that_differs_fails_and_says_where(
+    edit: Callable[[Json], None],
+    line: str,
+    copy_of: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    case = copy_of("eagle2-small")
+    edit_json(case / "vectors.json", edit)
+    assert check(case) == 1
+    assert f"FAIL {line}" in "\n".join(failures(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "p0.prompt_features",
+        "p1.base_logits",
+        "p0.head_hidden",
+        "p1.head_logits_last",
+        "p0.A.draft2_hidden",
+        "s0.r0.node_logits",
+        "s1.r1.sample_p",
+        "p0.A.draft1_input_ids",
+        "p0.head_input_ids",
+    ],
+)
+def test_a_number_that_differs_fails(
+    name: str, copy_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shift(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name].view(-1)[-1] += 1 if tensors[name].dtype == torch.int64 else 2e-4
+
+    case = copy_of("eagle3-small")
+    edit_tensors(case / "vectors.safetensors", shift)
+    assert check(case) == 1
+    assert "FAIL " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("edit", "status"),
+    [
+        (set_to("norm_before_residual", value=False), 1),
+        (set_to("norm_output", value=False), 1),
+        (set_to("transformer_layer_config", "rms_norm_eps", value=1e-2), 1),
+        (set_to("transformer_layer_config", "rope_theta", value=12000.0), 1),
+        (set_to("eagle_aux_hidden_state_layer_ids", value=[2, 4, 7]), 0),
+        (set_to("eagle_aux_hidden_state_layer_ids", value=[2, 4, 6]), 1),
+        (set_to("eagle_aux_hidden_state_layer_ids", value=None), 1),
+        (set_to("num_hidden_layers", value=9), 0),
+    ],
+)
+def test_a_head_of_another_make_fails(edit: Callable[[Json], None], status: int, copy_of: Any) -> None:
+    case = copy_of("eagle3-small")
+    edit_json(case / "head" / "config.json", edit)
+    assert check(case) == status
+
+
+def test_a_bonus_that_cannot_be_drawn_fails(copy_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    case = copy_of("eagle2-small")
+    never = int(load_file(case / "vectors.safetensors")["s2.r1.sample_p"].argmin())  # cut by top-k
+    edit_json(case / "vectors.json", set_to("sampling", 2, "rounds", 1, "bonus_token", value=never))
+    assert check(case) == 1
+    assert f"FAIL s2 round 2 bonus_token: {never} has no chance" in capsys.readouterr().out
+
+
+def test_embedding_and_state_swapped_fails(copy_of: Callable[[str], Path]) -> None:
+    case = copy_of("eagle2-small")
+    swap = lambda tensors: tensors.update({"fc.weight": tensors["fc.weight"].roll(16, 1)})  # noqa: E731
+    edit_tensors(case / "head" / "model.safetensors", swap)
+    assert check(case) == 1
+
+
+def _remove(*way: Any) -> Callable[[Path], None]:
+    def edit(record: Any) -> None:
+        for step in way[:-1]:
+            record = record[step]
+        del record[way[-1]]
+
+    return lambda case: edit_json(case / "vectors.json", edit)
+
+
+def _put(*way: Any, value: Any) -> Callable[[Path], None]:
+    return lambda case: edit_json(case / "vectors.json", set_to(*way, value=value))
+
+
+def _drop_tensor(name: str) -> Callable[[Path], None]:
+    return lambda case: edit_tensors(case / "vectors.safetensors", lambda tensors: tensors.pop(name))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (shutil.rmtree, "vectors.json: no such file"),
+        (lambda case: (case / "vectors.json").write_text("{"), "vectors.json: not valid JSON"),
+        (lambda case: (case / "vectors.json").write_text("[]"), "vectors.json: not a JSON object"),
+        (lambda case: (case / "vectors.safetensors").unlink(), "vectors.safetensors: no such file"),
+        (lambda case: (case / "vectors.safetensors").write_bytes(b"\x08"), "vectors.safetensors: "),
+        (lambda case: (case / "head" / "model.safetensors").write_bytes(b"\x08"), "head/model.safetensors: "),
+        (lambda case: shutil.rmtree(case / "head"), "head/config.json: no such file"),
+        (lambda case: shutil.rmtree(case / "base"), "base: no such model directory"),
+        (_drop_tensor("p1.head_hidden"), "vectors.safetensors: no tensor p1.head_hidden"),
+        (_drop_tensor("s1.r0.sample_p"), "vectors.safetensors: no tensor s1.r0.sample_p"),
+        (_remove("settings"), "vectors.json: settings is missing"),
+        (_remove("prompts", 1, "runs", "A", "accept_lengths"), "prompts[1].runs.A.accept_lengths is missing"),
+        (_put("settings", "A", "top_k", value="four"), "settings.A.top_k must be an integer, got 'four'"),
+        (_put("settings", "A", "top_k", value=0), "settings.A is no shape of a tree"),
+        (_put("prompts", 0, "prompt_ids", value=[]), "prompt_ids and base_greedy_ids must not be empty"),
+        (_put("prompts", 0, "prompt_ids", value=[3, 40]), "token 40 is recorded, the base has 40"),
+        (
+            _put("prompts", 0, "prompt_ids", value=[3, "x"]),
+            "prompts[0].prompt_ids must be a list of integers",
+        ),
+        (_put(*TREE, "parents", 1, value=5), "prompts[1].runs.A.trees[0]: tree node 1 has parent 5"),
+        (_put("sampling", 0, "rounds", 0, "bonus_token", value=-1), "token -1 is recorded, the base has 40"),
+        (_put("sampling", 0, "prompt", value=7), "sampling[0] names no prompt or setting"),
+        (_put("sampling", 0, "temperature", value=0), "sampling[0].temperature must be > 0"),
+        (
+            _put("sampling", 0, "rounds", 0, "accepted_path_tokens", value=[1, 1, 1, 1]),
+            "sampling[0].rounds[0]: accepted_path_tokens is no path of its tree",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_read_is_one_line_and_status_2(
+    spoil: Callable[[Path], object], words: str, copy_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = copy_of("eagle2-small")
+    spoil(case)
+    assert check(case) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_a_head_of_another_base_is_refused_with_both_shapes(
+    copy_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = copy_of("eagle2-small")
+    narrow = lambda tensors: tensors.update({"fc.weight": torch.zeros(16, 24)})  # noqa: E731
+    edit_tensors(case / "head" / "model.safetensors", narrow)
+    assert check(case) == 2
+    assert "fc.weight is [16, 24], this base and head need [16, 32]" in capsys.readouterr().err
+
+
+def test_numbers_that_are_none_are_never_close() -> None:
+    one = torch.tensor([1.0, float("nan")])
+    assert (
+        check_close("x", one, one).difference
+        == "first at [1]: ours nan, recorded nan, gap nan (allowed 0.0001)"
+    )
+    assert check_close("x", one, one[:1]).difference == "shape: ours [2], recorded [1]"
+    assert check_same("x", [1, 2], [1]).difference == "length: ours 2, recorded 1"
+
+
+def test_an_order_counts_unless_scores_nearly_tie() -> None:
+    ours, theirs = Tree((0, 1, 2), (0, 0, 0)), Tree((0, 2, 1), (0, 0, 0))
+    assert check_tree("x", ours, theirs, 1e-3, 1.0).difference is not None
+    assert check_tree("x", ours, theirs, 1e-6, 1.0).difference is None
+    other = Tree((0, 2, 3), (0, 0, 0))
+    assert "path [0, 3] is missing" in str(check_tree("x", ours, other, 1e-6, 1.0))
