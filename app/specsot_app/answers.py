@@ -11,7 +11,7 @@ from typing import Any
 from specsot.errors import Unavailable
 from specsot.events import Reason, Statistics, TokenLogprobs
 from specsot.skeleton import Point
-from specsot_app.terminal.view import View
+from specsot.view import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from typing import Any, cast, overload
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
+from specsot.view import View, advance
 from specsot_app.aliases import translate
 from specsot_app.answers import Answer, answer_of, stats_of
 from specsot_app.asking import Turns, ask_of
 from specsot_app.background import Background
 from specsot_app.fleets import Fleet, Opener, Wanted, models_of, open_fleet
-from specsot_app.terminal.view import View, advance
 
 
 class SpecSoT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specsot.events import BranchStarted, BranchText, MergedText, Reason
-from specsot_app.terminal.view import watch
+from specsot.view import watch
 from tests.app.stories import DIRECT, MERGED, PLANNED
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specsot.events import Reason, Started
-from specsot_app.terminal.view import Panel, View
+from specsot.view import Panel, View
 
 PANEL_WIDTH = 38  # narrower than this, prose becomes hard to read
 LEAST_LINES = 3

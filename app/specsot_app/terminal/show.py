@@ -13,9 +13,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from specsot.events import MergedText, Numbered
+from specsot.lines import line_of
+from specsot.view import View, advance
 from specsot_app.terminal.draw import Size, conclude, draw, figures
-from specsot_app.terminal.lines import line_of
-from specsot_app.terminal.view import View, advance
 
 Manner = Literal["live", "plain", "json"]
 FRAMES_PER_SECOND = 8

@@ -16,11 +16,16 @@ from specsot.events import Event, Numbered
 
 def line_of(numbered: Numbered) -> str:
     """One line, without its newline; text stays as it is, not escaped to ASCII."""
+    return json.dumps(fields_of(numbered), ensure_ascii=False, default=plain_of)
+
+
+def fields_of(numbered: Numbered) -> dict[str, Any]:
+    """What an event says, by name; log-probabilities only where there are any."""
     fields = {"event": name_of(numbered.event), "number": numbered.offset}
     fields |= dataclasses.asdict(numbered.event)
     if not fields.get("logprobs"):
         fields.pop("logprobs", None)
-    return json.dumps(fields, ensure_ascii=False, default=plain_of)
+    return fields
 
 
 def name_of(event: Event) -> str:
