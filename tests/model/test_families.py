@@ -109,6 +109,15 @@ def test_taps_add_the_inputs_of_their_layers(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(fused, torch.cat([inputs[i] for i in (0, 2, 3)], 1), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_bf16_stays_near_fp32(kind: str, tmp_path: Path) -> None:
+    write_model(tmp_path, kind)
+    exact, _ = Ring.of(load(tmp_path)).feed(PROMPT, 0)
+    rough, _ = Ring.of([Decoder.load(tmp_path, Range(0, 3), torch.bfloat16, "cpu")]).feed(PROMPT, 0)
+    assert rough.dtype == torch.bfloat16
+    assert torch.nn.functional.cosine_similarity(rough.float(), exact, dim=-1).median() > 0.99
+
+
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [

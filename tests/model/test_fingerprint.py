@@ -40,13 +40,35 @@ def test_what_says_nothing_of_the_weights_does_not_count(model: Path) -> None:
     assert fingerprint(model) == before
 
 
-@pytest.mark.parametrize("place", [60, 5000, -1])
+@pytest.mark.parametrize("place", [10, 5000, -1])
 def test_another_byte_at_either_end_is_another_model(model: Path, place: int) -> None:
     before, path = fingerprint(model), model / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
     assert fingerprint(model) != before
+
+
+def test_a_layer_trained_further_is_another_model(tmp_path: Path) -> None:
+    """Deep inside a big file, far from either end."""
+    names = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(5)]
+    size, before = 100_000, ""
+    header = json.dumps(
+        {
+            name: {"dtype": "U8", "shape": [size], "data_offsets": [size * at, size * (at + 1)]}
+            for at, name in enumerate(names)
+        }
+        | {"__metadata__": {"format": "pt"}}
+    ).encode()
+    (tmp_path / "config.json").write_text("{}")
+    for layer in (None, 1, 2, 3):
+        data = bytearray(size * len(names))
+        if layer is not None:
+            data[size * layer : size * (layer + 1)] = b"\x01" * size
+        file = tmp_path / "model.safetensors"
+        file.write_bytes(len(header).to_bytes(8, "little") + header + data)
+        assert fingerprint(tmp_path) != before
+        before = fingerprint(tmp_path)
 
 
 def test_another_config_or_file_name_is_another_model(model: Path) -> None:
@@ -63,6 +85,10 @@ def test_what_is_missing_or_broken_is_named(model: Path, tmp_path: Path) -> None
     for broken in (b"", b"abc", b"\xff" * 20):
         (model / "model.safetensors").write_bytes(broken)
         with pytest.raises(ModelError, match=r"model\.safetensors: not a whole safetensors file"):
+            fingerprint(model)
+    for header in (b"{", b"[]", b'{"a": 1}', b'{"a": {"data_offsets": [-9]}}'):
+        (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(ModelError, match=r"model\.safetensors: not a readable safetensors header"):
             fingerprint(model)
     (model / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="no weight files"):

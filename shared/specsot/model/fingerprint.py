@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from specsot.errors import ModelError
 from specsot.model.fields import read_json
 
 EDGE = 64 * 1024  # bytes read at either end of a weight file's data
+SAMPLE = 64  # bytes read of each tensor: whoever trains a layer further changes those too
 HEADER_LIMIT = 100 * 1024 * 1024  # safetensors' own bound on its header
 IGNORED = frozenset(
     {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache", "architectures"}
@@ -22,7 +25,7 @@ IGNORED = frozenset(
 
 def fingerprint(directory: Path) -> str:
     """16 hex digits over config.json (without what says nothing of the weights) and, for each weight
-    file, its name, size, safetensors header, and first and last 64 KiB of the rest.
+    file, its name, size, first and last 64 KiB of data; of safetensors also header and each tensor's begin.
 
     ModelError names what is missing or broken.
     """
@@ -45,15 +48,38 @@ def _describe(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            header = (
-                file.read(_header_size(path, file.read(8), size)) if path.suffix == ".safetensors" else b""
-            )
-            front = file.read(EDGE)
+            digest = hashlib.sha256()
+            for part in _header_and_samples(path, file, size) if path.suffix == ".safetensors" else ():
+                digest.update(part)
+            digest.update(file.read(EDGE))
             file.seek(max(size - EDGE, 0))
-            digest = hashlib.sha256(header + front + file.read(EDGE))
+            digest.update(file.read(EDGE))
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
     return f"{path.name}:{size}:{digest.hexdigest()}".encode()
+
+
+def _header_and_samples(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:
+    """A safetensors header, then the begin of each tensor; leaves the file where the data begin."""
+    header = file.read(_header_size(path, file.read(8), size))
+    data = file.tell()
+    yield header
+    for begin in _begins(path, header):
+        file.seek(data + begin)
+        yield file.read(SAMPLE)
+    file.seek(data)
+
+
+def _begins(path: Path, header: bytes) -> list[int]:
+    """Where each tensor begins in the data, in bytes."""
+    try:
+        named = json.loads(header)
+        begins = [int(one["data_offsets"][0]) for name, one in named.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        begins = [-1]
+    if min(begins, default=0) < 0:
+        raise ModelError(f"{path}: not a readable safetensors header")
+    return sorted(begins)
 
 
 def _header_size(path: Path, prefix: bytes, size: int) -> int:
