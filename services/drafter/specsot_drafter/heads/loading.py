@@ -94,9 +94,7 @@ class _Loader:
 
     def eagle1(self) -> Eagle1Head:
         if self.overrides.aux_layers is not None:
-            raise InvalidRequest(
-                f"{self.head.directory} is an EAGLE-1 head: it has no aux_layers", "aux_layers"
-            )
+            raise InvalidRequest(f"{self.head.directory}: an EAGLE-1 head has no aux_layers", "aux_layers")
         hidden = self.config.hidden
         self.head.check("fc.weight", (hidden, 2 * hidden))
         self.head.check("layers.0.self_attn.o_proj.weight", (hidden, self.shape.heads * self.shape.head_dim))

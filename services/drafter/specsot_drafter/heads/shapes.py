@@ -88,9 +88,8 @@ def _hidden(checkpoint: Checkpoint) -> int:
 def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
     found = checkpoint.shape(name)
     if len(found) != 2 or 0 in found:
-        raise HeadMismatch(
-            f"{checkpoint.directory}: {checkpoint.published(name)} is {list(found)}, no matrix"
-        )
+        name = checkpoint.published(name)
+        raise HeadMismatch(f"{checkpoint.directory}: {name} is {list(found)}, which is no matrix")
     return found[0], found[1]
 
 
