@@ -134,6 +134,7 @@ def test_questions_come_from_a_file_or_are_our_own(tmp_path: Path) -> None:
         (["--model", "no/where"], "no/where: no such model directory"),
         (["--draft-model", "no/where"], "no/where: no such model directory"),
         (["--stages", "0"], "stages must be > 0"),
+        (["--layers", "0:2,3:8"], "layers"),
         (["--aux-layers", "5,2"], "aux_layers"),
         (["README.md", "--vectors", "tests"], "a directory of vectors has its own prompts"),
     ],
@@ -151,7 +152,7 @@ def test_bad_input_is_one_clear_line(arguments: list[str], said: str, capsys: An
 def test_the_demo_pair_holds(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "prompts"
     file.write_text("Give an overview of Stages of Sleep.\nExplain tides.\n")
-    assert main(["verify", str(file), "--max-new-tokens", "24", "--json"]) == 0
+    assert main(["verify", str(file), "--max-new-tokens", "24", "--layers", "0:2,2:3,3:8", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["identical"], told["tokens"], told["drafter"], told["idle"]) == (True, 48, "eagle", False)
     assert told["head"]["verdict"] == "fits"

@@ -41,6 +41,7 @@ def verify(
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with; only fp32 is exact.")] = "fp32",
     device: Annotated[str, typer.Option(help="Torch device of all that runs here.")] = "cpu",
     stages: Annotated[int | None, typer.Option(help="Layer ranges; two if not given.")] = None,
+    layers: Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")] = None,
     fleet: Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")] = "embedded",
     master: Annotated[
         str | None, typer.Option(help="host:port of a master that serves the same model already.")
@@ -73,6 +74,7 @@ def verify(
         dtype=dtype,
         device=device,
         stages=stages,
+        layers=layers,
         drafter=drafter,
     )
     from specsot_app.verify import pair

@@ -115,8 +115,9 @@ def _pair(wanted: Wanted, base: Path, draft: Path) -> Pair:
 
 def _put_to_the_test(wanted: Wanted) -> Wanted:
     """A tree in every lap; two stages, where nothing else is asked and the model has as many layers."""
-    stages = wanted.stages or min(STAGES, read_config(models_of(wanted).base).layers)
-    return replace(wanted, stages=stages, tree="fixed")
+    if wanted.stages is None and wanted.layers is None:
+        wanted = replace(wanted, stages=min(STAGES, read_config(models_of(wanted).base).layers))
+    return replace(wanted, tree="fixed")
 
 
 def _tell(line: str) -> None:
