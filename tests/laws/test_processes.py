@@ -18,6 +18,10 @@ from specsot_app.processes import ProcessFleet
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
+SHAPED = {
+    "mode": "sot", "temperature": 0.8, "seed": 5, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "logprobs": 2,
+    "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {300: -1.5},
+}  # fmt: skip
 QUESTION = "Give an overview of Stages of Sleep."
 
 
@@ -61,15 +65,30 @@ def check_stream(events):
     assert merged == events[-1].event.text
 
 
+def check_logprobs(there, here, asked):
+    """One for each token of the answer, the same on both sides."""
+    told = [
+        [told for one in events if isinstance(one.event, MergedText) for told in one.event.logprobs]
+        for events in (there, here)
+    ]
+    tokens = there[-1].event.tokens if asked else ()
+    for side in told:
+        assert tuple(one.chosen.token for one in side) == tokens
+    for one, other in zip(*told):
+        assert one.chosen.logprob == pytest.approx(other.chosen.logprob, abs=1e-4)
+        assert [c.logprob for c in one.top] == pytest.approx([c.logprob for c in other.top], abs=1e-4)
+
+
 async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(demo_model):
     inside = await open_fleet(Wanted(drafter="none", dtype="fp32"))
     try:
         async with apart(demo_model) as fleet:
-            for options in ({"mode": "sot"}, {"mode": "auto", "temperature": 0.8, "seed": 11}):
+            for options in ({"mode": "sot"}, {"mode": "auto", "temperature": 0.8, "seed": 11}, SHAPED):
                 here, there = await answer(inside, **options), await answer(fleet, **options)
                 check_stream(there)
                 assert there[-1].event.text == here[-1].event.text
                 assert there[-1].event.tokens == here[-1].event.tokens
+                check_logprobs(there, here, asked="logprobs" in options)
     finally:
         await inside.close()
 

@@ -18,6 +18,7 @@ from specsot.members import Range
 from specsot.params import Ask, Limits
 from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import Door
+from specsot.rpc.statuses import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
 from specsot_master.server import FleetService, MasterService, open_master_door
 from specsot_master.server.master_service import client_of
@@ -156,6 +157,33 @@ async def test_a_bad_request_names_its_field_and_changes_nothing(served: Served)
             await master_pb2_grpc.MasterStub(channel).Generate(bad).read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == "temperature must be a number >= 0, got -1.0"
+    assert served.conductor.asked == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "logprobs", "field"),
+    [
+        (values_pb2.Sampling(top_p=float("nan")), None, "top_p"),
+        (values_pb2.Sampling(top_k=-1), None, "top_k"),
+        (values_pb2.Sampling(min_p=1.5), None, "min_p"),
+        (values_pb2.Sampling(repetition_penalty=0), None, "repetition_penalty"),
+        (values_pb2.Sampling(presence_penalty=float("inf")), None, "presence_penalty"),
+        (values_pb2.Sampling(frequency_penalty=-2.5), None, "frequency_penalty"),
+        (values_pb2.Sampling(logit_bias={7: 1e9}), None, "logit_bias"),
+        (None, 21, "logprobs"),
+    ],
+)
+async def test_impossible_sampling_is_an_invalid_argument_with_its_field(
+    served: Served, sampling: values_pb2.Sampling | None, logprobs: int | None, field: str
+) -> None:
+    async with grpc.aio.insecure_channel(served.address) as channel:
+        bad = master_pb2.GenerateRequest(prompt="x", sampling=sampling, logprobs=logprobs)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await master_pb2_grpc.MasterStub(channel).Generate(bad).read()
+    error = error_of(caught.value)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert isinstance(error, InvalidRequest)
+    assert error.field == field
     assert served.conductor.asked == []
 
 
