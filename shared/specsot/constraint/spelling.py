@@ -20,11 +20,15 @@ class Spelling:
 
     def count(self, text: bytes, ceiling: int) -> int:
         """The least number of tokens that write `text`; `ceiling` when it is more, or none do."""
-        counts = [0] * (len(text) + 1)  # for each suffix
+        return self.counts(text, ceiling)[0]
+
+    def counts(self, text: bytes, ceiling: int) -> list[int]:
+        """The same for what is left of `text` behind 0, 1, ... of its bytes."""
+        counts = [0] * (len(text) + 1)
         for begin in range(len(text) - 1, -1, -1):
             tails = (counts[stop] for stop in self._stops(text, begin) if text[begin:stop] in self._ids)
             counts[begin] = min(1 + min(tails, default=ceiling), ceiling)
-        return counts[0]
+        return counts
 
     def split(self, text: bytes) -> tuple[int, ...]:
         """Greedy longest match, as far as the vocabulary goes."""

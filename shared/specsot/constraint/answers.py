@@ -1,0 +1,122 @@
+"""Which tokens may follow, so that what is written has the form the caller asked for.
+
+Refuses to know text, logits, sequences, and what schemas and regexes mean; the library does.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from specsot.constraint.choices import Choices
+from specsot.constraint.compiling import compile_form
+from specsot.constraint.walker import Place, Walker
+from specsot.forms import Form
+from specsot.vocabulary import Vocabulary
+
+Mask = NDArray[np.bool_]
+
+_MOST_FORCED = 64  # tokens that may follow where all of them spell one text
+
+
+class AnswerAutomaton:
+    """One form over the tokens of one vocabulary. Different texts may be walked by different threads.
+
+    ends: tokens that end an answer; they may follow where the form is complete.
+    Raises InvalidRequest when the library cannot make sense of the form.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = ()) -> None:
+        self.vocabulary, self.form = vocabulary, form
+        self._matchers = _Matchers(vocabulary, form)
+        self._ends = np.array([end for end in ends if end < len(vocabulary)], dtype=np.int64)
+        self._writes: Mask = np.array([bool(text) for text in vocabulary.bytes], dtype=np.bool_)
+        self._choices = Choices(vocabulary, form.texts) if form.kind == "choice" else None
+
+    def start(self) -> Place:
+        """Before the first token of a text."""
+        return Walker(self._matchers).root
+
+    def finished(self, place: Place) -> bool:
+        """Whether the answer is complete and nothing may follow."""
+        return place.over
+
+    def advance(self, place: Place, token: int) -> Place | None:
+        """The place behind `token`, or None when the form forbids it. Budgets are not looked at."""
+        if place.over or not 0 <= token < len(self._writes) or not self._writes[token]:
+            return None
+        ahead = place.walker.step(place, token)
+        if ahead is not None and not len(self._ends):
+            ahead.over = ahead.over or self._full(ahead)
+        return ahead
+
+    def mask(self, place: Place, remaining: int) -> Mask:
+        """[V] which tokens may follow; read-only. All False when finished, and where the form got too
+        complex to go on.
+
+        remaining: tokens the answer may still have, this one included. Only choices are kept within it.
+        """
+        allowed, ends = self._allowed(place), self._may_end(place)
+        if self._choices:
+            written = b"".join(self.vocabulary.bytes[token] or b"" for token in place.tokens)
+            fitting = self._choices.fit(allowed, written, remaining)
+            allowed = fitting if ends or fitting.any() else allowed
+        if ends:
+            allowed[self._ends] = True
+        allowed.flags.writeable = False
+        return allowed
+
+    def forced(self, place: Place) -> tuple[int, ...]:
+        """A token for the bytes about which the form leaves no choice from here; () when it does.
+
+        The longest there is; the model may spell the same bytes in another way.
+        """
+        allowed = np.flatnonzero(self._allowed(place))
+        if len(allowed) > _MOST_FORCED or self._may_end(place):
+            return ()
+        texts = {self.vocabulary.bytes[token] or b"": token for token in allowed[::-1].tolist()}
+        longest = max(texts, key=len, default=b"")
+        return (texts[longest],) if texts and all(map(longest.startswith, texts)) else ()
+
+    def _allowed(self, place: Place) -> Mask:
+        """What the form alone allows, ends left out."""
+        if place.over:
+            return np.zeros(len(self._writes), dtype=np.bool_)
+        bits = np.frombuffer(place.walker.bits(place), dtype=np.uint8)
+        allowed = np.unpackbits(bits, count=len(self._writes), bitorder="little").view(np.bool_)
+        return allowed & self._writes
+
+    def _may_end(self, place: Place) -> bool:
+        return len(self._ends) > 0 and not place.over and place.walker.accepts(place)
+
+    def _full(self, place: Place) -> bool:
+        """Complete, and nothing may follow: the library does not always see it at once."""
+        return place.walker.accepts(place) and not self._allowed(place).any()
+
+
+class _Matchers:
+    """Matchers of one form, for any thread."""
+
+    def __init__(self, vocabulary: Vocabulary, form: Form) -> None:
+        self._compile = functools.partial(compile_form, vocabulary, form)
+        self._first = self._compile()
+        self._lock = threading.Lock()  # held while the first matcher is made or copied
+
+    def take(self) -> LLMatcher:
+        with self._lock:
+            return self._first.deep_copy()
+
+    def renew(self) -> LLMatcher:
+        with self._lock:
+            self._first = self._compile()
+            return self._first.deep_copy()
+
+
+@functools.lru_cache(maxsize=16)
+def answer_automaton(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = ()) -> AnswerAutomaton:
+    """The automaton of these three, shared by everybody in the process. Raises InvalidRequest."""
+    return AnswerAutomaton(vocabulary, form, ends)

@@ -1,0 +1,113 @@
+"""One of the library's matchers, moved between the places of one text and its drafts.
+
+Refuses to know vocabularies and forms.
+
+A place is a node of the tree of all continuations that were looked at. The matcher goes from place to
+place by rolling back to what both have in common and consuming from there, so a draft tree costs each
+node once and what is asked of a place never depends on the way there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from llguidance import LLMatcher
+
+T = TypeVar("T")
+
+
+class Place:
+    """Behind `token`, which follows `behind`; the root has neither. over: nothing may follow."""
+
+    __slots__ = ("behind", "depth", "over", "token", "walker")
+
+    def __init__(self, walker: Walker, behind: Place | None = None, token: int = -1, over: bool = False):
+        self.walker, self.behind, self.token, self.over = walker, behind, token, over
+        self.depth: int = behind.depth + 1 if behind else 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """The way here from the root."""
+        return _tokens(self, 0)
+
+
+class Matchers(Protocol):
+    """Where matchers before their first token come from."""
+
+    def take(self) -> LLMatcher: ...
+    def renew(self) -> LLMatcher: ...
+
+
+class Walker:
+    """Used by one thread at a time.
+
+    Matchers of one form share what they learn of its regexes, and all fail when that gets too much; a
+    renewed one begins without. What fails even then is too complex.
+    """
+
+    def __init__(self, matchers: Matchers) -> None:
+        self._matchers, self._matcher = matchers, matchers.take()
+        self.root = self._here = Place(self)
+
+    def step(self, place: Place, token: int) -> Place | None:
+        """The place behind `token`, or None when it is forbidden there or too complex."""
+        taken = self._ask(place, lambda matcher: matcher.try_consume_tokens([token]))
+        if not taken or self._matcher.is_error():
+            return None
+        self._here = Place(self, place, token, over=self._matcher.is_stopped())
+        return self._here
+
+    def bits(self, place: Place) -> bytes:
+        """A bit for each token that may follow, the first one lowest; none where it is too complex."""
+        bits = self._ask(place, LLMatcher.compute_bitmask)
+        return bytes(len(bits)) if self._matcher.is_error() else bits
+
+    def accepts(self, place: Place) -> bool:
+        """Whether the text may end here."""
+        return self._ask(place, LLMatcher.is_accepting)
+
+    def _ask(self, place: Place, question: Callable[[LLMatcher], T]) -> T:
+        """The matcher's answer at `place`; where it fails, that of a renewed one."""
+        if self._matcher.is_error():
+            self._renew()
+        self._move(place)
+        answer = question(self._matcher)
+        if self._matcher.is_error():
+            self._renew()
+            self._move(place)
+            answer = question(self._matcher)
+        return answer
+
+    def _renew(self) -> None:
+        self._matcher, self._here = self._matchers.renew(), self.root
+
+    def _move(self, place: Place) -> None:
+        """Roll back to what both places share, and go on from there."""
+        shared = _shared(self._here, place)
+        if back := self._here.depth - shared.depth:
+            self._matcher.rollback(back)
+        if ahead := _tokens(place, shared.depth):
+            self._matcher.consume_tokens(ahead)
+        self._here = place
+
+
+def _shared(one: Place, other: Place) -> Place:
+    """The deepest place that both come through."""
+    while one is not other:
+        if one.depth >= other.depth:
+            assert one.behind is not None, "places of two texts"
+            one = one.behind
+        else:
+            assert other.behind is not None, "places of two texts"
+            other = other.behind
+    return one
+
+
+def _tokens(place: Place, depth: int) -> list[int]:
+    """Tokens from behind `depth` to `place`."""
+    found: list[int] = []
+    while place.depth > depth and place.behind is not None:
+        found.append(place.token)
+        place = place.behind
+    return found[::-1]

@@ -1,0 +1,263 @@
+"""Answers of a form: whatever is drawn through the masks has it, and masks do not depend on the way."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specsot.constraint import Habits
+from specsot.constraint.answers import AnswerAutomaton, answer_automaton
+from specsot.constraint.compiling import compile_form
+from specsot.constraint.walker import Place
+from specsot.errors import InvalidRequest
+from specsot.forms import Form
+from specsot.vocabulary import Vocabulary, describe, read_vocabulary
+from tests.constraint.forms import FORMS, has_form, schema
+from tests.constraint.vocabularies import CROSSING, SINGLE, token_ids
+
+pytestmark = pytest.mark.slow
+
+DEMO = read_vocabulary(Path(__file__).parents[2] / "models" / "demo" / "base", 8192)
+VOCABULARIES = {"single": SINGLE, "crossing": CROSSING, "demo": DEMO}
+CLOSING = frozenset(b'"}]!')
+
+
+def text_of(vocabulary: Vocabulary, tokens: list[int]) -> str:
+    return b"".join(vocabulary.bytes[token] or b"" for token in tokens).decode()
+
+
+def draw(vocabulary: Vocabulary, dice: random.Random, allowed: np.ndarray) -> int:
+    """Any allowed token; every other time one that may bring the text nearer to its end."""
+    ids = np.flatnonzero(allowed).tolist()
+    closing = [one for one in ids if set(vocabulary.bytes[one] or b"\x00") <= CLOSING]
+    return dice.choice(closing if closing and dice.random() < 0.7 else ids)
+
+
+def write(machine: AnswerAutomaton, seed: int, limit: int = 400, end: int | None = None) -> list[int]:
+    """Tokens drawn through the masks up to the end."""
+    dice, place, tokens = random.Random(seed), machine.start(), list[int]()
+    while not machine.finished(place) and len(tokens) < limit:
+        allowed = machine.mask(place, limit - len(tokens))
+        assert allowed.any(), "a text that is not finished can always go on"
+        if end is not None and allowed[end] and dice.random() < 0.3:
+            return tokens
+        allowed = allowed & (np.arange(len(allowed)) != end)
+        if not allowed.any():
+            return tokens
+        tokens.append(draw(machine.vocabulary, dice, allowed))
+        ahead = machine.advance(place, tokens[-1])
+        assert ahead is not None, "what the mask allows, the automaton takes"
+        place = ahead
+    assert len(tokens) < limit, "these forms end in time"
+    return tokens
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("words", VOCABULARIES)
+def test_whatever_is_drawn_has_the_form(name: str, words: str) -> None:
+    vocabulary = VOCABULARIES[words]
+    end = next((one for one, text in enumerate(vocabulary.bytes) if text is None), None)
+    machine = answer_automaton(vocabulary, FORMS[name], () if end is None else (end,))
+    for seed in range(20):
+        text = text_of(vocabulary, write(machine, seed, end=end))
+        assert has_form(FORMS[name], text), text
+
+
+def test_the_check_itself_can_fail() -> None:
+    assert not has_form(FORMS["choice"], "yes,")
+    assert not has_form(FORMS["date"], "2024-13-01")
+
+
+def fresh_mask(machine: AnswerAutomaton, tokens: list[int]) -> np.ndarray:
+    """The oracle: a matcher that never saw anything but this path."""
+    matcher = compile_form(machine.vocabulary, machine.form)
+    assert matcher.consume_tokens(tokens) or not tokens
+    if matcher.is_stopped():
+        return np.zeros(len(machine.vocabulary), dtype=bool)
+    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    return np.unpackbits(bits, bitorder="little", count=len(machine.vocabulary)).astype(bool)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_in_a_tree_every_mask_is_that_of_a_fresh_matcher_on_the_same_path(name: str) -> None:
+    machine, dice = AnswerAutomaton(DEMO, FORMS[name]), random.Random(3)
+    checked = 0
+    for _ in range(3):
+        root = machine.start()
+        for _ in range(25):
+            places: list[Place] = [root]
+            while len(places) < 10:  # any node may be continued next, by any token
+                behind = dice.choice(places)
+                allowed = machine.mask(behind, 10**6)
+                wild = dice.random() < 0.2 or not allowed.any()
+                token = dice.randrange(len(DEMO)) if wild else draw(DEMO, dice, allowed)
+                ahead = machine.advance(behind, token)
+                assert (ahead is not None) == bool(allowed[token])
+                if ahead is None:
+                    if not any(machine.mask(place, 10**6).any() for place in places):
+                        break
+                    continue
+                places.append(ahead)
+            for place in dice.sample(places, len(places)):
+                machine.forced(place)  # asking changes nothing
+                assert (machine.mask(place, 10**6) == fresh_mask(machine, place.tokens)).all()
+                checked += 1
+            root = dice.choice(places)
+            if machine.finished(root):
+                break
+    assert checked > 20
+
+
+def test_characters_are_whole_however_tokens_cut_them() -> None:
+    """The emoji's bytes are tokens of their own; nothing but its next byte may follow its first ones."""
+    machine = AnswerAutomaton(SINGLE, schema({"const": "😀é"}))
+    place = machine.start()
+    for byte in '"😀é"'.encode():
+        (token,) = token_ids(SINGLE, bytes([byte]))
+        assert np.flatnonzero(machine.mask(place, 99)).tolist() == [token]
+        ahead = machine.advance(place, token)
+        assert ahead is not None
+        place = ahead
+    assert machine.finished(place)
+
+
+def test_a_string_takes_no_broken_character() -> None:
+    machine = AnswerAutomaton(SINGLE, schema({"type": "string"}))
+    place = machine.start()
+    for byte in b'"\xf0\x9f':
+        (token,) = token_ids(SINGLE, bytes([byte]))
+        ahead = machine.advance(place, token)
+        assert ahead is not None
+        place = ahead
+    allowed = {SINGLE.bytes[one] for one in np.flatnonzero(machine.mask(place, 99)).tolist()}
+    assert allowed == {bytes([byte]) for byte in range(0x80, 0xC0)}
+
+
+def test_an_end_token_may_follow_only_where_the_form_is_complete() -> None:
+    end, words = 2, describe([b"a", b"b", None])
+    machine = AnswerAutomaton(words, Form("regex", ("ab*",)), (end,))
+    start = machine.start()
+    assert machine.mask(start, 9).tolist() == [True, False, False]
+    behind = machine.advance(start, 0)
+    assert behind is not None
+    assert machine.mask(behind, 9).tolist() == [False, True, True]
+    assert machine.advance(behind, end) is None, "ends are the caller's to see"
+
+
+def test_without_end_tokens_a_complete_answer_is_over() -> None:
+    words = describe([b"a", b"b"])
+    machine = AnswerAutomaton(words, Form("regex", ("ab?",)))
+    one = machine.advance(machine.start(), 0)
+    assert one is not None
+    assert not machine.finished(one)
+    two = machine.advance(one, 1)
+    assert two is not None
+    assert machine.finished(two)
+    assert not machine.mask(two, 9).any()
+
+
+def test_what_is_forced_is_followed_to_its_end_in_the_bases_own_spelling() -> None:
+    machine = AnswerAutomaton(DEMO, Form("regex", ('\\{"temperature":[0-9]\\}',)))
+    assert text_of(DEMO, list(Habits().forced(machine, machine.start()))) == '{"temperature":'
+    habits, place, spelled = Habits(), machine.start(), list[int]()
+    for byte in b'{"temperature":':
+        (token,) = token_ids(DEMO, bytes([byte]))
+        habits.note(machine, place, token)
+        ahead = machine.advance(place, token)
+        assert ahead is not None
+        place = ahead
+        spelled.append(token)
+    assert list(habits.forced(machine, machine.start())) == spelled
+
+
+def test_choices_are_kept_within_the_budget_where_one_fits() -> None:
+    words = describe([*(bytes([byte]) for byte in range(256)), b"no", b"may", b"maybe"])
+    machine = AnswerAutomaton(words, Form("choice", ("maybe", "no", "perhaps")))
+    allowed = {
+        room: {words.bytes[one] for one in np.flatnonzero(machine.mask(machine.start(), room))}
+        for room in (1, 2, 3, 7, 99)
+    }
+    assert allowed[1] == {b"no", b"maybe"}
+    assert allowed[2] == {b"n", b"no", b"maybe"}
+    assert allowed[3] == {b"n", b"no", b"may", b"maybe"}
+    assert allowed[7] == allowed[99] == {b"n", b"no", b"m", b"may", b"maybe", b"p"}
+
+
+def test_where_no_choice_fits_the_budget_all_stay_open() -> None:
+    machine = AnswerAutomaton(SINGLE, Form("choice", ("alpha", "beta")))
+    assert machine.mask(machine.start(), 2).sum() == 2
+
+
+def test_texts_of_one_form_do_not_disturb_each_other() -> None:
+    machine = AnswerAutomaton(DEMO, FORMS["person"])
+    alone = [write(machine, seed) for seed in range(4)]
+    places, tokens = [machine.start() for _ in alone], [list(one) for one in alone]
+    while any(tokens):
+        for text, rest in enumerate(tokens):
+            if rest:
+                assert machine.mask(places[text], 10**6)[rest[0]]
+                ahead = machine.advance(places[text], rest.pop(0))
+                assert ahead is not None
+                places[text] = ahead
+    assert all(machine.finished(place) for place in places)
+
+
+def test_where_a_form_gets_too_complex_nothing_may_follow_and_all_is_well_before() -> None:
+    """Thousands of bounded strings at once: more than the library follows."""
+    many = schema({"anyOf": [{"type": "string", "minLength": n, "maxLength": 2000 + n} for n in range(900)]})
+    machine = AnswerAutomaton(DEMO, many)
+    start = machine.start()
+    before = machine.mask(start, 9)
+    place = machine.advance(start, token_ids(DEMO, b'"')[0])
+    for token in token_ids(DEMO, b"some words that are long enough to be too many"):
+        if place is not None:
+            place = machine.advance(place, token) if machine.mask(place, 9).any() else None
+    assert place is None, "never too complex"
+    assert before.any()
+    assert (machine.mask(start, 9) == before).all()
+
+
+def test_what_others_wear_out_is_renewed() -> None:
+    """Matchers of one form share a bounded store of states; many texts fill it, and none of them fails."""
+    worn = Form("regex", ("[ab]*a[ab]{20}!",))
+    machine, library, dice = AnswerAutomaton(SINGLE, worn), compile_form(SINGLE, worn), random.Random(5)
+    letters = [token_ids(SINGLE, letter)[0] for letter in (b"a", b"b")]
+    for _ in range(100):
+        place: Place | None = machine.start()
+        copy = library.deep_copy()
+        for token in dice.choices(letters, k=600):
+            assert place is not None
+            assert machine.mask(place, 9).any()
+            place = machine.advance(place, token)
+            copy.consume_token(token)
+    assert library.deep_copy().consume_token(letters[0]) is False, "the library's own copies are worn out"
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (Form("json_schema", ("{",)), "json_schema is not JSON"),
+        (Form("json_schema", ('{"minimum": NaN}',)), "NaN is no JSON number"),
+        (Form("json_schema", ("[" * 60000,)), "json_schema is nested too deeply"),
+        (Form("json_schema", ("3",)), "json_schema must be a JSON object"),
+        (Form("json_schema", ("false",)), "json_schema allows nothing"),
+        (schema({"type": "objct"}), "Invalid type: objct"),
+        (schema({"type": "string", "format": "poem"}), "Unknown format: poem"),
+        (schema({"$ref": "https://example.com/schema"}), "example.com"),
+        (schema({"not": {}}), 'Unimplemented keys: ["not"]'),
+        (schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "Unsatisfiable schema"),
+        (Form("regex", ("(",)), "unclosed group"),
+        (Form("regex", ("(a)\\1",)), "backreferences are not supported"),
+        (Form("regex", ("a(?=b)",)), "look-around"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_on_one_line(form: Form, reason: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        AnswerAutomaton(SINGLE, form)
+    assert refused.value.field == "constraint"
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
