@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from specsot.events import BranchStarted, BranchText, MergedText, Reason
+import json
+
+from specsot.events import (
+    BranchStarted,
+    BranchText,
+    Candidate,
+    MergedText,
+    Numbered,
+    Reason,
+    TokenLogprobs,
+)
+from specsot.lines import line_of
 from specsot.view import watch
 from tests.app.stories import DIRECT, MERGED, PLANNED
 
@@ -45,3 +56,18 @@ def test_a_text_said_again_is_not_doubled() -> None:
     events = [BranchStarted(1, "One", 9), BranchText(1, 0, "ab"), BranchText(1, 1, "bc")]
     assert watch(events).panels[0].text == "abc"
     assert watch([MergedText(0, "ab"), MergedText(0, "abc")]).merged == "abc"
+
+
+def test_logprobs_gather_in_the_order_of_the_merged_answer() -> None:
+    told = [TokenLogprobs(Candidate(n, b"\xe4", -0.5), (Candidate(9, b"x", -0.1),)) for n in range(3)]
+    events = [MergedText(0, "ab", (told[0],)), MergedText(2, "", (told[1],)), MergedText(2, "c", (told[2],))]
+    assert watch(events).logprobs == tuple(told)
+
+
+def test_a_line_says_nothing_of_logprobs_nobody_asked_for() -> None:
+    told = TokenLogprobs(Candidate(4, b"\xe4x", -0.5))
+    with_them, without = (
+        json.loads(line_of(Numbered(3, event))) for event in (MergedText(0, "a", (told,)), MergedText(0, "a"))
+    )
+    assert without == {"event": "merged_text", "number": 3, "offset": 0, "text": "a"}
+    assert with_them["logprobs"] == [{"chosen": {"token": 4, "raw": [228, 120], "logprob": -0.5}, "top": []}]
