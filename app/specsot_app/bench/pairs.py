@@ -6,8 +6,9 @@ Pure. Refuses to know what is measured; a machine that drifts hits both sides of
 from __future__ import annotations
 
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,21 @@ class Comparison:
 
 
 Run = Callable[[int], Awaitable[Sample]]
+Side = TypeVar("Side")
+
+
+def turns(a: Side, b: Side, count: int) -> Iterator[tuple[int, Side]]:
+    """The number of each pair and whose turn it is: AB BA AB BA ..."""
+    for pair in range(count):
+        for side in (a, b) if pair % 2 == 0 else (b, a):
+            yield pair, side
 
 
 async def compare(name: str, a: Run, b: Run, count: int, aim: float | None = None) -> Comparison:
     """Run pair 0, 1, ... in the order AB BA AB BA ...; a run is told the number of its pair."""
     taken: dict[Run, list[Sample]] = {a: [], b: []}
-    for pair in range(count):
-        for run in (a, b) if pair % 2 == 0 else (b, a):
-            taken[run].append(await run(pair))
+    for pair, run in turns(a, b, count):
+        taken[run].append(await run(pair))
     return Comparison(name, tuple(taken[a]), tuple(taken[b]), aim)
 
 

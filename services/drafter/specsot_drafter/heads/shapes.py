@@ -45,7 +45,11 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
             f"{checkpoint.directory}: no EAGLE head, as there is no tensor {FIRST}.{ATTENTION}.q_proj.weight"
         )
     hidden, columns = _hidden(checkpoint), _matrix(checkpoint, f"{FIRST}.{ATTENTION}.q_proj.weight")[1]
-    return "eagle3" if f"{FIRST}.hidden_norm.weight" in checkpoint or columns == 2 * hidden else "eagle1"
+    if f"{FIRST}.hidden_norm.weight" in checkpoint or columns == 2 * hidden:
+        return "eagle3"
+    if "fc.weight" not in checkpoint:
+        raise ModelError(f"{checkpoint.directory}: no EAGLE head, as there is no tensor fc.weight")
+    return "eagle1"
 
 
 def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:

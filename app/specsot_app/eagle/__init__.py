@@ -1,0 +1,11 @@
+"""Speculation for those who have their models in memory: no services, no event loop, token ids in and out.
+
+Reached as `specsot.eagle`. The engines are those of the services, called one after the other.
+"""
+
+from specsot_app.eagle.api import Eagle
+from specsot_app.eagle.benchmark import EagleBenchmark
+from specsot_app.eagle.config import EagleConfig
+from specsot_app.eagle.stats import EagleStats, Piece, SequenceStats
+
+__all__ = ["Eagle", "EagleBenchmark", "EagleConfig", "EagleStats", "Piece", "SequenceStats"]

@@ -1,0 +1,112 @@
+"""From what a caller has (directories, loaded models, a head) to a target and a draft that fit each other.
+
+Refuses to know generation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specsot.errors import HeadMismatch, InvalidRequest
+from specsot.members import AS_PUBLISHED, Overrides, Range
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
+from specsot.model.precision import resolve_dtype
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.checkpoint import Checkpoint
+from specsot_drafter.heads.loading import fit_head
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """A target with all its layers, and its draft; None: plain decoding."""
+
+    target: Decoder
+    draft: DraftHead | None
+
+    @property
+    def plain(self) -> Models:
+        return replace(self, draft=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How directories are read. None leaves it to `auto` and the CPU.
+
+    allow_pickle_bin: also read pytorch_model.bin (tensors only). overrides: see `Overrides`.
+    """
+
+    dtype: str | None = None
+    device: str | None = None
+    allow_pickle_bin: bool = False
+    overrides: Overrides = AS_PUBLISHED
+
+
+def load_models(draft: Any, target: Any, reading: Reading) -> Models:
+    """Raises ModelError and HeadMismatch for what cannot be used, InvalidRequest for what is no model."""
+    loaded = _target(target, reading)
+    return Models(loaded, _draft(draft, loaded, reading))
+
+
+def _target(target: Any, reading: Reading) -> Decoder:
+    if isinstance(target, str | Path):
+        return _read_target(Path(target), reading)
+    for name in ("dtype", "device"):
+        if getattr(reading, name) is not None:
+            raise InvalidRequest(f"{name} goes with a directory; a loaded target has its own", name)
+    if isinstance(target, Decoder):
+        if len(target.layers) != target.config.layers:
+            raise InvalidRequest(
+                f"target must have all {target.config.layers} layers, this one has {target.layers}", "target"
+            )
+        return target
+    if hasattr(target, "state_dict") and hasattr(target, "config"):
+        from specsot_app.eagle.adopting import adopt
+
+        return adopt(target)
+    raise InvalidRequest(
+        f"target must be a directory, a Decoder or a Transformers model, got {type(target).__name__}",
+        "target",
+    )
+
+
+def _read_target(directory: Path, reading: Reading) -> Decoder:
+    layers, device = Range(0, read_config(directory).layers), reading.device or "cpu"
+    dtype = resolve_dtype(reading.dtype or "auto", device)
+    return Decoder.load(directory, layers, dtype, device, reading.allow_pickle_bin)
+
+
+def _draft(draft: Any, target: Decoder, reading: Reading) -> DraftHead | None:
+    if draft is None:
+        return None
+    if hasattr(draft, "tap_slices"):
+        return _fitting(draft, target)
+    return fit_head(_checkpoint(draft, reading), target.edges, target.dtype, target.device, reading.overrides)
+
+
+def _checkpoint(draft: Any, reading: Reading) -> Checkpoint:
+    """A published head: its directory, or the module that it was loaded into elsewhere."""
+    if isinstance(draft, str | Path):
+        return Checkpoint.open(Path(draft), reading.allow_pickle_bin)
+    kind = type(draft).__name__
+    if hasattr(draft, "state_dict") and hasattr(draft, "config"):
+        return Checkpoint.held(draft.state_dict(), draft.config.to_dict(), kind)
+    raise InvalidRequest(f"draft must be an EAGLE head: its directory, or loaded; got {kind}", "draft")
+
+
+def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
+    """A head that was loaded elsewhere, if it was loaded for such a target."""
+    if (head.device, head.dtype) != (target.device, target.dtype):
+        raise HeadMismatch(
+            f"the head is {head.dtype} on {head.device}, the target {target.dtype} on {target.device}"
+        )
+    config = target.config
+    for tap, weight in head.tap_slices().items():
+        if tap > config.layers or weight.shape[1] != config.hidden:
+            raise HeadMismatch(
+                f"the head taps layer {tap} with {list(weight.shape)}, "
+                f"the target has {config.layers} layers and states of [{config.hidden}]"
+            )
+    return head

@@ -1,0 +1,53 @@
+"""Light EAGLE for those who have models in memory: `Eagle`, `EagleConfig`, and the tree functions.
+
+Knows only where they are: the functions need nothing but NumPy; the rest is imported when first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from specsot.kernels import (
+    DraftResults,
+    TreeArrays,
+    TreeMaskMode,
+    TreeStatistics,
+    Verified,
+    arrange_trees,
+    build_tree_structure,
+    compute_tree_statistics,
+    organize_draft_results,
+    tree_speculative_sampling,
+    verify_tree_greedy,
+)
+
+if TYPE_CHECKING:
+    from specsot_app.eagle import Eagle, EagleBenchmark, EagleConfig, EagleStats, Piece, SequenceStats
+
+__all__ = [
+    "DraftResults",
+    "Eagle",
+    "EagleBenchmark",
+    "EagleConfig",
+    "EagleStats",
+    "Piece",
+    "SequenceStats",
+    "TreeArrays",
+    "TreeMaskMode",
+    "TreeStatistics",
+    "Verified",
+    "arrange_trees",
+    "build_tree_structure",
+    "compute_tree_statistics",
+    "organize_draft_results",
+    "tree_speculative_sampling",
+    "verify_tree_greedy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        import specsot_app.eagle as top
+
+        return getattr(top, name)
+    raise AttributeError(f"module 'specsot.eagle' has no attribute {name!r}")

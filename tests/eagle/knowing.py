@@ -1,0 +1,56 @@
+"""A head that knows what will be written, up to slips: trees get deep where random weights never agree.
+
+Stands where an EAGLE head stands, behind the same interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specsot_app.eagle.ring import PAGE_ROWS
+
+
+class KnowingHead:
+    """texts: by KV page what the sequence there will be, prompt included (one page a sequence).
+
+    An output is (page, position of the token after the one fed). Every `slip`-th position the likeliest
+    token is a wrong one, and the right one comes second.
+    """
+
+    taps, width, hidden = (0,), 1, 2
+    layers, kv_heads, head_dim, group = 1, 1, 2, 1
+    dtype, device = torch.float32, torch.device("cpu")
+
+    def __init__(
+        self, texts: Mapping[int, Sequence[int]], base_hidden: int, vocabulary: int, slip: int
+    ) -> None:
+        self.texts, self.slip = texts, slip
+        self._base_hidden, self.draft_vocab, self.positions = base_hidden, vocabulary, 512
+
+    def tap_slices(self) -> dict[int, Tensor]:
+        return {0: torch.ones(1, self._base_hidden)}
+
+    def features(self, fused: Tensor) -> Tensor:
+        assert fused.shape[1] == self.width
+        return fused.expand(-1, self.hidden)
+
+    def forward(self, tokens, features, positions, slots, plan, kv, asked=None) -> Tensor:
+        assert len(tokens) == len(features) == len(positions) == len(slots)
+        outputs = torch.stack((slots // PAGE_ROWS, positions + 2), 1).float()
+        return outputs if asked is None else outputs[asked]
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        logits = torch.zeros(len(outputs), self.draft_vocab)
+        for row, (page, place) in enumerate(outputs.long().tolist()):
+            text = self.texts[page]
+            right = text[place] if place < len(text) else 0
+            logits[row, right] = 4.0
+            if place % self.slip == 0:
+                logits[row, (right + 1) % self.draft_vocab] = 5.0
+        return logits.log_softmax(-1)
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        return ids
