@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from specsot.members import Curve, TreeShape
 from specsot_drafter.selection import Floats, ranked
 from specsot_drafter.timing import Timing
-from specsot_drafter.tuning import Returned, Tuner
+from specsot_drafter.tuning import Returned, Spent, Tuner
 
-# Seconds per rows, recorded: the demo model on two cores, an 8B model on one accelerator.
+# Seconds per rows, recorded: the demo model on two cores (fp32 in a fast hour, bf16, fp32), an 8B
+# model on one accelerator, and a machine on which every row costs.
 DEMO: Curve = (
     (1, 3.2e-3),
     (4, 3.2e-3),
@@ -26,9 +27,29 @@ DEMO: Curve = (
     (64, 7.9e-3),
     (128, 13.2e-3),
 )
+BF16: Curve = (
+    (1, 3.35e-3),
+    (4, 3.85e-3),
+    (8, 4.43e-3),
+    (16, 4.65e-3),
+    (32, 6.65e-3),
+    (64, 9.36e-3),
+    (128, 15.8e-3),
+)
+FP32: Curve = (
+    (1, 5.25e-3),
+    (4, 8.06e-3),
+    (8, 8.52e-3),
+    (16, 9.83e-3),
+    (32, 13.0e-3),
+    (64, 18.2e-3),
+    (128, 30.3e-3),
+)
 LARGE: Curve = ((1, 7.0e-3), (8, 7.1e-3), (32, 7.4e-3), (64, 7.9e-3), (128, 9.6e-3), (256, 15.0e-3))
 STEEP: Curve = ((1, 1.0e-3), (2, 1.9e-3), (8, 7.0e-3), (64, 55e-3))
 QUICK_HEAD: Curve = ((1, 0.3e-3), (4, 0.35e-3), (16, 0.5e-3), (64, 1.2e-3))
+BF16_HEAD: Curve = ((1, 0.71e-3), (4, 0.95e-3), (16, 1.35e-3), (64, 3.0e-3))
+FP32_HEAD: Curve = ((1, 1.23e-3), (4, 2.22e-3), (16, 3.12e-3), (64, 6.1e-3))
 SLOW_HEAD: Curve = ((1, 4.0e-3), (4, 4.5e-3), (64, 12e-3))
 
 SHAPE = TreeShape()
@@ -38,7 +59,8 @@ SHAPE = TreeShape()
 class World:
     """Each lap the head is as sure as one of `claims` says: that much for the next token, siblings
     getting `spread` of it in falling order. `truth` times that is so. A lap with trees really takes
-    `strain` times what the curve says.
+    `strain` times what the curve says, and `handover` seconds more for every lap that waits for trees.
+    Whoever comes back from a rest catches up with what was written, `row` seconds each.
     """
 
     lap: Curve
@@ -48,6 +70,8 @@ class World:
     strain: float = 1.0
     claims: tuple[float, ...] = (0.97, 0.85, 0.6)
     spread: tuple[float, ...] = (0.8, 0.13, 0.05, 0.02)
+    handover: float = 0.1e-3
+    row: float = 5e-6
 
     def candidates(self, claim: float, levels: int) -> tuple[Floats, NDArray[np.int64]]:
         """A caterpillar: the best node of each depth has children. Chances [n] per depth, depths [n]."""
@@ -58,6 +82,10 @@ class World:
         ]
         return np.array(chances), np.repeat(np.arange(1, levels + 1), len(self.spread))
 
+    def plain(self) -> float:
+        """Seconds of a lap without drafts."""
+        return float(Timing(self.lap).at(self.live))
+
 
 @dataclass(slots=True)
 class Run:
@@ -65,42 +93,96 @@ class Run:
 
     tokens: int = 0
     seconds: float = 0.0
-    drafted: int = 0
     plain: float = 0.0
+    drafted: int = 0
+    laps: int = 0
 
     @property
     def ratio(self) -> float:
-        """Tokens per second, over plain's."""
-        return self.tokens / self.seconds / self.plain
+        """Tokens per second, over plain's for the same tokens."""
+        return self.plain / self.seconds
 
 
-def run(world: World, laps: int, seed: int = 0, tuner: Tuner | None = None, measured: bool = False) -> Run:
-    """Drive a tuner for so many laps. measured: it is told what growing really took."""
-    rng = random.Random(seed)
-    lap, level = Timing(world.lap), Timing(world.level)
-    tuner = tuner or Tuner(SHAPE, world.lap, world.level)
-    done = Run(plain=world.live / float(lap.at(world.live)))
-    for _ in range(laps):
-        trees = _lap(world, tuner, rng)
-        grown = trees[0].grown
-        done.drafted += bool(grown)
-        done.tokens += sum(tree.accepted + 1 for tree in trees)
-        rows = sum(tree.rows for tree in trees)
-        turning = float(lap.at(rows)) * (world.strain if rows > len(trees) else 1.0)
-        tuner.settle(trees, turning)
-        done.seconds += turning
-        if grown:
-            growing = float(level.at(world.live) + (grown - 1) * level.at(world.live * SHAPE.top_k))
-            done.seconds += growing
-            if measured:
-                tuner.note_drafting(world.live, grown, growing)
-    return done
+@dataclass(slots=True)
+class Ring:
+    """Turns laps of changing worlds for one tuner: rests as stage 0 does, and hears as the drafter does.
+
+    jitter: by how much a lap by the clock may differ from what it takes, in parts.
+    """
+
+    tuner: Tuner
+    rng: random.Random
+    measured: bool = True
+    jitter: float = 0.0
+    resting: int = 0
+    missed: int = 0
+    due: int = 0
+
+    def run(self, world: World, laps: int, done: Run | None = None) -> Run:
+        """So many laps; returns (and adds to) what they brought."""
+        done = done or Run()
+        for _ in range(laps):
+            self._turn(world, done)
+        return done
+
+    def _turn(self, world: World, done: Run) -> None:
+        done.laps += 1
+        if self.resting > 0:
+            self._rest(world, done)
+            return
+        levels = self.tuner.plan_levels(world.live, SHAPE.depth + 1, self.due)
+        if levels:
+            self._draft(world, levels, done)
+            return
+        self.resting = self.tuner.rest or 1
+        done.seconds += world.handover
+        self._rest(world, done)
+
+    def _rest(self, world: World, done: Run) -> None:
+        """Nobody hears of it but in the end: the last lap of a rest is told, with all before it."""
+        taken = self._jittered(world.plain())
+        done.seconds += taken
+        done.tokens += world.live
+        done.plain += world.plain()
+        self.resting -= world.live
+        self.due += world.live
+        if self.resting > 0:
+            self.missed += world.live
+            return
+        if self.missed:
+            self.tuner.rested(self.missed, world.live)
+            self.missed = 0
+        self.tuner.settle([Returned(0, 1, (), 0)] * world.live, Spent(taken, taken))
+
+    def _draft(self, world: World, levels: int, done: Run) -> None:
+        """One lap that waits for its trees."""
+        lap, level = Timing(world.lap), Timing(world.level)
+        trees = _grow(world, self.tuner, levels, self.rng)
+        grown, rows = trees[0].grown, sum(tree.rows for tree in trees)
+        computed = self._jittered(float(lap.at(rows)) * (world.strain if rows > world.live else 1.0))
+        growing = float(level.at(world.live) + (grown - 1) * level.at(world.live * SHAPE.top_k))
+        if self.measured:
+            self.tuner.costs.note_drafting(world.live, grown, growing)
+        catching = self.due * world.row
+        self.tuner.costs.note_catching(self.due, catching)
+        self.due = sum(tree.accepted + 1 for tree in trees)
+        wall = computed + growing + catching + world.handover
+        done.seconds += wall
+        done.tokens += self.due
+        done.plain += self.due / world.live * world.plain()
+        done.drafted += 1
+        self.tuner.settle(trees, Spent(computed, wall, growing + catching))
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self.rng.uniform(1 - self.jitter, 1 + self.jitter)
 
 
-def _lap(world: World, tuner: Tuner, rng: random.Random) -> list[Returned]:
-    most = tuner.plan_levels(world.live, SHAPE.depth + 1)
-    if not most:
-        return [Returned(0, 1, (), 0)] * world.live
+def ring(world: World, seed: int = 0, **more: object) -> Ring:
+    """With a tuner that was told the world's curves."""
+    return Ring(Tuner(SHAPE, world.lap, world.level), random.Random(seed), **more)  # type: ignore[arg-type]
+
+
+def _grow(world: World, tuner: Tuner, most: int, rng: random.Random) -> list[Returned]:
     claims, depths = world.candidates(rng.choice(world.claims), most)
     levels = _deserved(world, tuner, claims, depths, most)
     claims, depths = claims[depths <= levels], depths[depths <= levels]

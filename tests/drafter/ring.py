@@ -5,7 +5,7 @@ Refuses to know services; uses the very engines they use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -78,6 +78,7 @@ class Ring:
         self._drafts: dict[int, Draft] = {}
         self.heard: list[Features] = []
         self.lap = 0
+        self._rest = 0
 
     def open(self, opening: Opening, tokens: list[int], chunk: int = 512) -> Writer:
         """Prefill a sequence, in chunks; `tokens` without a forked part."""
@@ -111,14 +112,17 @@ class Ring:
 
     def _run(self, frame: Frame) -> None:
         self.lap += 1
+        frame = replace(frame, resting=self._rest > 0)
+        self._rest = max(self._rest - sum(isinstance(one, Growth) for one in frame.segments), 0)
         verdict = self._last.judge(self._stage.run(frame))
         for outcome in verdict.result.outcomes:
             self.writers[outcome.sequence].hear(outcome, outcome.step)
-        if verdict.features is not None:
-            self.heard.append(verdict.features)
-        if self.engine and verdict.features is not None:
-            self.engine.learn(verdict.features)
+        self.heard += verdict.features
+        if self.engine and verdict.features:
+            for features in verdict.features:
+                self.engine.learn(features)
             self._drafts |= {draft.sequence: draft for draft in self.engine.draft()}
+            self._rest = self.engine.rest
 
 
 def opening(

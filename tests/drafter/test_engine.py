@@ -22,6 +22,7 @@ from specsot_drafter.growth import Ground, Growth
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.selection import reference_trees
+from specsot_drafter.tuning import FIRST_REST
 from tests.drafter.laps import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
 from tests.models import Shape, write_base, write_head
@@ -239,17 +240,39 @@ def test_features_that_do_not_match_their_lessons_are_refused(text: Text, engine
         engine.learn(wrong)
 
 
-def test_a_drafter_that_does_not_pay_says_so(head: DraftHead, text: Text) -> None:
+def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10), opening(2, 10))
     for sequence in (1, 2):
         engine.learn(text.lesson(sequence, 0, 10, 1, final=True))
-    roots = (Draft(1, 1, single(text.tokens[10])), Draft(2, 1, single(text.tokens[10])))
-    assert engine.draft() == roots
-    assert engine.rest == 2 * 7
+    assert engine.draft() == ()
+    assert engine.rest >= 2 * FIRST_REST
     engine.learn(text.lesson(1, 10, 11, 2, final=True))
-    assert engine.draft() == (Draft(1, 2, single(text.tokens[11])),)
-    assert engine.rest == 0
+    assert engine.draft() == ()
+    assert engine.rest > 0, "who is told something nevertheless says it again"
+    assert engine.draft() == ()
+    assert engine.rest == 0, "nobody asked"
+
+
+def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text) -> None:
+    """Thirty laps as one lesson: nothing of it counts as accepted, and the text is followed on."""
+    engine = eager(head)
+    open_with(engine, opening(1, 10))
+    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    engine.draft()
+    before = engine.tuner.acceptance.chances()
+    engine.learn(replace(text.lesson(1, 10, 40, 31, final=True), fed=1, seconds=1.0, rested=29))
+    assert engine.tuner.acceptance.chances() == before
+    (draft,) = engine.draft()
+    assert (draft.step, draft.tree.tokens[0]) == (31, text.tokens[40])
+    assert len(draft.tree) > 2
+
+
+def test_sequences_it_never_saw_open_let_it_rest(head: DraftHead, text: Text) -> None:
+    engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
+    engine.learn(text.lesson(9, 10, 12, 4, final=True))
+    assert engine.draft() == ()
+    assert engine.rest > 0
 
 
 def test_the_row_budget_of_a_frame_bounds_all_trees(head: DraftHead, text: Text) -> None:

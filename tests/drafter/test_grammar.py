@@ -9,7 +9,7 @@ import torch
 
 from specsot.constraint import TokenAutomaton, automaton
 from specsot.frames import Features, Lesson
-from specsot.members import Curve, TreeShape
+from specsot.members import TreeShape
 from specsot.skeleton import PlanRules
 from specsot.tree import Tree, path
 from specsot.vocabulary import Vocabulary, read_vocabulary
@@ -17,7 +17,6 @@ from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.standing import own_tokens
-from tests.drafter.laps import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
 
 RULES = PlanRules(direct=False)
@@ -51,7 +50,13 @@ def plan_text(rules: TokenAutomaton, tokens: int) -> list[int]:
     return written
 
 
-def teach(engine: DraftEngine, written: list[int], generated: int = 0, limit: int = 400) -> None:
+def teach(
+    engine: DraftEngine,
+    written: list[int],
+    generated: int = 0,
+    limit: int = 400,
+    forced: tuple[int, ...] = (),
+) -> None:
     """A prompt, then a plan of which the last token is not fed yet; features are noise.
 
     generated: how many of the plan's tokens came back as prompt, after a repair.
@@ -59,7 +64,7 @@ def teach(engine: DraftEngine, written: list[int], generated: int = 0, limit: in
     fed, root = (*PROMPT, *written[:-1]), written[-1]
     opened = opening(1, len(PROMPT) + generated, limit=limit, plan=RULES, generated=generated)
     rows = torch.randn(len(fed), 384, generator=torch.Generator().manual_seed(len(fed)))
-    engine.learn(Features(1, 0, (opened,), (Lesson(1, 0, fed, root, 2),), (), rows, len(fed), 0.0))
+    engine.learn(Features(1, 0, (opened,), (Lesson(1, 0, fed, root, 2, forced),), (), rows, len(fed), 0.0))
 
 
 def drafted(engine: DraftEngine) -> Tree:
@@ -96,38 +101,17 @@ def test_without_a_vocabulary_text_counts_as_free(head: DraftHead, rules: TokenA
     assert any(rules.advance(state, token) is None for token in firsts)
 
 
-def test_a_forced_stretch_is_drafted_even_where_drafting_does_not_pay(
+def test_what_is_forced_hangs_in_the_tree_beside_what_was_grown(
     head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton
 ) -> None:
-    resting: Curve = STEEP
-    shape = TreeShape(3, 4, 16)
-    engine = DraftEngine(head, configuration(shape, 8, 64, curve=resting), vocabulary, SLOW_HEAD)
-    written, forced = stretch(rules)
-    teach(engine, written)
-    assert drafted(engine).tokens == (written[-1], *forced)
-
-
-def test_a_forced_stretch_never_passes_the_limit(
-    head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton
-) -> None:
-    shape = TreeShape(3, 4, 16)
-    engine = DraftEngine(head, configuration(shape, 8, 64, curve=STEEP), vocabulary, SLOW_HEAD)
-    written, forced = stretch(rules)
-    assert len(forced) > 1
-    teach(engine, written, limit=len(written) + 2)
-    assert drafted(engine).tokens == (written[-1], forced[0])
-
-
-def stretch(rules: TokenAutomaton) -> tuple[list[int], tuple[int, ...]]:
-    """A plan's beginning behind which several tokens are forced."""
-    for length in range(1, 40):
-        written, state = plan_text(rules, length), rules.start()
-        for token in written:
-            state = rules.advance(state, token)
-            assert state is not None
-        if len(rules.forced(state)) > 1:
-            return written, rules.forced(state)
-    raise AssertionError("no forced stretch in this plan")
+    written, shape = plan_text(rules, 9), TreeShape(depth=3, top_k=4, nodes=8, fixed=True)
+    for limit, room in ((400, 3), (11, 1), (10, 0)):
+        engine = DraftEngine(head, configuration(shape, 8, 64), vocabulary)
+        teach(engine, written, limit=limit, forced=(7, 8, 9))
+        tree = drafted(engine)
+        chains = [tuple(tree.tokens[i] for i in path(tree.parents, node)) for node in range(len(tree))]
+        assert (written[-1], *(7, 8, 9)[:room]) in chains
+        assert (written[-1], *(7, 8, 9, 0)[: room + 1]) not in chains
 
 
 def test_a_repaired_sequence_stands_where_it_stood(

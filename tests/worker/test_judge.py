@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from specsot.constraint import Habits
 from specsot.frames import Chunk, End, Growth, Opening
 from specsot.tree import Tree, chain
 from specsot_worker.judge import Written, judge_prompt, judge_tree
@@ -77,6 +78,9 @@ class Countdown:
     def finished(self, state):
         return state < 0
 
+    def forced(self, state):
+        return (state,)
+
     def mask(self, state, remaining):
         return np.arange(10) == state
 
@@ -100,3 +104,32 @@ def test_every_node_is_masked_by_its_own_state():
     masks = grammar_masks(Growth(3, 1, 2, (), tree), grammar)
     allowed = [None if mask is None else mask.nonzero()[0].tolist() for mask in masks]
     assert allowed == [[5], [4], None, [3], None]
+
+
+def test_what_is_forced_is_told_up_to_the_last_token_that_may_be_written():
+    """Of drafted sequences alone: nobody drafts for the others."""
+    for limit, forced in ((100, (5, 4, 3, 2, 1, 0)), (4, (5, 4)), (2, ()), (1, ())):
+        assert judge_prompt(written(limit=limit, grammar=Countdown(6)), 6).forced == forced
+    undrafted = Written(Opening(3, 4, limit=100, drafted=False), Countdown(6))
+    assert judge_prompt(undrafted, 6).forced == ()
+    assert judge_prompt(written(), 6).forced == ()
+
+
+class Wordy(Countdown):
+    """Two tokens may begin the same stretch, n or n + 10; then all is free."""
+
+    def advance(self, state, token):
+        return 99
+
+    def finished(self, state):
+        return False
+
+    def forced(self, state):
+        return () if state == 99 else (state, 1)
+
+
+def test_forced_stretches_are_spelled_as_the_base_spelled_them_before():
+    habits, rules = Habits(), Wordy(6)
+    assert habits.forced(rules, 6) == (6,)
+    assert judge_prompt(Written(Opening(1, 4, limit=9), rules, habits), 16).end is None
+    assert habits.forced(rules, 6) == (16,)

@@ -6,7 +6,7 @@ import pytest
 
 from specsot.frames import Close, End, Fork, Growth, Lease, Open, Opening, rows_of
 from specsot.pages import PageTable
-from specsot_worker.patience import Patience
+from specsot_worker.patience import MOST_KEPT, Patience
 from specsot_worker.sequencer import Budget, Sequencer
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 
@@ -208,3 +208,75 @@ def test_a_family_goes_out_whole():
     assert frame is not None
     assert [segment.sequence for segment in frame.segments] == [2, 3]
     assert sequencer.compose(0.2) is None
+
+
+def first_answer(sequencer: Sequencer, forced: tuple[int, ...] = ()) -> None:
+    """A prompt of two tokens passes; its sequence waits for its first tree then, if it may."""
+    from specsot.frames import Outcome, Result
+
+    frame = sequencer.compose(0.0)
+    assert frame is not None
+    sequencer.learn(Result(1, frame.number, (Outcome(1, 0, (), (3,), forced=forced),)), 0.0)
+
+
+def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) -> tuple[bool, int] | None:
+    """One frame and its result: whether the drafter heard nothing of it, and its rows."""
+    from specsot.frames import Outcome, Result
+
+    frame = sequencer.compose(now)
+    if frame is None:
+        return None
+    (growth,) = frame.segments
+    assert isinstance(growth, Growth)
+    outcome = Outcome(1, growth.step, (0,), (3,), forced=forced)
+    sequencer.learn(Result(1, frame.number, (outcome,)), now)
+    return frame.resting, len(growth.tree)
+
+
+def test_a_resting_drafter_hears_nothing_and_is_not_waited_for_until_a_lap_before_its_trial():
+    from specsot.frames import Drafts
+
+    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer.obey(order_of(1, [1, 2], 30))
+    first_answer(sequencer)
+    assert sequencer.compose(0.1) is None
+    sequencer.offer(Drafts(1, (), rest=3))
+    assert [lap(sequencer) for _ in range(4)] == [(True, 1), (True, 1), (True, 1), (False, 1)]
+    assert lap(sequencer) is None, "now its tree is worth waiting for"
+    assert lap(sequencer, now=0.6) == (False, 1)
+
+
+def test_a_rest_counts_drafted_trees_alone_and_its_backlog_is_bounded():
+    patience = Patience(0.5)
+    patience.rest(5)
+    patience.spend(0, 40)
+    assert patience.resting
+    patience.spend(4, 4)
+    assert patience.resting
+    patience.spend(1, 1)
+    assert not patience.resting
+    patience.rest(10**6)
+    patience.spend(1, MOST_KEPT)
+    assert not patience.resting
+
+
+def test_nobody_rests_for_a_drafter_that_is_gone():
+    patience = Patience(0.5)
+    patience.rest(9)
+    patience.end()
+    assert not patience.resting
+
+
+def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
+    from specsot.frames import Draft, Drafts
+    from specsot.tree import chain
+
+    sequencer = Sequencer(1, Budget(64, 1, 4), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer.obey(order_of(1, [1, 2], 30))
+    first_answer(sequencer, forced=(4, 5))
+    sequencer.offer(Drafts(1, (), rest=2))
+    assert lap(sequencer, forced=(4, 5, 6, 4, 5, 6)) == (True, 3)
+    assert lap(sequencer, forced=(4, 5)) == (True, 4)
+    assert lap(sequencer, forced=(4, 5)) == (False, 3)
+    sequencer.offer(Drafts(1, (Draft(1, 4, chain([3, 6])),)))
+    assert lap(sequencer) == (False, 2), "a tree that came is better"

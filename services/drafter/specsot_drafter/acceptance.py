@@ -17,7 +17,7 @@ HOPE = 0.75  # chance that the next depth is accepted, before anything is known
 WEIGHT = 2.0  # how many trials the hope counts for
 MEMORY = 0.97  # what one outcome leaves of those before
 MOST_TRUST = 1.5
-FADING = 0.99  # what one lap without drafts leaves of what is known
+DOUBT = 4.0  # trials that what was known counts for, behind a rest
 
 
 class Acceptance:
@@ -43,9 +43,9 @@ class Acceptance:
             self._masses[depth] += mass
             self._reached[depth] += depth < accepted
 
-    def fade(self) -> None:
-        """A lap passed without drafts: what is known grows old, and hope returns."""
-        self._forget(FADING)
+    def doubt(self) -> None:
+        """What is known is old by now: a short trial shall be able to change it."""
+        self._forget(min(1.0, DOUBT / max(self._trials[0], DOUBT)))
 
     def expected(self) -> Floats:
         """[levels] expected accepted tokens when 1, 2, ... levels are drafted."""

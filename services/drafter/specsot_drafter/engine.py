@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -33,25 +32,20 @@ from specsot_drafter.selection import (
     worth,
 )
 from specsot_drafter.streams import Flight, Stream
-from specsot_drafter.tuning import Returned, Tuner
+from specsot_drafter.tuning import Returned, Spent, Tuner
 
 Clock = Callable[[], float]
 
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """When the ring last went on, in seconds of our clock, and whether it had waited for trees."""
-
-    drafted: bool
-    since: float
+ALONE = Returned(0, 1, (), 0)  # a root without anything below
+UNFOLLOWED = 8  # trees to rest for each that is wanted, where nothing can grow
 
 
 class DraftEngine:
     """Follows every sequence it saw open; those it missed get their root back as a tree.
 
     `learn` is bookkeeping, `draft` computes: call it after the last `learn` of a burst, whether or not
-    a tree is wanted. rest: further trees that need not be waited for, because drafting does not pay now;
-    said once, when a rest begins, and kept by both sides as trees come and go.
+    a tree is wanted. rest: instead of trees, for how many of them nothing will be drafted, because it
+    does not pay now. The ring then turns without us, and tells what we missed in one when it is over.
     """
 
     def __init__(
@@ -70,8 +64,7 @@ class DraftEngine:
         self._following = Following(head, configuration.pages, configuration.page_rows, vocabulary)
         self._wanted: dict[int, Lesson] = {}
         self._clock = clock
-        self._arrived = 0.0
-        self._turned: Turn | None = None
+        self._growing = 0.0  # seconds, since the last lap came back
         self.rest = 0
 
     @property
@@ -82,7 +75,6 @@ class DraftEngine:
     @torch.inference_mode()
     def learn(self, batch: Features) -> None:
         """Apply one frame's openings, lessons and closings. Sequences that were missed are ignored."""
-        self._arrived = self._clock()
         for opening in batch.openings:
             self._following.open(opening)
         self._settle(batch)
@@ -95,40 +87,39 @@ class DraftEngine:
 
     @torch.inference_mode()
     def draft(self) -> tuple[Draft, ...]:
-        """A tree for the newest state of every sequence that wants one: its root alone while more does
-        not pay, for those who still wait. Under a grammar nobody is told not to wait: what it forces
-        costs nothing to draft.
-        """
+        """A tree for the newest state of every sequence that wants one, or none at all and a rest."""
         wanted, self._wanted, self.rest = self._wanted, {}, 0
-        growing, resting = self._growing(wanted), self.tuner.rest
-        levels = self._plan(growing)
-        trees = self._grow(growing, levels) if levels else {}
-        for stream, _ in growing:
-            self._follow_grammar(stream, trees)
-        self._turned = Turn(True, self._clock()) if trees else Turn(False, self._arrived)
-        if self.tuner.rest > resting and not any(stream.standing for stream, _ in growing):
-            self._turned = None  # the ring waited for us, and got nothing: neither kind of lap
-            self.rest = len(wanted) * (self.tuner.rest - 1)  # this lap has its trees
         if not wanted:
-            self._following.catch_up(())
+            if self._shape.fixed or self.tuner.drafting:
+                self._following.catch_up(())
+            return ()
+        began = self._clock()
+        streams = [stream for stream in map(self._stream, wanted) if stream and self._most_levels(stream)]
+        levels = self._plan(streams)
+        if not (levels or self._shape.fixed):
+            self.rest = self.tuner.rest or UNFOLLOWED * len(wanted)
+            return ()
+        growing = self._grounded(streams)
+        trees = self._grow(growing, levels) if growing else {}
+        for stream, _ in growing:
+            self._follow_grammar(stream, wanted[stream.sequence].forced, trees)
+        self._growing = self._clock() - began
         return tuple(_draft(lesson, trees) for lesson in wanted.values())
 
+    def _stream(self, sequence: int) -> Stream | None:
+        return self._following.streams.get(sequence)
+
     def _want(self, lesson: Lesson) -> None:
-        stream = self._following.streams.get(lesson.sequence)
+        stream = self._stream(lesson.sequence)
         drafted = stream is None or stream.opening.drafted
         if drafted and lesson.step is not None and lesson.bonus is not None:
             self._wanted[lesson.sequence] = lesson
 
-    def _growing(self, wanted: dict[int, Lesson]) -> list[tuple[Stream, Ground]]:
-        """Streams that can grow at least one level, and where."""
+    def _grounded(self, streams: Sequence[Stream]) -> list[tuple[Stream, Ground]]:
+        """Those that have room to grow, and where."""
         rows = self._shape.top_k * self._shape.depth
-        found: list[tuple[Stream, Ground]] = []
-        for sequence in wanted:
-            stream = self._following.streams.get(sequence)
-            ground = self._following.ground(stream, rows) if stream and self._most_levels(stream) else None
-            if stream and ground:
-                found.append((stream, ground))
-        return found
+        grounds = [self._following.ground(stream, rows) for stream in streams]
+        return [(stream, ground) for stream, ground in zip(streams, grounds) if ground]
 
     def _most_levels(self, stream: Stream) -> int:
         """As deep as the shape, the sequence's limit and the base's context allow."""
@@ -138,9 +129,9 @@ class DraftEngine:
         """A node at this depth is the last that can be of use, in the text and in the context."""
         return min(stream.room - 1, self._head.positions - 1 - stream.length)
 
-    def _plan(self, growing: Sequence[tuple[Stream, Ground]]) -> int:
-        most = max((self._most_levels(stream) for stream, _ in growing), default=0)
-        return most if self._shape.fixed else self.tuner.plan_levels(len(growing), most)
+    def _plan(self, streams: Sequence[Stream]) -> int:
+        most = max(map(self._most_levels, streams), default=0)
+        return most if self._shape.fixed else self.tuner.plan_levels(len(streams), most, self._following.due)
 
     def _grow(self, growing: Sequence[tuple[Stream, Ground]], levels: int) -> dict[int, Tree]:
         """Trees by sequence; what was sent is remembered until it comes back."""
@@ -155,24 +146,21 @@ class DraftEngine:
 
     def _offer(self, growing: Sequence[tuple[Stream, Ground]], levels: int) -> Offer:
         """Catch up with the true features, then grow; the tuner hears how long it took."""
-        began, fresh = self._clock(), self._is_fresh()
+        began, due = self._clock(), self._following.due
         streams, grounds = [stream for stream, _ in growing], [ground for _, ground in growing]
         last = self._following.catch_up(streams)
+        caught = self._clock()
         kv, guide = self._following.memory.kv, _guide(self._head, streams)
         growth = Growth(self._head, kv, grounds, self._shape.top_k, guide)
         offer = growth.run(last, levels, None if self._shape.fixed else self.tuner.deserves)
-        if fresh:
-            self.tuner.note_drafting(len(streams), int(offer.depths[-1]), self._clock() - began)
+        if due > len(streams) * (self._shape.depth + 2):  # a prompt's rows tell nothing about a level
+            self.tuner.costs.note_catching(due, caught - began)
+        else:
+            self.tuner.costs.note_drafting(len(streams), int(offer.depths[-1]), self._clock() - began)
         return barred_below(offer, [self._most_levels(stream) for stream in streams])
 
-    def _is_fresh(self) -> bool:
-        """Nothing is due but last lap's rows; a prompt's say nothing about what a level costs."""
-        usual = self._shape.depth + 2
-        return all(len(stream.waiting) <= usual for stream in self._following.streams.values())
-
-    def _follow_grammar(self, stream: Stream, trees: dict[int, Tree]) -> None:
-        """What the grammar forces is drafted for free, whether or not anything else is."""
-        forced = stream.standing.forced() if stream.standing else ()
+    def _follow_grammar(self, stream: Stream, forced: tuple[int, ...], trees: dict[int, Tree]) -> None:
+        """What a grammar forces is drafted for free, beside what was grown."""
         before = trees.get(stream.sequence) or single(_root(stream))
         room = min(self._most_depth(stream), self._shape.slots - len(before))
         tree = graft(before, forced[: max(room, 0)])
@@ -191,23 +179,24 @@ class DraftEngine:
 
     def _settle(self, batch: Features) -> None:
         """Hear how the trees of this frame fared, before the streams move on."""
-        if self._shape.fixed:
+        if self._shape.fixed or not batch.fed:
             return
-        trees = [
-            self._returned(lesson) for lesson in batch.lessons if lesson.step is not None and lesson.step > 1
-        ]
+        lessons = [lesson for lesson in batch.lessons if lesson.step is not None and lesson.step > 1]
+        if batch.rested:
+            self.tuner.rested(batch.rested, max(len(lessons), len(self._wanted), 1))
+            trees = [ALONE for _ in lessons]
+        else:
+            trees = [self._returned(lesson) for lesson in lessons]
         rows = sum(tree.rows for tree in trees)
         if rows > batch.fed:  # some came too late and were not sent
-            trees = [Returned(0, 1, (), 0) for _ in trees]
-        self.tuner.settle(trees, batch.seconds if rows == batch.fed else None)
-        if trees and self._turned:
-            hop = self._arrived - self._turned.since - batch.seconds
-            self.tuner.note_hop(self._turned.drafted, hop, batch.seconds)
+            trees = [ALONE for _ in trees]
+        computed = batch.seconds if rows == batch.fed else 0.0
+        self.tuner.settle(trees, Spent(computed, batch.wall, self._growing))
+        self._growing = 0.0
 
     def _returned(self, lesson: Lesson) -> Returned:
-        stream = self._following.streams.get(lesson.sequence)
-        known = stream.outcome(lesson) if stream else None
-        return known or Returned(0, 1, (), len(lesson.tokens) - 1)
+        stream = self._stream(lesson.sequence)
+        return (stream.outcome(lesson) if stream else None) or ALONE
 
 
 def _draft(lesson: Lesson, trees: dict[int, Tree]) -> Draft:

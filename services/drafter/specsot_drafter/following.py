@@ -18,7 +18,7 @@ from specsot_drafter.extension import Stretch, extend
 from specsot_drafter.growth import Ground
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.memory import Memory
-from specsot_drafter.standing import Habits, Standing
+from specsot_drafter.standing import Standing
 from specsot_drafter.streams import Stream
 
 
@@ -30,7 +30,11 @@ class Following:
         self._head, self._vocabulary = head, vocabulary
         self.memory = Memory(head, pages, page_rows)
         self.streams: dict[int, Stream] = {}
-        self._habits: Habits = {}
+
+    @property
+    def due(self) -> int:
+        """Rows that could be computed and are not yet."""
+        return sum(len(stream.waiting) for stream in self.streams.values())
 
     def open(self, opening: Opening) -> None:
         """Follow a sequence from its start, or from its fork where the source is followed so far."""
@@ -41,7 +45,7 @@ class Following:
             return
         if opening.plan and self._vocabulary:
             rules = automaton(self._vocabulary, opening.plan)
-            stream.standing = Standing(rules, rules.start(), self._habits)
+            stream.standing = Standing(rules, rules.start())
         self.streams[opening.sequence] = stream
 
     def close(self, sequence: int) -> None:

@@ -5,14 +5,17 @@ Refuses to know logits and tensors: it is handed the target token of every node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from specsot.constraint import LONGEST_STRETCH, Habits
 from specsot.frames import End, Opening, Outcome
 from specsot.tree import Tree
 from specsot.verify import accept
+from specsot_worker.history import History
 
 
 class Grammar(Protocol):
@@ -21,6 +24,7 @@ class Grammar(Protocol):
     def start(self) -> Any: ...
     def advance(self, state: Any, token: int) -> Any: ...
     def finished(self, state: Any) -> bool: ...
+    def forced(self, state: Any) -> Sequence[int]: ...
     def mask(self, state: Any, remaining: int) -> np.ndarray: ...
 
 
@@ -30,10 +34,14 @@ class Written:
 
     tokens: everything it wrote, the newest (not fed yet) included.
     state:  the grammar's state behind those tokens; None without a grammar.
+    habits: how the base spells what grammars force, shared by all it writes.
+    history: what penalties look at; None where none is asked for.
     """
 
     opening: Opening
     grammar: Grammar | None = None
+    habits: Habits = field(default_factory=Habits)
+    history: History | None = None
     tokens: list[int] = field(default_factory=list)
     state: object | None = None
 
@@ -50,19 +58,30 @@ class Written:
         """Append tokens up to the first that ends the sequence; returns why, or None."""
         for token in tokens:
             self.tokens.append(token)
+            if self.history:
+                self.history.write(token)
             if end := self._end_at(token):
                 return end
         return None
 
+    def forced(self) -> tuple[int, ...]:
+        """What must follow, as far as it is worth drafting: up to the last token that may be written."""
+        if self.grammar is None or not self.opening.drafted:
+            return ()
+        return self.habits.forced(self.grammar, self.state, min(self.remaining - 1, LONGEST_STRETCH))
+
     def recall(self, start: int, tokens: tuple[int, ...]) -> None:
-        """Take prompt tokens fed at `start` that this sequence wrote itself before a repair."""
-        own = self.opening.prompt - self.opening.generated
-        self.write(tokens[max(own - start, 0) :])
+        """Take prompt tokens fed at `start`; the last of a prompt it may have written before a repair."""
+        given = max(self.opening.prompt - self.opening.generated - start, 0)
+        if self.history:
+            self.history.read(tokens[:given])
+        self.write(tokens[given:])
 
     def _end_at(self, token: int) -> End | None:
         if token in self.opening.stop_ids:
             return End.STOP
         if self.grammar:
+            self.habits.note(self.grammar, self.state, token)
             self.state = self.grammar.advance(self.state, token)
             if self.state is None:
                 return End.FAILED
@@ -76,7 +95,7 @@ def judge_prompt(written: Written, target: int | None) -> Outcome:
     if target is None:
         return Outcome(written.opening.sequence, 0, (), (), End.FAILED)
     end = written.write((target,))
-    return Outcome(written.opening.sequence, 0, (), (target,), end)
+    return Outcome(written.opening.sequence, 0, (), (target,), end, forced=() if end else written.forced())
 
 
 def judge_tree(written: Written, step: int, tree: Tree, targets: list[int | None]) -> Outcome:
@@ -89,4 +108,5 @@ def judge_tree(written: Written, step: int, tree: Tree, targets: list[int | None
     before = len(written.tokens)
     end = written.write((*(tree.tokens[node] for node in accepted[1:]), bonus))
     tokens = tuple(written.tokens[before:])
-    return Outcome(sequence, step, accepted[: len(tokens)], tokens, end)
+    forced = () if end else written.forced()
+    return Outcome(sequence, step, accepted[: len(tokens)], tokens, end, forced=forced)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specsot.frames import Chunk, Growth, Open, Opening, Outcome
-from specsot.tree import Tree, single
+from specsot.tree import Tree, chain
 
 
 @dataclass(slots=True)
@@ -20,6 +20,8 @@ class Live:
     root:      the newest token, not fed yet; None until the prompt has been answered.
     step:      the tree that comes next (or is in flight); 0 while in the prompt.
     waiting:   since when (seconds) it waits for a tree; None when it does not.
+    forced:    what the constraint wants behind the root: the tree where no better one comes.
+    told:      the drafter hears of what is in flight, so that a tree will come.
     """
 
     opening: Opening
@@ -34,6 +36,8 @@ class Live:
     in_flight: bool = False
     tree: Tree | None = None
     waiting: float | None = None
+    forced: tuple[int, ...] = ()
+    told: bool = True
     forked_from: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,19 +63,24 @@ class Live:
         return Chunk(self.opening.sequence, start, tokens, self.prefilled)
 
     def next_growth(self, rows: int) -> Growth:
-        """The tree that arrived, cut to `rows` nodes, or the bonus token alone; now in flight."""
+        """The tree that came, or the bonus token and what is forced, cut to `rows` nodes; now in flight."""
         assert self.root is not None
-        tree = _cut(self.tree or single(self.root), rows)
+        tree = _cut(self.tree or chain((self.root, *self.forced)), rows)
         growth = Growth(self.opening.sequence, self.step, self.committed, self.keep, tree)
         self.in_flight, self.tree, self.waiting = True, None, None
         return growth
+
+    def send(self, resting: bool) -> bool:
+        """It rides in a frame that goes out now. Returns whether that uses up a tree of a rest."""
+        self.told = not resting
+        return self.opening.drafted and self.in_flight
 
     def learn(self, outcome: Outcome, now: float) -> None:
         """Take the result of the final prompt chunk or of the tree in flight."""
         self.committed += len(outcome.accepted)
         self.keep, self.root = outcome.accepted, outcome.tokens[-1]
-        self.step, self.in_flight = outcome.step + 1, False
-        self.waiting = now if self.opening.drafted else None
+        self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
+        self.waiting = now if self.opening.drafted and self.told else None
 
     def offer(self, step: int, tree: Tree) -> bool:
         """Take a draft if it is for the tree that comes next; the first one wins."""

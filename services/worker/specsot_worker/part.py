@@ -147,10 +147,11 @@ class WorkerPart:
 
     async def _teach(self, now: _Epoch, verdict: Verdict) -> None:
         """Features to the drafter; a lost drafter stops nobody."""
-        if now.links.drafter is None or verdict.features is None:
+        if now.links.drafter is None:
             return
         try:
-            await now.links.drafter.send(verdict.features)
+            for features in verdict.features:
+                await now.links.drafter.send(features)
         except Unavailable as error:
             self._lose(now, Lost("drafter", str(error)))
 

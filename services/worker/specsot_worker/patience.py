@@ -1,12 +1,13 @@
-"""How long stage 0 waits for a tree, given how the drafter has kept its word.
+"""How long stage 0 waits for a tree, given what the drafter said and how it has kept its word.
 
 Refuses to know clocks and sequences. A drafter that misses is not waited for again for a while:
-one slow drafter costs one timeout, not one per lap.
+one slow drafter costs one timeout, not one per lap. A drafter that rests is not even told anything.
 """
 
 from __future__ import annotations
 
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # in trees not waited for
+MOST_KEPT = 8192  # rows that the last stage may have to keep through one rest
 
 
 class Patience:
@@ -16,10 +17,16 @@ class Patience:
         self._timeout, self._present = timeout, present
         self._pause = FIRST_PAUSE
         self._left = 0
+        self._rest = self._kept = 0
+
+    @property
+    def resting(self) -> bool:
+        """Whether the drafter need not hear of what is sent now, because it will not answer."""
+        return self._present and self._rest > 0
 
     def deadline(self, since: float) -> float:
         """Until when a sequence that waits since `since` shall go on waiting."""
-        return since + self._timeout if self._present and not self._left else since
+        return since + self._timeout if self._present and not (self._left or self._rest) else since
 
     def kept(self) -> None:
         """A tree came in time."""
@@ -27,6 +34,8 @@ class Patience:
 
     def missed(self) -> None:
         """A sequence went without its tree."""
+        if self._rest:
+            return
         if self._left:
             self._left -= 1
             return
@@ -34,8 +43,14 @@ class Patience:
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
     def rest(self, trees: int) -> None:
-        """The drafter itself says that the next trees need not be waited for."""
-        self._left = max(self._left, trees)
+        """The drafter says that it will draft nothing for so many trees."""
+        self._rest, self._kept = trees, 0
+
+    def spend(self, trees: int, rows: int) -> None:
+        """A frame with so many drafted sequences' trees and so many rows was launched."""
+        if self._rest:
+            self._kept += rows
+            self._rest = max(self._rest - trees, 0) if self._kept < MOST_KEPT else 0
 
     def end(self) -> None:
         """There is no drafter any more."""

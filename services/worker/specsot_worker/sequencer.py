@@ -132,7 +132,10 @@ class Sequencer:
             self._table.close(sequence)
         self._number += 1
         self._flying.add(self._number)
-        return Frame(self._epoch, self._number, openings, segments, closings)
+        resting = self._patience.resting
+        drafted = [self._live[one.sequence].send(resting) for one in segments]
+        self._patience.spend(sum(drafted), sum(map(rows_of, segments)))
+        return Frame(self._epoch, self._number, openings, segments, closings, resting=resting)
 
     def _held(self, now: float) -> set[int]:
         """Families (a prefix and its forks) in which a sequence still waits for its tree, and may.
@@ -156,7 +159,7 @@ class Sequencer:
         room, growths = self._budget.rows, list[Growth]()
         for place, live in enumerate(ready):
             others = len(ready) - place - 1
-            rows = min(room - others, self._room_for(live))
+            rows = min(room - others, self._room_for(live), max(self._budget.slots, 1))
             if rows < 1:
                 continue
             growths.append(live.next_growth(rows))

@@ -1,0 +1,100 @@
+"""What a lap takes, with and without drafts: measured curves, kept honest by what laps really take.
+
+Refuses to know clocks, tokens, and whether anything pays: counts in, seconds out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.members import Curve
+from specsot_drafter.timing import Timing
+
+Floats = NDArray[np.floating[Any]]
+Counts = Floats | NDArray[np.int64] | int
+
+WORST_STRAIN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
+MOST_HOP = 4.0  # times the computing of a lap that its hops may seem to take
+WEIGHT = 0.2  # of one lap in what is typical
+DUE = 0.1  # of what a grown row costs: a row that is only caught up with, until it is measured
+
+
+class Costs:
+    """Seconds of a lap of `live` trees and of all that drafting adds to it."""
+
+    def __init__(self, lap: Curve, level: Curve, top_k: int) -> None:
+        """lap: seconds per rows of all stages; level: seconds per rows of one level of growth."""
+        self.lap, self.level = Timing(lap), Timing(level)
+        self._top_k = top_k
+        self._hops: dict[bool, float] = {}
+        self._strain = 1.0
+        self._row = DUE * float(self.level.at(64) - self.level.at(1)) / 63
+        self._caught = 1.0  # weight of the next observation of it
+
+    def plain(self, live: int) -> float:
+        """A lap without drafts, hops included."""
+        return float(self.lap.at(live)) + self._plain_hop()
+
+    def drafting(self, live: int, levels: Counts) -> Floats:
+        """What trees of so many levels cost before any of their rows is fed."""
+        return self._growing(live, levels) + self.handover()
+
+    def further(self, live: int) -> float:
+        """One more level."""
+        return float(self.level.at(live * self._top_k))
+
+    def sending(self, live: int, nodes: Counts) -> Floats:
+        """What so many nodes add to a lap of `live` roots."""
+        drafted = self.lap.at(live + np.asarray(nodes, dtype=float)) * self._strain
+        return np.where(np.asarray(nodes) > 0, drafted - self.lap.at(live), 0.0)
+
+    def catching(self, rows: int) -> float:
+        """Rows that must be caught up with before anything grows."""
+        return rows * self._row
+
+    def handover(self) -> float:
+        """What waiting for trees adds to a lap."""
+        return max(self._hops.get(True, 0.0) - self._plain_hop(), 0.0)
+
+    def note_drafting(self, live: int, levels: int, seconds: float) -> None:
+        """Growing `live` trees of so many levels took so long, all in all."""
+        self.level.note(float(self._growing(live, levels)), seconds)
+
+    def note_catching(self, rows: int, seconds: float) -> None:
+        """Catching up with so many rows took so long."""
+        if rows:
+            self._row += self._caught * (seconds / rows - self._row)
+            self._caught = WEIGHT
+
+    def note_lap(self, live: int, rows: int, seconds: float) -> None:
+        """All stages took so long for it.
+
+        Laps without drafts move the curve, and so does any lap that was faster than it says; how much
+        more laps with trees take (their masks, their branching, each sequence's own context) is kept apart.
+        """
+        expected = float(self.lap.at(rows))
+        if rows == live or not self.lap.measured or 0.0 < seconds < expected:
+            self.lap.note(expected, seconds)
+            expected = float(self.lap.at(rows))
+        if rows > live and seconds > 0.0 and expected > 0.0:
+            self._strain += WEIGHT * (min(max(seconds / expected, 1.0), WORST_STRAIN) - self._strain)
+
+    def note_hop(self, drafted: bool, seconds: float, computed: float) -> None:
+        """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
+
+        Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts.
+        """
+        hop = min(max(seconds, 0.0), MOST_HOP * computed)
+        before = self._hops.get(drafted, hop)
+        self._hops[drafted] = before + WEIGHT * (hop - before)
+
+    def _growing(self, live: int, levels: Counts) -> Floats:
+        """The first level takes a pass over one row per tree, each further one over top_k."""
+        return self.level.at(live) + (np.asarray(levels) - 1) * self.level.at(live * self._top_k)
+
+    def _plain_hop(self) -> float:
+        """Taken as half of that of drafted laps as long as none without drafts was seen."""
+        return self._hops.get(False, self._hops.get(True, 0.0) / 2)

@@ -1,0 +1,200 @@
+"""What the drafter is told: every frame, or what a rest left out in one; and how long laps take."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from specsot.frames import Chunk, Fork, Frame, Growth, Opening, Outcome  # noqa: E402
+from specsot.tree import Tree, chain  # noqa: E402
+from specsot_worker.pace import Pace  # noqa: E402
+from specsot_worker.teaching import Teaching  # noqa: E402
+
+WIDTH = 3
+
+
+class Script:
+    """Writes frames of a few sequences; the feature of (sequence, position) is made of both numbers."""
+
+    def __init__(self) -> None:
+        self.teaching = Teaching()
+        self.lap = 0
+        self.committed: dict[int, int] = {}
+        self.step: dict[int, int] = {}
+
+    def tell(self, *segments, openings=(), closings=(), ends=(), resting=False, accepted=(0,)):
+        self.lap += 1
+        outcomes, rows = {}, []
+        for segment in segments:
+            sequence = segment.sequence
+            first = self.committed.get(sequence, 0)
+            end = "stop" if sequence in ends else None
+            if isinstance(segment, Chunk):
+                rows += [feature(sequence, first + i) for i in range(len(segment.tokens))]
+                self.committed[sequence] = first + len(segment.tokens)
+                if segment.final:
+                    bonus = token(sequence, first + len(segment.tokens))
+                    outcomes[sequence] = Outcome(sequence, 0, (), (bonus,), end)
+            else:
+                nodes = [n for n in accepted if n < len(segment.tree)]
+                places = {node: first + at for at, node in enumerate(nodes)}
+                rows += [feature(sequence, places.get(node, 999)) for node in range(len(segment.tree))]
+                self.committed[sequence] = first + len(nodes)
+                written = tuple(token(sequence, first + 1 + at) for at in range(len(nodes)))
+                outcomes[sequence] = Outcome(sequence, segment.step, tuple(nodes), written, end)
+        frame = Frame(
+            1, self.lap, tuple(openings), segments, tuple(closings), None,
+            torch.tensor(rows) if rows else None, (0.5,), resting,
+        )  # fmt: skip
+        return self.teaching.tell(frame, outcomes, float(self.lap))
+
+    def chunk(self, sequence, count, final=True):
+        first = self.committed.get(sequence, 0)
+        return Chunk(sequence, first, tuple(token(sequence, first + i) for i in range(count)), final)
+
+    def grow(self, sequence, others=0):
+        """A chain of the true tokens, with so many nodes that are wrong between them."""
+        first = self.committed[sequence]
+        self.step[sequence] = self.step.get(sequence, 0) + 1
+        tree = Tree((token(sequence, first), *[7] * others), (0,) * (others + 1))
+        return Growth(sequence, self.step[sequence], first, (), tree)
+
+
+def token(sequence, position):
+    return sequence * 1000 + position
+
+
+def feature(sequence, position):
+    return [float(sequence), float(position), 1.0]
+
+
+def check(told, sequence, start, stop, step):
+    """One lesson of these positions, with the true features."""
+    rows = iter(told.rows.tolist())
+    for lesson in told.lessons:
+        mine = [next(rows) for _ in lesson.tokens]
+        if lesson.sequence == sequence:
+            assert (lesson.start, lesson.step) == (start, step)
+            assert lesson.tokens == tuple(token(sequence, at) for at in range(start, stop))
+            assert lesson.bonus == token(sequence, stop)
+            assert mine == [feature(sequence, at) for at in range(start, stop)]
+            return
+    raise AssertionError(f"{sequence} is not told")
+
+
+def test_every_frame_is_told_as_it_comes():
+    script = Script()
+    (told,) = script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
+    assert [one.sequence for one in told.openings] == [1]
+    check(told, 1, 0, 4, 1)
+    (told,) = script.tell(script.grow(1, others=2))
+    check(told, 1, 4, 5, 2)
+    assert (told.fed, told.seconds, told.rested) == (3, 0.5, 0)
+
+
+def test_nothing_is_told_during_a_rest_and_all_of_it_behind():
+    script = Script()
+    script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
+    for _ in range(9):
+        assert script.tell(script.grow(1, others=1), resting=True) == ()
+    (told,) = script.tell(script.grow(1))
+    check(told, 1, 4, 14, 11)
+    assert (told.fed, told.rested) == (1, 9)
+
+
+def test_who_came_and_went_during_a_rest_is_never_told():
+    script = Script()
+    script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
+    script.tell(script.grow(1), script.chunk(2, 3), openings=[Opening(2, 3)], resting=True)
+    script.tell(script.grow(1), script.grow(2), resting=True, ends=[2])
+    (told,) = script.tell(script.grow(1), closings=[2])
+    assert [one.sequence for one in told.lessons] == [1]
+    assert (told.openings, told.closings) == ((), ())
+    assert told.rested == 3
+
+
+def test_a_known_sequence_that_closed_during_a_rest_is_told_closed():
+    script = Script()
+    script.tell(script.chunk(1, 4), openings=[Opening(1, 4)])
+    script.tell(script.grow(1), resting=True, ends=[1])
+    assert script.tell(closings=[1], resting=True) == ()
+    (told,) = script.tell(script.chunk(2, 3), openings=[Opening(2, 3)])
+    assert told.closings == (1,)
+    assert [one.sequence for one in told.lessons] == [2]
+
+
+def test_forks_of_what_is_told_only_now_come_behind_it():
+    """Even where the prefix is closed by then."""
+    script = Script()
+    prefix, branches = Opening(1, 6, decodes=False), [Opening(n, 9, Fork(1, 6)) for n in (2, 3)]
+    script.tell(script.chunk(1, 6, final=False), openings=[prefix], resting=True)
+    for branch in branches:
+        script.committed[branch.sequence] = 6
+    script.tell(script.chunk(2, 3), script.chunk(3, 3), openings=branches, resting=True)
+    first, second = script.tell(script.grow(2), script.grow(3), closings=[1])
+    assert [one.sequence for one in first.openings] == [1]
+    assert [one.sequence for one in second.openings] == [2, 3]
+    assert (first.closings, second.closings) == ((), (1,))
+    check(second, 3, 6, 10, 2)
+    assert (first.fed, second.fed) == (0, 2)
+
+
+def test_undrafted_sequences_are_never_told():
+    script = Script()
+    assert script.tell(script.chunk(1, 4), openings=[Opening(1, 4, drafted=False)]) == ()
+    assert script.tell(script.grow(1), closings=[1]) == ()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
+    rng, script = random.Random(seed), Script()
+    heard: dict[int, list[int]] = {}
+    live, started, messages = [], 0, []
+    for _ in range(60):
+        segments, openings = [script.grow(one, rng.randrange(3)) for one in live], []
+        if len(live) < 4 and rng.random() < 0.3:
+            started += 1
+            openings.append(Opening(started, 3))
+            segments.append(script.chunk(started, 3))
+        ended = [one for one in live if rng.random() < 0.1]
+        live = [*(one for one in live if one not in ended), *(one.sequence for one in openings)]
+        if segments:
+            messages += script.tell(*segments, openings=openings, ends=ended, resting=rng.random() < 0.7)
+    messages += script.tell(*(script.grow(one) for one in live))
+    for told in messages:
+        for opening in told.openings:
+            heard[opening.sequence] = []
+        for lesson in told.lessons:
+            check(told, lesson.sequence, lesson.start, lesson.start + len(lesson.tokens), lesson.step)
+            assert lesson.start == len(heard[lesson.sequence])
+            heard[lesson.sequence] += lesson.tokens
+    for one in live:
+        assert len(heard[one]) == script.committed[one]
+
+
+def lap(*sizes, resting=False):
+    """A frame with one tree of so many nodes each; 0: a prompt's."""
+    segments = tuple(
+        Growth(n, 1, 9, (), chain([5] * size)) if size else Chunk(n, 0, (1, 2), True)
+        for n, size in enumerate(sizes)
+    )
+    return Frame(1, 1, segments=segments, resting=resting)
+
+
+def test_a_plain_lap_is_the_median_of_those_nobody_waited_in():
+    pace, now = Pace(), 0.0
+    for seconds in (3.0, 2.0, 2.0, 90.0, 2.0):
+        now += seconds
+        assert pace.wall(lap(1, 1, resting=True), now) == 0.0
+    assert pace.wall(lap(1, 1), now + 2.0) == 2.0
+    assert pace.wall(lap(1, 1), now + 9.0) == 2.0, "the ring waited before this one"
+    assert pace.wall(lap(1), now + 12.0) == 0.0, "nothing is known of such laps"
+
+
+def test_a_lap_with_trees_is_itself_and_prompts_are_no_laps():
+    pace = Pace()
+    pace.wall(lap(1), 1.0)
+    assert pace.wall(lap(3), 4.0) == 3.0
+    assert pace.wall(lap(3, 0), 5.0) == 0.0
+    assert pace.wall(lap(3), 7.0) == 2.0
