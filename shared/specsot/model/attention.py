@@ -162,18 +162,21 @@ def _passes(group: Group, first: int, g: int, dtype: torch.dtype, device: torch.
         if cut is None:
             passes.append(_Pass(reading, rows, None, None))
             continue
-        mask = np.where(np.repeat(cut, g, 0), np.float32(-np.inf), np.float32(0))
-        shaped = mask.reshape(reading.cells, 1, reading.rows * g, reading.columns)
-        blind = cut.all(1)
-        passes.append(
-            _Pass(
-                reading,
-                rows,
-                torch.from_numpy(shaped).to(device=device, dtype=dtype),
-                torch.from_numpy(blind[:, None, None]).to(device) if blind.any() else None,
-            )
-        )
+        passes.append(_Pass(reading, rows, _as_mask(cut, reading, g, dtype, device), _blind(cut, device)))
     return passes
+
+
+def _as_mask(cut: Bools, reading: Reading, g: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Hidden columns [rows, columns] as what is added to the scores of each of g heads."""
+    mask = np.where(np.repeat(cut, g, 0), np.float32(-np.inf), np.float32(0))
+    shaped = mask.reshape(reading.cells, 1, reading.rows * g, reading.columns)
+    return torch.from_numpy(shaped).to(device=device, dtype=dtype)
+
+
+def _blind(cut: Bools, device: torch.device | str) -> Tensor | None:
+    """Rows that see none of the columns, as [rows, 1, 1]; None where there are none."""
+    blind: Bools = np.logical_and.reduce(cut, axis=1)
+    return torch.from_numpy(blind.reshape(-1, 1, 1)).to(device) if blind.any() else None
 
 
 def _columns(hidden: Bools | None, lead: int, reading: Reading, rows: slice) -> Bools | None:
