@@ -206,6 +206,17 @@ def test_a_context_is_used_to_its_end_and_not_beyond(base: Path, head: Path) -> 
         Eagle(head, base, dtype="fp32").generate([[1], prompt], LIMIT + 1)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_writes_plain_decoding_too(base: Path, head: Path) -> None:
+    eagle, prompts = Eagle(head, base, EagleConfig(4, 3, 12), dtype="fp32", device="cuda"), prompts_of(8)
+    check(base, eagle, prompts)
+    given = torch.tensor([prompts[0]], device="cuda")
+    ids, _ = eagle.generate(given, LIMIT, eos_token_id=NEVER)
+    assert ids.device == given.device
+    assert eagle.propose(prompts).tree_mask.is_cuda
+
+
 def test_a_broken_sequence_fails_alone(tmp_path: Path) -> None:
     """One token's embedding is no number: whoever writes or reads it ends, the others go on."""
     broken = write_base(tmp_path / "base", SHAPE, poison=9)

@@ -153,6 +153,13 @@ def test_a_model_that_is_not_there_or_no_head_is_refused(folder: Path, tmp_path:
         Eagle(None, empty)
 
 
+def test_a_model_on_several_devices_is_refused() -> None:
+    model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2))
+    model.model.layers[1].to("meta")
+    with pytest.raises(ModelError, match="LlamaForCausalLM is spread over cpu, meta"):
+        Eagle(None, model)
+
+
 def test_nothing_is_proposed_without_a_draft(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="without a draft"):
         Eagle(None, folder / "base").propose(PROMPT)

@@ -144,7 +144,7 @@ def test_every_token_comes_with_the_targets_probability(library: str) -> None:
     predicts, index = (np.asarray(each) for each in (found.predicts, found.accept_index))
     seen = Counter(predicts[index[:, 0]].tolist())
     distance = sum((seen[t] - rounds * p) ** 2 / (rounds * p) for t, p in enumerate(root))
-    assert distance < 95.0  # 39 degrees of freedom
+    assert distance < 89.0  # 39 degrees of freedom
     child = int(scene.trees[0][1].token)
     through = index[:, 1] % nodes == 1
     through &= index[:, 1] >= 0
@@ -152,7 +152,7 @@ def test_every_token_comes_with_the_targets_probability(library: str) -> None:
     below, count = scene.chances[0][1], int(through.sum())
     assert count == pytest.approx(rounds * root[child], rel=0.05)
     distance = sum((behind[t] - count * p) ** 2 / (count * p) for t, p in enumerate(below))
-    assert distance < 95.0
+    assert distance < 89.0
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -220,3 +220,15 @@ def test_half_precision_and_integers_of_any_width_are_taken() -> None:
     coins = [torch.from_numpy(each).float() for each in (scene.coins, scene.last, scene.chances)]
     found = tree_speculative_sampling(*(each.int() for each in given), *coins, num_steps=3)
     assert found.accept_index.tolist() == wanted.accept_index.tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gives_what_numpy_gives() -> None:
+    scene = Scene(4, 4, 3, 16)
+    batch, nodes, _ = scene.chances.shape
+    given = (scene.arrays.draft_tokens.reshape(batch, nodes), *scene.arrays[2:5])
+    arrays = [torch.from_numpy(each).cuda() for each in (*given, scene.coins, scene.last, scene.chances)]
+    found, wanted = tree_speculative_sampling(*arrays, num_steps=3), scene.run("numpy")
+    assert all(each.is_cuda for each in found)
+    assert [each.tolist() for each in found] == [each.tolist() for each in wanted]

@@ -290,3 +290,17 @@ def test_lists_that_do_not_fit_each_other_are_refused() -> None:
         organize_draft_results(scores, tokens[:1], parents, 4)
     with pytest.raises(InvalidRequest, match=r"token_list\[1\] must have shape \[1, 16\], got \[1, 15\]"):
         organize_draft_results(scores, [tokens[0], tokens[1][:, :15]], parents, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", list(TreeMaskMode))
+def test_cuda_gives_what_numpy_gives(mode: TreeMaskMode) -> None:
+    draftings = batch_of(2, 4, 4)
+    _, wanted, lengths = built("numpy", draftings, 4, 4, 20, mode)
+    lists = ([torch.from_numpy(each).cuda() for each in one] for one in lists_of(draftings))
+    chosen = organize_draft_results(*lists, 20)
+    roots = torch.tensor([one.root.token for one in draftings], device="cuda")
+    arrays = build_tree_structure(roots, *chosen, torch.from_numpy(lengths).cuda(), 4, 4, 20, mode)
+    assert all(each.is_cuda for each in arrays)
+    assert [each.tolist() for each in arrays] == [each.tolist() for each in wanted]

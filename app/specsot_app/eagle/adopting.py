@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specsot.errors import ModelError
 from specsot.members import Range
 from specsot.model.config import ModelConfig, make_config
 from specsot.model.decoder import Decoder
@@ -26,7 +27,7 @@ def adopt(model: Any) -> Decoder:
     on CPUs all that are packed) are copies. Raises ModelError for what is not supported.
     """
     config = config_of(model)
-    weights = HeldWeights(_published(model), _name(model))
+    weights = HeldWeights(_on_one_device(_published(model), model), _name(model))
     return Decoder(config, weights, Range(0, config.layers), model.dtype, torch.device(model.device))
 
 
@@ -45,6 +46,13 @@ def _published(model: Any) -> Mapping[str, Tensor]:
     except ImportError:  # older ones hold them under their published names
         return held
     return revert_weight_conversion(model, held)
+
+
+def _on_one_device(held: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    devices = sorted({str(tensor.device) for tensor in held.values()})
+    if len(devices) > 1:
+        raise ModelError(f"{_name(model)} is spread over {', '.join(devices)}; it must be on one device")
+    return held
 
 
 def _name(model: Any) -> str:

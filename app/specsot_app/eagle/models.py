@@ -98,9 +98,10 @@ def _checkpoint(draft: Any, reading: Reading) -> Checkpoint:
 
 def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
     """A head that was loaded elsewhere, if it was loaded for such a target."""
-    if (head.device, head.dtype) != (target.device, target.dtype):
+    table = target.edges.embedding()  # knows its device to the number
+    if (head.device, head.dtype) != (table.device, table.dtype):
         raise HeadMismatch(
-            f"the head is {head.dtype} on {head.device}, the target {target.dtype} on {target.device}"
+            f"the head is {head.dtype} on {head.device}, the target {table.dtype} on {table.device}"
         )
     config = target.config
     for tap, weight in head.tap_slices().items():

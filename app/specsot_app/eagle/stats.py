@@ -26,7 +26,7 @@ class SequenceStats:
 
     tokens: what it wrote, the end-of-sequence token included.
     end:    STOP, LENGTH, or FAILED when the target's logits were no numbers; None while it writes.
-    accept_lengths: accepted drafts of each of its trees.
+    accept_lengths: accepted drafts of each of its trees, as far as they were written.
     """
 
     tokens: tuple[int, ...]
