@@ -300,7 +300,18 @@ def test_numbers_that_are_none_are_never_close() -> None:
 
 def test_an_order_counts_unless_scores_nearly_tie() -> None:
     ours, theirs = Tree((0, 1, 2), (0, 0, 0)), Tree((0, 2, 1), (0, 0, 0))
-    assert check_tree("x", ours, theirs, 1e-3, 1.0).difference is not None
-    assert check_tree("x", ours, theirs, 1e-6, 1.0).difference is None
+    assert check_tree("x", ours, theirs, 1e-3).difference is not None
+    assert check_tree("x", ours, theirs, 1e-5).difference is None
+    assert check_tree("x", ours, theirs, None).difference is None
     other = Tree((0, 2, 3), (0, 0, 0))
-    assert "path [0, 3] is missing" in str(check_tree("x", ours, other, 1e-6, 1.0))
+    assert "path [0, 3] is missing" in str(check_tree("x", ours, other, None))
+    assert "path [0, 3] is missing" in str(check_tree("x", ours, other, 1e-7))  # one of three
+
+
+def test_a_few_paths_may_differ_where_scores_tie() -> None:
+    ours, theirs = Tree((0, 1, 2, 3, 4), (0, 0, 0, 1, 1)), Tree((0, 1, 2, 3, 5), (0, 0, 0, 1, 1))
+    assert check_tree("x", ours, theirs, 1e-6).difference is None
+    assert check_tree("x", ours, theirs, 1e-5).difference is not None
+    assert check_tree("x", ours, theirs, None).difference is not None
+    shorter = Tree((0, 1, 2, 3), (0, 0, 0, 1))
+    assert check_tree("x", shorter, theirs, 1e-7).difference is not None

@@ -18,6 +18,7 @@ from specsot.model.fields import read_json
 from specsot.tree import Tree
 from specsot_app.verify.part import Part
 
+GAPS = ("min_rank_gap", "min_select_gap")
 VECTORS, TENSORS = "vectors.json", "vectors.safetensors"
 
 
@@ -27,7 +28,7 @@ class TreeRecord:
 
     rows:    root-to-leaf paths in the reference's order, or None where they were not recorded.
     depths, positions, committed: of its nodes, and of the text in front; None where not recorded.
-    rank_gap, select_gap: the smallest differences of scores that decided order and membership.
+    gap: the smallest difference of scores that decided order or membership; None where not recorded.
     """
 
     tree: Tree
@@ -35,8 +36,7 @@ class TreeRecord:
     depths: tuple[int, ...] | None
     positions: tuple[int, ...] | None
     committed: int | None
-    rank_gap: float
-    select_gap: float
+    gap: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,7 @@ def _tree(part: Part) -> TreeRecord:
         depths=depths.integers() if (depths := part.find("depth")) else None,
         positions=positions.integers() if (positions := part.find("position_ids")) else None,
         committed=committed.integer() if (committed := part.find("committed_len")) else None,
-        rank_gap=_number(part, "min_rank_gap", 1.0),
-        select_gap=_number(part, "min_select_gap", 1.0),
+        gap=min((gap.number() for name in GAPS if (gap := part.find(name))), default=None),
     )
 
 

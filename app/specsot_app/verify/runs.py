@@ -114,7 +114,7 @@ def _check_tree(
     name: str, tree: Tree, committed: int, wanted: TreeRecord, rows: Sequence[tuple[int, ...]]
 ) -> Iterator[Check]:
     """The tree, and what follows from it and from where it stands."""
-    yield check_tree(name, tree, wanted.tree, wanted.rank_gap, wanted.select_gap)
+    yield check_tree(name, tree, wanted.tree, wanted.gap)
     if wanted.committed is not None:
         yield check_same(f"{name} committed_len", [committed], [wanted.committed])
     if tree != wanted.tree:
@@ -133,7 +133,7 @@ def _firm(record: RunRecord) -> int:
     if record.rank_gap >= SHAKY:
         return len(record.lengths)
     firm = 0
-    while firm < len(record.trees) and record.trees[firm].rank_gap >= SHAKY:
+    while firm < len(record.trees) and (record.trees[firm].gap or 0.0) >= SHAKY:
         firm += 1
     return firm
 
