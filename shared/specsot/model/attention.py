@@ -184,10 +184,14 @@ def _columns(hidden: Bools | None, lead: int, reading: Reading, rows: slice) -> 
     end = reading.at + reading.columns
     if hidden is None or end <= lead:
         return None
-    before = max(lead - reading.at, 0)
     cut = hidden[rows, max(reading.at - lead, 0) : end - lead]
-    cut = np.pad(cut, ((0, 0), (before, 0))) if before else cut
-    return cut if cut.any() else None
+    if not cut.any():
+        return None
+    if lead <= reading.at:
+        return cut
+    whole = np.zeros((len(cut), reading.columns), dtype=bool)
+    whole[:, lead - reading.at :] = cut
+    return whole
 
 
 def _hidden(group: Group) -> Bools | None:
