@@ -12,11 +12,9 @@ from specsot.errors import ModelError
 from specsot.frames import Drafts, Frame, Open, Result
 from specsot.members import Configuration, TreeShape
 from specsot.pages import PageTable
-from specsot.skeleton import PlanRules
 from specsot.tree import Tree
 from specsot_app.eagle.models import Models
 from specsot_drafter.engine import DraftEngine
-from specsot_worker.judge import Grammar
 from specsot_worker.patience import Patience
 from specsot_worker.sequencer import Budget, Sequencer
 from specsot_worker.stage import Stage
@@ -81,5 +79,5 @@ class SmallRing:
         return Drafts(EPOCH, drafts, engine.rest)
 
 
-def _no_grammar(rules: PlanRules) -> Grammar:
-    raise ModelError(f"nothing here is constrained, got {rules}")
+def _no_grammar(_: object) -> None:
+    """Nothing here is constrained."""
