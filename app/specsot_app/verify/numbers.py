@@ -135,7 +135,7 @@ def plain_texts(base: Decoder, prompts: Sequence[PromptRecord]) -> list[list[int
 
 def _states(base: Decoder, head: EagleHead, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """A prompt's tapped states side by side [n, taps * H] (EAGLE-1: its features), and its last logits."""
-    hidden, states = feed_base(base, torch.tensor(tokens), blocks(head.taps, base.config.hidden))
+    hidden, states = feed_base(base, torch.tensor(tokens), blocks(head.taps, base.config.hidden, base.dtype))
     return head.features(states) if isinstance(head.fusion, Final) else states, base.logits(hidden[-1:])[0]
 
 

@@ -52,13 +52,15 @@ class Summed:
 class Joined:
     """The states side by side; norms and fc here."""
 
-    def __init__(self, taps: tuple[int, ...], norms: Sequence[Normalise], fc: Linear) -> None:
-        """norms: one over all states together, or one for each of them."""
+    def __init__(
+        self, taps: tuple[int, ...], norms: Sequence[Normalise], fc: Linear, dtype: torch.dtype
+    ) -> None:
+        """norms: one over all states together, or one for each of them. dtype: of the slices."""
         self.taps, self.width = taps, fc.shape[1]
-        self._norms, self._fc = norms, fc
+        self._norms, self._fc, self._dtype = norms, fc, dtype
 
     def slices(self) -> dict[int, Tensor]:
-        return blocks(self.taps, self.width // len(self.taps))
+        return blocks(self.taps, self.width // len(self.taps), self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:
         parts = fused.chunk(len(self._norms), dim=1)
@@ -68,19 +70,18 @@ class Joined:
 class Final:
     """The base's last state alone, as its lm_head sees it: after its last norm."""
 
-    def __init__(self, layers: int, hidden: int, norm: Normalise) -> None:
+    def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
         self.taps, self.width = (layers,), hidden
-        self._norm = norm
+        self._norm, self._dtype = norm, dtype
 
     def slices(self) -> dict[int, Tensor]:
-        return blocks(self.taps, self.width)
+        return blocks(self.taps, self.width, self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:
         return self._norm(fused)
 
 
-def blocks(taps: tuple[int, ...], width: int) -> dict[int, Tensor]:
+def blocks(taps: tuple[int, ...], width: int, dtype: torch.dtype) -> dict[int, Tensor]:
     """For each tap [taps * width, width] of an identity: its state lands in columns of its own."""
-    return {
-        tap: block.contiguous() for tap, block in zip(taps, torch.eye(len(taps) * width).split(width, dim=1))
-    }
+    parts = torch.eye(len(taps) * width, dtype=dtype).split(width, dim=1)
+    return {tap: part.contiguous() for tap, part in zip(taps, parts)}

@@ -133,7 +133,9 @@ class _Loader:
         taps = choose_taps(self.head, self.config.layers, self.overrides.aux_layers)
         weight, bias = self._fc(len(taps))
         norms = self._fusion_norms(len(taps))
-        return Joined(taps, norms, Linear(weight, bias)) if norms else Summed(taps, weight, bias)
+        if not norms:
+            return Summed(taps, weight, bias)
+        return Joined(taps, norms, Linear(weight, bias), self.fetch.dtype)
 
     def _final(self) -> Final:
         hidden = self.config.hidden
@@ -142,7 +144,7 @@ class _Loader:
                 f"{self.head.directory}: it takes the base's last state as it is, which is [{hidden}], "
                 f"but its own are [{self.shape.hidden}]"
             )
-        return Final(self.config.layers, hidden, self.base.final_norm())
+        return Final(self.config.layers, hidden, self.base.final_norm(), self.fetch.dtype)
 
     def _fc(self, states: int) -> tuple[Tensor, Tensor | None]:
         """fc's weight [hidden, states * base hidden], and its bias if it has one."""
