@@ -20,6 +20,7 @@ DRAFTERS: tuple[DrafterName, ...] = ("eagle", "none")
 MAX_BIASES = 1024  # they travel with every sequence a request opens
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 20  # of a prompt, whatever the model
+MOST_PRIORITY = 10
 MOST_SHOWN = 100  # characters of a wrong value
 
 
@@ -129,6 +130,8 @@ class Ask:
     logprobs: tell how likely the model found every token, and the so many likeliest; None: do not.
     tools: names a plan line may carry as a label.
     ignore_eos: write on to the token limits, whatever end-of-sequence tokens come (for benchmarks).
+    priority: whose turn comes first where requests wait; the higher one, in [-10, 10].
+    resumable: it outlives its reader for a while, and may be read again from any event on.
     """
 
     prompt: str | None = None
@@ -145,8 +148,11 @@ class Ask:
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
+    priority: int = 0
+    resumable: bool = False
 
     def __post_init__(self) -> None:
+        _require_whole(-MOST_PRIORITY, MOST_PRIORITY, "priority", self.priority)
         _require(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
         _require(self.drafter in DRAFTERS, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
         self._check_prompt()

@@ -5,6 +5,7 @@ Refuses to know text: a script says which tokens a sequence writes.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class FakeRing:
         self.orders: list[Order] = []
         self.live: dict[int, Player] = {}
         self.most_live = 0
+        self.news = asyncio.Event()
         self._script, self._grammar, self._burst = script, grammar, burst
         self._random = random.Random(seed)
         self._table = PageTable(state.pages, state.page_rows)
@@ -84,6 +86,7 @@ class FakeRing:
         if self.now is None:
             raise Unavailable("the ring broke")
         self.orders.append(order)
+        self.news.set()
         match order:
             case Open():
                 self._open(order)

@@ -8,15 +8,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from specsot.errors import Overloaded
+from specsot.events import Event
 from specsot.params import Ask
 from specsot_master.conductor import ConductorConfig, RingState
 from tests.master.letters import ANSWER, DIRECT, SAYS, SMALL, SOT, TIGHT, finished, openings
 from tests.master.stage import Stage, repeat
 
 pytestmark = pytest.mark.slow
+
+Client = asyncio.Task[list[Event]]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -80,3 +85,59 @@ async def test_after_random_ends_nothing_is_left(seed: int) -> None:
     await stage.settle()
     stage.assert_clean()
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_higher_priorities_go_first() -> None:
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, aging=1e6))
+    first = stage.listen(DIRECT)
+    await stage.settle()
+    late = [stage.listen(replace(DIRECT, priority=level, seed=level + 10)) for level in (-1, 0, 5, 2)]
+    await stage.play(first, *late)
+    assert [opening.seed - 10 for opening in openings(stage)[1:]] == [5, 2, 0, -1]
+    stage.assert_clean()
+
+
+async def test_a_greedy_client_makes_room_in_the_queue() -> None:
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=4))
+    greedy = [stage.listen(DIRECT, f"g{n}", "greedy") for n in range(5)]
+    await stage.settle()
+    modest = stage.listen(DIRECT, "m", "modest")
+    await stage.settle()
+    with pytest.raises(Overloaded, match="4 requests are waiting already"):
+        await greedy[4]
+    with pytest.raises(Overloaded):
+        await stage.listen(DIRECT, "g5", "greedy")
+    await stage.play(*greedy[:4], modest)
+    stage.assert_clean()
+
+
+async def test_how_long_to_wait_is_learnt() -> None:
+    """Requests leave one after the other; whoever is refused hears when the next places will be free."""
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=3, retry_after=7.0))
+    clients = [stage.listen(DIRECT) for _ in range(4)]
+    await stage.settle()
+    assert await refusal(stage) == 7.0
+    clients += await leave_after(stage, 20.0, clients)
+    clients += await leave_after(stage, 20.0, clients)
+    first, second = await refusal(stage), await refusal(stage)
+    assert 20 <= first <= 40
+    assert second == pytest.approx(2 * first, rel=0.2)
+    await stage.play(*clients)
+    stage.assert_clean()
+
+
+async def refusal(stage: Stage) -> float:
+    with pytest.raises(Overloaded) as caught:
+        await stage.listen(DIRECT)
+    return caught.value.retry_after
+
+
+async def leave_after(stage: Stage, seconds: float, clients: list[Client]) -> list[Client]:
+    """Time passes, one request is done, and another takes its place in the queue."""
+    stage.time.advance(seconds)
+    while not any(client.done() for client in clients):
+        await stage.lap()
+    clients[:] = [client for client in clients if not client.done()]
+    client = stage.listen(DIRECT)
+    await stage.settle()
+    return [client]

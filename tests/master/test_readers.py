@@ -9,6 +9,7 @@ import asyncio
 
 import pytest
 
+from specsot.errors import Cancelled
 from specsot.frames import Lease, Open
 from specsot_master.conductor import ConductorConfig
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
@@ -44,4 +45,48 @@ async def test_a_slow_reader_stalls_only_itself() -> None:
 
     (events,) = await stage.play(asyncio.create_task(read()))
     assert finished(events).text == SAYS["Count"]
+    stage.assert_clean()
+
+
+async def test_a_client_that_reads_nothing_is_dropped() -> None:
+    """While it reads now and then, it is not."""
+    config = ConductorConfig(model="demo", lease=32, unread=10, unread_for=100.0)
+    stage = Stage(SAYS, config=config, burst=2)
+    slow, other = stage.conductor.generate(COUNT), stage.listen(COUNT)
+    await anext(slow)
+    for _ in range(5):
+        for _ in range(4):
+            await stage.lap()
+        stage.time.advance(60)
+        await anext(slow)
+    stage.time.advance(201)
+    await stage.settle()
+    assert len(stage.ring.live) == 1, "its pages are free before it even notices"
+    with pytest.raises(Cancelled, match="nothing was read for 100 s"):
+        await anext(slow)
+    assert finished((await stage.play(other))[0]).text == SAYS["Count"]
+    stage.assert_clean()
+
+
+async def test_a_client_that_is_told_nothing_is_not_dropped() -> None:
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", unread_for=20.0))
+    client = stage.listen(COUNT)
+    for _ in range(5):
+        await stage.lap()
+        stage.time.advance(1000)
+    await stage.play(client)
+    stage.assert_clean()
+
+
+async def test_the_last_events_do_not_wait_for_ever() -> None:
+    """The ring is done with it; only what is unread would stay in memory."""
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", unread_for=20.0))
+    slow = stage.conductor.generate(DIRECT)
+    await anext(slow)
+    while await stage.lap():
+        pass
+    assert stage.conductor.idle
+    stage.time.advance(21)
+    with pytest.raises(Cancelled):
+        await anext(slow)
     stage.assert_clean()

@@ -6,6 +6,8 @@ Refuses to know text and the ring.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,10 +17,11 @@ from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits
 from specsot.skeleton import Point
 from specsot_master.conductor.admission import PageLedger, Sizes, grant_answer, grant_plan, own_pages
+from specsot_master.conductor.hints import Hints
 from specsot_master.conductor.leases import first_lease, renewed_lease
 from specsot_master.conductor.ring import RingState
 from specsot_master.plan.budget import split_budget
-from specsot_master.schedule import Claim, critical_paths, fairest, pick_ready
+from specsot_master.schedule import Claim, critical_paths, displaced, fairest, pick_ready
 
 RING = RingState(epoch=1, pages=10, page_rows=64, slots=8, max_positions=1000)
 
@@ -68,6 +71,116 @@ def test_equal_paths_go_in_id_order() -> None:
 def test_the_fairest_claim(claims: list[Claim], winner: str | None) -> None:
     found = fairest(claims)
     assert (found.request if found else None) == winner
+
+
+def claim(request: str, priority: int = 0, waited: float = 0.0, held: int = 0, arrival: int = 0) -> Claim:
+    return Claim(request, f"client of {request}", held, 0, arrival, priority, waited)
+
+
+@pytest.mark.parametrize(
+    ("claims", "winner"),
+    [
+        ([claim("low", 0), claim("high", 1, held=9, arrival=9)], "high"),
+        ([claim("low", -10), claim("usual", held=9)], "usual"),
+        ([claim("low", 0, waited=9.9), claim("high", 1, held=1)], "high"),
+        ([claim("low", 0, waited=10), claim("high", 1, held=1)], "low"),
+        ([claim("low", 0, waited=10, held=2), claim("high", 1, held=1)], "high"),
+        ([claim("old", 0, waited=1e6, held=1), claim("new", 0)], "new"),
+        ([claim("old", -10, waited=200, arrival=0), claim("new", 10, arrival=1)], "old"),
+    ],
+)
+def test_priorities_go_first_but_waiting_raises(claims: list[Claim], winner: str) -> None:
+    for order in itertools.permutations(claims):
+        found = fairest(order, aging=10)
+        assert found
+        assert found.request == winner
+
+
+def test_nobody_waits_for_ever_behind_higher_priorities() -> None:
+    """One place, taken for a second each time, and always somebody new of the highest priority."""
+    patient, turns = claim("patient", -10), 0
+    while True:
+        new = [claim(f"new {turns}", 10, arrival=turns + 1)]
+        found = fairest([replace(patient, waited=float(turns)), *new], aging=10)
+        assert found
+        if found.request == "patient":
+            break
+        turns += 1
+    assert turns == 200
+
+
+def queue(clients: str, priorities: str = "") -> list[Claim]:
+    """One claim for each letter, in order of arrival; a digit under it is its priority."""
+    levels = [int(one) for one in priorities or "0" * len(clients)]
+    return [
+        Claim(f"{client}{n}", client, 0, 0, n, level)
+        for n, (client, level) in enumerate(zip(clients, levels))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "newcomer", "gone"),
+    [
+        ("", "a", None),
+        ("aaaa", "a", None),
+        ("aaaa", "b", "a3"),
+        ("aaab", "b", "a2"),
+        ("aabb", "b", None),
+        ("aabb", "c", "b3"),
+        ("ab", "c", None),
+        ("abcabca", "b", None),
+    ],
+)
+def test_who_makes_room_in_a_full_queue(waiting: str, newcomer: str, gone: str | None) -> None:
+    found = displaced(queue(waiting), Claim("new", newcomer, 0, 0, 99))
+    assert (found.request if found else None) == gone
+
+
+def test_the_lowest_priority_makes_room_first() -> None:
+    found = displaced(queue("aaaa", "1011"), Claim("new", "b", 0, 0, 99))
+    assert found
+    assert found.request == "a1"
+
+
+@given(st.text("abcd", max_size=20), st.text("abcd", min_size=1, max_size=60))
+def test_a_full_queue_ends_up_shared(waiting: str, newcomers: str) -> None:
+    """Whoever is displaced had more places than whoever displaced it has then."""
+    line = queue(waiting)
+    for n, client in enumerate(newcomers, 100):
+        newcomer = Claim(f"{client}{n}", client, 0, 0, n)
+        gone = displaced(line, newcomer)
+        places = Counter(one.client for one in line)
+        if gone is None:
+            assert places[client] + 1 >= max(places.values(), default=0)
+            continue
+        line = [one for one in line if one is not gone] + [newcomer]
+        assert places[gone.client] - 1 >= places[client] + 1
+
+
+class TestHints:
+    def test_until_something_is_known(self) -> None:
+        assert Hints(2.5).refuse(0) == 2.5
+
+    def test_each_caller_is_sent_to_a_place_of_its_own(self) -> None:
+        hints = Hints(1)
+        for now in (0, 2, 4):
+            hints.left(now)
+        assert [hints.refuse(4.5) for _ in range(3)] == [2, 4, 6]
+        hints.left(6)
+        assert hints.refuse(6) == 2
+
+    def test_when_nothing_leaves_any_more(self) -> None:
+        hints = Hints(1)
+        hints.left(0)
+        hints.left(1)
+        assert hints.refuse(31) == 30
+        assert hints.refuse(1000) == 60
+
+    def test_the_shortest(self) -> None:
+        hints = Hints(1)
+        hints.left(0)
+        hints.left(0.001)
+        assert hints.refuse(0.001) == 0.1
 
 
 @pytest.mark.parametrize(

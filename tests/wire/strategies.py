@@ -274,6 +274,8 @@ _rest = {
     "ignore_eos": st.booleans(),
     "logprobs": st.none() | st.integers(0, params.MAX_LOGPROBS),
     "seed": st.none() | st.integers(0, 2**63 - 1),
+    "priority": st.integers(-params.MOST_PRIORITY, params.MOST_PRIORITY),
+    "resumable": st.booleans(),
 }
 conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)
 prompts = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(tuple)

@@ -18,7 +18,7 @@ from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
 from specsot.wire.carry import CarryReader, encode_carry
 from specsot.wire.checks import parse
 from specsot.wire.fleet import decode_downward, decode_upward
-from specsot.wire.requests import decode_ask, encode_ask
+from specsot.wire.requests import decode_ask, encode_ask, resumes
 from specsot.wire.taps import PART_BYTES
 from specsot.wire.tensors import decode_tensor, write_tensor
 
@@ -201,13 +201,35 @@ def test_the_fleet_refuses(decode: Any, message: Any, words: str) -> None:
         ({"prompt": "x", "seed": -1}, "seed"),
         ({"prompt": "x", "stop": [""]}, "stop"),
         ({"prompt": "x", "tools": ["not a name"]}, "tools"),
-        ({"prompt": "x", "resume_offset": 3}, "resume_offset"),
+        ({"prompt": "x", "priority": 11}, "priority"),
     ],
 )
 def test_a_request_names_its_wrong_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_ask(master_pb2.GenerateRequest(**fields))
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "resuming"),
+    [
+        ({"prompt": "x"}, False),
+        ({"prompt": "x", "request_id": "r"}, False),
+        ({"prompt": "x", "request_id": "r", "resume_offset": 1}, True),
+        ({"request_id": "r", "resume_offset": 1}, True),
+        ({"request_id": "r"}, True),
+        ({"tokens": [1], "request_id": "r"}, False),
+        ({}, False),
+    ],
+)
+def test_which_calls_read_on(fields: dict[str, Any], resuming: bool) -> None:
+    assert resumes(master_pb2.GenerateRequest(**fields)) is resuming
+
+
+def test_reading_on_needs_an_id() -> None:
+    with pytest.raises(InvalidRequest, match="resume_offset needs a request_id") as caught:
+        resumes(master_pb2.GenerateRequest(prompt="x", resume_offset=1))
+    assert caught.value.field == "request_id"
 
 
 def test_unset_fields_are_the_defaults() -> None:

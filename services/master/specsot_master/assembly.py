@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specsot.errors import InvalidRequest, Unavailable
@@ -25,7 +25,10 @@ from specsot_master.text import Text
 
 @dataclass(frozen=True, slots=True)
 class MasterSettings:
-    """What a master is started with. `workers`: how many share the layers, unless they bring ranges."""
+    """What a master is started with. `workers`: how many share the layers, unless they bring ranges.
+
+    conduct: how requests are treated; its model and vocabulary are found out.
+    """
 
     model: Path
     name: str = ""
@@ -36,6 +39,7 @@ class MasterSettings:
     layout: Layout = "batched"
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
+    conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
 
 class FleetRing:
@@ -119,7 +123,7 @@ def assemble(settings: MasterSettings) -> Master:
     model = _describe(settings)
     if not 0 < settings.workers <= model.layers:
         raise InvalidRequest(f"{settings.workers} workers cannot share {model.layers} layers", "workers")
-    config = ConductorConfig(model=model.name, vocabulary=read_config(settings.model).vocab)
+    config = replace(settings.conduct, model=model.name, vocabulary=read_config(settings.model).vocab)
     conductor = Conductor(ring, text, Prompts(settings.model, text), config)
     wishes, laps = _wishes(settings, model), Laps(time.monotonic)
 

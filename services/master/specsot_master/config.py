@@ -5,6 +5,7 @@ Refuses to know how a ring is formed from it.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from specsot.members import TreeShape
 from specsot.process.flags import Flags, positive, seconds
 from specsot.process.setting import Setting, add_setting, read_setting
 from specsot_master.assembly import MasterSettings
+from specsot_master.conductor import ConductorConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     layouts = ("packed", "batched")
     flags.flag("branch-layout", default="batched", choices=layouts, help="how branches lie in a frame")
     flags.flag("draft-timeout", seconds, 1.0, "seconds stage 0 waits for a tree")
+    add_conduct(flags)
     flags.flag("stuck-after", seconds, 60.0, "seconds without a lap, while there is work, until unhealthy")
     add_setting(flags, "127.0.0.1:50050")
     given = flags.parse_args(arguments)
@@ -58,5 +61,30 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         layout=given.branch_layout,
         shape=TreeShape(given.depth, given.top_k, given.nodes, fixed=given.tree == "fixed"),
         draft_timeout=given.draft_timeout,
+        conduct=read_conduct(given),
     )
     return MasterConfig(read_setting(given), ring, given.stuck_after)
+
+
+def add_conduct(flags: Flags) -> None:
+    """How requests are treated."""
+    usual = ConductorConfig()
+    flags.flag("max-requests", positive, usual.live, "requests in the ring at once")
+    flags.flag("max-queue", positive, usual.queue, "requests that may wait for that; more are refused")
+    flags.flag("unread", positive, usual.unread, "events a client may leave unread until its request pauses")
+    flags.flag(
+        "unread-for", seconds, usual.unread_for, "seconds after which a client that reads nothing goes"
+    )
+    flags.flag("keep-for", seconds, usual.keep_for, "seconds for which a resumable request is kept")
+    flags.flag("keep", positive, usual.keep, "resumable requests that are over, kept at once")
+
+
+def read_conduct(given: argparse.Namespace) -> ConductorConfig:
+    return ConductorConfig(
+        live=given.max_requests,
+        queue=given.max_queue,
+        unread=given.unread,
+        unread_for=given.unread_for,
+        keep_for=given.keep_for,
+        keep=given.keep,
+    )

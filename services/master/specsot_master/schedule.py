@@ -5,6 +5,7 @@ Pure. Refuses to know text, pages and the ring.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -36,15 +37,48 @@ def pick_ready(
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Somebody who wants a place. `held`: places its client has; `own`: places it has itself."""
+    """Somebody who wants a place. `held`: places its client has; `own`: places it has itself.
+
+    waited: seconds.
+    """
 
     request: str
     client: str
     held: int
     own: int
     arrival: int
+    priority: int = 0
+    waited: float = 0.0
 
 
-def fairest(claims: Iterable[Claim]) -> Claim | None:
-    """Whose turn it is: the client that holds least, there the request that holds least, then first come."""
-    return min(claims, key=lambda claim: (claim.held, claim.own, claim.arrival), default=None)
+def fairest(claims: Iterable[Claim], aging: float | None = None) -> Claim | None:
+    """Whose turn it is: the highest priority; there the client that holds least, there the request that
+    holds least, then first come.
+
+    aging: seconds of waiting that raise a claim by one priority, up to the highest there is; None: never.
+    So priorities order those who wait, but keep nobody waiting for ever: whoever has risen to the top
+    competes there like everybody else.
+    """
+    listed = list(claims)
+    highest = max((claim.priority for claim in listed), default=0)
+
+    def turn(claim: Claim) -> tuple[int, int, int, int]:
+        risen = int(claim.waited // aging) if aging else 0
+        return -min(claim.priority + risen, highest), claim.held, claim.own, claim.arrival
+
+    return min(listed, key=turn, default=None)
+
+
+def displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
+    """Who makes room in a full queue: the last of the client that has most places in it, the lowest
+    priority first, if the newcomer's client would even then have fewer; None: nobody, it is refused.
+
+    So one client can fill the queue while nobody else comes, but keeps nobody out.
+    """
+    listed = list(waiting)
+    places = Counter(claim.client for claim in listed)
+    most = max(places.values(), default=0)
+    if places[newcomer.client] + 1 >= most:
+        return None
+    crowd = [claim for claim in listed if places[claim.client] == most]
+    return max(crowd, key=lambda claim: (-claim.priority, claim.arrival))

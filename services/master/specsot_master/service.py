@@ -37,7 +37,8 @@ def run() -> int:
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     """Raises ModelError, Unavailable (the port is taken)."""
     master = assemble(config.ring)
-    clients, members = MasterService(master.conductor, master.info), FleetService(master.fleet)
+    clients = MasterService(master.conductor, master.info, config.ring.conduct.unread_for)
+    members = FleetService(master.fleet)
     setting = config.setting
     terms = Terms(PUBLIC_BYTES, reflection=setting.reflection, channelz=setting.channelz)
     door = await open_master_door(setting.listen, clients, members, terms)

@@ -34,9 +34,27 @@ class MasterClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel, self._master = channel, master_pb2_grpc.MasterStub(channel)
 
-    async def generate(self, ask: Ask, request_id: str = "") -> AsyncIterator[Numbered]:
-        """Events of one request, `Finished` last. Closing the iterator early cancels the request."""
-        call = self._master.Generate(encode_ask(ask, request_id))
+    def generate(
+        self, ask: Ask, request_id: str = "", timeout: float | None = None
+    ) -> AsyncIterator[Numbered]:
+        """Events of one request, `Finished` last. Closing the iterator early cancels the request, unless it
+        is resumable.
+
+        timeout: seconds it may take.
+        """
+        return self._read(encode_ask(ask, request_id), timeout)
+
+    def resume(
+        self, request_id: str, offset: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Numbered]:
+        """The events from `offset` on of a resumable request. Raises NotFound: it is not kept."""
+        request = master_pb2.GenerateRequest(request_id=request_id, resume_offset=offset)
+        return self._read(request, timeout)
+
+    async def _read(
+        self, request: master_pb2.GenerateRequest, timeout: float | None
+    ) -> AsyncIterator[Numbered]:
+        call = self._master.Generate(request, timeout=timeout)
         last = None
         try:
             async for message in call:

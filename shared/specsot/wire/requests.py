@@ -52,13 +52,13 @@ def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
         ignore_eos=ask.ignore_eos,
         logprobs=ask.logprobs,
         request_id=request_id,
+        priority=ask.priority,
+        resumable=ask.resumable,
     )
 
 
 def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
     """Unset fields have the defaults of specsot.params. Raises InvalidRequest with the field's name."""
-    if request.resume_offset:
-        raise InvalidRequest("resume_offset is not served yet: only 0 is", field="resume_offset")
     return Ask(
         prompt=request.prompt if request.HasField("prompt") else None,
         messages=tuple(Message(m.role, m.content) for m in request.messages),
@@ -70,8 +70,20 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
         limits=Limits(**given_fields(request.limits)),
         stop=tuple(request.stop),
         tools=tuple(request.tools),
-        **given_fields(request, "constraint", "seed", "ignore_eos", "logprobs"),
+        **given_fields(request, "constraint", "seed", "ignore_eos", "logprobs", "priority", "resumable"),
     )
+
+
+def resumes(request: master_pb2.GenerateRequest) -> bool:
+    """It reads on in a request that is known, rather than asking for something. Raises InvalidRequest."""
+    if request.resume_offset and not request.request_id:
+        raise InvalidRequest("resume_offset needs a request_id", field="request_id")
+    return bool(request.request_id) and (request.resume_offset > 0 or not has_words(request))
+
+
+def has_words(request: master_pb2.GenerateRequest) -> bool:
+    """There is something to answer in it."""
+    return request.HasField("prompt") or bool(request.messages) or bool(request.tokens)
 
 
 def encode_limits(limits: Limits) -> master_pb2.Limits:

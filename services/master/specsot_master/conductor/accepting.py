@@ -47,6 +47,7 @@ class Acceptance:
             seed=seed,
             plan=RequestPlan(ask, id, seed, self._model, now),
             grant=0,
+            since=now,
         )
         self._word(request, ring)
         return request

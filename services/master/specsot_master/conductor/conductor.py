@@ -7,28 +7,33 @@ and leases; here they are carried out, on one event loop.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import ParamSpec
 
 import structlog
 
-from specsot.errors import SpecsotError, TimedOut, Unavailable
+from specsot.errors import NotFound, Overloaded, SpecsotError, TimedOut, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.frames import Outcome, Result
-from specsot.params import Ask
+from specsot.params import Ask, brief
 from specsot.skeleton import PlanRules, Point
 from specsot_master.conductor.accepting import Acceptance, require_ring
 from specsot_master.conductor.admission import PageLedger
 from specsot_master.conductor.clock import Clock, LoopClock
+from specsot_master.conductor.hints import Hints
 from specsot_master.conductor.live import LiveRequest, LiveSequence, check_room
 from specsot_master.conductor.outbox import Outbox
+from specsot_master.conductor.readers import Readers, check_same
 from specsot_master.conductor.ring import ConductorConfig, Ring
-from specsot_master.conductor.roster import Roster
+from specsot_master.conductor.roster import Full, Roster
 from specsot_master.conductor.sequences import Sequences, pages_of
 from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 log = structlog.get_logger()
+
+DEADLINE = "deadline"  # an alarm
 
 _P = ParamSpec("_P")
 
@@ -48,7 +53,8 @@ class Conductor:
         self._acceptance = Acceptance(ring, prompts, config.model, config.vocabulary)
         self._outbox = Outbox(ring.order, self.epoch_ended)
         self._sequences = Sequences(text, self._outbox, config.lease)
-        self._roster = Roster(config)
+        self._roster, self._hints = Roster(config), Hints(config.retry_after)
+        self._readers = Readers(config, self._clock, self._drop, self._renew)
         self._epoch: int | None = None
 
     @property
@@ -72,20 +78,37 @@ class Conductor:
     async def generate(
         self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
     ) -> AsyncGenerator[Numbered, None]:
-        """The request's events, numbered from 0, Finished last. Closing the generator cancels it.
+        """The request's events, numbered from 0, Finished last. Closing the generator cancels it, unless
+        it is resumable: then it lives on for a while, and the same call again, or `resume`, reads it.
 
         timeout: seconds it may take, waiting included; None: as long as it needs.
         Raises InvalidRequest, NotFound, Overloaded and Unavailable before the first event; Unavailable
-        when the ring breaks under it; TimedOut; PlanError.
+        when the ring breaks under it; TimedOut; PlanError; Cancelled when nothing is read for too long.
         """
-        request = self._accept(ask, request_id, client, timeout)
-        try:
-            while (event := await request.feed.next()) is not None:
-                if request.feed.unread == self._config.unread - 1:  # it may have been paused until now
-                    self._renew(request)
+        known = self._find(request_id) if request_id else None
+        if known is not None and known.ask.resumable:
+            request = self._take_up(known, ask, timeout)
+        else:
+            request = self._accept(ask, request_id, client, timeout)
+        async with aclosing(self._readers.follow(request, 0)) as events:
+            async for event in events:
                 yield event
-        finally:
-            self._drop(request)
+
+    async def resume(
+        self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
+    ) -> AsyncGenerator[Numbered, None]:
+        """The events from `offset` on of a resumable request that runs, or has ended not long ago.
+
+        ask: what the request must have asked for; None: whatever it did. timeout: counts from now.
+        Raises NotFound, InvalidRequest, and whatever ends the request.
+        """
+        request = self._find(request_id)
+        if request is None or not request.ask.resumable:
+            raise NotFound(f"no request {brief(request_id)} is kept here")
+        self._take_up(request, ask, timeout)
+        async with aclosing(self._readers.follow(request, offset)) as events:
+            async for event in events:
+                yield event
 
     def cancel(self, request_id: str) -> bool:
         """End a request; its client still hears Finished. False when there is no such request."""
@@ -112,8 +135,8 @@ class Conductor:
         self._sequences.clear()
         self._epoch = None
         for request in self._roster.clear():
-            request.alarms.clear()
             request.feed.end(Unavailable(reason))
+            self._readers.over(request)
 
     async def settled(self) -> None:
         """Return once every order decided so far is with the ring."""
@@ -122,16 +145,44 @@ class Conductor:
     # --- arrival and departure ---
 
     def _accept(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
-        if timeout is not None and timeout <= 0:
-            raise TimedOut("the deadline had passed when the request came")
+        check_time(timeout)
         self._roster.check(id)
+        self._make_room(client)
         request = self._acceptance.prepare(ask, id, client, self._clock.now())
         log.info("request", id=request.id, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
         self._roster.wait(request)
-        if timeout is not None:
-            request.alarms.set("deadline", self._clock, timeout, lambda: self._expire(request))
+        self._limit(request, timeout)
         self._fill()
         return request
+
+    def _make_room(self, client: str) -> None:
+        """Raises Overloaded."""
+        try:
+            last = self._roster.make_room(client)
+        except Full:
+            raise self._overloaded() from None
+        if last is not None:
+            self._fail(last, self._overloaded())
+
+    def _overloaded(self) -> Overloaded:
+        later = self._hints.refuse(self._clock.now())
+        return Overloaded(f"{self._roster.waiting} requests are waiting already", later)
+
+    def _find(self, id: str) -> LiveRequest | None:
+        return self._roster.find(id) or self._readers.find(id)
+
+    def _take_up(self, request: LiveRequest, ask: Ask | None, timeout: float | None) -> LiveRequest:
+        """Somebody reads a known request; the newest caller's deadline counts."""
+        check_time(timeout)
+        check_same(request, ask)
+        if self._roster.find(request.id) is request:
+            self._limit(request, timeout)
+        return request
+
+    def _limit(self, request: LiveRequest, timeout: float | None) -> None:
+        request.alarms.clear(DEADLINE)
+        if timeout is not None:
+            request.alarms.set(DEADLINE, self._clock, timeout, lambda: self._expire(request))
 
     def _expire(self, request: LiveRequest) -> None:
         """Its deadline is here."""
@@ -139,16 +190,18 @@ class Conductor:
         self._fail(request, TimedOut(f"the deadline passed while the request {doing}"))
 
     def _drop(self, request: LiveRequest) -> None:
-        """The request is over, or nobody listens any more: leave nothing of it behind."""
+        """The request is over, or nobody wants it any more: leave nothing of it in the ring."""
+        if self._roster.find(request.id) is not request:
+            return
         request.feed.end()
-        request.alarms.clear()
-        if self._roster.is_live(request):
-            for sequence in request.everything:
-                self._retire(request, sequence, close=True)
-            self._roster.leave(request)
+        self._readers.over(request)
+        self._hints.left(self._clock.now())
+        live = self._roster.is_live(request)
+        for sequence in request.everything:
+            self._retire(request, sequence, close=True)
+        self._roster.leave(request)
+        if live:
             self._fill()
-        else:
-            self._roster.leave(request)
 
     def _fail(self, request: LiveRequest, error: SpecsotError) -> None:
         log.warning("request failed", id=request.id, reason=str(error))
@@ -175,9 +228,10 @@ class Conductor:
         state = self._ring.state()
         if state is None:
             return
+        now = self._clock.now()
         if self._roster.quiet:
             self._roster.ledger, self._epoch = PageLedger(state.pages), state.epoch
-        while (request := self._roster.admit_next()) is not None:
+        while (request := self._roster.admit_next(now)) is not None:
             self._guard(request, self._begin, request)
         self._add_branches()
 
@@ -247,6 +301,7 @@ class Conductor:
 
     def _tell(self, request: LiveRequest, numbered: Numbered) -> None:
         request.feed.push(numbered)
+        self._readers.told(request)
         if isinstance(numbered.event, Finished):
             _log_end(request, numbered.event)
             self._drop(request)
@@ -262,9 +317,15 @@ class Conductor:
 
     def _renew(self, request: LiveRequest) -> None:
         """Longer leases where they are needed, unless the client has stopped reading."""
-        if request.feed.unread < self._config.unread:
+        if not self._readers.pauses(request):
             for sequence in request.sequences.values():
                 self._sequences.renew(sequence)
+
+
+def check_time(timeout: float | None) -> None:
+    """Raises TimedOut."""
+    if timeout is not None and timeout <= 0:
+        raise TimedOut("the deadline had passed when the request came")
 
 
 def _log_end(request: LiveRequest, end: Finished) -> None:

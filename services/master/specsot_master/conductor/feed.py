@@ -6,27 +6,40 @@ Refuses to know what events mean. It holds what is unread; how much that may be 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
-from specsot.errors import SpecsotError
+from specsot.errors import Cancelled, InvalidRequest, SpecsotError
 from specsot.events import Numbered
 
 
 class Feed:
-    """Many pushes, one reader."""
+    """Many pushes, one reader at a time. kept: what was read stays, so that another may read it again."""
 
-    def __init__(self) -> None:
-        self._events: deque[Numbered] = deque()
+    def __init__(self, kept: bool = False) -> None:
+        self._kept = kept
+        self._events: dict[int, Numbered] = {}
+        self._end = self._next = 0
+        self._reader: Reader | None = None
         self._news = asyncio.Event()
         self._over = False
         self._error: SpecsotError | None = None
 
     @property
     def unread(self) -> int:
-        return len(self._events)
+        return self._end - self._next
+
+    @property
+    def position(self) -> int:
+        """Offset of the event that is read next."""
+        return self._next
+
+    @property
+    def listening(self) -> bool:
+        """Somebody reads."""
+        return self._reader is not None
 
     def push(self, event: Numbered) -> None:
-        self._events.append(event)
+        self._events[self._end] = event
+        self._end += 1
         self._news.set()
 
     def end(self, error: SpecsotError | None = None) -> None:
@@ -35,13 +48,62 @@ class Feed:
             self._over, self._error = True, error
             self._news.set()
 
-    async def next(self) -> Numbered | None:
-        """The next event, None at the end. Raises the error it was ended with."""
-        while not self._events:
+    def read(self, offset: int = 0) -> Reader:
+        """Read on from `offset`, instead of whoever reads now. Raises InvalidRequest: not that far yet."""
+        if not 0 <= offset <= self._end:
+            raise InvalidRequest(
+                f"resume_offset {offset} is ahead: there are {self._end} events", field="resume_offset"
+            )
+        if self._reader is not None:
+            self._reader.cut(Cancelled("another call reads on here"))
+        self._reader, self._next = Reader(self), offset
+        return self._reader
+
+    def leave(self, reader: Reader) -> bool:
+        """This one reads no more; whether it was the one who read."""
+        if self._reader is not reader:
+            return False
+        self._reader = None
+        return True
+
+    def cut(self, error: SpecsotError) -> None:
+        """Whoever reads gets `error` instead of the next event; what nobody can read any more is gone."""
+        if self._reader is not None:
+            self._reader.cut(error)
+            self._reader = None
+        if not self._kept:
+            self._events.clear()
+            self._next = self._end
+
+    async def take(self, reader: Reader) -> Numbered | None:
+        """The next event, None at the end. Raises the error it was ended with, or the reader was cut with."""
+        while reader.error is None and self._next == self._end:
             if self._error is not None:
                 raise self._error
             if self._over:
                 return None
             self._news.clear()
             await self._news.wait()
-        return self._events.popleft()
+        if reader.error is not None:
+            raise reader.error
+        event = self._events[self._next] if self._kept else self._events.pop(self._next)
+        self._next += 1
+        return event
+
+    def wake(self) -> None:
+        self._news.set()
+
+
+class Reader:
+    """One call's place in a feed."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self.error: SpecsotError | None = None
+
+    async def next(self) -> Numbered | None:
+        return await self._feed.take(self)
+
+    def cut(self, error: SpecsotError) -> None:
+        self.error = error
+        self._feed.wake()

@@ -76,7 +76,7 @@ class LiveRequest:
     """A request from arrival to end.
 
     conversation: the turns of a planned request. answer: the prompt of a direct one.
-    grant: pages it must have to enter the ring.
+    grant: pages it must have to enter the ring. since: when it came, in seconds.
     """
 
     id: str
@@ -86,13 +86,17 @@ class LiveRequest:
     seed: int
     plan: RequestPlan
     grant: int
+    since: float = 0.0
     conversation: Conversation | None = None
     answer: tuple[int, ...] = ()
-    feed: Feed = field(default_factory=Feed)
+    feed: Feed = field(init=False)
     alarms: Alarms = field(default_factory=Alarms)
     prefix: LiveSequence | None = None
     sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
     _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])
+
+    def __post_init__(self) -> None:
+        self.feed = Feed(kept=self.ask.resumable)
 
     @property
     def prompt_tokens(self) -> int:

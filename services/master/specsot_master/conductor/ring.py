@@ -51,8 +51,12 @@ class ConductorConfig:
     model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
     live:   requests in the ring at most. queue: requests waiting for that at most.
     lease:  positions granted at a time.
-    unread: events a client may leave unread before its request pauses.
-    retry_after: seconds after which a refused caller may try again.
+    unread: events a client may leave unread before its request pauses. unread_for: seconds for which it
+            may read nothing, while there is something to read, before it is dropped.
+    keep_for: seconds for which a resumable request is kept without a reader. keep: how many of those
+            that are over.
+    aging:  seconds of waiting that raise a request by one priority, up to the highest that waits.
+    retry_after: seconds after which a refused caller may try again, while nothing better is known.
     """
 
     model: str = ""
@@ -61,4 +65,8 @@ class ConductorConfig:
     queue: int = 256
     lease: int = 256
     unread: int = 1024
+    unread_for: float = 60.0
+    keep_for: float = 60.0
+    keep: int = 64
+    aging: float = 10.0
     retry_after: float = 1.0

@@ -5,11 +5,15 @@ Refuses to know sequences, results and events.
 
 from __future__ import annotations
 
-from specsot.errors import InvalidRequest, Overloaded
+from specsot.errors import InvalidRequest
 from specsot_master.conductor.admission import PageLedger
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.ring import ConductorConfig
-from specsot_master.schedule import Claim, fairest
+from specsot_master.schedule import Claim, displaced, fairest
+
+
+class Full(Exception):
+    """The queue has no place for this client."""
 
 
 class Roster:
@@ -37,24 +41,45 @@ class Roster:
     def is_live(self, request: LiveRequest) -> bool:
         return self._live.get(request.id) is request
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be admitted."""
+        return len(self._waiting)
+
+    @property
+    def live(self) -> int:
+        """Requests in the ring."""
+        return len(self._live)
+
     def check(self, id: str | None) -> None:
-        """Raises InvalidRequest (the id is in use), Overloaded."""
+        """Raises InvalidRequest (the id is in use)."""
         if id is not None and self.find(id):
             raise InvalidRequest(f"request {id} is already running", field="request_id")
-        if len(self._waiting) >= self._config.queue:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting already", self._config.retry_after)
+
+    def make_room(self, client: str) -> LiveRequest | None:
+        """Whom a newcomer of this client displaces from a full queue; None while there is room.
+
+        Raises Full: the newcomer is the one for whom there is no room.
+        """
+        if self.waiting < self._config.queue:
+            return None
+        last = displaced(self._claims(self._waiting, {}), Claim("", client, 0, 0, 0))
+        if last is None:
+            raise Full
+        return self._waiting[last.request]
 
     def wait(self, request: LiveRequest) -> None:
         self._waiting[request.id] = request
 
-    def admit_next(self) -> LiveRequest | None:
+    def admit_next(self, now: float) -> LiveRequest | None:
         """The next request that may run, its grant set aside; None when nobody waits or nothing fits.
 
         Strictly in turn: a large request is not passed by smaller ones for ever.
         """
-        if len(self._live) >= self._config.live:
+        if self.live >= self._config.live:
             return None
-        request = self._turn(self._waiting, self._admitted())
+        claim = fairest(self._claims(self._waiting, self._admitted(), now), self._config.aging)
+        request = self._waiting[claim.request] if claim else None
         if request is None or not self.ledger.admit(request.id, request.grant):
             return None
         self._live[request.id] = self._waiting.pop(request.id)
@@ -66,7 +91,8 @@ class Roster:
         for request in self._live.values():
             held[request.client] = held.get(request.client, 0) + len(request.sequences)
         wanting = {id: one for id, one in self._live.items() if id not in stuck and one.plan.ready()}
-        return self._turn(wanting, held)
+        claim = fairest(self._claims(wanting, held))
+        return wanting[claim.request] if claim else None
 
     def leave(self, request: LiveRequest) -> None:
         """The request is over. Unknown ones are ignored."""
@@ -85,15 +111,24 @@ class Roster:
 
     def _admitted(self) -> dict[str, int]:
         """Requests in the ring by client."""
-        counts = dict.fromkeys((one.client for one in self._waiting.values()), 0)
+        counts: dict[str, int] = {}
         for one in self._live.values():
             counts[one.client] = counts.get(one.client, 0) + 1
         return counts
 
-    def _turn(self, wanting: dict[str, LiveRequest], held: dict[str, int]) -> LiveRequest | None:
-        claims = (
-            Claim(one.id, one.client, held[one.client], len(one.sequences), one.arrival)
+    def _claims(
+        self, wanting: dict[str, LiveRequest], held: dict[str, int], now: float | None = None
+    ) -> list[Claim]:
+        """held: places by client."""
+        return [
+            Claim(
+                request=one.id,
+                client=one.client,
+                held=held.get(one.client, 0),
+                own=len(one.sequences),
+                arrival=one.arrival,
+                priority=one.ask.priority,
+                waited=0.0 if now is None else now - one.since,
+            )
             for one in wanting.values()
-        )
-        claim = fairest(claims)
-        return wanting[claim.request] if claim else None
+        ]

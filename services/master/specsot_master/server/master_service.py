@@ -12,14 +12,14 @@ from typing import Protocol
 
 from grpc.aio import ServicerContext
 
-from specsot.errors import InvalidRequest, Unavailable
+from specsot.errors import Cancelled, InvalidRequest, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
 from specsot.params import Ask
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot.wire.events import encode_event
 from specsot.wire.info import encode_info
-from specsot.wire.requests import decode_ask
+from specsot.wire.requests import decode_ask, has_words, resumes
 
 LONGEST_ID = 128
 
@@ -31,14 +31,21 @@ class Leader(Protocol):
         self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
     ) -> AsyncGenerator[Numbered, None]: ...
 
+    def resume(
+        self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
+    ) -> AsyncGenerator[Numbered, None]: ...
+
     def cancel(self, request_id: str) -> bool: ...
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
-    """`info` tells how the ring stands at the moment it is called."""
+    """`info` tells how the ring stands at the moment it is called.
 
-    def __init__(self, leader: Leader, info: Callable[[], Info]) -> None:
-        self._leader, self._info = leader, info
+    patience: seconds one event may wait for a client that does not read.
+    """
+
+    def __init__(self, leader: Leader, info: Callable[[], Info], patience: float = 60.0) -> None:
+        self._leader, self._info, self._patience = leader, info, patience
         self._running, self._draining = 0, False
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -49,15 +56,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
         context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
     ) -> None:
         """Written, not yielded: gRPC raises in a blocked write, but never closes a generator in time."""
-        if self._draining:
-            raise Unavailable("the master is shutting down")
-        ask, request_id = decode_ask(request), checked_id(request.request_id)
-        client, timeout = client_of(context.peer()), context.time_remaining()
         self._enter()
         try:
-            async with aclosing(self._leader.generate(ask, request_id, client, timeout)) as events:
+            async with aclosing(self._events(request, context)) as events:
                 async for numbered in events:
-                    await context.write(encode_event(numbered))
+                    await self._write(context, encode_event(numbered))
         finally:
             self._leave()
 
@@ -86,6 +89,32 @@ class MasterService(master_pb2_grpc.MasterServicer):
         except TimeoutError:
             return False
         return True
+
+    def _events(
+        self,
+        request: master_pb2.GenerateRequest,
+        context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
+    ) -> AsyncGenerator[Numbered, None]:
+        """Of a new request, or the rest of a known one."""
+        id, timeout = checked_id(request.request_id), context.time_remaining()
+        if resumes(request):
+            ask = decode_ask(request) if has_words(request) else None
+            return self._leader.resume(request.request_id, request.resume_offset, ask, timeout)
+        if self._draining:
+            raise Unavailable("the master is shutting down")
+        return self._leader.generate(decode_ask(request), id, client_of(context.peer()), timeout)
+
+    async def _write(
+        self,
+        context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
+        event: master_pb2.GenerateEvent,
+    ) -> None:
+        """gRPC takes in some megabytes before a write waits for the client."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await context.write(event)
+        except TimeoutError:
+            raise Cancelled(f"nothing was read for {self._patience:g} s") from None
 
     def _enter(self) -> None:
         self._running += 1

@@ -1,0 +1,128 @@
+"""How clients read their requests: follows them, notices who has stopped, keeps what may be read again.
+
+Refuses to know sequences and pages. A resumable request outlives its reader for a while, running or
+over; any other one ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+import structlog
+
+from specsot.errors import Cancelled, InvalidRequest
+from specsot.events import Numbered
+from specsot.params import Ask
+from specsot_master.conductor.clock import Clock
+from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.ring import ConductorConfig
+
+log = structlog.get_logger()
+
+LEFT, UNREAD = "left", "unread"  # alarms
+
+
+class Readers:
+    """drop: ends a request, if it is not over yet. renew: it may go on, since its client reads again."""
+
+    def __init__(
+        self,
+        config: ConductorConfig,
+        clock: Clock,
+        drop: Callable[[LiveRequest], None],
+        renew: Callable[[LiveRequest], None],
+    ) -> None:
+        self._config, self._clock, self._drop, self._renew = config, clock, drop, renew
+        self._shelf: dict[str, LiveRequest] = {}
+
+    @property
+    def kept(self) -> int:
+        """Requests that are over and may still be read."""
+        return len(self._shelf)
+
+    def find(self, id: str) -> LiveRequest | None:
+        """One that is over and kept."""
+        return self._shelf.get(id)
+
+    async def follow(self, request: LiveRequest, offset: int) -> AsyncGenerator[Numbered, None]:
+        """Its events from `offset` on. Raises InvalidRequest, Cancelled (cut off), what ended the request."""
+        feed = request.feed
+        reader = feed.read(offset)
+        request.alarms.clear(LEFT)
+        try:
+            while (event := await reader.next()) is not None:
+                if feed.unread == self._config.unread - 1:  # it may have been paused until now
+                    self._renew(request)
+                yield event
+        finally:
+            if feed.leave(reader):
+                self._left(request)
+
+    def told(self, request: LiveRequest) -> None:
+        """There is something to read."""
+        if request.feed.listening and UNREAD not in request.alarms:
+            self._watch(request)
+
+    def pauses(self, request: LiveRequest) -> bool:
+        """Too much is unread. Nobody waits for a client that is away: what it misses is kept."""
+        return request.feed.listening and request.feed.unread >= self._config.unread
+
+    def over(self, request: LiveRequest) -> None:
+        """It has ended; its last events may still be unread."""
+        request.alarms.clear()
+        if request.feed.listening and request.feed.unread:
+            self._watch(request)
+        if request.ask.resumable:
+            self._shelf[request.id] = request
+            while len(self._shelf) > self._config.keep:
+                self._forget(next(iter(self._shelf.values())))
+            if not request.feed.listening:
+                self._set_aside(request)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        for request in tuple(self._shelf.values()):
+            self._forget(request)
+
+    def _left(self, request: LiveRequest) -> None:
+        request.alarms.clear(UNREAD)
+        if request.ask.resumable:
+            self._set_aside(request)
+        else:
+            self._drop(request)
+
+    def _set_aside(self, request: LiveRequest) -> None:
+        """Whoever wants it has this long to come back."""
+        request.alarms.set(LEFT, self._clock, self._config.keep_for, lambda: self._let_go(request))
+
+    def _let_go(self, request: LiveRequest) -> None:
+        self._drop(request)
+        self._forget(request)
+
+    def _forget(self, request: LiveRequest) -> None:
+        self._shelf.pop(request.id, None)
+        request.alarms.clear(LEFT)
+
+    def _watch(self, request: LiveRequest) -> None:
+        """Look again, a while from now, whether anything was read."""
+        position, wait = request.feed.position, self._config.unread_for
+        request.alarms.set(UNREAD, self._clock, wait, lambda: self._look(request, position))
+
+    def _look(self, request: LiveRequest, position: int) -> None:
+        feed = request.feed
+        if not feed.listening or not feed.unread:
+            return
+        if feed.position != position:
+            self._watch(request)
+            return
+        log.warning("the client does not read", id=request.id, unread=feed.unread)
+        feed.cut(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
+        self._left(request)
+
+
+def check_same(request: LiveRequest, ask: Ask | None) -> None:
+    """Raises InvalidRequest when a call names a request that is another's."""
+    if ask is not None and ask != request.ask:
+        raise InvalidRequest(
+            f"request {request.id} is known, and asks for something else", field="request_id"
+        )

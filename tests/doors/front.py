@@ -1,0 +1,101 @@
+"""A conductor behind a real gRPC door, on a fake ring whose laps a task plays.
+
+Refuses to know what the tests expect. Time stands still: alarms ring when a test passes time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from specsot.errors import SpecsotError
+from specsot.events import Event, Numbered
+from specsot.info import Info
+from specsot.params import Ask
+from specsot.rpc.client import MasterClient, connect
+from specsot.v1 import master_pb2, master_pb2_grpc
+from specsot_master.server import FleetService, MasterService, open_master_door
+from tests.master.letters import SAYS
+from tests.master.stage import Stage
+from tests.rpc.test_uplink import FakeFleet
+
+
+class Front:
+    """`going`: laps are played while it is set."""
+
+    def __init__(self, stage: Stage, service: MasterService, address: str) -> None:
+        self.stage, self.service, self.address = stage, service, address
+        self.going = asyncio.Event()
+        self.going.set()
+
+    async def client(self) -> MasterClient:
+        return await connect(self.address)
+
+    def channel(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self.address)
+
+    async def quiet(self) -> None:
+        """Nobody waits, nothing runs, and every order is with the ring."""
+        while not self.stage.conductor.idle:
+            await turn()
+        await self.stage.settle()
+
+    async def play(self) -> None:
+        """Laps, as long as there are any; then wait for orders."""
+        while True:
+            await self.going.wait()
+            await turn()
+            if not await self.stage.lap():
+                self.stage.ring.news.clear()
+                await self.stage.ring.news.wait()
+
+
+async def turn() -> None:
+    """Give the network and everybody else a turn."""
+    await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def front(says: Mapping[str, str] = SAYS, patience: float = 60.0, **more: Any) -> AsyncIterator[Front]:
+    """`more` goes to the Stage."""
+    stage = Stage(says, **more)
+    service = MasterService(stage.conductor, Info, patience)
+    door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
+    one = Front(stage, service, f"127.0.0.1:{door.port}")
+    playing = asyncio.create_task(one.play())
+    try:
+        yield one
+    finally:
+        playing.cancel()
+        await door.close(0)
+
+
+async def read(events: AsyncIterator[Numbered]) -> list[Numbered]:
+    return [numbered async for numbered in events]
+
+
+async def told(client: MasterClient, ask: Ask, id: str = "") -> list[Event]:
+    """All events of one request; its numbering is checked."""
+    got = await read(client.generate(ask, id))
+    assert [numbered.offset for numbered in got] == list(range(len(got)))
+    return [numbered.event for numbered in got]
+
+
+async def outcome(client: MasterClient, ask: Ask) -> list[Event] | SpecsotError:
+    """Its events, or what it was refused with."""
+    try:
+        return await told(client, ask)
+    except SpecsotError as error:
+        return error
+
+
+def stub(channel: grpc.aio.Channel) -> Any:
+    return master_pb2_grpc.MasterStub(channel)
+
+
+def question(prompt: str = "What is it?") -> master_pb2.GenerateRequest:
+    return master_pb2.GenerateRequest(prompt=prompt, mode=master_pb2.MODE_DIRECT, seed=5)

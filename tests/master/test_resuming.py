@@ -1,0 +1,219 @@
+"""Requests that outlive their reader: read on from any event, by anybody who knows the id, for a while.
+
+Refuses to know models and clocks: scripts say what is written, the test passes the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from specsot.errors import Cancelled, InvalidRequest, NotFound, TimedOut, Unavailable
+from specsot.events import Finished, Numbered, Reason, Started
+from specsot_master.conductor import ConductorConfig
+from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
+from tests.master.stage import Stage
+
+pytestmark = pytest.mark.slow
+
+KEPT = replace(SOT, resumable=True)
+CONFIG = ConductorConfig(model="demo", keep_for=30.0, keep=2)
+
+
+async def read(events: AsyncGenerator[Numbered, None], most: int | None = None) -> list[Numbered]:
+    """Up to so many events, then hang up."""
+    got: list[Numbered] = []
+    async with aclosing(events):
+        while most is None or len(got) < most:
+            if (event := await anext(events, None)) is None:
+                break
+            got.append(event)
+    return got
+
+
+def reading(
+    stage: Stage, events: AsyncGenerator[Numbered, None], most: int | None = None
+) -> asyncio.Task[list[Numbered]]:
+    return asyncio.create_task(read(events, most))
+
+
+def text_of(events: list[Numbered]) -> str:
+    last = events[-1].event
+    assert isinstance(last, Finished)
+    return last.text
+
+
+@pytest.mark.parametrize("away", [0, 3, 1000])
+@pytest.mark.parametrize("cuts", [[0], [1], [2, 5, 9], [1, 2, 3, 4, 5, 6, 7, 8], [30], [40, 3]])
+async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) -> None:
+    """The ring goes on while nobody reads: for no lap, some, or to the end."""
+    stage = Stage(SAYS, seed=3, config=CONFIG)
+    got: list[Numbered] = []
+    (part,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine"), cuts[0]))
+    got += part
+    for most in (*cuts[1:], None):
+        for _ in range(away):
+            if not await stage.lap():
+                break
+        if not got:  # nothing came back, not even that it is known: the very same call is safe
+            events = stage.conductor.generate(KEPT, "mine")
+        else:
+            events = stage.conductor.resume("mine", len(got))
+        (part,) = await stage.play(reading(stage, events, most))
+        got += part
+    assert [event.offset for event in got] == list(range(len(got)))
+    assert text_of(got) == ANSWER
+    stage.time.advance(31)
+    stage.assert_clean()
+
+
+async def test_a_finished_request_replays_from_any_event_for_a_while() -> None:
+    stage = Stage(SAYS, config=CONFIG)
+    (whole,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine")))
+    stage.time.advance(29)
+    orders = len(stage.ring.orders)
+    for offset in (0, 1, len(whole) - 1, len(whole)):
+        assert await read(stage.conductor.resume("mine", offset)) == whole[offset:]
+        stage.time.advance(29)  # counted from the last reader on
+    assert await read(stage.conductor.generate(KEPT, "mine")) == whole
+    assert len(stage.ring.orders) == orders, "nothing is written again"
+    stage.time.advance(31)
+    with pytest.raises(NotFound, match="no request 'mine' is kept here"):
+        await read(stage.conductor.resume("mine", 1))
+    stage.assert_clean()
+
+
+async def test_only_so_many_are_kept() -> None:
+    stage = Stage(SAYS, config=CONFIG)
+    for id in ("a", "b", "c"):
+        await stage.play(reading(stage, stage.conductor.generate(replace(DIRECT, resumable=True), id)))
+    with pytest.raises(NotFound):
+        await read(stage.conductor.resume("a"))
+    assert await read(stage.conductor.resume("b", 1))
+    assert await read(stage.conductor.resume("c", 1))
+    stage.time.advance(31)
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+async def test_a_reader_that_does_not_come_back_cancels_it(resumable: bool) -> None:
+    """The one that was not meant to be resumed at once, the other one when its time is over."""
+    stage = Stage(SAYS, config=CONFIG)
+    await stage.play(reading(stage, stage.conductor.generate(replace(SOT, resumable=resumable), "mine"), 3))
+    await stage.settle()
+    assert stage.conductor.idle is not resumable
+    stage.time.advance(29)
+    await stage.settle()
+    assert stage.conductor.idle is not resumable
+    stage.time.advance(2)
+    await stage.settle()
+    with pytest.raises(NotFound):
+        await read(stage.conductor.resume("mine", 3))
+    stage.assert_clean()
+
+
+async def test_what_cannot_be_resumed() -> None:
+    stage = Stage(SAYS, config=CONFIG)
+    plain = stage.listen(COUNT, "plain")
+    first = reading(stage, stage.conductor.generate(KEPT, "mine"), 4)
+    await stage.play(first)
+    for id in ("nobody", "plain"):
+        with pytest.raises(NotFound, match=f"no request '{id}' is kept here"):
+            await read(stage.conductor.resume(id, 1))
+    with pytest.raises(InvalidRequest, match="resume_offset 999 is ahead") as caught:
+        await read(stage.conductor.resume("mine", 999))
+    assert caught.value.field == "resume_offset"
+    with pytest.raises(InvalidRequest, match="asks for something else") as caught:
+        await read(stage.conductor.resume("mine", 4, replace(KEPT, seed=6)))
+    assert caught.value.field == "request_id"
+    with pytest.raises(InvalidRequest, match="asks for something else"):
+        await read(stage.conductor.generate(SOT, "mine"))
+    (rest,) = await stage.play(reading(stage, stage.conductor.resume("mine", 4, KEPT)))
+    assert text_of(rest) == ANSWER
+    await stage.play(plain)
+    stage.time.advance(31)
+    stage.assert_clean()
+
+
+async def test_the_newest_reader_reads_on() -> None:
+    """The master may not have noticed yet that the old connection is dead."""
+    stage = Stage(SAYS, config=CONFIG)
+    old = reading(stage, stage.conductor.generate(KEPT, "mine"))
+    for _ in range(5):
+        await stage.lap()
+    new = reading(stage, stage.conductor.resume("mine", 2))
+    await stage.settle()
+    with pytest.raises(Cancelled, match="another call reads on here"):
+        await old
+    (got,) = await stage.play(new)
+    assert (got[0].offset, text_of(got)) == (2, ANSWER)
+    stage.time.advance(31)
+    stage.assert_clean()
+
+
+async def test_nobody_waits_for_a_reader_that_is_away() -> None:
+    """Unlike for one that is there and does not read: what it misses is kept anyway."""
+    stage = Stage(SAYS, config=replace(CONFIG, lease=32, unread=10), burst=2)
+    ask = replace(COUNT, resumable=True)
+    (first,) = await stage.play(reading(stage, stage.conductor.generate(ask, "mine"), 1))
+    while await stage.lap():
+        pass
+    assert stage.conductor.idle
+    rest = await read(stage.conductor.resume("mine", len(first)))
+    assert text_of(rest) == SAYS["Count"]
+    stage.time.advance(31)
+    stage.assert_clean()
+
+
+async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
+    stage = Stage(SAYS, config=CONFIG)
+    await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine"), 3))
+    assert stage.conductor.cancel("mine")
+    last = (await read(stage.conductor.resume("mine", 3)))[-1].event
+    assert isinstance(last, Finished)
+    assert last.reason is Reason.CANCELLED
+    assert not stage.conductor.cancel("mine")
+    await stage.settle()
+    stage.time.advance(31)
+    stage.assert_clean()
+
+
+async def test_what_ended_it_ends_whoever_resumes_too() -> None:
+    stage = Stage(SAYS, config=CONFIG)
+    await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine"), 3))
+    stage.conductor.epoch_ended("worker-2 is gone")
+    events = stage.conductor.resume("mine", 2)
+    assert (await anext(events)).offset == 2
+    with pytest.raises(Unavailable, match="worker-2 is gone"):
+        await anext(events)
+
+
+async def test_the_newest_deadline_counts() -> None:
+    stage = Stage(SAYS, config=replace(CONFIG, keep_for=1000))
+    await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine", timeout=100), 3))
+    longer = reading(stage, stage.conductor.resume("mine", 3, timeout=500))
+    await stage.settle()
+    stage.time.advance(400)
+    await stage.settle()
+    assert not longer.done()
+    stage.time.advance(150)
+    with pytest.raises(TimedOut):
+        await longer
+    await stage.settle()
+    stage.time.advance(1001)
+    stage.assert_clean()
+
+
+async def test_a_request_of_its_own_id_is_resumed_by_what_started_told() -> None:
+    stage = Stage(SAYS, config=CONFIG)
+    (first,) = await stage.play(reading(stage, stage.conductor.generate(KEPT), 1))
+    started = first[0].event
+    assert isinstance(started, Started)
+    (rest,) = await stage.play(reading(stage, stage.conductor.resume(started.request, 1)))
+    assert finished([event.event for event in rest]).text == ANSWER
+    stage.time.advance(31)
+    stage.assert_clean()
