@@ -12,6 +12,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from specsot.forms import Form
 from specsot.params import Sampling
 from specsot.skeleton import PlanRules
 from specsot.tree import Tree
@@ -47,6 +48,7 @@ class Opening:
     drafted:   False when no drafter shall propose for it.
     limit:     how many tokens it may write in all, `generated` ones included.
     plan:      the constraint's specification, or None for free text.
+    form:      the same where it is the caller's; never both.
     logprobs:  tell how likely each written token was, and the so many likeliest; None: do not.
     """
 
@@ -63,6 +65,7 @@ class Opening:
     limit: int = 1
     plan: PlanRules | None = None
     logprobs: int | None = None
+    form: Form | None = None
 
 
 @dataclass(frozen=True, slots=True)

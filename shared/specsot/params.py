@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from specsot.errors import InvalidRequest
+from specsot.forms import Form, refuse
 
 Mode = Literal["auto", "sot", "direct"]
 DrafterName = Literal["eagle", "none"]
@@ -132,6 +133,7 @@ class Ask:
     ignore_eos: write on to the token limits, whatever end-of-sequence tokens come (for benchmarks).
     priority: whose turn comes first where requests wait; the higher one, in [-10, 10].
     resumable: it outlives its reader for a while, and may be read again from any event on.
+    form: what the answer must look like; there is no plan then, so mode "auto" becomes "direct".
     """
 
     prompt: str | None = None
@@ -150,12 +152,17 @@ class Ask:
     logprobs: int | None = None
     priority: int = 0
     resumable: bool = False
+    form: Form | None = None
 
     def __post_init__(self) -> None:
+        if self.form and self.mode == "auto":
+            object.__setattr__(self, "mode", "direct")
         _require_whole(-MOST_PRIORITY, MOST_PRIORITY, "priority", self.priority)
         _require(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
         _require(self.drafter in DRAFTERS, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
         self._check_prompt()
+        if self.form and self.mode == "sot":
+            raise refuse(f"{self.form.kind} holds one answer, not a plan; mode must be direct or auto")
         _require(all(self.stop), "stop", "non-empty strings", self.stop)
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
         if self.logprobs is not None:

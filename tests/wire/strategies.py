@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specsot import events as ev
 from specsot import frames as fr
 from specsot import info, members, params
+from specsot.forms import Form
 from specsot.skeleton import PlanRules, Point
 from specsot.tree import Tree
 
@@ -61,6 +62,14 @@ rules = st.builds(
 )
 
 
+filled = text.filter(bool)
+forms = (
+    st.just(Form("json_object"))
+    | st.builds(Form, st.sampled_from(["json_schema", "regex"]), st.tuples(filled))
+    | st.builds(Form, st.just("choice"), st.lists(filled, min_size=1, max_size=3).map(tuple))
+)
+
+
 @st.composite
 def openings(draw: st.DrawFn) -> fr.Opening:
     prompt = draw(small)
@@ -79,6 +88,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         limit=draw(small),
         plan=draw(st.none() | rules),
         logprobs=draw(st.none() | small),
+        form=draw(st.none() | forms),
     )
 
 
@@ -277,10 +287,12 @@ _rest = {
     "priority": st.integers(-params.MOST_PRIORITY, params.MOST_PRIORITY),
     "resumable": st.booleans(),
 }
+_held = _rest | {"mode": st.sampled_from(["auto", "direct"]), "form": forms}
 conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)
 prompts = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(tuple)
 asks = (
     st.builds(params.Ask, prompt=said, **_rest)
+    | st.builds(params.Ask, prompt=said, **_held)
     | st.builds(params.Ask, messages=conversations, **_rest)
     | st.builds(params.Ask, tokens=prompts, **(_rest | {"mode": st.just("direct")}))
 )

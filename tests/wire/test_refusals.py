@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specsot.errors import InvalidRequest, WireError
+from specsot.forms import MAX_FORM_BYTES
 from specsot.frames import Drafts, Features, Frame
 from specsot.members import Tap
 from specsot.params import Ask
@@ -202,6 +203,20 @@ def test_the_fleet_refuses(decode: Any, message: Any, words: str) -> None:
         ({"prompt": "x", "stop": [""]}, "stop"),
         ({"prompt": "x", "tools": ["not a name"]}, "tools"),
         ({"prompt": "x", "priority": 11}, "priority"),
+        ({"prompt": "x", "form": values_pb2.Form()}, "constraint"),
+        ({"prompt": "x", "form": values_pb2.Form(regex="")}, "constraint"),
+        ({"prompt": "x", "form": values_pb2.Form(regex="x" * (MAX_FORM_BYTES + 1))}, "constraint"),
+        ({"prompt": "x", "form": values_pb2.Form(json_schema="")}, "constraint"),
+        ({"prompt": "x", "form": values_pb2.Form(choice=values_pb2.Choice())}, "constraint"),
+        ({"prompt": "x", "form": values_pb2.Form(choice=values_pb2.Choice(texts=["a", ""]))}, "constraint"),
+        (
+            {"prompt": "x", "form": values_pb2.Form(choice=values_pb2.Choice(texts=["a"] * 1025))},
+            "constraint",
+        ),
+        (
+            {"prompt": "x", "form": values_pb2.Form(regex="x"), "mode": master_pb2.MODE_SOT},
+            "constraint",
+        ),
     ],
 )
 def test_a_request_names_its_wrong_field(fields: dict[str, Any], field: str) -> None:

@@ -64,7 +64,7 @@ class Limits(_message.Message):
     def __init__(self, max_new_tokens: _Optional[int] = ..., max_branch_tokens: _Optional[int] = ..., max_skeleton_tokens: _Optional[int] = ..., max_parallel: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs", "tokens", "priority", "resumable")
+    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs", "tokens", "form", "priority", "resumable")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RESUMABLE_FIELD_NUMBER: _ClassVar[int]
     prompt: str
@@ -99,9 +100,10 @@ class GenerateRequest(_message.Message):
     ignore_eos: bool
     logprobs: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
+    form: _values_pb2.Form
     priority: int
     resumable: bool
-    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., resumable: bool = ...) -> None: ...
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., priority: _Optional[int] = ..., resumable: bool = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("offset", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished")

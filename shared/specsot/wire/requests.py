@@ -13,6 +13,7 @@ from google.protobuf.message import Message as Proto
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, DrafterName, Limits, Message, Mode
 from specsot.v1 import master_pb2
+from specsot.wire.forms import decode_form, encode_form
 from specsot.wire.values import decode_sampling, encode_sampling
 
 T = TypeVar("T")
@@ -54,6 +55,7 @@ def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
         request_id=request_id,
         priority=ask.priority,
         resumable=ask.resumable,
+        form=encode_form(ask.form),
     )
 
 
@@ -70,6 +72,7 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
         limits=Limits(**given_fields(request.limits)),
         stop=tuple(request.stop),
         tools=tuple(request.tools),
+        form=decode_form(request.form) if request.HasField("form") else None,
         **given_fields(request, "constraint", "seed", "ignore_eos", "logprobs", "priority", "resumable"),
     )
 

@@ -31,6 +31,7 @@ from specsot.skeleton import PlanRules
 from specsot.tree import Tree
 from specsot.v1 import fleet_pb2, ring_pb2, values_pb2
 from specsot.wire.checks import WireError, ascending, chosen, durations, known, require
+from specsot.wire.forms import decode_form, encode_form
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -93,6 +94,7 @@ def encode_opening(opening: Opening) -> ring_pb2.Opening:
         stop_ids=opening.stop_ids,
         limit=opening.limit,
         plan=encode_plan(opening.plan),
+        form=encode_form(opening.form),
         logprobs=opening.logprobs,
     )
 
@@ -114,6 +116,7 @@ def decode_opening(message: ring_pb2.Opening) -> Opening:
         stop_ids=tuple(message.stop_ids),
         limit=message.limit,
         plan=from_peer(decode_plan, message.plan) if message.HasField("plan") else None,
+        form=from_peer(decode_form, message.form) if message.HasField("form") else None,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
