@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specsot.constraint import automaton
+from specsot.constraint import grammar_of
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.frames import Features, Lesson, Opening
 from specsot.vocabulary import Vocabulary
@@ -43,9 +43,9 @@ class Following:
         except (NotFound, Overloaded):
             self.memory.close(opening.sequence)
             return
-        if opening.plan and self._vocabulary:
-            rules = automaton(self._vocabulary, opening.plan)
-            stream.standing = Standing(rules, rules.start())
+        grammar = grammar_of(self._vocabulary, opening) if self._vocabulary else None
+        if grammar:
+            stream.standing = Standing(grammar, grammar.start())
         self.streams[opening.sequence] = stream
 
     def close(self, sequence: int) -> None:

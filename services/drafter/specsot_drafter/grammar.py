@@ -1,19 +1,20 @@
 """What grammars tell a drafter while it grows: which candidates cannot be.
 
-Refuses to know bytes and rules; the token automaton does. It only spares wrong guesses: the last stage
+Refuses to know bytes and rules; the grammars do. It only spares wrong guesses: the last stage
 applies the grammar to its own targets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.constraint import State, TokenAutomaton
+from specsot.constraint import Grammar
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.standing import Standing
 
@@ -34,7 +35,7 @@ class GrammarGuide:
         """[B, frontier, draft vocabulary]: -inf where a grammar forbids, the rest made to sum to one."""
         for tree, standing in enumerate(self._standings):
             if standing is not None:
-                allowed = torch.from_numpy(self._allowed(standing.automaton, tree)).to(log_probs.device)
+                allowed = torch.from_numpy(self._allowed(standing.grammar, tree)).to(log_probs.device)
                 log_probs[tree] = _renormalise(log_probs[tree].masked_fill(~allowed, -torch.inf))
         return log_probs
 
@@ -49,21 +50,21 @@ class GrammarGuide:
             for standing, states, origins, chosen in below
         ]
 
-    def _allowed(self, automaton: TokenAutomaton, tree: int) -> NDArray[np.bool_]:
+    def _allowed(self, grammar: Grammar, tree: int) -> NDArray[np.bool_]:
         """[frontier, draft vocabulary] which drafts the grammar lets follow each frontier node."""
         spare = self._rooms[tree] - self._depth
-        rows = [_mask(automaton, state, spare) for state in self._states[tree]]
+        rows = [_mask(grammar, state, spare) for state in self._states[tree]]
         return np.stack(rows)[:, self._targets]
 
 
-def _advance(standing: Standing, state: State | None, token: int) -> State | None:
-    return None if state is None else standing.automaton.advance(state, token)
+def _advance(standing: Standing, state: Any, token: int) -> Any:
+    return None if state is None else standing.grammar.advance(state, token)
 
 
-def _mask(automaton: TokenAutomaton, state: State | None, spare: int) -> NDArray[np.bool_]:
+def _mask(grammar: Grammar, state: Any, spare: int) -> NDArray[np.bool_]:
     if state is None or spare < 1:
-        return np.zeros(len(automaton.vocabulary), dtype=np.bool_)
-    return automaton.mask(state, spare)
+        return np.zeros(len(grammar.vocabulary), dtype=np.bool_)
+    return grammar.mask(state, spare)
 
 
 def _renormalise(log_probs: Tensor) -> Tensor:

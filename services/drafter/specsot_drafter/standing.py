@@ -1,14 +1,15 @@
 """Where one constrained text stands in its grammar.
 
-Refuses to know heads, trees, bytes and rules; the token automaton knows the last two.
+Refuses to know heads, trees, bytes and rules; the grammar knows the last two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from specsot.constraint import State, TokenAutomaton
+from specsot.constraint import Grammar
 from specsot.frames import Opening
 
 
@@ -16,14 +17,14 @@ from specsot.frames import Opening
 class Standing:
     """Where one constrained sequence stands. state: None once it broke its grammar."""
 
-    automaton: TokenAutomaton
-    state: State | None
+    grammar: Grammar
+    state: Any
 
     def write(self, tokens: Sequence[int]) -> None:
         """Go on behind tokens the sequence wrote itself."""
         for token in tokens:
             if self.state is not None:
-                self.state = self.automaton.advance(self.state, token)
+                self.state = self.grammar.advance(self.state, token)
 
 
 def own_tokens(opening: Opening, first: int, tokens: Sequence[int]) -> Sequence[int]:

@@ -5,27 +5,13 @@ Refuses to know logits and tensors: it is handed the target token of every node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-import numpy as np
-
-from specsot.constraint import LONGEST_STRETCH, Habits
+from specsot.constraint import LONGEST_STRETCH, Grammar, Habits
 from specsot.frames import End, Opening, Outcome
 from specsot.tree import Tree
 from specsot.verify import accept
 from specsot_worker.history import History
-
-
-class Grammar(Protocol):
-    """What the last stage asks of a constraint (specsot.constraint.TokenAutomaton); states are opaque."""
-
-    def start(self) -> Any: ...
-    def advance(self, state: Any, token: int) -> Any: ...
-    def finished(self, state: Any) -> bool: ...
-    def forced(self, state: Any) -> Sequence[int]: ...
-    def mask(self, state: Any, remaining: int) -> np.ndarray: ...
 
 
 @dataclass(slots=True)

@@ -6,33 +6,63 @@ because its parent's target token is never it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import overload
+
 import numpy as np
 
+from specsot.constraint import Grammar
 from specsot.frames import Chunk, Growth
-from specsot.tree import Tree
-from specsot_worker.judge import Grammar, Written
+from specsot.tree import Tree, depths, single
+from specsot_worker.judge import Written
+
+Masks = Sequence[np.ndarray | None]
 
 
-def grammar_masks(segment: Chunk | Growth, written: Written) -> list[np.ndarray | None]:
+def grammar_masks(segment: Chunk | Growth, written: Written) -> Masks:
     """Allowed tokens behind each judged row, or None where anything goes."""
-    nodes = 1 if isinstance(segment, Chunk) else len(segment.tree)
+    tree = single(segment.tokens[-1]) if isinstance(segment, Chunk) else segment.tree
     if written.grammar is None or written.state is None:
-        return [None] * nodes
-    if isinstance(segment, Chunk):
-        return [written.grammar.mask(written.state, written.remaining)]
-    return _tree_masks(written.grammar, written.state, written.remaining, segment.tree)
+        return [None] * len(tree)
+    return TreeMasks(written.grammar, written.state, written.remaining, tree)
 
 
-def _tree_masks(grammar: Grammar, root: object, remaining: int, tree: Tree) -> list[np.ndarray | None]:
-    """The state behind the root is known (the root is written); children advance from their parent."""
-    states: list[object | None] = [root]
-    left = [remaining]
-    for node in range(1, len(tree)):
-        parent = tree.parents[node]
-        above = states[parent]
-        states.append(None if above is None else grammar.advance(above, tree.tokens[node]))
-        left.append(left[parent] - 1)
-    return [
-        None if state is None or spare < 1 or grammar.finished(state) else grammar.mask(state, spare)
-        for state, spare in zip(states, left)
-    ]
+class TreeMasks(Masks):
+    """Made when they are looked at: acceptance comes by few of a tree's nodes.
+
+    root: the state behind the root, which is written; other nodes advance from their parent.
+    """
+
+    def __init__(self, grammar: Grammar, root: object, remaining: int, tree: Tree) -> None:
+        self._grammar, self._tree = grammar, tree
+        self._left = [remaining - depth for depth in depths(tree.parents)]
+        self._states: dict[int, object | None] = {0: root}
+        self._made: dict[int, np.ndarray | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> Masks: ...
+    def __getitem__(self, index: int | slice) -> np.ndarray | Masks | None:
+        if isinstance(index, slice):
+            return [self[node] for node in range(*index.indices(len(self)))]
+        node = range(len(self))[index]
+        if node not in self._made:
+            self._made[node] = self._make(node)
+        return self._made[node]
+
+    def _make(self, node: int) -> np.ndarray | None:
+        state, spare = self._state(node), self._left[node]
+        if state is None or spare < 1 or self._grammar.finished(state):
+            return None
+        return self._grammar.mask(state, spare)
+
+    def _state(self, node: int) -> object | None:
+        if node not in self._states:
+            above = self._state(self._tree.parents[node])
+            token = self._tree.tokens[node]
+            self._states[node] = None if above is None else self._grammar.advance(above, token)
+        return self._states[node]

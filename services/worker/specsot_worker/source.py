@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from specsot.constraint import automaton
+from specsot.constraint import Grammar, grammar_of
 from specsot.errors import ModelError
+from specsot.frames import Opening
 from specsot.members import Configuration, Curve, Range, Registration, WeightFormat
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
@@ -77,7 +78,11 @@ class Source:
         if (self._supply.model / "tokenizer.json").exists():
             _ = self._vocabulary  # read it now, not within the first request
         logits = self._load(stage.layers).logits
-        return LastStage(logits, lambda rules: automaton(self._vocabulary, rules))
+        return LastStage(logits, self._grammar)
+
+    def _grammar(self, opening: Opening) -> Grammar | None:
+        held = opening.plan or opening.form
+        return grammar_of(self._vocabulary, opening) if held else None
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specsot.constraint import Habits
+from specsot.constraint import Grammar, Habits
 from specsot.frames import Chunk, Features, Frame, Opening, Outcome, Result, Segment, rows_of
-from specsot.skeleton import PlanRules
 from specsot.tree import single
 from specsot_worker.chances import add_chances
 from specsot_worker.history import History
-from specsot_worker.judge import Grammar, Written, judge_prompt, judge_tree
+from specsot_worker.judge import Written, judge_prompt, judge_tree
 from specsot_worker.nodes import grammar_masks
 from specsot_worker.targets import Question, Targets, find_targets
 from specsot_worker.teaching import Teaching
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
-Grammars = Callable[[PlanRules], Grammar]
+Grammars = Callable[[Opening], Grammar | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class LastStage:
         text = self._texts[fork.sequence][: fork.length] if fork else []
         self._texts[opening.sequence] = text
         if opening.decodes:
-            grammar = self._grammars(opening.plan) if opening.plan else None
+            grammar = self._grammars(opening)
             history = History(text) if opening.sampling.penalises else None
             self._written[opening.sequence] = Written(opening, grammar, self._habits, history)
 

@@ -1,9 +1,19 @@
-"""Constrained decoding of skeletons: masks over tokens, computed from token bytes.
+"""Constrained decoding of skeletons and of answers with a form: masks over tokens, from token bytes.
 
 Refuses to know text, tensors and requests.
 """
 
 from specsot.constraint.automaton import Mask, State, TokenAutomaton, automaton
 from specsot.constraint.habits import LONGEST_STRETCH, Habits
+from specsot.constraint.held import Grammar, grammar_of
 
-__all__ = ["LONGEST_STRETCH", "Habits", "Mask", "State", "TokenAutomaton", "automaton"]
+__all__ = [
+    "LONGEST_STRETCH",
+    "Grammar",
+    "Habits",
+    "Mask",
+    "State",
+    "TokenAutomaton",
+    "automaton",
+    "grammar_of",
+]

@@ -25,8 +25,8 @@ STACK = 16 << 20  # bytes
 
 # The model chooses its own spelling of what is forced; the library's default is one spelling only.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-# Without a bound a model may write white space for ever.
-_JSON_STYLE = {"whitespace_pattern": r"[ \t\n\r]{1,40}"}
+# Compact, spaced and indented JSON; without a bound a model may write white space for ever.
+_JSON_STYLE = {"whitespace_pattern": r"[ \t]{1,4}|\r?\n[ \t]{0,40}"}
 _LONGEST_REASON = 300  # characters
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _EXCERPT = re.compile(r"\n\s+\d+ \| ")

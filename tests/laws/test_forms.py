@@ -1,0 +1,180 @@
+"""Law 1 under forms: the answer is plain decoding's through the library's masks, whatever drafts it and
+however the model is cut; law 3: what ends well has the form.
+"""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from specsot.constraint.compiling import compile_form  # noqa: E402
+from specsot.forms import Form  # noqa: E402
+from specsot.frames import End  # noqa: E402
+from specsot.members import TreeShape  # noqa: E402
+from specsot.params import Sampling  # noqa: E402
+from specsot.vocabulary import read_vocabulary  # noqa: E402
+from tests.constraint.forms import FORMS, has_form  # noqa: E402
+from tests.exact import pick  # noqa: E402
+from tests.laws.drafters import KnowingDrafter  # noqa: E402
+from tests.laws.plain import Excuses, Plain, load  # noqa: E402
+from tests.laws.ring import Setup, ring_of  # noqa: E402
+from tests.models import Shape, write_base, write_head  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+END, LIMIT = 1, 80
+NAMES = ("person", "tree", "any of", "date", "words", "choice")
+GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
+JOINED = ('{"', '":', '", "', '"}', "},", "name", "kind", "aste", "th", "é", " no", "yes,", "20", "-0", "\n ")
+PIECES = (b"\xf0\x9f", b"\x98\x80", b"\x80!", b'\xc3\xa9"')
+
+
+def write_tokenizer(folder, count):
+    """Two tokens without text, every byte, and tokens that cross characters and JSON's own marks."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    picture = {byte: chr(byte) for byte in printable} | {b: chr(256 + n) for n, b in enumerate(others)}
+    texts = [bytes([byte]) for byte in range(256)] + [text.encode() for text in JOINED] + list(PIECES)
+    names = ["<s>", "</s>", *("".join(picture[byte] for byte in text) for text in texts)]
+    assert len(names) <= count
+    config = {
+        "model": {"type": "BPE", "vocab": {name: n for n, name in enumerate(names)}, "merges": []},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        },
+        "added_tokens": [
+            {
+                "id": n,
+                "content": names[n],
+                "special": True,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+            }
+            for n in (0, 1)
+        ],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder, shape = tmp_path_factory.mktemp("models"), Shape(vocabulary=300)
+    base = write_base(folder / "base", shape)
+    write_tokenizer(base, 300)
+    return base, write_head(folder / "head", shape, drafts=250), read_vocabulary(base, 300)
+
+
+def write_held(base, vocabulary, prompt, form, sampling, ordinal):
+    """Plain decoding through the masks of a matcher that only ever goes forward; and why it ended."""
+    model, tokens, gaps = load(base), list(prompt), list[float]()
+    matcher, fed, past = compile_form(vocabulary, form), tokens, None
+    while len(tokens) < len(prompt) + LIMIT:
+        with torch.inference_mode():
+            out = model(input_ids=torch.tensor([fed]), past_key_values=past, use_cache=True)
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little", count=len(vocabulary)).astype(bool)
+        allowed[END] = matcher.is_accepting()
+        logits, past = (
+            out.logits[0, -1].masked_fill(~torch.from_numpy(allowed), -torch.inf),
+            out.past_key_values,
+        )
+        top = logits.topk(2).values
+        gaps.append(float(top[0] - top[1]))
+        fed = [pick(logits, sampling, {}, 7, ordinal, len(tokens))]
+        tokens += fed
+        if fed == [END]:
+            return Plain(tuple(tokens[len(prompt) :]), tuple(gaps)), End.STOP
+        assert matcher.consume_token(fed[0])
+        if matcher.is_stopped():
+            return Plain(tuple(tokens[len(prompt) :]), tuple(gaps)), End.GRAMMAR
+    return Plain(tuple(tokens[len(prompt) :]), tuple(gaps)), End.LENGTH
+
+
+def asked(count=18):
+    """Prompts and forms, the same for every ring."""
+    rng = random.Random(11)
+    return [
+        ([rng.randrange(300) for _ in range(rng.randrange(3, 25))], FORMS[NAMES[n % len(NAMES)]])
+        for n in range(count)
+    ]
+
+
+async def compare(setup, vocabulary, sampling):
+    """Every answer with its oracle's; returns how many ended well."""
+    excuses, well = Excuses(), 0
+    async with ring_of(setup) as ring:
+        ids = [
+            await ring.open(
+                prompt, form=form, limit=LIMIT, sampling=sampling, seed=7, ordinal=n, stop_ids=(END,)
+            )
+            for n, (prompt, form) in enumerate(asked())
+        ]
+        texts = [(await ring.written(one), ring.texts[one].end) for one in ids]
+        steps = [step for one in ids for step in ring.texts[one].steps]
+        assert not ring.broken
+    for n, ((prompt, form), (tokens, end)) in enumerate(zip(asked(), texts)):
+        plain, ended = write_held(setup.base, vocabulary, prompt, form, sampling, n)
+        excuses.compare(tokens, plain)
+        assert end == ended
+        if end is not End.LENGTH:
+            text = b"".join(vocabulary.bytes[token] or b"" for token in tokens).decode()
+            assert has_form(form, text), text
+            well += 1
+    excuses.settle()
+    assert well > len(texts) / 2
+    return steps
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T1"])
+async def test_law_1_without_a_drafter(models, sampling):
+    base, _, vocabulary = models
+    await compare(Setup(base), vocabulary, sampling)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T1"])
+@pytest.mark.parametrize(("stages", "layout"), [(1, "packed"), (2, "batched"), (3, "packed")])
+async def test_law_1_by_a_drafter_that_is_held_too(models, stages, layout, sampling):
+    base, head, vocabulary = models
+    await compare(Setup(base, head, stages, layout, TreeShape(4, 3, 12, fixed=True)), vocabulary, sampling)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T1"])
+async def test_law_1_by_a_drafter_that_guesses_well_and_breaks_the_form_often(models, sampling):
+    base, _, vocabulary = models
+    known = [
+        [*prompt, *write_held(base, vocabulary, prompt, form, sampling, n)[0].tokens]
+        for n, (prompt, form) in enumerate(asked())
+    ]
+
+    def continuation(text):
+        whole = next((one for one in known if one[: len(text)] == text), text)
+        return whole[len(text) :]
+
+    def drafter(name, address, dialer, compute):
+        return KnowingDrafter(base, name, address, dialer, continuation, skill=0.85, seed=5)
+
+    shape = TreeShape(6, 2, 14, fixed=True)
+    steps = await compare(Setup(base, None, 2, "packed", shape, drafter=drafter), vocabulary, sampling)
+    assert sum(steps) / len(steps) > 2, "deep paths must really have been accepted"
+
+
+async def test_law_6_a_form_that_cannot_be_compiled_in_the_ring_fails_alone(models):
+    """The door refuses such forms; should one come through, the others go on."""
+    base, _, vocabulary = models
+    good = FORMS["choice"]
+    async with ring_of(Setup(base)) as ring:
+        doomed = await ring.open([5, 6, 7], form=Form("regex", ("(",)), limit=9)
+        other = await ring.open([5, 6, 7], form=good, limit=40)
+        assert await ring.written(doomed) == []
+        text = b"".join(vocabulary.bytes[token] or b"" for token in await ring.written(other)).decode()
+        assert ring.texts[doomed].end is End.FAILED
+        assert has_form(good, text)
+        assert not ring.broken
