@@ -5,10 +5,12 @@ Refuses to know where the keywords came from: command line, Python call, seeds' 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specsot.errors import InvalidRequest
+from specsot.forms import FORM_KINDS, Form, FormKind, refuse
 from specsot.params import Ask, Limits, Message, Sampling, brief
 
 SAMPLING = (
@@ -23,7 +25,7 @@ SAMPLING = (
 )
 LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
 REQUEST = ("model", "mode", "drafter", "stop", "tools", "constraint", "seed", "ignore_eos", "logprobs")
-OPTIONS = SAMPLING + LIMITS + REQUEST
+OPTIONS: tuple[str, ...] = SAMPLING + LIMITS + REQUEST + FORM_KINDS
 
 Turns = Sequence[Message | Mapping[str, str]]
 
@@ -45,7 +47,32 @@ def ask_of(prompt: str | Turns, **options: Any) -> Ask:
         given["logit_bias"] = biases_of(given["logit_bias"])
     sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
     limits = Limits(**{name: given[name] for name in LIMITS if name in given})
-    return Ask(**said, **rest, sampling=sampling, limits=limits)
+    return Ask(**said, **rest, sampling=sampling, limits=limits, form=form_of(given))
+
+
+def form_of(given: Mapping[str, Any]) -> Form | None:
+    """What the answer must look like, where something is said of it.
+
+    json_schema: text, or a schema as a mapping. choice: texts. json_object: whether.
+    """
+    kinds: list[FormKind] = [kind for kind in FORM_KINDS if given.get(kind) not in (None, False)]
+    if len(kinds) > 1:
+        raise refuse(f"{' and '.join(kinds)} are given; an answer has one form")
+    if not kinds:
+        return None
+    kind, value = kinds[0], given[kinds[0]]
+    if kind == "json_object":
+        return Form(kind)
+    if kind == "json_schema" and not isinstance(value, str):
+        value = written_schema(value)
+    return Form(kind, strings_of(value))
+
+
+def written_schema(schema: Any) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise refuse(f"json_schema is not JSON: {error}") from None
 
 
 def biases_of(given: Any) -> tuple[tuple[int, float], ...]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
+from specsot.forms import MAX_FORM_BYTES, refuse
 from specsot.members import Layout, WeightFormat
 from specsot.params import Ask, DrafterName, Mode
 from specsot_app.asking import ask_of
@@ -55,6 +57,14 @@ def infer(
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends a branch; repeatable.")] = None,
     constraint: Annotated[bool, typer.Option(help="Hold the plan to its grammar.")] = True,
+    json_schema: Annotated[
+        str | None, typer.Option(help="The answer is JSON of this schema: a file, or the schema itself.")
+    ] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")] = False,
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this regex.")] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="The answer is one of these texts; repeatable.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE head.")] = None,
     draft_format: Annotated[
@@ -115,6 +125,10 @@ def infer(
         seed=seed,
         stop=stop,
         constraint=constraint,
+        json_schema=read_schema(json_schema) if json_schema is not None else None,
+        json_object=json_object,
+        regex=regex,
+        choice=choice or None,
     )
     from specsot_app.terminal.show import Streams, manner_of
 
@@ -127,6 +141,17 @@ def read_question() -> str:
     if sys.stdin.isatty():
         raise InvalidRequest('a question is needed: specsot infer "Explain photosynthesis."', field="prompt")
     return sys.stdin.read().strip()
+
+
+def read_schema(given: str) -> str:
+    """A schema as it was written on the command line, or the text of the file that was named there."""
+    if given.lstrip().startswith("{"):
+        return given
+    try:
+        with Path(given).open(encoding="utf-8") as file:
+            return file.read(MAX_FORM_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise refuse(f"json_schema: {given!r} is neither a schema nor a file to read ({error})") from None
 
 
 def drafts(wanted: Wanted) -> bool:

@@ -27,6 +27,7 @@ from specsot_master.conductor.readers import Readers, check_same
 from specsot_master.conductor.ring import ConductorConfig, Ring
 from specsot_master.conductor.roster import Full, Roster
 from specsot_master.conductor.sequences import Sequences, pages_of
+from specsot_master.conductor.trying import Forms
 from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -48,8 +49,10 @@ class Conductor:
         prompts: Prompts,
         config: ConductorConfig,
         clock: Clock | None = None,
+        forms: Forms | None = None,
     ) -> None:
         self._ring, self._config, self._clock = ring, config, clock or LoopClock()
+        self._forms = forms or Forms()
         self._acceptance = Acceptance(ring, prompts, config.model, config.vocabulary)
         self._outbox = Outbox(ring.order, self.epoch_ended)
         self._sequences = Sequences(text, self._outbox, config.lease)
@@ -89,6 +92,8 @@ class Conductor:
         if known is not None and known.ask.resumable:
             request = self._take_up(known, ask, timeout)
         else:
+            if ask.form:
+                await self._forms.check(ask.form)
             request = self._accept(ask, request_id, client, timeout)
         async with aclosing(self._readers.follow(request, 0)) as events:
             async for event in events:

@@ -36,7 +36,9 @@ class Openings:
         fork: Fork | None = None,
         rules: PlanRules | None = None,
     ) -> Opening:
-        """A sequence that writes up to `limit` tokens. With rules the grammar ends it, else an end token."""
+        """A sequence that writes up to `limit` tokens. With rules the grammar ends it, else an end token;
+        with a form both may.
+        """
         return Opening(
             sequence=next(self._ids),
             prompt=prompt,
@@ -49,4 +51,5 @@ class Openings:
             limit=limit,
             plan=rules,
             logprobs=ask.logprobs,
+            form=None if rules else ask.form,
         )
