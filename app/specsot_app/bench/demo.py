@@ -10,7 +10,7 @@ import json
 import platform
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,18 +77,19 @@ async def _measure(runs: int) -> list[Comparison]:
 async def _against_transformers(runs: int) -> list[Comparison]:
     """Plain decoding against Transformers generate: the same prompts, the same number of tokens."""
     text = Text(demo() / "base")
-    prompts, rival = Prompts(demo() / "base", text), Rival(demo() / "base", resolve_dtype("auto", "cpu"))
+    prompts, dtype = Prompts(demo() / "base", text), resolve_dtype("auto", "cpu")
+    with closing(Rival(demo() / "base", dtype)) as rival:
 
-    async def theirs(pair: int) -> Sample:
-        tokens, seconds = rival.write(prompts.chat(messages_of(_direct(pair))), DIRECT_TOKENS)
-        return Sample(len(tokens), seconds)
+        async def theirs(pair: int) -> Sample:
+            tokens, seconds = rival.write(prompts.chat(messages_of(_direct(pair))), DIRECT_TOKENS)
+            return Sample(len(tokens), seconds)
 
-    async with opened(Wanted(drafter="none")) as fleet:
+        async with opened(Wanted(drafter="none")) as fleet:
 
-        async def ours(pair: int) -> Sample:
-            return (await answer(fleet, _direct(pair))).whole()
+            async def ours(pair: int) -> Sample:
+                return (await answer(fleet, _direct(pair))).whole()
 
-        return [await _compare("plain / Transformers generate", ours, theirs, runs, 1.6)]
+            return [await _compare("plain / Transformers generate", ours, theirs, runs, 1.6)]
 
 
 async def _drafted(runs: int) -> list[Comparison]:

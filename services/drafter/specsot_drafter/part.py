@@ -86,7 +86,7 @@ class DrafterPart:
 
     async def _send_taps(self, configuration: Configuration) -> None:
         """Each tap's slice goes to the stage that runs the tapped layer (L: to the last stage)."""
-        for layer, weight in self._source.tap_slices().items():
+        for layer, weight in (await self._run(self._source.tap_slices)).items():
             stage = next((s for s in configuration.stages if layer < s.layers.last), configuration.stages[-1])
             link = await self._dialer.dial(stage.address, configuration.epoch)
             await link.send(Tap(configuration.epoch, layer, weight))
