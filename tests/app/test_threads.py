@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -27,8 +28,10 @@ asyncio.run(main())
 
 def threads_with(drafter: str, mode: str) -> int:
     program = COUNT.format(drafter=drafter, mode=mode)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
-                          env={"PATH": "", "OMP_NUM_THREADS": "3"})  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
     return int(done.stdout.split()[-1])
 
 
