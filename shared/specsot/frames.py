@@ -46,6 +46,7 @@ class Opening:
     generated: how many of the prompt's last tokens this sequence itself wrote before a repair.
     decodes:   False for a prefix: it is prefilled, kept, forked, and never writes.
     drafted:   False when no drafter shall propose for it.
+    family:    sequences of one family ride in the same frames; None: those that fork the same are one.
     limit:     how many tokens it may write in all, `generated` ones included.
     plan:      the constraint's specification, or None for free text.
     form:      the same where it is the caller's; never both.
@@ -66,6 +67,7 @@ class Opening:
     plan: PlanRules | None = None
     logprobs: int | None = None
     form: Form | None = None
+    family: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

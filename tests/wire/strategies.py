@@ -89,6 +89,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         plan=draw(st.none() | rules),
         logprobs=draw(st.none() | small),
         form=draw(st.none() | forms),
+        family=draw(st.none() | big),
     )
 
 

@@ -280,3 +280,23 @@ def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
     assert lap(sequencer, forced=(4, 5)) == (False, 3)
     sequencer.offer(Drafts(1, (Draft(1, 4, chain([3, 6])),)))
     assert lap(sequencer) == (False, 2), "a tree that came is better"
+
+
+def test_families_of_one_prefix_do_not_wait_for_each_other():
+    from specsot.frames import Outcome, Result
+
+    sequencer = Sequencer(1, Budget(64, 3, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer.obey(order_of(1, [1, 2, 3], 1, decodes=False))
+    for sequence in (2, 3):
+        sequencer.obey(order_of(sequence, [4], 9, Fork(1, 3), family=sequence, drafted=False))
+    assert sequencer.compose(0.0) is not None
+    prompts = sequencer.compose(0.0)
+    assert prompts is not None
+    sequencer.learn(Result(1, prompts.number, (Outcome(2, 0, (), (5,)),)), 0.0)
+    first = sequencer.compose(0.0)
+    assert first is not None
+    assert [segment.sequence for segment in first.segments] == [2]
+    sequencer.learn(Result(1, prompts.number, (Outcome(3, 0, (), (6,)),)), 0.0)
+    second = sequencer.compose(0.0)
+    assert second is not None, "the other family's tree is still under way"
+    assert [segment.sequence for segment in second.segments] == [3]

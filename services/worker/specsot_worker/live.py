@@ -38,11 +38,12 @@ class Live:
     waiting: float | None = None
     forced: tuple[int, ...] = ()
     told: bool = True
-    forked_from: int = field(init=False)
+    family: int = field(init=False)
 
     def __post_init__(self) -> None:
         fork = self.opening.fork
-        self.forked_from = fork.sequence if fork else self.opening.sequence
+        source = fork.sequence if fork else self.opening.sequence
+        self.family = source if self.opening.family is None else self.opening.family
         self.fed = self.committed = fork.length if fork else 0
 
     @property

@@ -138,24 +138,24 @@ class Sequencer:
         return Frame(self._epoch, self._number, openings, segments, closings, resting=resting)
 
     def _held(self, now: float) -> set[int]:
-        """Families (a prefix and its forks) in which a sequence still waits for its tree, and may.
+        """Families (of one request, or of one prefix) in which a sequence still waits for its tree, and may.
 
         A lap costs nearly the same for one sequence as for all of a family: it goes out whole.
         """
         return {
-            live.forked_from
+            live.family
             for live in self._live.values()
             if live.waiting is not None and live.growable and now < self._patience.deadline(live.waiting)
         }
 
     def _grow(self, now: float) -> list[Growth]:
         """Trees of every family of which all who can are ready, and none is under way."""
-        away = {live.forked_from for live in self._live.values() if live.in_flight} | self._held(now)
-        ready = [live for live in self._live.values() if live.growable and live.forked_from not in away]
+        away = {live.family for live in self._live.values() if live.in_flight} | self._held(now)
+        ready = [live for live in self._live.values() if live.growable and live.family not in away]
         for live in ready:
             if live.waiting is not None and live.tree is None:
                 self._patience.missed()
-        ready.sort(key=lambda live: (live.forked_from, live.opening.sequence))
+        ready.sort(key=lambda live: (live.family, live.opening.sequence))
         room, growths = self._budget.rows, list[Growth]()
         for place, live in enumerate(ready):
             others = len(ready) - place - 1

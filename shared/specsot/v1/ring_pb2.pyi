@@ -80,7 +80,7 @@ class PlanRules(_message.Message):
     def __init__(self, direct: bool = ..., tools: _Optional[_Iterable[str]] = ..., max_points: _Optional[int] = ..., plan_tokens: _Optional[int] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs", "form")
+    __slots__ = ("sequence", "prompt", "fork", "decodes", "drafted", "generated", "sampling", "seed", "ordinal", "stop_ids", "limit", "plan", "logprobs", "form", "family")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class Opening(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     prompt: int
     fork: Fork
@@ -109,7 +110,8 @@ class Opening(_message.Message):
     plan: PlanRules
     logprobs: int
     form: _values_pb2.Form
-    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ...) -> None: ...
+    family: int
+    def __init__(self, sequence: _Optional[int] = ..., prompt: _Optional[int] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., decodes: bool = ..., drafted: bool = ..., generated: _Optional[int] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., ordinal: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., limit: _Optional[int] = ..., plan: _Optional[_Union[PlanRules, _Mapping]] = ..., logprobs: _Optional[int] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., family: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("sequence", "start", "tokens", "final")

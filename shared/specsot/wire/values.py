@@ -96,6 +96,7 @@ def encode_opening(opening: Opening) -> ring_pb2.Opening:
         plan=encode_plan(opening.plan),
         form=encode_form(opening.form),
         logprobs=opening.logprobs,
+        family=opening.family,
     )
 
 
@@ -118,6 +119,7 @@ def decode_opening(message: ring_pb2.Opening) -> Opening:
         plan=from_peer(decode_plan, message.plan) if message.HasField("plan") else None,
         form=from_peer(decode_form, message.form) if message.HasField("form") else None,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        family=message.family if message.HasField("family") else None,
     )
 
 
