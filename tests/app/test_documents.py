@@ -12,7 +12,14 @@ from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "models/demo/README.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/eagle.md",
+    "docs/models.md",
+    "models/demo/README.md",
+]
 
 
 def test_every_file_has_its_line_in_the_architecture() -> None:
