@@ -31,6 +31,11 @@ class Laps:
         self._newest: deque[_Lap] = deque(maxlen=MOST)
         self._stages: tuple[float, ...] = ()
         self._laps = self._tokens = 0
+        self._listeners: list[Callable[[Result], None]] = []
+
+    def follow(self, listener: Callable[[Result], None]) -> None:
+        """From now on `listener` hears of every lap too; what it does must be quick."""
+        self._listeners.append(listener)
 
     def heard(self, result: Result) -> None:
         """One more lap."""
@@ -38,6 +43,8 @@ class Laps:
         self._newest.append(_Lap(self._clock(), tokens, result.rows))
         self._stages = _smoothed(self._stages, result.seconds)
         self._laps, self._tokens = self._laps + 1, self._tokens + tokens
+        for listener in self._listeners:
+            listener(result)
 
     def info(self) -> LapsInfo:
         """As of now."""

@@ -1,0 +1,36 @@
+"""Puts the HTTP door's endpoints together, with one way to refuse and one way in.
+
+Refuses to know sockets and processes.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from specsot import __version__
+from specsot.errors import SpecsotError
+from specsot.rpc.options import PUBLIC_BYTES
+from specsot_master.gateway.house import House
+from specsot_master.gateway.intake import Intake
+from specsot_master.gateway.openai.routes import openai_routes
+from specsot_master.gateway.refusals import refuse, refuse_body, refuse_http
+from specsot_master.gateway.ring import ring_routes
+from specsot_master.gateway.seeds import seed_routes
+
+
+def build_app(house: House) -> ASGIApp:
+    """Everything that is served. The documents' own pages would fetch scripts from elsewhere: left out."""
+    app = FastAPI(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None)
+    for kind, answer in (
+        (SpecsotError, refuse),
+        (RequestValidationError, refuse_body),
+        (HTTPException, refuse_http),
+        (Exception, refuse),
+    ):
+        app.add_exception_handler(kind, answer)
+    for routes in (openai_routes, seed_routes, ring_routes):
+        app.include_router(routes(house))
+    return Intake(app, PUBLIC_BYTES)

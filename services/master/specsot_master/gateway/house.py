@@ -1,0 +1,99 @@
+"""What every endpoint shares: the desk, the model's text, and who is calling.
+
+Refuses to know what endpoints make of it.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.requests import Request
+
+from specsot.errors import InvalidRequest
+from specsot.members import Head
+from specsot.params import Ask
+from specsot_master.desk import Desk
+from specsot_master.gateway.refusals import in_words
+from specsot_master.gateway.together import Events
+from specsot_master.server.master_service import checked_id
+
+LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
+TIMEOUT, REQUEST_ID = "x-request-timeout", "x-request-id"
+
+
+class Language(Protocol):
+    """What is needed of the model's tokenizer."""
+
+    def encode_bare(self, text: str) -> tuple[int, ...]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """healthy: whether requests are answered now. head: what drafts, if anything does.
+
+    figures: for Prometheus, in its text format. began: seconds since 1970 when the master started.
+    """
+
+    desk: Desk
+    language: Language
+    healthy: Callable[[], bool]
+    head: Callable[[], Head | None]
+    figures: Callable[[], bytes]
+    began: int
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """A bare text as tokens. Raises InvalidRequest for one that is too long to even look at."""
+        positions = max((model.max_positions for model in self.desk.info().models), default=0)
+        if len(text) > LONGEST_TOKEN * positions:
+            raise InvalidRequest(f"prompt: {len(text)} characters cannot fit the context", "prompt")
+        return self.language.encode_bare(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """id: of this call, its own or drawn here. timeout: seconds it may take, None for no limit."""
+
+    id: str
+    client: str
+    timeout: float | None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {REQUEST_ID: self.id}
+
+    def generate(self, desk: Desk, asks: Sequence[Ask]) -> list[Events]:
+        """A stream for every ask. The first has the call's own id, further ones a number behind it."""
+        ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
+        return [desk.generate(ask, id, self.client, self.timeout) for ask, id in zip(asks, ids)]
+
+
+def caller_of(request: Request) -> Caller:
+    """Raises InvalidRequest for headers that make no sense."""
+    with in_words({"request_id": REQUEST_ID}):
+        id = checked_id(request.headers.get(REQUEST_ID, "")) or secrets.token_hex(12)
+    return Caller(id, client_of(request), timeout_of(request.headers.get(TIMEOUT)))
+
+
+def client_of(request: Request) -> str:
+    """One host is one client, at whichever door: the same words as gRPC's peers."""
+    host = request.client.host if request.client else ""
+    return f"ipv6:%5B{host}%5D" if ":" in host else f"ipv4:{host}"
+
+
+def timeout_of(header: str | None) -> float | None:
+    """Seconds. Raises InvalidRequest."""
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < 1e9:
+        raise InvalidRequest(f"{TIMEOUT} must be a number of seconds > 0", field=TIMEOUT)
+    return seconds

@@ -1,0 +1,164 @@
+"""From a body to the requests it stands for: one for each answer that is wanted.
+
+Refuses to know transports and events. Defaults are SpecSoT's own wherever the body says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from specsot.errors import InvalidRequest
+from specsot.params import Ask, Limits, Message, Sampling
+from specsot_master.gateway.openai.bodies import (
+    MOST_CHOICES,
+    Asking,
+    ChatBody,
+    CompletionBody,
+    Planning,
+    Turn,
+)
+from specsot_master.gateway.openai.forms import field_of, form_of
+
+COMPLETION_TOKENS = 16  # of a plain completion, where the body does not say
+SEEDS = 2**63
+
+Encode = Callable[[str], tuple[int, ...]]
+
+_SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_LIMITS = ("max_parallel", "max_branch_tokens", "max_skeleton_tokens")
+_PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
+
+# Our fields under the names their callers know.
+CHAT_WORDS: Mapping[str, str] = {
+    "prompt": "messages",
+    "request_id": "x-request-id",
+    "max_new_tokens": "max_tokens",
+    "logprobs": "top_logprobs",
+    **{name: f"specsot.{name}" for name in _PLANNING},
+}
+COMPLETION_WORDS: Mapping[str, str] = {
+    **CHAT_WORDS,
+    "prompt": "prompt",
+    "logprobs": "logprobs",
+    "tokens": "prompt",
+}
+
+
+def words_of(body: Asking) -> Mapping[str, str]:
+    """Our fields under the names that this body's caller knows."""
+    words = CHAT_WORDS if isinstance(body, ChatBody) else COMPLETION_WORDS
+    asked = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    return {
+        **words,
+        "constraint": field_of(body),
+        "max_new_tokens": "max_tokens" if asked is None else "max_completion_tokens",
+    }
+
+
+def chat_asks(body: ChatBody) -> list[Ask]:
+    """Raises InvalidRequest."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    ask = Ask(
+        messages=tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages)),
+        **_shared(body),
+        limits=limits_of(body, body.max_completion_tokens, body.max_tokens),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    return copies_of(ask, body)
+
+
+def completion_asks(body: CompletionBody, encode: Encode) -> list[Ask]:
+    """Every prompt, `n` times each. Raises InvalidRequest."""
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest("echo cannot come with logprobs: prompts have none here", "echo")
+    shared: dict[str, Any] = _shared(body) | {"mode": "direct"}
+    limits = limits_of(body, body.max_tokens, COMPLETION_TOKENS)
+    asks: list[Ask] = []
+    for tokens in prompts_of(body, encode):
+        ask = Ask(tokens=tokens, **shared, limits=limits, logprobs=body.logprobs)
+        asks += copies_of(ask, body)
+    if len(asks) > MOST_CHOICES:
+        raise InvalidRequest(f"{len(asks)} answers to one call, {MOST_CHOICES} are allowed", "prompt")
+    return asks
+
+
+def message_of(turn: Turn, field: str) -> Message:
+    """One turn; its text parts joined. `developer` is OpenAI's newer word for `system`."""
+    for name in ("tool_calls", "function_call"):
+        if (turn.model_extra or {}).get(name):
+            raise InvalidRequest(f"{field}.{name} is not served here: leave it out", f"{field}.{name}")
+    return Message("system" if turn.role == "developer" else turn.role, text_of(turn, f"{field}.content"))
+
+
+def text_of(turn: Turn, field: str) -> str:
+    """Raises InvalidRequest for pictures and sounds."""
+    if not isinstance(turn.content, list):
+        return turn.content or ""
+    for part in turn.content:
+        if part.type != "text" or part.text is None:
+            raise InvalidRequest(f"{field}: only parts of type text are served", field)
+    return "".join(part.text or "" for part in turn.content)
+
+
+def prompts_of(body: CompletionBody, encode: Encode) -> list[tuple[int, ...]]:
+    """Every prompt as token ids."""
+    given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    if given and isinstance(given[0], int):
+        given = [given]
+    if not 0 < len(given) <= MOST_CHOICES:
+        raise InvalidRequest(f"prompt: {len(given)} prompts, from 1 to {MOST_CHOICES} are allowed", "prompt")
+    prompts = [encode(one) if isinstance(one, str) else tuple(one) for one in given]
+    if not all(prompts):
+        raise InvalidRequest("prompt must not be empty", "prompt")
+    return prompts
+
+
+def limits_of(body: Asking, *tokens: int | None) -> Limits:
+    """max_new_tokens is the first of `tokens` that says something."""
+    told: dict[str, int | None] = {name: getattr(body.specsot, name, None) for name in _LIMITS}
+    told["max_new_tokens"] = next((count for count in tokens if count is not None), None)
+    return Limits(**{name: count for name, count in told.items() if count is not None})
+
+
+def copies_of(ask: Ask, body: Asking) -> list[Ask]:
+    """As many as are wanted, each with a seed of its own that follows from the one given, if one is."""
+    seed = ask.seed
+    return [replace(ask, seed=None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
+
+
+def _shared(body: Asking) -> dict[str, Any]:
+    """Fields of Ask that every body may set."""
+    planning = body.specsot or Planning()
+    given = {name: getattr(planning, name) for name in ("mode", "drafter", "constraint", "priority")}
+    return {
+        "form": form_of(body),
+        "model": body.model or "",
+        "sampling": sampling_of(body),
+        "stop": stops_of(body),
+        "tools": tuple(planning.tools or ()),
+        "seed": None if body.seed is None else body.seed % SEEDS,
+        "ignore_eos": bool(body.ignore_eos),
+        **{name: value for name, value in given.items() if value is not None},
+    }
+
+
+def sampling_of(body: Asking) -> Sampling:
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING}
+    top_k = None if body.top_k is None else max(body.top_k, 0)  # -1 is another way to say: no cut
+    told: dict[str, Any] = given | {"top_k": top_k, "logit_bias": bias_of(body.logit_bias)}
+    return Sampling(**{name: value for name, value in told.items() if value is not None})
+
+
+def bias_of(bias: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """JSON's keys are text; they name tokens."""
+    for key in bias or {}:
+        if not (key.isascii() and key.isdecimal() and len(key) < 12):
+            raise InvalidRequest("logit_bias: its keys must be token ids", "logit_bias")
+    return tuple(sorted((int(key), float(gain)) for key, gain in (bias or {}).items()))
+
+
+def stops_of(body: Asking) -> tuple[str, ...]:
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())

@@ -1,0 +1,174 @@
+"""What OpenAI's clients send, as models that refuse what has the wrong shape.
+
+Refuses to know what the fields do. Names that nobody knows are tolerated; names that would change the
+answer and are not served are refused, unless they ask for what happens anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from specsot.errors import InvalidRequest
+from specsot.params import DrafterName, Mode
+
+MOST_CHOICES = 128  # answers to one call
+
+
+def _check_text(text: str) -> str:
+    """JSON can spell half a character; text cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not Unicode text: half of a surrogate pair stands alone") from None
+    return text
+
+
+Words = Annotated[str, AfterValidator(_check_text)]
+Count = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class Planning(BaseModel):
+    """SpecSoT's own field. branches: tell the plan and every branch, not only the merged answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Mode | None = None
+    drafter: DrafterName | None = None
+    constraint: bool | None = None
+    tools: list[Words] | None = None
+    priority: Count | None = None
+    max_parallel: Count | None = None
+    max_branch_tokens: Count | None = None
+    max_skeleton_tokens: Count | None = None
+    branches: bool = False
+
+
+class StreamOptions(Model):
+    include_usage: bool | None = None
+
+
+class JsonSchema(Model):
+    """`strict` and `name` are tolerated: an answer is always held to its schema."""
+
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(Model):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Model):
+    """vLLM's field for the same and more; exactly one of them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    json_schema: Annotated[dict[str, Any] | Words | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Words | None = None
+    choice: list[Words] | None = None
+
+
+class Asking(Model):
+    """What chat and plain completions have in common."""
+
+    model: Words | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: Words | list[Words] | None = None
+    seed: Count | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | Words | None = None
+    guided_regex: Words | None = None
+    guided_choice: list[Words] | None = None
+    user: Words | None = None
+    specsot: Planning | None = None
+
+
+class Part(Model):
+    """A piece of a message."""
+
+    type: str
+    text: Words | None = None
+
+
+class Turn(Model):
+    """A message; its `name` is tolerated."""
+
+    role: Words
+    content: Words | list[Part] | None = None
+
+
+class ChatBody(Asking):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
+
+
+class CompletionBody(Asking):
+    """POST /v1/completions. A prompt is text or token ids; several are answered side by side."""
+
+    prompt: Words | list[Words] | list[int] | list[list[int]]
+    logprobs: Count | None = None
+    echo: bool | None = None
+
+
+# What a caller may spell out because it is what happens anyway.
+_IDLE: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_grammar": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+
+
+def refuse_unserved(body: BaseModel) -> None:
+    """Raises InvalidRequest for a field that asks for something that is not done here."""
+    for name, value in (body.model_extra or {}).items():
+        if name in _IDLE and value is not None and value not in _IDLE[name]:
+            raise InvalidRequest(f"{name} is not served here: leave it out", field=name)

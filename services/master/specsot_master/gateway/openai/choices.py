@@ -1,0 +1,134 @@
+"""From events to what OpenAI's clients read: the pieces of a streamed choice, and a choice as a whole.
+
+Pure. Refuses to know transports, and which endpoint's objects the pieces go into (see chat, completions).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from specsot.errors import SpecsotError
+from specsot.events import (
+    Event,
+    Finished,
+    MergedText,
+    Numbered,
+    Reason,
+    Started,
+    TokenLogprobs,
+)
+from specsot.lines import fields_of
+from specsot.view import Panel, View
+
+LEAST = -9999.0  # what a logprob of minus infinity is told as: JSON has no word for it
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event adds to a choice. offset: characters of the choice before `text`.
+
+    logprobs: None where nobody asked. extra: the event itself, for those who want to see branches.
+    """
+
+    text: str = ""
+    offset: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    reason: str | None = None
+    begins: bool = False
+    extra: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What of a request is told. logprobs: asked for. planning: SpecSoT's own field was there at all."""
+
+    logprobs: bool = False
+    planning: bool = False
+    branches: bool = False
+
+
+def piece_of(numbered: Numbered, telling: Telling) -> Piece | None:
+    """None for an event that says nothing to this caller. Raises SpecsotError, as `reason_of`."""
+    event = numbered.event
+    extra = _extra_of(numbered, telling)
+    match event:
+        case Started():
+            return Piece(begins=True, extra=extra)
+        case MergedText():
+            logprobs = event.logprobs if telling.logprobs else None
+            return Piece(event.text, event.offset, logprobs, extra=extra)
+        case Finished():
+            return Piece(offset=len(event.text), reason=reason_of(event), extra=extra)
+        case _:
+            return Piece(extra=extra) if extra else None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one call: each prompt once, every answer's own."""
+
+    prompts: dict[int, int] = field(default_factory=dict[int, int])
+    completion: int = 0
+
+    def count(self, prompt: int, event: Event) -> None:
+        """`prompt`: which of the call's prompts the event belongs to."""
+        if isinstance(event, Started):
+            self.prompts[prompt] = event.prompt_tokens
+        elif isinstance(event, Finished):
+            self.completion += event.statistics.merged_tokens
+
+    def told(self) -> dict[str, Any]:
+        prompt = sum(self.prompts.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": prompt + self.completion,
+        }
+
+
+def reason_of(finished: Finished) -> str:
+    """OpenAI's finish_reason; `abort` is vLLM's word, `error` ours. Raises SpecsotError where a failure
+    left no text at all.
+    """
+    match finished.reason:
+        case Reason.STOP | Reason.LENGTH:
+            return finished.reason.value
+        case Reason.CANCELLED:
+            return "abort"
+        case _ if finished.text:
+            return "error"
+        case _:
+            raise SpecsotError("the model could not write this answer")
+
+
+def planning_of(view: View, telling: Telling) -> dict[str, Any]:
+    """The `specsot` field of a whole choice."""
+    assert view.started is not None
+    assert view.finished is not None
+    figures = view.finished.statistics
+    told = {"mode": figures.mode, "seed": view.started.seed, "statistics": dataclasses.asdict(figures)}
+    if telling.branches:
+        told |= {"skeleton": view.skeleton, "branches": [_branch_of(panel) for panel in view.panels]}
+    return told
+
+
+def _branch_of(panel: Panel) -> dict[str, Any]:
+    point = dataclasses.asdict(panel.point)
+    written = {"text": panel.text, "tokens": panel.tokens, "reason": panel.reason and panel.reason.value}
+    return point | written
+
+
+def _extra_of(numbered: Numbered, telling: Telling) -> dict[str, Any] | None:
+    """The event for those who asked for branches; without the text that the chunk carries anyway."""
+    event = numbered.event
+    wanted = telling.branches or (telling.planning and isinstance(event, Finished))
+    if not wanted or isinstance(event, MergedText):
+        return None
+    told = fields_of(numbered)
+    return {name: told[name] for name in told if name not in ("text", "tokens")} if _ends(event) else told
+
+
+def _ends(event: Event) -> bool:
+    return isinstance(event, Finished)

@@ -1,0 +1,152 @@
+"""The error tree as HTTP: the one place where status codes and OpenAI's error shape are known.
+
+Refuses to know which call failed. What is not a SpecsotError never shows its words to a stranger.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import structlog
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specsot.errors import (
+    Cancelled,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    Overloaded,
+    PlanError,
+    Refused,
+    SpecsotError,
+    TimedOut,
+    Unavailable,
+    WireError,
+)
+
+log = structlog.get_logger()
+
+LONGEST_LINE = 1000  # characters of a message, which may repeat what was sent
+LONGEST_PLAN = 20_000
+OURS_TO_ANSWER_FOR = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`status`, and OpenAI's `type` and `code`."""
+
+    status: int
+    type: str
+    code: str | None = None
+
+
+_WRONG = "invalid_request_error"
+_REFUSALS: dict[type[SpecsotError], Refusal] = {
+    InvalidRequest: Refusal(400, _WRONG),
+    WireError: Refusal(400, _WRONG),
+    NotFound: Refusal(404, _WRONG, "model_not_found"),
+    Refused: Refusal(409, "conflict_error", "refused"),
+    PlanError: Refusal(422, "plan_error", "no_valid_plan"),
+    Overloaded: Refusal(429, "rate_limit_error", "rate_limit_exceeded"),
+    Cancelled: Refusal(499, "cancelled_error", "cancelled"),
+    ModelError: Refusal(500, "server_error", "model_error"),
+    Unavailable: Refusal(503, "service_unavailable_error", "unavailable"),
+    TimedOut: Refusal(504, "timeout_error", "deadline_exceeded"),
+    SpecsotError: Refusal(500, "server_error"),
+}
+_WORDS = {
+    404: "there is nothing at {path}",
+    405: "{path} does not take {method}",
+    413: "the body is too large",
+    415: "the body must be application/json",
+    500: "internal error",
+}
+
+
+def body_of(error: Exception) -> dict[str, Any]:
+    """The error as OpenAI's clients read it, also from within a stream."""
+    error = known(error)
+    refusal = _refusal_of(error)
+    told: dict[str, Any] = {
+        "message": str(error)[:LONGEST_LINE],
+        "type": refusal.type,
+        "param": error.field if isinstance(error, InvalidRequest) else None,
+        "code": refusal.code,
+    }
+    if isinstance(error, PlanError):
+        told["plan"] = error.text[:LONGEST_PLAN]
+    return {"error": told}
+
+
+def response_of(error: Exception) -> Response:
+    """The whole answer to a call that failed before its answer began."""
+    error = known(error)
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    return _respond(_refusal_of(error).status, body_of(error), headers)
+
+
+def known(error: Exception) -> SpecsotError:
+    """The error itself if it is one of ours; else it is logged, and told as an internal one."""
+    if isinstance(error, SpecsotError):
+        return error
+    log.error("a call failed", exc_info=error)
+    return SpecsotError("internal error")
+
+
+@contextmanager
+def in_words(words: Mapping[str, str]) -> Generator[None]:
+    """Whatever is refused meanwhile names the field that the caller wrote."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.field is None or error.field not in words:
+            raise
+        theirs = words[error.field]
+        raise InvalidRequest(str(error).replace(error.field, theirs, 1), theirs) from error
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    return response_of(error)
+
+
+async def refuse_body(request: Request, error: Exception) -> Response:
+    """What the body's schema says, as the one field that is wrong and why."""
+    complaint = cast(RequestValidationError, error).errors()[0]
+    field = ".".join(str(part) for part in complaint["loc"] if part != "body")
+    if complaint["type"] == "json_invalid":
+        return response_of(InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"))
+    said = complaint["msg"].removeprefix("Value error, ")
+    return response_of(InvalidRequest(f"{field or 'body'}: {said}", field=field or None))
+
+
+async def refuse_http(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: no such path, no such method, a body that cannot be read."""
+    error = cast(HTTPException, error)
+    words = _WORDS.get(error.status_code, str(error.detail))
+    line = words.format(path=request.url.path, method=request.method)
+    return refusal(error.status_code, line, dict(error.headers or {}))
+
+
+def refusal(status: int, line: str, headers: dict[str, str] | None = None) -> Response:
+    """A refusal that has no error of ours behind it."""
+    kind = _WRONG if status < OURS_TO_ANSWER_FOR else "server_error"
+    told = {"message": line[:LONGEST_LINE], "type": kind, "param": None, "code": None}
+    return _respond(status, {"error": told}, headers or {})
+
+
+def _refusal_of(error: SpecsotError) -> Refusal:
+    return next(_REFUSALS[kind] for kind in type(error).__mro__ if kind in _REFUSALS)
+
+
+def _respond(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
+    return Response(json.dumps(body), status, headers, "application/json")

@@ -1,0 +1,116 @@
+"""The endpoints of the systems SpecSoT grew from, with their fields: /generate, /health, /info.
+
+Refuses to know OpenAI's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import JSONResponse, Response
+
+from specsot.events import Finished
+from specsot.params import Ask, Limits, Sampling
+from specsot_master.gateway.gpus import look_at_gpus
+from specsot_master.gateway.house import House, caller_of
+from specsot_master.gateway.openai.bodies import Words
+from specsot_master.gateway.openai.choices import reason_of
+from specsot_master.gateway.refusals import in_words
+from specsot_master.gateway.streams import unless_gone
+from specsot_master.gateway.together import together
+
+_WORDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
+
+
+class GenerateBody(BaseModel):
+    """POST /generate. top_p 0 means no cut."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt: Words
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 0.0
+    enable_parallel: bool = True
+    use_semantic_constraint: bool = True
+
+
+def seed_routes(house: House) -> APIRouter:
+    router = APIRouter(tags=["as before"])
+
+    @router.post("/generate")
+    async def generate(request: Request, body: GenerateBody) -> Response:
+        """One answer, whole."""
+        caller = caller_of(request)
+        with in_words(_WORDS):
+            events = together(caller.generate(house.desk, [ask_of(body)]))
+            finished = await unless_gone(request, last_of(events))
+        return JSONResponse(told(finished), headers=caller.headers)
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while requests are answered, 503 while they are not."""
+        ready = house.healthy()
+        used = sum(gpu.used for gpu in look_at_gpus()) / (1 << 20)
+        body = {"status": status_of(house), "model_loaded": house.desk.info().ready, "gpu_memory_mb": used}
+        return JSONResponse(body, 200 if ready else 503)
+
+    @router.get("/info")
+    async def info() -> dict[str, Any]:
+        """What is served."""
+        found, head = house.desk.info(), house.head()
+        drafter = next((member.name for member in found.members if member.kind == "drafter"), None)
+        return {
+            "base_model": found.models[0].name,
+            "eagle_model": drafter,
+            "use_eagle3": head is not None and len(head.taps) > 1,
+            "max_seq_len": found.models[0].max_positions,
+        }
+
+    _ = generate, health, info
+    return router
+
+
+def ask_of(body: GenerateBody) -> Ask:
+    """Raises InvalidRequest."""
+    return Ask(
+        prompt=body.prompt,
+        mode="auto" if body.enable_parallel else "direct",
+        constraint=body.use_semantic_constraint,
+        sampling=Sampling(temperature=body.temperature, top_p=body.top_p or 1.0),
+        limits=Limits(max_new_tokens=body.max_new_tokens),
+    )
+
+
+async def last_of(events: Any) -> Finished:
+    """The end of a request's events."""
+    finished: Finished | None = None
+    async for _, numbered in events:
+        if isinstance(numbered.event, Finished):
+            finished = numbered.event
+    assert finished is not None
+    return finished
+
+
+def told(finished: Finished) -> dict[str, Any]:
+    """Raises SpecsotError where there is no text."""
+    figures = finished.statistics
+    return {
+        "text": finished.text,
+        "tokens": figures.completion_tokens,
+        "time_ms": figures.seconds * 1000,
+        "mode": figures.mode,
+        "stats": dataclasses.asdict(figures) | {"finish_reason": reason_of(finished)},
+    }
+
+
+def status_of(house: House) -> str:
+    """In one word."""
+    if house.desk.closing:
+        return "leaving"
+    if not house.desk.info().ready:
+        return "waiting"
+    return "healthy" if house.healthy() else "stuck"

@@ -1,0 +1,150 @@
+"""Server-sent events as a response, and work that ends when its client goes away.
+
+Refuses to know what is told. A client that stops reading stalls only itself, and not for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from specsot.errors import Cancelled
+from specsot.lines import plain_of
+from specsot_master.gateway.refusals import body_of
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+STALL = 30.0  # seconds in which a client must take what is sent
+PULSE = 15.0  # seconds of silence after which a comment shows that we live
+DONE = b"data: [DONE]\n\n"
+
+Chunks = AsyncGenerator[dict[str, Any], None]
+
+
+class Stalled(Exception):
+    """The client takes nothing any more."""
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The work's result. When the client goes away first, the work is cancelled; raises Cancelled."""
+    return await _unless_left(request.receive, work)
+
+
+async def begin(
+    request: Request, chunks: Chunks, headers: dict[str, str], stall: float = STALL
+) -> EventStream:
+    """A response that tells `chunks`. What goes wrong before the first one is raised here, while the
+    status can still say so.
+    """
+    try:
+        first = await unless_gone(request, anext(chunks))
+    except BaseException:
+        await chunks.aclose()
+        raise
+    return EventStream(first, chunks, headers, stall)
+
+
+class EventStream(Response):
+    """One event a chunk; an error on the way is an event too; "[DONE]" is the last."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: dict[str, Any], rest: Chunks, headers: dict[str, str], stall: float) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._first, self._rest, self._stall = first, rest, stall
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await _unless_left(receive, self._tell(send))
+        except Cancelled:
+            pass  # nobody is there to hear it
+        except Stalled:
+            log.warning("a client stopped reading", seconds=self._stall)
+
+    async def _tell(self, send: Send) -> None:
+        outlet = _Outlet(send, self._stall)
+        async with aclosing(self._rest):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with outlet.pulsing():
+                await self._tell_chunks(outlet)
+            await send({"type": "http.response.body", "body": DONE})
+
+    async def _tell_chunks(self, outlet: _Outlet) -> None:
+        await outlet.write(event_of(self._first))
+        try:
+            async for chunk in self._rest:
+                await outlet.write(event_of(chunk))
+        except Stalled:
+            raise
+        except Exception as error:
+            await outlet.write(event_of(body_of(error)))
+
+
+def event_of(chunk: dict[str, Any]) -> bytes:
+    """One server-sent event; text stays as it is, not escaped to ASCII."""
+    written = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=plain_of)
+    return b"data: " + written.encode() + b"\n\n"
+
+
+class _Outlet:
+    """The way to a client who must keep reading."""
+
+    def __init__(self, send: Send, stall: float) -> None:
+        self._send, self._stall = send, stall
+        self._loop = asyncio.get_running_loop()
+        self._written = self._loop.time()
+
+    async def write(self, event: bytes) -> None:
+        """Raises Stalled."""
+        self._written = self._loop.time()
+        try:
+            async with asyncio.timeout(self._stall):
+                await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        except TimeoutError:
+            raise Stalled from None
+
+    @asynccontextmanager
+    async def pulsing(self) -> AsyncGenerator[None]:
+        """Break long silences meanwhile, so that nobody between us takes the connection for dead."""
+        pulse = asyncio.ensure_future(self._pulse())
+        try:
+            yield
+        finally:
+            pulse.cancel()
+            await asyncio.gather(pulse, return_exceptions=True)
+
+    async def _pulse(self) -> None:
+        while True:
+            await asyncio.sleep(self._written + PULSE - self._loop.time())
+            if self._loop.time() - self._written >= PULSE:
+                await self.write(b": still here\n\n")
+
+
+async def _unless_left(receive: Receive, work: Awaitable[T]) -> T:
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Cancelled("the client went away")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

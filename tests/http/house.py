@@ -1,0 +1,135 @@
+"""The HTTP door on a real port, before a conductor on a fake ring whose laps a task plays.
+
+Refuses to know what the tests expect. Time stands still: alarms ring when a test passes time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2 as httpx
+from openai import AsyncOpenAI
+
+from specsot.frames import Open, Opening
+from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
+from specsot.members import Head, Range
+from specsot_master.conductor import ConductorConfig
+from specsot_master.desk import Desk
+from specsot_master.gateway.app import build_app
+from specsot_master.gateway.door import HttpDoor, open_http_door
+from specsot_master.gateway.house import House
+from specsot_master.gateway.metrics import Metrics
+from specsot_master.gateway.watching import RequestWatch
+from tests.master.letters import SAYS
+from tests.master.stage import Stage
+
+INFO = Info(
+    models=(ModelInfo("demo", "0123456789abcdef", 8, 2048),),
+    members=(
+        MemberInfo("worker", "w0", "127.0.0.1:1", "0123456789abcdef", Range(0, 4)),
+        MemberInfo("worker", "w1", "127.0.0.1:2", "0123456789abcdef", Range(4, 8)),
+        MemberInfo("drafter", "d0", "127.0.0.1:3", "0123456789abcdef"),
+    ),
+    epoch=3,
+    ready=True,
+    pages=PagesInfo(64, 60, 64),
+    laps=LapsInfo(10, 25, 4.0, 2.5, 6.0, (0.012, 0.015)),
+)
+
+HEAD = Head((1, 4, 6), 384)
+CONFIG = ConductorConfig(model="demo", vocabulary=8192)
+
+
+@dataclass
+class Standing:
+    """How the ring stands, in the test's hands."""
+
+    info: Info = INFO
+    healthy: bool = True
+    head: Head | None = HEAD
+
+
+@dataclass
+class Served:
+    """`going`: laps are played while it is set."""
+
+    stage: Stage
+    desk: Desk
+    door: HttpDoor
+    standing: Standing
+    metrics: Metrics
+    going: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.door.port}"
+
+    def client(self, **more: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False, **more)
+
+    def openai(self) -> AsyncOpenAI:
+        """OpenAI's own client, which tries everything once."""
+        return AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.client()
+        )
+
+    def opened(self) -> list[Opening]:
+        """Every writing sequence that the ring was told to open."""
+        openings = [order.opening for order in self.stage.ring.orders if isinstance(order, Open)]
+        return [opening for opening in openings if opening.decodes]
+
+    async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        async with self.client() as client:
+            return await client.post(path, json=body, **more)
+
+    async def get(self, path: str) -> httpx.Response:
+        async with self.client() as client:
+            return await client.get(path)
+
+    async def quiet(self) -> None:
+        """Nobody waits, nothing runs, and every order is with the ring."""
+        while not self.stage.conductor.idle:
+            await turn()
+        await self.stage.settle()
+
+    async def play(self) -> None:
+        """Laps, as long as there are any; then wait for orders."""
+        while True:
+            await self.going.wait()
+            await turn()
+            if not await self.stage.lap():
+                self.stage.ring.news.clear()
+                await self.stage.ring.news.wait()
+
+
+async def turn() -> None:
+    """Give the network and everybody else a turn."""
+    await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def served(says: Mapping[str, str] = SAYS, **more: Any) -> AsyncIterator[Served]:
+    """`more` goes to the Stage."""
+    stage, standing = Stage(says, **({"config": CONFIG} | more)), Standing()
+    desk, metrics = Desk(stage.conductor, lambda: standing.info), Metrics(lambda: standing.info)
+    desk.watch(lambda _: RequestWatch(metrics, stage.time.now))
+    house = House(
+        desk,
+        stage.text,
+        healthy=lambda: standing.healthy,
+        head=lambda: standing.head,
+        figures=metrics.written,
+        began=1_700_000_000,
+    )
+    one = Served(stage, desk, await open_http_door("127.0.0.1:0", build_app(house)), standing, metrics)
+    one.going.set()
+    playing = asyncio.create_task(one.play())
+    try:
+        yield one
+    finally:
+        playing.cancel()
+        await one.door.close(0)

@@ -1,0 +1,288 @@
+"""What the HTTP door refuses: the status, and one clear line in OpenAI's shape with the field's name.
+
+Refuses to know models: scripts say what is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from specsot.errors import SpecsotError
+from specsot_master.conductor import ConductorConfig
+from specsot_master.gateway.refusals import body_of, response_of
+from tests.http.house import Served, served, turn
+from tests.master.letters import SAYS
+
+pytestmark = pytest.mark.timeout(60)
+
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is it?"}]}
+HI = [{"role": "user", "content": "What is it?"}]
+PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "messages", "required"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": "Hi"}, "messages", "list"),
+        ({"messages": [{"role": "user", "content": 5}]}, None, ""),
+        ({"messages": [{"role": "boss", "content": "Hi"}]}, "messages", "roles are system, user"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages", "not empty"),
+        ({"messages": PICTURE}, "messages.0.content", "only parts of type text"),
+        ({"messages": CALLED}, "messages.1.tool_calls", "not served"),
+        ({"messages": HI, "temperature": -1}, "temperature", ">= 0"),
+        ({"messages": HI, "temperature": "hot"}, "temperature", "number"),
+        ({"messages": HI, "temperature": True}, "temperature", "number"),
+        ({"messages": HI, "top_p": 0}, "top_p", "(0, 1]"),
+        ({"messages": HI, "n": 0}, "n", "greater than or equal to 1"),
+        ({"messages": HI, "n": 129}, "n", "less than or equal to 128"),
+        ({"messages": HI, "max_tokens": 0}, "max_tokens", "max_tokens must be > 0"),
+        ({"messages": HI, "max_tokens": "5"}, "max_tokens", "integer"),
+        ({"messages": HI, "max_completion_tokens": -3}, "max_completion_tokens", "must be > 0"),
+        ({"messages": HI, "max_tokens": 5000}, "max_tokens", "the model has 2048"),
+        ({"messages": HI, "presence_penalty": 3}, "presence_penalty", "[-2, 2]"),
+        ({"messages": HI, "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ({"messages": HI, "logit_bias": {"99999": 1}}, "logit_bias", "names token 99999"),
+        ({"messages": HI, "logit_bias": {"1": 101}}, "logit_bias", "[-100, 100]"),
+        ({"messages": HI, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        ({"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "[0, 20]"),
+        ({"messages": HI, "stop": [""]}, "stop", "non-empty"),
+        ({"messages": HI, "stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"messages": HI, "seed": 2**64}, "seed", ""),
+        ({"messages": HI, "tools": [{"type": "function"}]}, "tools", "not served"),
+        ({"messages": HI, "min_tokens": 3}, "min_tokens", "not served"),
+        ({"messages": HI, "specsot": {"mode": "best"}}, "specsot.mode", "'auto', 'sot' or 'direct'"),
+        ({"messages": HI, "specsot": {"max_parallel": 0}}, "specsot.max_parallel", "> 0"),
+        ({"messages": HI, "specsot": {"tools": ["no name"]}}, "specsot.tools", "identifiers"),
+        ({"messages": HI, "specsot": {"branch": True}}, "specsot.branch", "not permitted"),
+        ({"messages": HI, "response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
+        (
+            {"messages": HI, "response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "given",
+        ),
+        (
+            {
+                "messages": HI,
+                "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "circle"}}},
+            },
+            "response_format",
+            "response_format: ",
+        ),
+        (
+            {"messages": HI, "guided_regex": "a+", "response_format": {"type": "json_object"}},
+            "guided_regex",
+            "one form",
+        ),
+        ({"messages": HI, "guided_regex": "(", "specsot": {"mode": "sot"}}, "guided_regex", "not a plan"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "surrogate"),
+        ([], "body", ""),
+    ],
+)
+async def test_a_wrong_chat(house: Served, body: Any, param: str | None, words: str) -> None:
+    if isinstance(body, dict) and "mode" not in body.get("specsot", {}):
+        body = {**body, "specsot": {"mode": "direct", **body.get("specsot", {})}}
+    if isinstance(body, dict) and body.get("guided_regex"):
+        body["specsot"].setdefault("mode", "direct")
+    answer = await post(house, CHAT, body)
+    told = answer.json()["error"]
+    assert answer.status_code == 400, told
+    assert told["type"] == "invalid_request_error"
+    assert words in told["message"]
+    if param not in (None, "body"):
+        assert told["param"] == param
+    assert len(told["message"]) < 1200
+    assert "Traceback" not in answer.text
+    assert house.opened() == []
+
+
+async def post(house: Served, path: str, body: Any) -> Any:
+    """JSON as strange clients write it: halves of characters, NaN."""
+    async with house.client() as client:
+        headers = {"content-type": "application/json"}
+        return await client.post(path, content=json.dumps(body).encode(), headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "prompt", "required"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": []}, "prompt", "0 prompts"),
+        ({"prompt": [[]]}, "prompt", "empty"),
+        ({"prompt": [1, "two"]}, None, ""),
+        ({"prompt": [9000]}, "prompt", "names token 9000"),
+        ({"prompt": [-1]}, "prompt", "whole"),
+        ({"prompt": [1] * 2048}, "prompt", "cannot fit"),
+        ({"prompt": "x" * 600_000}, "prompt", "600000 characters cannot fit"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "[0, 20]"),
+        ({"prompt": "a", "echo": True, "logprobs": 1}, "echo", "logprobs"),
+        ({"prompt": "a", "suffix": "z"}, "suffix", "not served"),
+        ({"prompt": "a", "best_of": 3}, "best_of", "not served"),
+        ({"prompt": ["a"] * 65, "n": 2}, "prompt", "130 answers"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens", "> 0"),
+    ],
+)
+async def test_a_wrong_completion(house: Served, body: Any, param: str | None, words: str) -> None:
+    answer = await house.post(PLAIN, body)
+    told = answer.json()["error"]
+    assert answer.status_code == 400, told
+    assert words in told["message"]
+    assert param is None or told["param"] == param
+    assert house.opened() == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"", b"\xff\xfe", b"nonsense", b'{"a":' * 100_000, b"1e999", b"9" * 5000]
+)
+async def test_what_is_no_json(house: Served, body: bytes) -> None:
+    async with house.client() as client:
+        answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert answer.json()["error"]["message"]
+
+
+async def test_numbers_that_are_none(house: Served) -> None:
+    for value in ("NaN", "Infinity", "-Infinity"):
+        body = f'{{"messages":[{{"role":"user","content":"Hi"}}],"temperature":{value}}}'
+        async with house.client() as client:
+            answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nothing", 404), ("GET", CHAT, 405), ("POST", "/health", 405), ("DELETE", CHAT, 405)],
+)
+async def test_no_such_place(house: Served, method: str, path: str, status: int) -> None:
+    async with house.client() as client:
+        answer = await client.request(method, path, json={})
+    assert answer.status_code == status
+    assert path in answer.json()["error"]["message"]
+
+
+async def test_another_model(house: Served) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await house.openai().chat.completions.create(model="gpt-9", messages=HI)  # pyright: ignore
+    assert caught.value.code == "model_not_found"
+    assert "only 'demo'" in caught.value.message
+    with pytest.raises(openai.NotFoundError):
+        await house.openai().chat.completions.create(model="gpt-9", messages=HI, stream=True)  # pyright: ignore
+
+
+async def test_no_room(house: Served) -> None:
+    async with served(config=ConductorConfig(model="demo", live=1, queue=0, retry_after=2.5)) as full:
+        answer = await full.post(CHAT, {"messages": HI})
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "3"
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        with pytest.raises(openai.RateLimitError):
+            await full.openai().chat.completions.create(model="demo", messages=HI, stream=True)  # pyright: ignore
+
+
+async def test_more_answers_than_there_is_room_for_are_refused_together() -> None:
+    async with served(config=ConductorConfig(model="demo", live=1, queue=2)) as house:
+        body = {"messages": HI, "n": 5, "specsot": {"mode": "direct"}}
+        assert (await house.post(CHAT, body)).status_code == 429
+        assert (await house.post(CHAT, {**body, "stream": True})).status_code == 429
+        await house.quiet()
+        house.stage.assert_clean()
+
+
+async def test_no_ring(house: Served) -> None:
+    house.stage.ring.now, state = None, house.stage.ring.now
+    for path, body in ((CHAT, {"messages": HI}), (PLAIN, {"prompt": "a"}), ("/generate", {"prompt": "a"})):
+        answer = await house.post(path, body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert "waiting for 1 of 2 workers" in answer.json()["error"]["message"]
+    house.stage.ring.now = state
+
+
+async def test_a_deadline(house: Served) -> None:
+    house.going.clear()
+    headers = {"x-request-timeout": "5"}
+    asking = asyncio.create_task(house.post(CHAT, {"messages": HI}, headers=headers))
+    while not house.stage.time.alarms:
+        await turn()
+    house.stage.time.advance(1000)
+    answer = await asking
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    house.going.set()
+
+
+@pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan", "1e10"])
+async def test_a_deadline_that_is_none(house: Served, timeout: str) -> None:
+    answer = await house.post(CHAT, {"messages": HI}, headers={"x-request-timeout": timeout})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-timeout")
+
+
+async def test_an_id_that_is_in_use(house: Served) -> None:
+    house.going.clear()
+    client = house.openai()
+    stream = await client.chat.completions.create(  # pyright: ignore
+        model="demo", messages=HI, stream=True, extra_headers={"x-request-id": "mine"}
+    )
+    answer = await house.post(CHAT, {"messages": HI}, headers={"x-request-id": "mine"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
+    await stream.close()
+    house.going.set()
+
+
+@pytest.mark.parametrize("id", ["x" * 129, "two\tparts"])
+async def test_an_id_that_is_none(house: Served, id: str) -> None:
+    answer = await house.post(CHAT, {"messages": HI}, headers={"x-request-id": id})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
+
+
+async def test_a_plan_without_a_line() -> None:
+    async with served({**SAYS, "Write the plan.": "[PLAN]\nno line at all\n[END]"}) as house:
+        body = {"messages": HI, "specsot": {"mode": "sot", "constraint": False}}
+        answer = await house.post(CHAT, body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "no_valid_plan")
+        assert "no line at all" in answer.json()["error"]["plan"]
+        stream = await house.openai().chat.completions.create(  # pyright: ignore
+            model="demo", messages=HI, stream=True, extra_body={"specsot": body["specsot"]}
+        )
+        with pytest.raises(openai.APIError, match="plan"):
+            _ = [chunk async for chunk in stream]
+        await house.quiet()
+        house.stage.assert_clean()
+
+
+def test_every_error_has_a_status() -> None:
+    def all_kinds(kind: type[SpecsotError]) -> list[type[SpecsotError]]:
+        return [kind, *(one for child in kind.__subclasses__() for one in all_kinds(child))]
+
+    import specsot.errors
+
+    for kind in all_kinds(SpecsotError):
+        if kind.__module__ == specsot.errors.__name__:
+            error = kind("words", "text") if kind is specsot.errors.PlanError else kind("words")
+            answer = response_of(error)
+            assert 400 <= answer.status_code < 600
+            assert json.loads(bytes(answer.body))["error"]["message"] == "words"
+
+
+def test_nothing_of_python_reaches_a_client() -> None:
+    assert response_of(KeyError("/home/somebody/secret")).status_code == 500
+    assert body_of(KeyError("/home/somebody/secret"))["error"]["message"] == "internal error"
+
+
+async def test_a_fault_of_ours_is_told_as_such(house: Served) -> None:
+    class Broken:
+        def generate(self, *_: Any) -> Any:
+            raise KeyError("/home/somebody/secret")
+
+    house.desk._leader = Broken()  # pyright: ignore
+    answer = await house.post(CHAT, {"messages": HI})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "internal error"
