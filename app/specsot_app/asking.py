@@ -65,7 +65,11 @@ def form_of(given: Mapping[str, Any]) -> Form | None:
         return Form(kind)
     if kind == "json_schema" and not isinstance(value, str):
         value = written_schema(value)
-    return Form(kind, strings_of(value))
+    return Form(kind, tuple(value) if kind == "choice" and is_several(value) else (value,))
+
+
+def is_several(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str)
 
 
 def written_schema(schema: Any) -> str:

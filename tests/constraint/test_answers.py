@@ -261,3 +261,28 @@ def test_what_cannot_be_compiled_is_refused_on_one_line(form: Form, reason: str)
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 400
+
+
+JSON = [name for name, form in FORMS.items() if form.kind.startswith("json")]
+
+
+@pytest.mark.parametrize("words", ["single", "demo"])
+@pytest.mark.parametrize("name", JSON)
+def test_law_3_json_ends_within_any_budget_that_is_enough_for_its_least(name: str, words: str) -> None:
+    vocabulary = VOCABULARIES[words]
+    end = next(one for one, text in enumerate(vocabulary.bytes) if text is None)
+    machine = AnswerAutomaton(vocabulary, FORMS[name], (end,))
+    least = len(machine.way(machine.start()) or ())
+    assert least > 1
+    for budget in range(least, least + 100, 3):
+        dice, place, tokens = random.Random(budget), machine.start(), list[int]()
+        while len(tokens) < budget and not machine.finished(place):
+            allowed = np.flatnonzero(machine.mask(place, budget - len(tokens))).tolist()
+            token = dice.choice(allowed)
+            if token == end:
+                break
+            ahead = machine.advance(place, token)
+            assert ahead is not None
+            place = ahead
+            tokens.append(token)
+        assert has_form(FORMS[name], text_of(vocabulary, tokens))

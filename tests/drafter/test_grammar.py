@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from specsot.constraint import TokenAutomaton, automaton
+from specsot.constraint.answers import answer_automaton
+from specsot.forms import Form
 from specsot.frames import Features, Lesson
 from specsot.members import TreeShape
 from specsot.skeleton import PlanRules
@@ -56,13 +58,15 @@ def teach(
     generated: int = 0,
     limit: int = 400,
     forced: tuple[int, ...] = (),
+    **more: object,
 ) -> None:
     """A prompt, then a plan of which the last token is not fed yet; features are noise.
 
     generated: how many of the plan's tokens came back as prompt, after a repair.
     """
     fed, root = (*PROMPT, *written[:-1]), written[-1]
-    opened = opening(1, len(PROMPT) + generated, limit=limit, plan=RULES, generated=generated)
+    more = {"plan": RULES, **more}
+    opened = opening(1, len(PROMPT) + generated, limit=limit, generated=generated, **more)
     rows = torch.randn(len(fed), 384, generator=torch.Generator().manual_seed(len(fed)))
     engine.learn(Features(1, 0, (opened,), (Lesson(1, 0, fed, root, 2, forced),), (), rows, len(fed), 0.0))
 
@@ -86,6 +90,26 @@ def test_every_node_may_follow_what_is_written(
             for token in (*written[:-1], *(tree.tokens[i] for i in path(tree.parents, node))):
                 state = rules.advance(state, token)
                 assert state is not None
+
+
+def test_every_node_may_follow_in_an_answer_with_a_form(head: DraftHead, vocabulary: Vocabulary) -> None:
+    form = Form("json_schema", ('{"type": "array", "items": {"type": "integer"}, "maxItems": 9}',))
+    held, written = answer_automaton(vocabulary, form, (2,)), list[int]()
+    place = held.start()
+    for token in (vocabulary.bytes.index(byte) for byte in (b"[", b"1", b",", b"2")):
+        written.append(token)
+        place = held.advance(place, token)
+        assert place is not None
+        engine = DraftEngine(head, configuration(SHAPE, 8, 64), vocabulary)
+        teach(engine, written, plan=None, form=form, stop_ids=(2,))
+        tree = drafted(engine)
+        assert len(tree) > 1
+        for node in range(1, len(tree)):
+            ahead = place
+            for step in path(tree.parents, node)[1:]:
+                behind, token = ahead, tree.tokens[step]
+                ahead = held.advance(behind, token) if behind else None
+                assert ahead is not None or (behind is not None and held.mask(behind, 99)[token])
 
 
 def test_without_a_vocabulary_text_counts_as_free(head: DraftHead, rules: TokenAutomaton) -> None:

@@ -43,7 +43,7 @@ class Following:
         except (NotFound, Overloaded):
             self.memory.close(opening.sequence)
             return
-        grammar = grammar_of(self._vocabulary, opening) if self._vocabulary else None
+        grammar = grammar_of(self._vocabulary, opening, led=False) if self._vocabulary else None
         if grammar:
             stream.standing = Standing(grammar, grammar.start())
         self.streams[opening.sequence] = stream

@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from specsot.constraint.choices import Choices
+from specsot.constraint.closing import FARTHEST, closing_of
 from specsot.constraint.compiling import compile_form
 from specsot.constraint.walker import Place, Walker
 from specsot.forms import Form
@@ -20,6 +21,7 @@ from specsot.vocabulary import Vocabulary
 
 Mask = NDArray[np.bool_]
 
+_JSON = ("json_object", "json_schema")
 _MOST_FORCED = 64  # tokens that may follow where all of them spell one text
 
 
@@ -27,15 +29,19 @@ class AnswerAutomaton:
     """One form over the tokens of one vocabulary. Different texts may be walked by different threads.
 
     ends: tokens that end an answer; they may follow where the form is complete.
+    led:  the answer is led to its end when its budget gets small, which takes looking ahead.
     Raises InvalidRequest when the library cannot make sense of the form.
     """
 
-    def __init__(self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True
+    ) -> None:
         self.vocabulary, self.form = vocabulary, form
         self._matchers = _Matchers(vocabulary, form)
         self._ends = np.array([end for end in ends if end < len(vocabulary)], dtype=np.int64)
-        self._writes: Mask = np.array([bool(text) for text in vocabulary.bytes], dtype=np.bool_)
-        self._choices = Choices(vocabulary, form.texts) if form.kind == "choice" else None
+        self._writes = _writing(vocabulary)
+        self._choices = Choices(vocabulary, form.texts) if led and form.kind == "choice" else None
+        self._closing = closing_of(vocabulary) if led and form.kind in _JSON else None
 
     def start(self) -> Place:
         """Before the first token of a text."""
@@ -58,13 +64,16 @@ class AnswerAutomaton:
         """[V] which tokens may follow; read-only. All False when finished, and where the form got too
         complex to go on.
 
-        remaining: tokens the answer may still have, this one included. Only choices are kept within it.
+        remaining: tokens the answer may still have, this one included. When they become few, JSON is led
+        to its end where a way there is known, and a choice to one that fits.
         """
         allowed, ends = self._allowed(place), self._may_end(place)
         if self._choices:
             written = b"".join(self.vocabulary.bytes[token] or b"" for token in place.tokens)
             fitting = self._choices.fit(allowed, written, remaining)
             allowed = fitting if ends or fitting.any() else allowed
+        if self._closing and remaining <= FARTHEST and (ends or allowed.any()):
+            allowed = self._closing.lead(place, allowed, remaining, len(self._ends) > 0)
         if ends:
             allowed[self._ends] = True
         allowed.flags.writeable = False
@@ -81,6 +90,10 @@ class AnswerAutomaton:
         texts = {self.vocabulary.bytes[token] or b"": token for token in allowed[::-1].tolist()}
         longest = max(texts, key=len, default=b"")
         return (texts[longest],) if texts and all(map(longest.startswith, texts)) else ()
+
+    def way(self, place: Place) -> tuple[int, ...] | None:
+        """Tokens with which JSON can be ended from here; None where no way is known."""
+        return self._closing.find(place) if self._closing else None
 
     def _allowed(self, place: Place) -> Mask:
         """What the form alone allows, ends left out."""
@@ -116,7 +129,15 @@ class _Matchers:
             return self._first.deep_copy()
 
 
+@functools.lru_cache(maxsize=4)
+def _writing(vocabulary: Vocabulary) -> Mask:
+    """[V] which tokens are text."""
+    return np.array([bool(text) for text in vocabulary.bytes], dtype=np.bool_)
+
+
 @functools.lru_cache(maxsize=16)
-def answer_automaton(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = ()) -> AnswerAutomaton:
-    """The automaton of these three, shared by everybody in the process. Raises InvalidRequest."""
-    return AnswerAutomaton(vocabulary, form, ends)
+def answer_automaton(
+    vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True
+) -> AnswerAutomaton:
+    """The automaton of these, shared by everybody in the process. Raises InvalidRequest."""
+    return AnswerAutomaton(vocabulary, form, ends, led)

@@ -5,6 +5,7 @@ Refuses to know which tokens are allowed, and the library.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,13 +17,18 @@ from specsot.vocabulary import Vocabulary
 Mask = NDArray[np.bool_]
 
 
+@functools.lru_cache(maxsize=4)
+def _spelling_of(vocabulary: Vocabulary) -> Spelling:
+    return Spelling(vocabulary)
+
+
 class Choices:
     """The texts, and in how few tokens what is left of each can be written."""
 
     def __init__(self, vocabulary: Vocabulary, texts: Iterable[str]) -> None:
         self._bytes = vocabulary.bytes
         self._texts = [text.encode() for text in texts]
-        self._spelling = Spelling(vocabulary)
+        self._spelling = _spelling_of(vocabulary)
         self._counts: dict[bytes, list[int]] = {}
 
     def fit(self, allowed: Mask, written: bytes, remaining: int) -> Mask:

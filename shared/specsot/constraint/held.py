@@ -27,16 +27,18 @@ class Grammar(Forcing, Protocol):
     def mask(self, state: Any, remaining: int, /) -> Mask: ...
 
 
-def grammar_of(vocabulary: Vocabulary, opening: Opening) -> Grammar | None:
+def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Grammar | None:
     """What holds this sequence, None for free text. A form that cannot be compiled here, though it could
     be where it was asked for, lets nothing be written: its sequence fails, alone.
+
+    led: forms look at budgets, too. Who only guesses does without.
     """
     if opening.plan:
         return automaton(vocabulary, opening.plan)
     if opening.form is None:
         return None
     try:
-        return answer_automaton(vocabulary, opening.form, opening.stop_ids)
+        return answer_automaton(vocabulary, opening.form, opening.stop_ids, led)
     except InvalidRequest:
         return Nothing(vocabulary)
 

@@ -18,13 +18,17 @@ T = TypeVar("T")
 
 
 class Place:
-    """Behind `token`, which follows `behind`; the root has neither. over: nothing may follow."""
+    """Behind `token`, which follows `behind`; the root has neither.
 
-    __slots__ = ("behind", "depth", "over", "token", "walker")
+    over: nothing may follow. way: tokens to the end, for those who look for one (`closing`).
+    """
+
+    __slots__ = ("behind", "depth", "over", "token", "walker", "way")
 
     def __init__(self, walker: Walker, behind: Place | None = None, token: int = -1, over: bool = False):
         self.walker, self.behind, self.token, self.over = walker, behind, token, over
         self.depth: int = behind.depth + 1 if behind else 0
+        self.way: tuple[int, ...] | None = None
 
     @property
     def tokens(self) -> list[int]:
