@@ -20,6 +20,7 @@ from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import Door
 from specsot.rpc.statuses import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
+from specsot_master.desk import Desk
 from specsot_master.server import FleetService, MasterService, open_master_door
 from specsot_master.server.master_service import client_of
 from tests.rpc.test_uplink import FakeFleet
@@ -72,20 +73,19 @@ class FakeConductor:
 
 
 class Served:
-    def __init__(
-        self, conductor: FakeConductor, service: MasterService, door: Door, client: MasterClient
-    ) -> None:
-        self.conductor, self.service, self.door, self.client = conductor, service, door, client
+    def __init__(self, conductor: FakeConductor, desk: Desk, door: Door, client: MasterClient) -> None:
+        self.conductor, self.desk, self.door, self.client = conductor, desk, door, client
         self.address = f"127.0.0.1:{door.port}"
 
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     conductor = FakeConductor()
-    service = MasterService(conductor, lambda: INFO)
+    desk = Desk(conductor, lambda: INFO)
+    service = MasterService(desk, lambda: INFO)
     door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
     client = await connect(f"127.0.0.1:{door.port}")
-    yield Served(conductor, service, door, client)
+    yield Served(conductor, desk, door, client)
     await client.close()
     await door.close(0)
 
@@ -205,7 +205,7 @@ async def test_draining_lets_running_requests_finish(served: Served) -> None:
     served.conductor.hold.clear()
     events = served.client.generate(Ask(prompt="x"))
     await anext(events)
-    draining = asyncio.create_task(served.service.drain(5))
+    draining = asyncio.create_task(served.desk.drain(5))
     await asyncio.sleep(0)  # its first step is to refuse
     with pytest.raises(Unavailable, match="the master is shutting down"):
         await anext(served.client.generate(Ask(prompt="y")))
@@ -218,7 +218,7 @@ async def test_draining_ends_with_its_grace(served: Served) -> None:
     served.conductor.hold.clear()
     events = served.client.generate(Ask(prompt="x"))
     await anext(events)
-    assert not await served.service.drain(0.05)
+    assert not await served.desk.drain(0.05)
     served.conductor.hold.set()
     assert [numbered.offset async for numbered in events] == [1, 2]
 

@@ -19,7 +19,7 @@ from specsot_master.conductor import ConductorConfig
 
 @dataclass(frozen=True, slots=True)
 class MasterConfig:
-    """setting: its process. ring: what it makes of its members.
+    """setting: its process. ring: what it makes of its members. http: where it serves HTTP, if at all.
 
     stuck_after: seconds without a lap, while there is work, after which it does not serve.
     """
@@ -27,6 +27,7 @@ class MasterConfig:
     setting: Setting
     ring: MasterSettings
     stuck_after: float = 60.0
+    http: str | None = None
 
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
@@ -49,6 +50,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("draft-timeout", seconds, 1.0, "seconds stage 0 waits for a tree")
     add_conduct(flags)
     flags.flag("stuck-after", seconds, 60.0, "seconds without a lap, while there is work, until unhealthy")
+    flags.flag("http", help="where to serve HTTP too: host:port (0 for a free port)")
     add_setting(flags, "127.0.0.1:50050")
     given = flags.parse_args(arguments)
     ring = MasterSettings(
@@ -63,7 +65,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         draft_timeout=given.draft_timeout,
         conduct=read_conduct(given),
     )
-    return MasterConfig(read_setting(given), ring, given.stuck_after)
+    return MasterConfig(read_setting(given), ring, given.stuck_after, given.http)
 
 
 def add_conduct(flags: Flags) -> None:

@@ -17,7 +17,7 @@ from specsot.params import Ask
 
 
 class Leader(Protocol):
-    """What the desk needs of the conductor."""
+    """What the desk needs of the conductor, and the doors of the desk."""
 
     def generate(
         self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
@@ -58,6 +58,8 @@ class Desk:
         self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
     ) -> AsyncGenerator[Numbered, None]:
         """As the conductor's. Raises Unavailable once the desk is closing."""
+        if self.closing:
+            raise Unavailable("the master is shutting down")
         with self._counted(), self._watched(ask) as watches:
             async with aclosing(self._leader.generate(ask, request_id, client, timeout)) as events:
                 async for numbered in events:
@@ -68,7 +70,7 @@ class Desk:
     async def resume(
         self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
     ) -> AsyncGenerator[Numbered, None]:
-        """As the conductor's. Raises Unavailable once the desk is closing."""
+        """As the conductor's; also once the desk is closing, for what still runs."""
         with self._counted():
             async with aclosing(self._leader.resume(request_id, offset, ask, timeout)) as events:
                 async for numbered in events:
@@ -89,8 +91,6 @@ class Desk:
 
     @contextmanager
     def _counted(self) -> Generator[None]:
-        if self.closing:
-            raise Unavailable("the master is shutting down")
         self._running += 1
         self._quiet.clear()
         try:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from specsot.errors import InvalidRequest
 from specsot.process.life import live
 from specsot.process.logs import write_logs
 from specsot.process.setting import reachable
@@ -19,9 +20,13 @@ from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot_master.assembly import Master, assemble
 from specsot_master.config import MasterConfig, read_config
+from specsot_master.desk import Desk
 from specsot_master.progress import Progress
 from specsot_master.server import FleetService, MasterService, open_master_door
 from specsot_master.server.door import MASTER
+
+if TYPE_CHECKING:
+    from specsot_master.gateway.door import HttpDoor
 
 log = structlog.get_logger()
 
@@ -37,17 +42,33 @@ def run() -> int:
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     """Raises ModelError, Unavailable (the port is taken)."""
     master = assemble(config.ring)
-    clients = MasterService(master.conductor, master.info, config.ring.conduct.unread_for)
+    desk, setting = Desk(master.conductor, master.info), config.setting
+    clients = MasterService(desk, master.info, config.ring.conduct.unread_for)
     members = FleetService(master.fleet)
-    setting = config.setting
     terms = Terms(PUBLIC_BYTES, reflection=setting.reflection, channelz=setting.channelz)
     door = await open_master_door(setting.listen, clients, members, terms)
-    log.info("listening", at=reachable(None, config.setting.listen, door.port), model=master.model.name)
+    log.info("listening", at=reachable(None, setting.listen, door.port), model=master.model.name)
+    http = await open_http(config.http, master, desk)
     log.info("waiting for the ring", missing=master.fleet.waiting_for())
     async with beside(master.fleet.tend(TENDING), report(master, door, Progress(config.stuck_after))):
         await leaving.wait()
-        log.info("leaving", grace=config.setting.grace)
-        await leave(master, clients, members, door, config.setting.grace)
+        log.info("leaving", grace=setting.grace)
+        await leave(master, desk, members, door, http, setting.grace)
+
+
+async def open_http(listen: str | None, master: Master, desk: Desk) -> HttpDoor | None:
+    """The HTTP door, if one is wanted. Raises InvalidRequest without the extra, Unavailable."""
+    if listen is None:
+        return None
+    try:
+        from specsot_master.gateway.opening import open_gateway
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"--http needs {error.name}: pip install 'specsot[http]'", field="http"
+        ) from None
+    door = await open_gateway(listen, master, desk)
+    log.info("listening", at=f"http://{reachable(None, listen, door.port)}/")
+    return door
 
 
 async def report(master: Master, door: Door, progress: Progress) -> None:
@@ -71,16 +92,18 @@ async def look(master: Master, door: Door, progress: Progress, now: float) -> No
 
 
 async def leave(
-    master: Master, clients: MasterService, members: FleetService, door: Door, grace: float
+    master: Master, desk: Desk, members: FleetService, door: Door, http: HttpDoor | None, grace: float
 ) -> None:
     """No new requests; those that run may finish; the rest hear why they do not; members go last."""
     master.leaving = True
     master.serving = False
     await door.report(MASTER, False)
-    if not await clients.drain(grace):
+    if not await desk.drain(grace):
         master.conductor.epoch_ended("the master is shutting down")
-        await clients.drain(1.0)
+        await desk.drain(1.0)
     await members.close()
+    if http is not None:
+        await http.close(1.0)
     await door.close(1.0)
 
 

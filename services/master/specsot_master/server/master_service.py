@@ -8,34 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Protocol
 
 from grpc.aio import ServicerContext
 
-from specsot.errors import Cancelled, InvalidRequest, Unavailable
+from specsot.errors import Cancelled, InvalidRequest
 from specsot.events import Numbered
 from specsot.info import Info
-from specsot.params import Ask
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot.wire.events import encode_event
 from specsot.wire.info import encode_info
 from specsot.wire.requests import decode_ask, has_words, resumes
+from specsot_master.desk import Leader
 
 LONGEST_ID = 128
-
-
-class Leader(Protocol):
-    """What this door needs of the conductor."""
-
-    def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
-    ) -> AsyncGenerator[Numbered, None]: ...
-
-    def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
-    ) -> AsyncGenerator[Numbered, None]: ...
-
-    def cancel(self, request_id: str) -> bool: ...
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
@@ -46,9 +31,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     def __init__(self, leader: Leader, info: Callable[[], Info], patience: float = 60.0) -> None:
         self._leader, self._info, self._patience = leader, info, patience
-        self._running, self._draining = 0, False
-        self._quiet = asyncio.Event()
-        self._quiet.set()
 
     async def Generate(
         self,
@@ -56,13 +38,9 @@ class MasterService(master_pb2_grpc.MasterServicer):
         context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
     ) -> None:
         """Written, not yielded: gRPC raises in a blocked write, but never closes a generator in time."""
-        self._enter()
-        try:
-            async with aclosing(self._events(request, context)) as events:
-                async for numbered in events:
-                    await self._write(context, encode_event(numbered))
-        finally:
-            self._leave()
+        async with aclosing(self._events(request, context)) as events:
+            async for numbered in events:
+                await self._write(context, encode_event(numbered))
 
     async def Cancel(
         self,
@@ -80,16 +58,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
     ) -> master_pb2.GetInfoResponse:
         return encode_info(self._info())
 
-    async def drain(self, grace: float) -> bool:
-        """Refuse new requests; whether those that run ended by themselves within `grace` seconds."""
-        self._draining = True
-        try:
-            async with asyncio.timeout(grace):
-                await self._quiet.wait()
-        except TimeoutError:
-            return False
-        return True
-
     def _events(
         self,
         request: master_pb2.GenerateRequest,
@@ -100,8 +68,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
         if resumes(request):
             ask = decode_ask(request) if has_words(request) else None
             return self._leader.resume(request.request_id, request.resume_offset, ask, timeout)
-        if self._draining:
-            raise Unavailable("the master is shutting down")
         return self._leader.generate(decode_ask(request), id, client_of(context.peer()), timeout)
 
     async def _write(
@@ -115,15 +81,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 await context.write(event)
         except TimeoutError:
             raise Cancelled(f"nothing was read for {self._patience:g} s") from None
-
-    def _enter(self) -> None:
-        self._running += 1
-        self._quiet.clear()
-
-    def _leave(self) -> None:
-        self._running -= 1
-        if not self._running:
-            self._quiet.set()
 
 
 def checked_id(text: str) -> str | None:

@@ -1,0 +1,38 @@
+"""Opens the HTTP door of one master.
+
+Refuses to know endpoints; it gathers what they need.
+"""
+
+from __future__ import annotations
+
+import time
+
+from specsot.members import Head
+from specsot_master.assembly import Master
+from specsot_master.desk import Desk
+from specsot_master.gateway.app import build_app
+from specsot_master.gateway.door import HttpDoor, open_http_door
+from specsot_master.gateway.house import House
+from specsot_master.gateway.metrics import Metrics
+from specsot_master.gateway.watching import RequestWatch
+
+
+async def open_gateway(listen: str, master: Master, desk: Desk) -> HttpDoor:
+    """Raises Unavailable when the address cannot be had."""
+    metrics = Metrics(master.info)
+    desk.watch(lambda _: RequestWatch(metrics, time.monotonic))
+    master.laps.follow(metrics.heard)
+
+    def head() -> Head | None:
+        ring = master.fleet.ring
+        return ring.head if ring and ring.drafter else None
+
+    house = House(
+        desk,
+        master.text,
+        healthy=lambda: master.serving,
+        head=head,
+        figures=metrics.written,
+        began=int(time.time()),
+    )
+    return await open_http_door(listen, build_app(house))
