@@ -57,7 +57,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[model]'
+	$(PIP) --editable '.[model,http]'
 	@touch $@
 
 $(VENV)/developed: pyproject.toml constraints.txt | $(BIN)/python

@@ -53,7 +53,9 @@ bring_wheels() {
         cp -r "$WHEELS" "$root/wheels"
     else
         python3 "$root/docker/requirements.py" "$root/pyproject.toml" >"$scratch/needed"
-        python3 "$root/docker/requirements.py" "$root/pyproject.toml" model >>"$scratch/needed"
+        for extra in http model; do
+            python3 "$root/docker/requirements.py" "$root/pyproject.toml" $extra >>"$scratch/needed"
+        done
         "$root/.venv/bin/pip" download --quiet --constraint "$root/constraints.txt" \
             --requirement "$scratch/needed" hatchling --dest "$root/wheels"
     fi
@@ -88,6 +90,12 @@ reflect() {
         http://127.0.0.1:50050/specsot.v1.Master/Generate | tail -n 3
 }
 
+ask_over_http() {
+    say "OpenAI's endpoint"
+    inside curl --fail --silent --show-error http://127.0.0.1:8000/v1/chat/completions \
+        --json '{"messages": [{"role": "user", "content": "Explain Photosynthesis."}], "max_tokens": 40}'
+}
+
 trap stop_engine EXIT
 start_engine
 make_base
@@ -100,6 +108,7 @@ compose up -d
 wait_until_ready
 wait_until_healthy
 ask
+ask_over_http
 reflect
 say "stop: every service ends by itself"
 compose stop

@@ -42,11 +42,17 @@ class ProcessFleet:
 
     @classmethod
     async def start(
-        cls, wanted: Wanted, models: Models, port: int | None = None, tell: Tell = keep_quiet
+        cls,
+        wanted: Wanted,
+        models: Models,
+        port: int | None = None,
+        tell: Tell = keep_quiet,
+        http_port: int | None = None,
     ) -> ProcessFleet:
         """Start everything and wait until the ring is complete.
 
-        port: where the master listens on 127.0.0.1; None takes a free one.
+        port: where the master listens on 127.0.0.1; None takes a free one. http_port: the same for HTTP;
+        None: nowhere.
         Raises what a service died of, in one line; then nothing is left running.
         """
         port = port or free_port()
@@ -55,7 +61,7 @@ class ProcessFleet:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
             children: list[Child] = []
             stack.push_async_callback(end_all, children)
-            for service in services_of(wanted, models, port, folder):
+            for service in services_of(wanted, models, port, folder, http_port):
                 children.append(await start(service, tell))
             whole = ready_client(children[0].service.address, len(children) - 1)
             client = await unless_one_ends(children, whole)
@@ -81,13 +87,16 @@ class ProcessFleet:
         await self._stack.aclose()
 
 
-def services_of(wanted: Wanted, models: Models, port: int, folder: Path) -> list[Service]:
+def services_of(
+    wanted: Wanted, models: Models, port: int, folder: Path, http_port: int | None = None
+) -> list[Service]:
     """The master first. Workers and drafter listen on unix sockets: nothing else is in the way."""
     master, base = f"127.0.0.1:{port}", str(models.base)
     stages = len(models.layers) or wanted.stages or STAGES
     drafter = "none" if models.draft is None else "eagle"
     steer = ("--model", base, "--workers", str(stages), "--drafter", drafter, "--name", public_name(wanted))
     steer += ("--branch-layout", wanted.layout, "--tree", wanted.tree, "--listen", master)
+    steer += () if http_port is None else ("--http", f"127.0.0.1:{http_port}")
     services = [Service("master", "specsot_master", master, steer)]
     weights = ("--model", base, "--model-format", wanted.model_format)
     compute = (*weights, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
@@ -127,6 +136,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def is_free(port: int) -> bool:
+    """Nobody listens there at this moment."""
+    try:
+        check_free(f"127.0.0.1:{port}")
+    except Unavailable:
+        return False
+    return True
 
 
 async def ready_client(address: str, members: int) -> MasterClient:

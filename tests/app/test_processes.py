@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,13 @@ def test_a_fleet_serves_until_it_is_told_to_stop() -> None:
         text=True,
     )
     assert fleet.stdout is not None
-    lines = [fleet.stdout.readline() for _ in range(3)]
+    lines = [fleet.stdout.readline() for _ in range(4)]
     master = lines[0].split()[1]
-    assert [line.split()[0] for line in lines] == ["master", "worker-0", "ready:"]
+    assert [line.split()[0] for line in lines] == ["master", "worker-0", "ready:", "or"]
     assert f"--master {master} " in lines[2]
     assert specsot("health", master, "--service", "specsot.v1.Master").returncode == 0
+    with urllib.request.urlopen(lines[3].split()[-1] + "health") as answer:
+        assert json.load(answer)["status"] == "healthy"
     assert "layers 0:8" in specsot("info", "--master", master).stdout
     asked = specsot("infer", "--master", master, "--mode", "direct", "--max-new-tokens", "5", QUESTION)
     assert asked.returncode == 0, asked.stderr

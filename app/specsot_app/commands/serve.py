@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -16,9 +17,15 @@ from specsot.params import DrafterName
 from specsot_app.fleets import Dtype, Models, Wanted, models_of
 from specsot_app.running import run
 
+HTTP_PORT = 8000
+
 
 def serve(
     port: Annotated[int, typer.Option(help="Where the master listens; 0 for a free port.")] = 50050,
+    http_port: Annotated[
+        int | None,
+        typer.Option(help="Where it serves HTTP; 8000, or a free port if that is taken."),
+    ] = None,
     stages: Annotated[
         int | None, typer.Option(help="Layer ranges, one worker each; two if not given.")
     ] = None,
@@ -57,19 +64,32 @@ def serve(
         drafter=drafter,
     )
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
-        run(keep(wanted, models_of(wanted), port))
+        run(keep(wanted, models_of(wanted), port, http_port_of(http_port)))
     return 0
 
 
-async def keep(wanted: Wanted, models: Models, port: int) -> None:
+def http_port_of(asked: int | None) -> int | None:
+    """Where the master serves HTTP; None where nobody asked and the packages are not there."""
+    from specsot_app.processes import free_port, is_free
+
+    if asked is None and not all(map(find_spec, ("fastapi", "uvicorn", "prometheus_client"))):
+        return None
+    if asked is None:
+        return HTTP_PORT if is_free(HTTP_PORT) else free_port()
+    return asked or free_port()
+
+
+async def keep(wanted: Wanted, models: Models, port: int, http_port: int | None) -> None:
     """Run the fleet until it is told to stop, or one of its processes ends."""
     from specsot_app.processes import ProcessFleet
 
-    fleet = await ProcessFleet.start(wanted, models, port, pass_on)
+    fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port)
     try:
         for child in fleet.children:
             print(f"{child.service.name:<10} {child.service.address}  process {child.pid}", flush=True)
         print(f'ready: specsot infer --master {fleet.children[0].service.address} "..."', flush=True)
+        if http_port is not None:
+            print(f"or by a browser, or an OpenAI client: http://127.0.0.1:{http_port}/", flush=True)
         raise await fleet.ended()
     finally:
         await fleet.close()

@@ -48,7 +48,11 @@ async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     terms = Terms(PUBLIC_BYTES, reflection=setting.reflection, channelz=setting.channelz)
     door = await open_master_door(setting.listen, clients, members, terms)
     log.info("listening", at=reachable(None, setting.listen, door.port), model=master.model.name)
-    http = await open_http(config.http, master, desk)
+    try:
+        http = await open_http(config.http, master, desk)
+    except BaseException:
+        await door.close(0)
+        raise
     log.info("waiting for the ring", missing=master.fleet.waiting_for())
     async with beside(master.fleet.tend(TENDING), report(master, door, Progress(config.stuck_after))):
         await leaving.wait()

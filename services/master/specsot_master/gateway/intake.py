@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specsot_master.gateway.refusals import refusal
 
 BODY_SECONDS = 30.0
+PATIENCE = 4  # times the largest body, read before the line is cut
 WITH_BODY = ("POST", "PUT", "PATCH")
 
 
@@ -41,25 +42,31 @@ class Intake:
         if kind != "application/json" and not kind.endswith("+json"):
             raise Refusing(415, "the body must be application/json")
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._largest:
+        if length.isdecimal() and int(length) > PATIENCE * self._largest:
             raise self._too_large()
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The whole body; None when the client went away meanwhile."""
-        body = bytearray()
         try:
             async with asyncio.timeout(self._seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    body += message.get("body", b"")
-                    if len(body) > self._largest:
-                        raise self._too_large()
-                    if not message.get("more_body", False):
-                        return bytes(body)
+                return await self._collect(receive)
         except TimeoutError:
             raise Refusing(408, f"the body did not come within {self._seconds:g} seconds") from None
+
+    async def _collect(self, receive: Receive) -> bytes | None:
+        """What is too large is read on for a while, and dropped: clients listen when they have spoken."""
+        body, size, more = bytearray(), 0, True
+        while more and size <= PATIENCE * self._largest:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            size += len(message.get("body", b""))
+            if size <= self._largest:
+                body += message.get("body", b"")
+            more = message.get("more_body", False)
+        if size > self._largest:
+            raise self._too_large()
+        return bytes(body)
 
     def _too_large(self) -> Refusing:
         return Refusing(413, f"the body is larger than {self._largest} bytes")

@@ -1,0 +1,140 @@
+"""What reaches the door as bytes: too many, too slow, of another kind, or no HTTP at all.
+
+Refuses to know what bodies mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from specsot.rpc.options import PUBLIC_BYTES
+from specsot_master.gateway import door
+from specsot_master.gateway.intake import Intake
+from tests.http.house import Served
+
+pytestmark = pytest.mark.timeout(60)
+
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_body_that_says_it_is_too_large(house: Served) -> None:
+    async with house.client() as client:
+        answer = await client.post(CHAT, content=b" " * (PUBLIC_BYTES + 1), headers=JSON)
+    assert answer.status_code == 413
+    assert "larger than 8388608 bytes" in answer.json()["error"]["message"]
+
+
+async def test_a_body_far_too_large_is_not_even_read(house: Served) -> None:
+    size = str(5 * PUBLIC_BYTES).encode()
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+    assert (await say(house, head + size + b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_body_that_does_not_say_so(house: Served) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(PUBLIC_BYTES // 65536 + 2):
+            yield b" " * 65536
+
+    async with house.client() as client:
+        answer = await client.post(CHAT, content=pieces(), headers=JSON)
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "json"])
+async def test_another_kind_of_body(house: Served, kind: str) -> None:
+    """Else a page from elsewhere could ask in a visitor's name, without asking leave."""
+    async with house.client() as client:
+        answer = await client.post(CHAT, content=b'{"messages":[]}', headers={"content-type": kind})
+    assert answer.status_code == 415
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_page_from_elsewhere_is_not_granted_anything(house: Served) -> None:
+    async with house.client() as client:
+        asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+        answer = await client.options(CHAT, headers=asked)
+    assert answer.status_code == 405
+    assert "access-control-allow-origin" not in answer.headers
+
+
+class Recorder:
+    """An application behind the intake, and a client whose body never ends."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.called = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.called = True
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+async def test_a_body_that_never_ends() -> None:
+    app = Recorder()
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+    await asyncio.wait_for(Intake(app, 100, seconds=0.01)(scope, receive, app.send), 10)
+    assert app.sent[0]["status"] == 408
+    assert not app.called
+
+
+async def test_a_client_that_goes_while_its_body_comes() -> None:
+    app = Recorder()
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+    await Intake(app, 100)(scope, receive, app.send)
+    assert not app.called
+    assert app.sent == []
+
+
+async def say(house: Served, said: bytes) -> bytes:
+    """Everything that comes back until the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
+    writer.write(said)
+    await writer.drain()
+    try:
+        return await asyncio.wait_for(reader.read(), 20)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"x" * 200,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x-long: " + b"y" * 3_000_000 + b"\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\nzz",
+    ],
+    ids=["TLS", "HTTP/2", "long header", "negative length", "two lengths"],
+)
+async def test_what_is_no_http_of_ours(house: Served, said: bytes) -> None:
+    status = (await say(house, said)).split(b"\r\n")[0].split()[1:2]
+    assert status in ([], [b"400"], [b"404"], [b"415"])
+    assert (await house.get("/version")).status_code == 200
+
+
+async def test_a_connection_that_never_asks(house: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "HEADER_SECONDS", 0.05)
+    assert await say(house, b"GET / HT") == b""
+    assert (await house.get("/version")).status_code == 200
+
+
+async def test_the_servers_name_is_nobodys_business(house: Served) -> None:
+    assert "server" not in (await house.get("/version")).headers

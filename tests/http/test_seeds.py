@@ -1,0 +1,168 @@
+"""/generate, /health, /info with the fields they have always had; /ring, /version, the figures.
+
+Refuses to know models: scripts say what is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specsot.frames import Outcome, Result
+from specsot.members import Head
+from tests.http.house import INFO, Served
+from tests.master.letters import ANSWER, SAYS
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def test_generate(house: Served) -> None:
+    answer = (await house.post("/generate", {"prompt": "What is it?", "enable_parallel": False})).json()
+    assert set(answer) == {"text", "tokens", "time_ms", "mode", "stats"}
+    assert (answer["text"], answer["mode"]) == (SAYS["What is"], "direct")
+    assert answer["tokens"] == answer["stats"]["completion_tokens"]
+    assert answer["time_ms"] == pytest.approx(answer["stats"]["seconds"] * 1000)
+    assert answer["stats"]["finish_reason"] == "stop"
+
+
+async def test_generate_plans_unless_told_otherwise(house: Served) -> None:
+    answer = (await house.post("/generate", {"prompt": "Letters?"})).json()
+    assert (answer["text"], answer["mode"]) == (ANSWER, "sot")
+    skeleton = house.opened()[0]
+    assert skeleton.plan is not None
+    assert skeleton.plan.direct
+    assert skeleton.sampling.top_p == 1.0
+
+
+async def test_generates_fields_arrive(house: Served) -> None:
+    body = {
+        "prompt": "Count.",
+        "max_new_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.75,
+        "enable_parallel": False,
+        "use_semantic_constraint": False,
+    }
+    answer = (await house.post("/generate", body)).json()
+    assert (answer["tokens"], answer["stats"]["finish_reason"]) == (7, "length")
+    sampling = house.opened()[0].sampling
+    assert (sampling.temperature, sampling.top_p) == (0.5, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "\ud83d"}, "prompt"),
+        ({"prompt": "a", "top_p": 2}, "top_p"),
+        ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens"),
+        ({"prompt": "a", "max_new_tokens": "many"}, "max_new_tokens"),
+        ({"prompt": "a", "enable_parallel": "yes"}, "enable_parallel"),
+    ],
+)
+async def test_what_generate_refuses(house: Served, body: dict[str, object], param: str) -> None:
+    import json
+
+    async with house.client() as client:
+        headers = {"content-type": "application/json"}
+        answer = await client.post("/generate", content=json.dumps(body).encode(), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_health(house: Served) -> None:
+    answer = await house.get("/health")
+    assert answer.status_code == 200
+    assert set(answer.json()) == {"status", "model_loaded", "gpu_memory_mb"}
+    assert (answer.json()["status"], answer.json()["model_loaded"]) == ("healthy", True)
+    assert answer.json()["gpu_memory_mb"] >= 0
+
+
+async def test_health_without_a_ring_and_with_one_that_hangs(house: Served) -> None:
+    house.standing.healthy = False
+    answer = await house.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (503, "stuck")
+    house.standing.info = replace(INFO, ready=False)
+    answer = await house.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (503, "waiting")
+    assert answer.json()["model_loaded"] is False
+
+
+async def test_info(house: Served) -> None:
+    answer = (await house.get("/info")).json()
+    assert answer == {"base_model": "demo", "eagle_model": "d0", "use_eagle3": True, "max_seq_len": 2048}
+    house.standing.head = Head((8,), 384)
+    assert (await house.get("/info")).json()["use_eagle3"] is False
+    house.standing.head = None
+    house.standing.info = replace(INFO, members=INFO.members[:2])
+    answer = (await house.get("/info")).json()
+    assert (answer["eagle_model"], answer["use_eagle3"]) == (None, False)
+
+
+async def test_the_ring_and_the_version(house: Served) -> None:
+    told = (await house.get("/ring")).json()
+    assert [member["kind"] for member in told["members"]] == ["worker", "worker", "drafter"]
+    assert told["members"][1]["layers"] == {"first": 4, "last": 8}
+    assert told["laps"]["stages"] == [0.012, 0.015]
+    assert (await house.get("/version")).json() == {"version": INFO.version}
+
+
+async def test_the_documents_are_there_and_fetch_nothing(house: Served) -> None:
+    told = (await house.get("/openapi.json")).json()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/generate"} <= set(told["paths"])
+    assert (await house.get("/docs")).status_code == 404
+
+
+async def figures(house: Served) -> dict[str, float]:
+    """Every sample by name, labels but the usual ones in brackets."""
+    answer = await house.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            more = [v for k, v in sorted(sample.labels.items()) if k not in ("model_name", "engine", "le")]
+            if "le" not in sample.labels:
+                found[sample.name + (f"[{','.join(more)}]" if more else "")] = sample.value
+                if sample.name.startswith("specsot:") and not sample.name.startswith("specsot:gpu"):
+                    assert sample.labels["model_name"] == "demo"
+                    assert sample.labels["engine"] == "0"
+    return found
+
+
+async def test_figures_of_requests(house: Served) -> None:
+    await house.post("/generate", {"prompt": "Letters?"})
+    await house.post("/generate", {"prompt": "Count.", "max_new_tokens": 7, "enable_parallel": False})
+    await house.post("/generate", {"prompt": "a", "top_p": 5})
+    await house.quiet()
+    told = await figures(house)
+    assert told["specsot:request_success_total[stop]"] == 1
+    assert told["specsot:request_success_total[length]"] == 1
+    assert told["specsot:time_to_first_token_seconds_count"] == 2
+    assert told["specsot:e2e_request_latency_seconds_count"] == 2
+    assert told["specsot:request_queue_time_seconds_count"] == 2
+    assert told["specsot:inter_token_latency_seconds_count"] > 10
+    assert told["specsot:sot_points_per_request_sum"] == 3
+    assert told["specsot:request_generation_tokens_sum"] == told["specsot:generation_tokens_total"] > 7
+    assert told["specsot:prompt_tokens_total"] > 10
+    assert (told["specsot:num_requests_running"], told["specsot:num_requests_waiting"]) == (0, 0)
+    assert told["specsot:sot_branch_active"] == 0
+    assert told["specsot:kv_cache_usage_perc"] == pytest.approx(1 - 60 / 64)
+    assert told["specsot:ring_ready"] == 1
+
+
+async def test_figures_of_laps(house: Served) -> None:
+    house.metrics.heard(Result(1, 1, (Outcome(1, 0, (), (5,)), Outcome(2, 1, (0,), (5, 6))), (0.1, 0.2), 4))
+    told = await figures(house)
+    assert told["specsot:laps_total"] == 1
+    assert told["specsot:iteration_tokens_total_sum"] == 3
+    assert told["specsot:stage_seconds_sum[1]"] == pytest.approx(0.2)
+
+
+async def test_a_failed_request_is_counted_too(house: Served) -> None:
+    house.stage.ring.now, state = None, house.stage.ring.now
+    await house.post("/generate", {"prompt": "a"})
+    house.stage.ring.now = state
+    assert (await figures(house))["specsot:request_failure_total"] == 1
