@@ -135,7 +135,7 @@ def _writing(vocabulary: Vocabulary) -> Mask:
     return np.array([bool(text) for text in vocabulary.bytes], dtype=np.bool_)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=8)
 def answer_automaton(
     vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True
 ) -> AnswerAutomaton:
