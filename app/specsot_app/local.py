@@ -19,6 +19,7 @@ from specsot.members import AS_PUBLISHED, Layout, Overrides, Range, Registration
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
 from specsot_master.assembly import Master, MasterSettings, assemble
+from specsot_master.conductor import ConductorConfig
 from specsot_master.fleet import Fleet
 
 PartMaker = Callable[[str, Dialer, Executor], Part]
@@ -30,7 +31,7 @@ class LocalOptions:
 
     name: the model's public one; empty: its directory's.
     stages: how many workers share the layers. layers: of each of them, if chosen.
-    kv_memory: bytes for the KV pages of each member.
+    kv_memory: bytes for the KV pages of each member. conduct: how requests are treated.
     """
 
     model: Path
@@ -48,6 +49,7 @@ class LocalOptions:
     kv_memory: int = 1 << 29
     page_rows: int = 256
     shape: TreeShape = field(default_factory=TreeShape)
+    conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
     @property
     def drafts(self) -> bool:
@@ -157,6 +159,7 @@ def _settings(options: LocalOptions) -> MasterSettings:
         page_rows=options.page_rows,
         layout=options.layout,
         shape=options.shape,
+        conduct=options.conduct,
     )
 
 

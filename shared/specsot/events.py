@@ -119,6 +119,7 @@ class MergedText:
 class Statistics:
     """Figures of one finished request. Seconds are wall time in the master.
 
+    cached_tokens: those of the prompt that were not computed again, because the ring had them already.
     completion_tokens: every token written (skeleton and branches); merged_tokens: those of the
     answer's own text. mean_accepted: tokens per tree verified, bonus included (tau); 1.0 is plain.
     phases: seconds of skeleton, branches (or direct), keyed by name.
@@ -134,6 +135,7 @@ class Statistics:
     laps: int = 0
     mean_accepted: float = 1.0
     branches: int = 0
+    cached_tokens: int = 0
     phases: dict[str, float] = field(default_factory=dict)
 
 

@@ -115,7 +115,7 @@ class FakeRing:
             shared = self.live[fork.sequence].prompt[: fork.length]
             assert len(shared) == fork.length, "forked further than the prefix goes"
         prompt = shared + order.tokens
-        assert order.tokens, "a sequence needs a token of its own to answer from"
+        assert order.tokens, "a sequence needs a token of its own"
         assert len(prompt) == opening.prompt
         open_one(self._table, opening)
         script = list(self._script(opening, prompt)) if opening.decodes else []

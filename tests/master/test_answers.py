@@ -181,20 +181,6 @@ async def test_max_parallel_is_kept() -> None:
     assert len(of(BranchFinished, events)) == 8
 
 
-async def test_the_prefix_is_closed_once_nothing_forks_from_it() -> None:
-    stage = Stage({**SAYS, "Write point 3": repeat("long", 200)})
-    client = stage.listen(SOT)
-    prefix = 1
-    while len(openings(stage)) < 5:
-        await stage.lap()
-        assert prefix in stage.ring.live
-    while prefix in stage.ring.live:
-        await stage.lap()
-    assert not client.done()
-    await stage.play(client)
-    stage.assert_clean()
-
-
 async def test_statistics() -> None:
     stage = Stage(SAYS, burst=4)
     figures = finished(await stage.answer(SOT)).statistics

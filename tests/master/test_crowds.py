@@ -54,7 +54,7 @@ async def test_places_are_shared_between_requests() -> None:
     compared = 0
     while sum(one.ordinal > 0 for one in openings(stage)) < 16:
         await stage.lap()
-        held = Counter(one.opening.fork for one in stage.ring.live.values() if one.opening.ordinal)
+        held = Counter(one.opening.family for one in stage.ring.live.values() if one.opening.ordinal)
         if len(held) == 2:
             compared += 1
             assert max(held.values()) - min(held.values()) <= 2

@@ -250,6 +250,7 @@ figures = st.builds(
     laps=small,
     mean_accepted=seconds,
     branches=small,
+    cached_tokens=small,
     phases=st.dictionaries(text, seconds, max_size=3),
 )
 candidates = st.builds(ev.Candidate, small, st.binary(max_size=6), logprobs)

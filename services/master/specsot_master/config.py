@@ -73,6 +73,8 @@ def add_conduct(flags: Flags) -> None:
     usual = ConductorConfig()
     flags.flag("max-requests", positive, usual.live, "requests in the ring at once")
     flags.flag("max-queue", positive, usual.queue, "requests that may wait for that; more are refused")
+    switch = ("on", "off")
+    flags.flag("prefix-cache", default="on", choices=switch, help="whether beginnings of prompts are kept")
     flags.flag("unread", positive, usual.unread, "events a client may leave unread until its request pauses")
     flags.flag(
         "unread-for", seconds, usual.unread_for, "seconds after which a client that reads nothing goes"
@@ -85,6 +87,7 @@ def read_conduct(given: argparse.Namespace) -> ConductorConfig:
     return ConductorConfig(
         live=given.max_requests,
         queue=given.max_queue,
+        prefix_cache=given.prefix_cache == "on",
         unread=given.unread,
         unread_for=given.unread_for,
         keep_for=given.keep_for,

@@ -129,6 +129,7 @@ def encode_statistics(figures: Statistics) -> master_pb2.Statistics:
         laps=figures.laps,
         mean_accepted=figures.mean_accepted,
         branches=figures.branches,
+        cached_tokens=figures.cached_tokens,
         phases=figures.phases,
     )
 
@@ -145,6 +146,7 @@ def decode_statistics(message: master_pb2.Statistics) -> Statistics:
         laps=message.laps,
         mean_accepted=message.mean_accepted,
         branches=message.branches,
+        cached_tokens=message.cached_tokens,
         phases=dict(message.phases),
     )
 

@@ -11,7 +11,7 @@ import secrets
 from specsot.errors import InvalidRequest, NotFound, Unavailable
 from specsot.params import Ask
 from specsot.skeleton import Point
-from specsot_master.conductor.admission import Sizes, grant_answer, grant_plan
+from specsot_master.conductor.admission import Sizes, begin_answer, begin_plan
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
 from specsot_master.plan import RequestPlan, rules_of
@@ -46,7 +46,6 @@ class Acceptance:
             ask=ask,
             seed=seed,
             plan=RequestPlan(ask, id, seed, self._model, now),
-            grant=0,
             since=now,
         )
         self._word(request, ring)
@@ -58,10 +57,10 @@ class Acceptance:
         if ask.mode == "direct":
             request.answer = ask.tokens or self._prompts.chat(messages)
             _check_prompt(request.answer)
-            request.grant = grant_answer(len(request.answer), ask, ring)
+            request.beginning = begin_answer(request.answer, ask, ring)
         else:
-            request.conversation = self._prompts.plan(messages, rules_of(ask))
-            request.grant = grant_plan(_measure(request.conversation), ask, ring)
+            said = request.conversation = self._prompts.plan(messages, rules_of(ask))
+            request.beginning = begin_plan(said.prefix, _measure(said), ask, ring)
 
 
 def check_words(ask: Ask, id: str | None, max_positions: int) -> None:

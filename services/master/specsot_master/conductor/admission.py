@@ -6,13 +6,17 @@ so whatever was opened can be written to its end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from specsot.errors import InvalidRequest
 from specsot.params import Ask
 from specsot.skeleton import MAX_TITLE_BYTES
+from specsot_master.conductor.prefixes import Route
 from specsot_master.conductor.ring import RingState
 from specsot_master.plan import skeleton_limit
+
+WORTH = 32  # tokens; fewer are fed as fast as they are forked
 
 
 def pages_for(rows: int, page_rows: int) -> int:
@@ -21,10 +25,18 @@ def pages_for(rows: int, page_rows: int) -> int:
 
 
 def own_pages(length: int, shared: int, ring: RingState) -> int:
-    """Pages of a writing sequence that may grow to `length` tokens, without the full ones it shares with
-    a prefix of `shared` tokens (a page that is shared in part is copied).
+    """Pages of a writing sequence that may grow to `length` tokens, without those it shares with a prefix
+    of `shared` tokens.
     """
-    return pages_for(length + ring.slots, ring.page_rows) - shared // ring.page_rows
+    return pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring)
+
+
+def shared_pages(shared: int, ring: RingState) -> int:
+    """Full pages of a fork at `shared` tokens; a page that is shared in part is copied.
+
+    A drafter shares one row less, because its last one pairs with the token behind it.
+    """
+    return max(shared - ring.has_drafter, 0) // ring.page_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +59,8 @@ def grant_answer(prompt: int, ask: Ask, ring: RingState) -> int:
 
 
 def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
-    """Pages with which a planned request always gets on: prefix and skeleton, then prefix and the largest
-    branch there can be (parents' texts and its own share one max_new_tokens).
+    """Pages with which a planned request always gets on, those of its prefix left out: of the skeleton,
+    then of the largest branch there can be (parents' texts and its own share one max_new_tokens).
 
     Raises InvalidRequest when it can never fit.
     """
@@ -59,7 +71,84 @@ def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
     first = _check_memory(prefix + own_pages(skeleton, sizes.prefix, ring), ring)
     plan = ask.limits.max_skeleton_tokens + MAX_TITLE_BYTES
     largest = min(branch + plan, ring.max_positions)
-    return max(first, min(prefix + own_pages(largest, sizes.prefix, ring), ring.pages))
+    return max(first, min(prefix + own_pages(largest, sizes.prefix, ring), ring.pages)) - prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a request's prompts begin with. needed: every one of its sequences forks all of it.
+
+    grants: from how many of its tokens are shared to the pages of what the request writes.
+    """
+
+    tokens: tuple[int, ...]
+    needed: bool
+    grants: Callable[[int], int]
+
+
+NOTHING = Beginning((), False, lambda _: 0)
+
+
+def begin_answer(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> Beginning:
+    """Of a direct answer; its last token stays its own. Raises InvalidRequest when it can never fit."""
+    grant_answer(len(prompt), ask, ring)
+    length = len(prompt) + ask.limits.max_new_tokens
+    return Beginning(prompt[:-1], False, lambda shared: own_pages(length, shared, ring))
+
+
+def begin_plan(prefix: tuple[int, ...], sizes: Sizes, ask: Ask, ring: RingState) -> Beginning:
+    """Of a planned request. Raises InvalidRequest when it can never fit."""
+    grant = grant_plan(sizes, ask, ring)
+    return Beginning(prefix, True, lambda _: grant)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way for a request to begin: with what is in the ring, and what is opened for it.
+
+    own: the beginning that is opened, none of it if empty. pages: of that. grant: of what it writes.
+    slack: pages that must be free behind it.
+    """
+
+    route: Route
+    own: tuple[int, ...]
+    pages: int
+    grant: int
+    slack: int = 0
+
+    @property
+    def shared(self) -> int:
+        """Tokens that what it writes is forked from."""
+        return len(self.own) or self.route.length
+
+
+def ways(beginning: Beginning, route: Route, ring: RingState, keeps: bool) -> list[Way]:
+    """How a request may enter the ring, the best way first; route: the best that is there.
+
+    A beginning that it needs is opened as far as it is not there. One that only later requests may need
+    is opened where that is worth a lap, and where pages are plenty.
+    """
+    tokens, known = beginning.tokens, route.length >= min(WORTH, max(len(beginning.tokens), 1))
+    best = route if known else Route()
+    routes = [best, Route()] if best.node else [best]
+    if beginning.needed:
+        scratch = _opened(beginning, Route(), ring)
+        tight = scratch.pages + scratch.grant >= ring.pages
+        return [scratch] if tight else [_opened(beginning, one, ring) for one in routes]
+    found: list[Way] = []
+    for one in routes:
+        if keeps and len(tokens) - one.length >= WORTH:
+            found.append(replace(_opened(beginning, one, ring), slack=ring.pages // 8))
+        found.append(Way(one, (), 0, beginning.grants(one.length)))
+    return found
+
+
+def _opened(beginning: Beginning, route: Route, ring: RingState) -> Way:
+    """With all of the beginning; nothing is opened where it is all there."""
+    length = len(beginning.tokens)
+    own = () if route.length == length else beginning.tokens
+    pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if own else 0
+    return Way(route, own, pages, beginning.grants(length))
 
 
 def _check_context(prompt: int, length: int, ask: Ask, ring: RingState) -> None:
@@ -92,11 +181,21 @@ class _Account:
 
 
 class PageLedger:
-    """Pages promised to requests. A request is charged what it uses, but at least its base grant."""
+    """Pages promised to requests, and kept for prefixes. A request is charged what it uses, but at least
+    its base grant.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = self.free = capacity
         self._accounts: dict[str, _Account] = {}
+
+    def keep(self, pages: int) -> None:
+        """Set free pages aside for a prefix."""
+        self.free -= pages
+
+    def give_kept(self, pages: int) -> None:
+        """A prefix is over."""
+        self.free += pages
 
     def admit(self, request: str, grant: int) -> bool:
         """Set `grant` pages aside for a new request, if they are free."""
@@ -111,12 +210,16 @@ class PageLedger:
 
         reserved_only: somebody waits for free pages, so only the grant may be used.
         """
-        account = self._accounts[request]
-        more = max(account.grant, account.used + pages) - account.charge
+        account, more = self._accounts[request], self.lacking(request, pages)
         if more > self.free or (more and reserved_only):
             return False
         self._change(account, account.grant, account.used + pages)
         return True
+
+    def lacking(self, request: str, pages: int) -> int:
+        """How many must be free so that the request can take so many."""
+        account = self._accounts[request]
+        return max(account.grant, account.used + pages) - account.charge
 
     def give(self, request: str, pages: int) -> None:
         """A sequence is over. Unknown requests are ignored: they gave everything back when they left."""

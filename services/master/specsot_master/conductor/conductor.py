@@ -18,15 +18,16 @@ from specsot.frames import Outcome, Result
 from specsot.params import Ask, brief
 from specsot.skeleton import PlanRules, Point
 from specsot_master.conductor.accepting import Acceptance, require_ring
-from specsot_master.conductor.admission import PageLedger
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.hints import Hints
 from specsot_master.conductor.live import LiveRequest, LiveSequence, check_room
+from specsot_master.conductor.openings import Openings
 from specsot_master.conductor.outbox import Outbox
 from specsot_master.conductor.readers import Readers, check_same
 from specsot_master.conductor.ring import ConductorConfig, Ring
 from specsot_master.conductor.roster import Full, Roster
 from specsot_master.conductor.sequences import Sequences, pages_of
+from specsot_master.conductor.sharing import Sharing
 from specsot_master.conductor.trying import Forms
 from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.prompts import Prompts
@@ -55,7 +56,9 @@ class Conductor:
         self._forms = forms or Forms()
         self._acceptance = Acceptance(ring, prompts, config.model, config.vocabulary)
         self._outbox = Outbox(ring.order, self.epoch_ended)
-        self._sequences = Sequences(text, self._outbox, config.lease)
+        openings = Openings(text.end_ids)
+        self._sequences = Sequences(text, openings, self._outbox, config.lease)
+        self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
         self._roster, self._hints = Roster(config), Hints(config.retry_after)
         self._readers = Readers(config, self._clock, self._drop, self._renew)
         self._epoch: int | None = None
@@ -72,11 +75,22 @@ class Conductor:
 
     @property
     def free_pages(self) -> int:
-        """KV pages that are promised to nobody."""
+        """KV pages that are promised to nobody; those of prefixes that nobody needs now are among them."""
         state = self._ring.state()
         if state is None:
             return 0
-        return state.pages if self._roster.quiet else self._roster.ledger.free
+        fresh = state.epoch != self._epoch
+        return state.pages if fresh else self._sharing.ledger.free + self._sharing.spare
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Sequences that hold beginnings of prompts."""
+        return self._sharing.sequences
+
+    @property
+    def kept_pages(self) -> int:
+        """KV pages of beginnings of prompts, needed or not."""
+        return self._sharing.pages
 
     async def generate(
         self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
@@ -129,6 +143,8 @@ class Conductor:
         if result.epoch != self._epoch:
             return
         now = self._clock.now()
+        for outcome in result.outcomes:
+            self._sharing.heard(outcome)
         for request, outcomes in self._sequences.group(result.outcomes):
             self._guard(request, self._learn, request, outcomes, now)
         if self._sequences.freed:
@@ -138,6 +154,7 @@ class Conductor:
         """The ring broke: every request ends with Unavailable(reason)."""
         self._outbox.clear()
         self._sequences.clear()
+        self._sharing.begin_epoch(0)
         self._epoch = None
         for request in self._roster.clear():
             request.feed.end(Unavailable(reason))
@@ -202,9 +219,10 @@ class Conductor:
         self._readers.over(request)
         self._hints.left(self._clock.now())
         live = self._roster.is_live(request)
-        for sequence in request.everything:
+        for sequence in tuple(request.sequences.values()):
             self._retire(request, sequence, close=True)
         self._roster.leave(request)
+        self._sharing.release(request)
         if live:
             self._fill()
 
@@ -234,15 +252,20 @@ class Conductor:
         if state is None:
             return
         now = self._clock.now()
-        if self._roster.quiet:
-            self._roster.ledger, self._epoch = PageLedger(state.pages), state.epoch
-        while (request := self._roster.admit_next(now)) is not None:
+        if self._epoch != state.epoch:
+            self._sharing.begin_epoch(state.pages)
+            self._epoch = state.epoch
+
+        def admit(request: LiveRequest) -> bool:
+            return self._sharing.admit(request, state)
+
+        while (request := self._roster.admit_next(now, admit)) is not None:
             self._guard(request, self._begin, request)
         self._add_branches()
 
     def _begin(self, request: LiveRequest) -> None:
-        self._sequences.open_prefix(request, require_ring(self._ring), self._roster.ledger)
-        self._obey(request, request.plan.start(request.prompt_tokens, self._clock.now()))
+        start = request.plan.start(request.prompt_tokens, self._clock.now(), request.found)
+        self._obey(request, start)
 
     def _add_branches(self) -> None:
         """One branch at a time for whoever's turn it is, until nobody wants one or nothing fits."""
@@ -257,9 +280,9 @@ class Conductor:
         """Open it if its pages are there. While others wait to be admitted, only from its own grant."""
         state, order = require_ring(self._ring), request.plan.preview(point)
         turn = request.branch_turn(order)
-        check_room(turn, order.budget, state)
+        check_room(request, turn, order.budget, state)
         pages = pages_of(request, turn, order.budget, state)
-        if not self._roster.ledger.take(request.id, pages, reserved_only=self._roster.crowded):
+        if not self._sharing.take(request, pages, reserved_only=self._roster.crowded):
             return
         self._sequences.open_writer(request, turn, state, ordinal=point.id, limit=order.budget)
         self._obey(request, request.plan.open_branch(point))
@@ -272,12 +295,11 @@ class Conductor:
             if found := self._sequences.find(outcome.sequence):
                 self._learn_one(request, found[1], outcome, now)
         if request.plan.all_opened:
-            self._roster.ledger.waive(request.id)
-        if request.prefix and not request.prefix_is_needed:
-            self._retire(request, request.prefix, close=True)
+            self._sharing.ledger.waive(request.id)
         self._renew(request)
 
     def _learn_one(self, request: LiveRequest, sequence: LiveSequence, outcome: Outcome, now: float) -> None:
+        self._sharing.heard(outcome, request)
         pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
         if outcome.end:
             self._retire(request, sequence, close=False)
@@ -314,11 +336,11 @@ class Conductor:
     def _open_first(self, request: LiveRequest, limit: int, rules: PlanRules | None) -> None:
         """The skeleton or the whole answer, from the request's grant."""
         state, turn = require_ring(self._ring), request.first_turn
-        self._roster.ledger.take(request.id, pages_of(request, turn, limit, state))
+        self._sharing.take(request, pages_of(request, turn, limit, state))
         self._sequences.open_writer(request, turn, state, ordinal=0, limit=limit, rules=rules)
 
     def _retire(self, request: LiveRequest, sequence: LiveSequence, close: bool) -> None:
-        self._sequences.retire(request, sequence, self._roster.ledger, close)
+        self._sequences.retire(request, sequence, self._sharing.ledger, close)
 
     def _renew(self, request: LiveRequest) -> None:
         """Longer leases where they are needed, unless the client has stopped reading."""

@@ -12,10 +12,11 @@ from specsot.errors import InvalidRequest
 from specsot.events import Candidate, TokenLogprobs
 from specsot.frames import Chance, End, Fork, Open
 from specsot.params import Ask
-from specsot_master.conductor.admission import own_pages
+from specsot_master.conductor.admission import NOTHING, Beginning, own_pages
 from specsot_master.conductor.clock import Alarms
 from specsot_master.conductor.feed import Feed
 from specsot_master.conductor.log import SequenceLog
+from specsot_master.conductor.prefixes import Node, lineage
 from specsot_master.conductor.ring import RingState
 from specsot_master.plan import OpenBranch, Piece, RequestPlan
 from specsot_master.prompts import Conversation, Turn
@@ -75,8 +76,12 @@ class LiveSequence:
 class LiveRequest:
     """A request from arrival to end.
 
+    since: when it came, in seconds.
     conversation: the turns of a planned request. answer: the prompt of a direct one.
-    grant: pages it must have to enter the ring. since: when it came, in seconds.
+    beginning: what its prompts begin with, and the pages it must have to enter the ring.
+    node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
+          prompt that were in the ring before it.
+    family: its sequences ride in the same frames.
     """
 
     id: str
@@ -85,13 +90,16 @@ class LiveRequest:
     ask: Ask
     seed: int
     plan: RequestPlan
-    grant: int
     since: float = 0.0
     conversation: Conversation | None = None
     answer: tuple[int, ...] = ()
+    beginning: Beginning = NOTHING
+    node: Node | None = None
+    shared: int = 0
+    found: int = 0
+    family: int | None = None
     feed: Feed = field(init=False)
     alarms: Alarms = field(default_factory=Alarms)
-    prefix: LiveSequence | None = None
     sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
     _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])
 
@@ -103,19 +111,9 @@ class LiveRequest:
         return len(self.conversation.skeleton.tokens) if self.conversation else len(self.answer)
 
     @property
-    def everything(self) -> list[LiveSequence]:
-        """All its sequences in the ring, the prefix last: nothing may fork from what is closed."""
-        return [*self.sequences.values(), *([self.prefix] if self.prefix else [])]
-
-    @property
-    def prefix_is_needed(self) -> bool:
-        """Something may still be forked from it, or has been ordered to and not answered yet."""
-        return not self.plan.all_opened or any(not one.log.spoken for one in self.sequences.values())
-
-    @property
     def first_turn(self) -> Turn:
         """The first prompt that writes."""
-        return self.conversation.skeleton if self.conversation else Turn(self.answer, 0)
+        return self.conversation.skeleton if self.conversation else Turn(self.answer, self.shared)
 
     def branch_turn(self, order: OpenBranch) -> Turn:
         """A branch's prompt. Made once, though a branch may wait for pages many times."""
@@ -127,13 +125,19 @@ class LiveRequest:
         return self._turns[order.point.id]
 
     def fork(self, turn: Turn) -> Fork | None:
-        return Fork(self.prefix.id, turn.shared) if self.prefix and turn.shared else None
+        return Fork(self.node.sequence, turn.shared) if self.node and turn.shared else None
 
 
-def check_room(turn: Turn, budget: int, state: RingState) -> None:
+def drafts(request: LiveRequest, state: RingState) -> bool:
+    """Whether the ring drafts for it."""
+    return state.has_drafter and request.ask.drafter != "none"
+
+
+def check_room(request: LiveRequest, turn: Turn, budget: int, state: RingState) -> None:
     """Raises InvalidRequest when a branch, with the plan before it, can never fit."""
     length = len(turn.tokens) + budget
-    pages = own_pages(length, turn.shared, state)
+    held = sum(node.pages for node in lineage(request.node)) if request.node else 0
+    pages = own_pages(length, turn.shared, state) + held
     if length > state.max_positions or pages > state.pages:
         raise InvalidRequest(
             f"a branch of this plan needs {length} positions in {pages} KV pages; the model has "

@@ -20,9 +20,9 @@ class Openings:
         self._end_ids = end_ids
         self._ids: Iterator[int] = itertools.count(1)
 
-    def prefix(self, length: int, ask: Ask, drafted: bool) -> Opening:
+    def prefix(self, length: int, drafted: bool, fork: Fork | None = None) -> Opening:
         """Prefilled, kept and forked; it never writes."""
-        return Opening(next(self._ids), length, decodes=False, drafted=drafted, sampling=ask.sampling)
+        return Opening(next(self._ids), length, fork, decodes=False, drafted=drafted)
 
     def writer(
         self,
@@ -34,13 +34,15 @@ class Openings:
         limit: int,
         drafted: bool,
         fork: Fork | None = None,
+        family: int | None = None,
         rules: PlanRules | None = None,
     ) -> Opening:
         """A sequence that writes up to `limit` tokens. With rules the grammar ends it, else an end token;
-        with a form both may.
+        with a form both may. family: its name is that of the first sequence in it.
         """
+        id = next(self._ids)
         return Opening(
-            sequence=next(self._ids),
+            sequence=id,
             prompt=prompt,
             fork=fork,
             drafted=drafted,
@@ -52,4 +54,5 @@ class Openings:
             plan=rules,
             logprobs=ask.logprobs,
             form=None if rules else ask.form,
+            family=id if family is None else family,
         )

@@ -51,6 +51,7 @@ class ConductorConfig:
     model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
     live:   requests in the ring at most. queue: requests waiting for that at most.
     lease:  positions granted at a time.
+    prefix_cache: beginnings of prompts stay in the ring while nobody else wants their pages.
     unread: events a client may leave unread before its request pauses. unread_for: seconds for which it
             may read nothing, while there is something to read, before it is dropped.
     keep_for: seconds for which a resumable request is kept without a reader. keep: how many of those
@@ -64,6 +65,7 @@ class ConductorConfig:
     live: int = 64
     queue: int = 256
     lease: int = 256
+    prefix_cache: bool = True
     unread: int = 1024
     unread_for: float = 60.0
     keep_for: float = 60.0

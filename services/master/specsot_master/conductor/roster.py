@@ -1,12 +1,13 @@
-"""Who waits, who runs, and whose turn it is; with the pages that each was promised.
+"""Who waits, who runs, and whose turn it is.
 
-Refuses to know sequences, results and events.
+Refuses to know pages, sequences, results and events.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from specsot.errors import InvalidRequest
-from specsot_master.conductor.admission import PageLedger
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.ring import ConductorConfig
 from specsot_master.schedule import Claim, displaced, fairest
@@ -17,13 +18,12 @@ class Full(Exception):
 
 
 class Roster:
-    """Requests by id. The ledger is that of the running epoch."""
+    """Requests by id."""
 
     def __init__(self, config: ConductorConfig) -> None:
         self._config = config
         self._waiting: dict[str, LiveRequest] = {}
         self._live: dict[str, LiveRequest] = {}
-        self.ledger = PageLedger(0)
 
     @property
     def crowded(self) -> bool:
@@ -71,8 +71,8 @@ class Roster:
     def wait(self, request: LiveRequest) -> None:
         self._waiting[request.id] = request
 
-    def admit_next(self, now: float) -> LiveRequest | None:
-        """The next request that may run, its grant set aside; None when nobody waits or nothing fits.
+    def admit_next(self, now: float, admit: Callable[[LiveRequest], bool]) -> LiveRequest | None:
+        """The next request that may run; None when nobody waits, or there is no room for whose turn it is.
 
         Strictly in turn: a large request is not passed by smaller ones for ever.
         """
@@ -80,7 +80,7 @@ class Roster:
             return None
         claim = fairest(self._claims(self._waiting, self._admitted(), now), self._config.aging)
         request = self._waiting[claim.request] if claim else None
-        if request is None or not self.ledger.admit(request.id, request.grant):
+        if request is None or not admit(request):
             return None
         self._live[request.id] = self._waiting.pop(request.id)
         return request
@@ -100,7 +100,6 @@ class Roster:
             del self._waiting[request.id]
         elif self.is_live(request):
             del self._live[request.id]
-            self.ledger.leave(request.id)
 
     def clear(self) -> list[LiveRequest]:
         """Everybody goes; returns who was there."""

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from specsot.frames import Close, Lease, Opening, Outcome
 from specsot.skeleton import PlanRules
-from specsot_master.conductor.admission import PageLedger, own_pages, pages_for
+from specsot_master.conductor.admission import PageLedger, own_pages
 from specsot_master.conductor.leases import first_lease, renewed_lease
-from specsot_master.conductor.live import LiveRequest, LiveSequence
+from specsot_master.conductor.live import LiveRequest, LiveSequence, drafts
 from specsot_master.conductor.log import SequenceLog
 from specsot_master.conductor.openings import Openings
 from specsot_master.conductor.outbox import Outbox
@@ -23,9 +23,8 @@ from specsot_master.text import Text
 class Sequences:
     """`freed`: something was given back since it was last set to False."""
 
-    def __init__(self, text: Text, outbox: Outbox, grant: int) -> None:
-        self._text, self._outbox, self._grant = text, outbox, grant
-        self._openings = Openings(text.end_ids)
+    def __init__(self, text: Text, openings: Openings, outbox: Outbox, grant: int) -> None:
+        self._text, self._openings, self._outbox, self._grant = text, openings, outbox, grant
         self._by_id: dict[int, tuple[LiveRequest, LiveSequence]] = {}
         self.freed = False
 
@@ -52,16 +51,6 @@ class Sequences:
         """The ring has forgotten them all."""
         self._by_id.clear()
 
-    def open_prefix(self, request: LiveRequest, state: RingState, ledger: PageLedger) -> None:
-        """What every turn of a planned request begins with; nothing for turns without a common begin."""
-        tokens = request.conversation.prefix if request.conversation else ()
-        if not tokens:
-            return
-        pages = pages_for(len(tokens), state.page_rows)
-        ledger.take(request.id, pages)
-        opening = self._openings.prefix(len(tokens), request.ask, _drafted(request, state))
-        request.prefix = self._launch(request, opening, tokens, pages)
-
     def open_writer(
         self,
         request: LiveRequest,
@@ -79,10 +68,12 @@ class Sequences:
             request.seed,
             ordinal=ordinal,
             limit=limit,
-            drafted=_drafted(request, state),
+            drafted=drafts(request, state),
             fork=request.fork(turn),
+            family=request.family,
             rules=rules,
         )
+        request.family = opening.family
         pages = pages_of(request, turn, limit, state)
         request.sequences[ordinal] = self._launch(request, opening, turn.tokens, pages)
 
@@ -93,11 +84,8 @@ class Sequences:
         self.freed = True
         if close:
             self._outbox.put(Close(sequence.id))
-        if sequence is request.prefix:
-            request.prefix = None  # its pages live on in its forks, so they stay charged to the end
-        else:
-            del request.sequences[sequence.ordinal]
-            ledger.give(request.id, sequence.pages)
+        del request.sequences[sequence.ordinal]
+        ledger.give(request.id, sequence.pages)
 
     def renew(self, sequence: LiveSequence) -> None:
         """A longer lease, if it is time and the sequence still lives."""
@@ -121,8 +109,4 @@ class Sequences:
 
 def pages_of(request: LiveRequest, turn: Turn, limit: int, state: RingState) -> int:
     """Pages of a sequence that begins with `turn` and writes up to `limit` tokens."""
-    return own_pages(len(turn.tokens) + limit, turn.shared if request.prefix else 0, state)
-
-
-def _drafted(request: LiveRequest, state: RingState) -> bool:
-    return state.has_drafter and request.ask.drafter != "none"
+    return own_pages(len(turn.tokens) + limit, turn.shared if request.node else 0, state)

@@ -75,9 +75,9 @@ class RequestPlan:
             return True
         return self._branches is not None and self._branches.all_opened
 
-    def start(self, prompt_tokens: int, now: float) -> list[Command]:
-        """Admitted: the first sequence is opened."""
-        self._tally.prompt_tokens = prompt_tokens
+    def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
+        """Admitted: the first sequence is opened. found: prompt tokens that were in the ring already."""
+        self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, found
         started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens)
         if self._ask.mode == "direct":
             self._tally.enter("direct", now)

@@ -18,6 +18,7 @@ class Tally:
 
     began: float
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     laps: int = 0
     trees: int = 0
@@ -55,6 +56,7 @@ class Tally:
         return Statistics(
             mode=mode,
             prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
             completion_tokens=self.completion_tokens,
             merged_tokens=merged_tokens,
             seconds=seconds,

@@ -37,14 +37,13 @@ class Conversation(Protocol):
         ...
 
 
-def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many first tokens are the same."""
-    same = 0
-    for one, other in zip(left, right):
-        if one != other:
-            break
-        same += 1
-    return same
+def shared_length(left: Sequence[int], right: Sequence[int], known: int = 0) -> int:
+    """How many first tokens are the same. known: so many are, that much is certain."""
+    end = min(len(left), len(right))
+    for place in range(known, end):
+        if left[place] != right[place]:
+            return place
+    return end
 
 
 def turn_from(prefix: Sequence[int], tokens: tuple[int, ...]) -> Turn:

@@ -1,0 +1,235 @@
+"""Beginnings of prompts: which are found, which go first, and that pages are counted exactly.
+
+Refuses to know text; the tree is checked against brute force, the ledger against a real page table.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsot.pages import PageTable
+from specsot_master.conductor.admission import (
+    WORTH,
+    Beginning,
+    PageLedger,
+    own_pages,
+    pages_for,
+    shared_pages,
+    ways,
+)
+from specsot_master.conductor.prefixes import Node, PrefixTree, Route, lineage
+from specsot_master.conductor.ring import RingState
+
+PLAIN = RingState(epoch=1, pages=40, page_rows=8, slots=3, max_positions=1000)
+DRAFTING = RingState(epoch=1, pages=40, page_rows=8, slots=3, max_positions=1000, has_drafter=True)
+
+
+def texts(size: int = 30) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(st.integers(0, 1), min_size=1, max_size=size).map(tuple)
+
+
+def grow(tree: PrefixTree, tokens: tuple[int, ...], sequence: int, drafted: bool = True) -> Node:
+    """As the master does: fork what is there, add the rest."""
+    route = tree.route(tokens, drafted)
+    if route.node and route.length == len(tokens):
+        return route.node
+    node = Node(sequence, tokens, 1, drafted, route.node, route.length)
+    tree.add(node)
+    return node
+
+
+@given(st.lists(st.tuples(texts(), st.booleans()), max_size=30), texts(), st.booleans())
+def test_the_longest_beginning_is_found(
+    kept: list[tuple[tuple[int, ...], bool]], asked: tuple[int, ...], drafted: bool
+) -> None:
+    tree = PrefixTree()
+    for sequence, (tokens, whose) in enumerate(kept):
+        node = grow(tree, tokens, sequence, whose)
+        assert node.tokens[: node.at] == (node.parent.tokens[: node.at] if node.parent else ())
+    found = tree.route(asked, drafted)
+    best = max((_same(asked, tokens) for tokens, whose in kept if whose is drafted), default=0)
+    assert found.length == best
+    assert (found.node is None) == (best == 0)
+    if found.node:
+        assert found.node.tokens[:best] == asked[:best]
+
+
+def _same(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    return next(n for n in range(min(len(left), len(right)), -1, -1) if left[:n] == right[:n])
+
+
+def chain() -> tuple[PrefixTree, Node, Node, Node]:
+    """a <- b <- c, and nothing else."""
+    tree = PrefixTree()
+    a = grow(tree, (1, 2), 1)
+    b = grow(tree, (1, 2, 3), 2)
+    c = grow(tree, (1, 2, 3, 4), 3)
+    return tree, a, b, c
+
+
+def test_what_is_needed_and_what_it_stands_on_stays() -> None:
+    tree, _, b, c = chain()
+    tree.pin(b)
+    assert tree.spare() == 1
+    assert tree.give_up(99) == [c]
+    tree.unpin(b)
+    assert tree.spare() == 2
+    assert tree.spare(keep=b) == 0
+    assert tree.give_up(99, keep=b) == []
+    assert [node.sequence for node in tree.give_up(99)] == [2, 1], "children before what they stand on"
+    assert len(tree) == tree.pages == 0
+
+
+def test_no_more_is_given_up_than_must_be_longest_unneeded_first() -> None:
+    tree = PrefixTree()
+    nodes = [grow(tree, (n, n), n) for n in range(5)]
+    for n in (3, 0, 4):
+        tree.pin(nodes[n])
+        tree.unpin(nodes[n])
+    assert [node.sequence for node in tree.give_up(3)] == [1, 2, 3]
+    assert [node.sequence for node in tree.give_up(1)] == [0]
+
+
+def test_what_is_needed_keeps_what_it_stands_on_young() -> None:
+    tree, a, _, c = chain()
+    other = grow(tree, (9,), 9)
+    tree.pin(other)
+    tree.unpin(other)
+    tree.pin(c)
+    tree.unpin(c)
+    assert tree.give_up(1) == [other]
+    assert a.used == c.used
+
+
+def test_doubted_ones_are_not_found_and_go_first() -> None:
+    tree, a, b, c = chain()
+    tree.pin(b)
+    tree.doubt(b)
+    assert tree.route((1, 2, 3, 4), True) == Route()
+    assert [one.doubted for one in (a, b, c)] == [True, True, False]
+    tree.unpin(b)
+    other = grow(tree, (7, 7), 7)
+    assert tree.give_up(1) == [c], "it stands on doubted ones, and keeps them there"
+    assert tree.give_up(1) == [b]
+    assert tree.drop(a) == [a]
+    assert tree.find(7) is other
+
+
+class TestWays:
+    def ways_of(self, length: int, route: Route, needed: bool, ring: RingState = PLAIN, keeps: bool = True):  # type: ignore[no-untyped-def]
+        tokens = tuple(range(length))
+        beginning = Beginning(tokens, needed, lambda shared: own_pages(length + 9, shared, ring))
+        return [(way.route.length, len(way.own), way.pages) for way in ways(beginning, route, ring, keeps)]
+
+    def node(self, length: int) -> Node:
+        return Node(1, tuple(range(length)), pages_for(length, 8))
+
+    def test_a_needed_one_is_opened_as_far_as_it_is_not_there(self) -> None:
+        assert self.ways_of(50, Route(), True) == [(0, 50, 7)]
+        assert self.ways_of(50, Route(self.node(40), 40), True) == [(40, 50, 2), (0, 50, 7)]
+        assert self.ways_of(50, Route(self.node(40), 40), True, DRAFTING) == [(40, 50, 3), (0, 50, 7)]
+        assert self.ways_of(50, Route(self.node(60), 50), True) == [(50, 0, 0), (0, 50, 7)]
+        assert self.ways_of(0, Route(), True) == [(0, 0, 0)]
+
+    def test_little_is_not_worth_a_fork(self) -> None:
+        little = Route(self.node(WORTH - 1), WORTH - 1)
+        assert self.ways_of(50, little, True) == [(0, 50, 7)]
+        assert self.ways_of(WORTH - 1, little, True) == [(WORTH - 1, 0, 0), (0, WORTH - 1, 4)], "but all is"
+        assert self.ways_of(WORTH - 1, Route(), False) == [(0, 0, 0)]
+
+    def test_a_useful_one_is_opened_where_that_is_worth_a_lap(self) -> None:
+        assert self.ways_of(50, Route(), False) == [(0, 50, 7), (0, 0, 0)]
+        near, far = Route(self.node(49), 49), Route(self.node(WORTH), WORTH)
+        assert self.ways_of(50, near, False) == [(49, 0, 0), (0, 50, 7), (0, 0, 0)]
+        assert self.ways_of(80, far, False) == [(32, 80, 6), (32, 0, 0), (0, 80, 10), (0, 0, 0)]
+        assert self.ways_of(80, Route(), False, keeps=False) == [(0, 0, 0)]
+
+    def test_where_pages_are_tight_nothing_else_is_held(self) -> None:
+        tight = RingState(epoch=1, pages=10, page_rows=8, slots=3, max_positions=1000)
+        assert self.ways_of(60, Route(self.node(40), 40), True, tight) == [(0, 60, 8)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_pages_are_counted_exactly(seed: int, drafting: bool) -> None:
+    """A random life of a tree, its ledger and the page tables of a stage and of a drafter.
+
+    Without a drafter what the ledger says is free is free, to the page; with one it is at least that.
+    """
+    chance = random.Random(seed)
+    ring = DRAFTING if drafting else PLAIN
+    tree, ledger, stage = PrefixTree(), PageLedger(ring.pages), Table(ring)
+    ids = iter(range(1, 10_000))
+    live: dict[str, tuple[Node, int, int]] = {}
+    for step in range(60):
+        if chance.random() < 0.6:
+            length = chance.choice([5, 8, 9, 16, 24, 30])
+            tokens = tuple(chance.randint(0, 1) for _ in range(2)) + (7,) * length
+            route = tree.route(tokens, True)
+            pages = pages_for(len(tokens), 8) - shared_pages(route.length, ring)
+            grant = own_pages(len(tokens) + 10, len(tokens), ring)
+            for gone in _room(tree, ledger, pages + grant, route.node):
+                stage.close(gone.sequence)
+            if pages + grant > ledger.free:
+                continue
+            node = Node(next(ids), tokens, pages, True, route.node, route.length)
+            stage.open(node.sequence, route.node, route.length, len(tokens))
+            tree.add(node)
+            ledger.keep(pages)
+            tree.pin(node)
+            assert ledger.admit(f"r{step}", grant)
+            assert ledger.take(f"r{step}", grant)
+            writer = next(ids)
+            stage.open(writer, node, len(tokens), len(tokens) + 10 + ring.slots)
+            live[f"r{step}"] = (node, writer, grant)
+        elif live:
+            name = chance.choice(sorted(live))
+            node, writer, _ = live.pop(name)
+            stage.close(writer)
+            ledger.leave(name)
+            tree.unpin(node)
+        assert ledger.free == stage.free if not drafting else 0 <= ledger.free <= stage.free
+    assert all(one.sequence in stage.table for node, _, _ in live.values() for one in lineage(node))
+
+
+class Table:
+    """Pages of a stage, or of whichever runs out first, the stage or the drafter."""
+
+    def __init__(self, ring: RingState) -> None:
+        self.table, self._drafter = (PageTable(ring.pages, ring.page_rows) for _ in range(2))
+        self._drafts = ring.has_drafter
+
+    @property
+    def free(self) -> int:
+        return min(self.table.free, self._drafter.free) if self._drafts else self.table.free
+
+    def open(self, sequence: int, source: Node | None, at: int, rows: int) -> None:
+        """The drafter shares all rows of a fork but the last."""
+        for table, less in ((self.table, 0), (self._drafter, 1)):
+            if source:
+                table.fork(sequence, source.sequence, at - less)
+            else:
+                table.open(sequence)
+            table.reserve(sequence, rows)
+            if not self._drafts:
+                break
+
+    def close(self, sequence: int) -> None:
+        self.table.close(sequence)
+        self._drafter.close(sequence)
+
+
+def _room(tree: PrefixTree, ledger: PageLedger, pages: int, keep: Node | None) -> list[Node]:
+    gone = tree.give_up(pages - ledger.free, keep)
+    ledger.give_kept(sum(node.pages for node in gone))
+    return gone
+
+
+@pytest.mark.parametrize(("shared", "plain", "drafted"), [(0, 0, 0), (8, 1, 0), (9, 1, 1), (16, 2, 1)])
+def test_a_drafter_shares_a_row_less(shared: int, plain: int, drafted: int) -> None:
+    assert shared_pages(shared, PLAIN) == plain
+    assert shared_pages(shared, DRAFTING) == drafted

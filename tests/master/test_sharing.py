@@ -1,0 +1,245 @@
+"""Requests that begin alike, on a fake ring: fed once, the same answers, and pages for whoever needs them.
+
+Refuses to know models: scripts say what is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import replace
+
+import pytest
+
+from specsot.errors import InvalidRequest
+from specsot.events import Event
+from specsot.frames import Close, End, Open, Outcome, Result
+from specsot.params import Ask, Limits, Message
+from specsot_master.conductor import ConductorConfig, RingState
+from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SMALL, SOT, finished, openings
+from tests.master.stage import Stage
+
+pytestmark = pytest.mark.slow
+
+PLAIN = RingState(epoch=1, pages=64, page_rows=64, slots=8, max_positions=2048)
+RULES = Message("system", "You are a careful teacher. " * 12)
+OTHER = Message("system", "You are a poet who never rhymes. " * 12)
+FRESH = ConductorConfig(model="demo", prefix_cache=False)
+
+
+def direct(system: Message, question: str, **more: object) -> Ask:
+    return Ask(messages=(system, Message("user", question)), mode="direct", seed=5, **more)  # type: ignore[arg-type]
+
+
+def fed(stage: Stage, since: int = 0) -> int:
+    """Prompt tokens that were sent to the ring."""
+    return sum(len(order.tokens) for order in stage.ring.orders[since:] if isinstance(order, Open))
+
+
+def cached(events: list[Event]) -> int:
+    return finished(events).statistics.cached_tokens
+
+
+@pytest.mark.parametrize("state", [PLAIN, replace(PLAIN, has_drafter=True)], ids=["plain", "drafting"])
+async def test_the_same_question_is_fed_once(state: RingState) -> None:
+    stage = Stage(SAYS, state=state)
+    first = await stage.answer(SOT)
+    before = len(stage.ring.orders)
+    second = await stage.answer(SOT)
+    prefix = openings(stage)[0]
+    assert (cached(first), cached(second)) == (0, prefix.prompt)
+    assert finished(first).text == finished(second).text == ANSWER
+    assert all(one.decodes for one in openings(stage)[5:]), "no second prefix"
+    assert fed(stage) == 2 * fed(stage, before) + prefix.prompt
+    stage.assert_clean()
+
+
+async def test_common_beginnings_of_different_questions_are_fed_once() -> None:
+    stage = Stage(SAYS, state=PLAIN)
+    for question in ("What is it?", "What is that?", "Count."):
+        await stage.answer(direct(RULES, question))
+    await stage.answer(direct(OTHER, "What is it?"))
+    one, two, three, four = [order for order in openings(stage) if order.decodes]
+    assert one.fork
+    assert two.fork
+    assert three.fork
+    assert four.fork
+    assert two.fork.length > len(stage.text.encode(RULES.content)), "the common system turn, and more"
+    assert two.fork.sequence == three.fork.sequence == one.fork.sequence
+    assert four.fork.sequence != one.fork.sequence
+    stage.assert_clean()
+
+
+async def test_those_who_come_together_share_too() -> None:
+    """The second one forks what the first has only just ordered."""
+    stage = Stage(SAYS, state=PLAIN)
+    clients = [stage.listen(direct(RULES, "What is it?")) for _ in range(4)]
+    answers = await stage.play(*clients)
+    assert {finished(events).text for events in answers} == {"It is naïve 你好."}
+    assert len([one for one in openings(stage) if not one.decodes]) == 1
+    families = [one.family for one in openings(stage) if one.decodes]
+    assert len(set(families)) == 4, "but they do not wait for each other"
+    stage.assert_clean()
+
+
+async def test_the_next_turn_of_a_conversation_goes_on_from_the_last() -> None:
+    stage = Stage(SAYS, state=PLAIN)
+    turns = [RULES, Message("user", "What is it?")]
+    await stage.answer(Ask(messages=tuple(turns), mode="direct"))
+    turns += [Message("assistant", "It is naïve 你好."), Message("user", "What is that?")]
+    events = await stage.answer(Ask(messages=tuple(turns), mode="direct"))
+    first = openings(stage)[0].prompt
+    assert cached(events) >= first - 5, "all of the first prompt but what asked for an answer"
+    stage.assert_clean()
+
+
+async def test_short_prompts_take_no_detour() -> None:
+    """One lap more before the first token would cost more than feeding a few tokens again."""
+    stage = Stage(SAYS, state=PLAIN)
+    await stage.answer(DIRECT)
+    assert [one.decodes for one in openings(stage)] == [True]
+    assert stage.conductor.kept == ()
+
+
+async def test_it_can_be_switched_off() -> None:
+    stage = Stage(SAYS, state=PLAIN, config=FRESH)
+    for _ in range(2):
+        assert cached(await stage.answer(SOT)) == 0
+        assert cached(await stage.answer(direct(RULES, "What is it?"))) == 0
+    assert stage.conductor.kept == ()
+    assert sum(not one.decodes for one in openings(stage)) == 2, "what a request's own branches share"
+    stage.assert_clean()
+    assert stage.ring.free_pages == PLAIN.pages
+
+
+async def test_whoever_must_have_pages_gets_those_nobody_needs() -> None:
+    """A large request after many small ones: what is kept makes room, oldest first, and no more than must."""
+    state = replace(PLAIN, pages=24)
+    stage = Stage(SAYS, state=state)
+    for n in range(4):
+        await stage.answer(direct(Message("system", f"Rule {n}: " + "be kind. " * 60), "What is it?",
+                                  limits=Limits(max_new_tokens=20)))  # fmt: skip
+    before = stage.conductor.kept
+    large = replace(COUNT, limits=Limits(max_new_tokens=900))
+    assert finished(await stage.answer(large)).text == SAYS["Count"]
+    after = stage.conductor.kept
+    assert after
+    assert after == before[-len(after) :], "the youngest are still there"
+    stage.assert_clean()
+
+
+async def test_a_branch_gets_pages_that_nobody_needs() -> None:
+    plan = "[PLAN]\n" + "".join(f"{n}.<20><None>[-]P{n}\n" for n in range(1, 9)) + "[END]"
+    says = {**SAYS, "Write the plan.": plan, **{f"Write point {n}": "Some text." for n in range(1, 9)}}
+    state = replace(PLAIN, pages=32)
+    stage = Stage(says, state=state)
+    for n in range(5):
+        await stage.answer(direct(Message("system", f"Rule {n}: " + "be kind. " * 60), "What is it?"))
+    kept = len(stage.conductor.kept)
+    await stage.answer(Ask(prompt="Many?", mode="sot", limits=SMALL))
+    assert stage.ring.most_live == 8, "all branches at once"
+    assert len(stage.conductor.kept) < kept
+    stage.assert_clean()
+
+
+async def test_what_a_live_request_stands_on_is_not_given_up() -> None:
+    state = replace(PLAIN, pages=20)
+    stage = Stage(SAYS, state=state)
+    ask = direct(RULES, "Count.", limits=Limits(max_new_tokens=400))
+    counting = stage.listen(ask)
+    for _ in range(3):
+        await stage.lap()
+    (node,) = stage.conductor.kept
+    others = [stage.listen(replace(COUNT, limits=Limits(max_new_tokens=1200))) for _ in range(3)]
+    while not counting.done():
+        assert node in stage.ring.live
+        await stage.lap()
+    answers = await stage.play(counting, *others)
+    assert [finished(events).text for events in answers] == [SAYS["Count"]] * 4
+    assert Close(node) in stage.ring.orders, "then it had to go"
+    stage.assert_clean()
+
+
+async def test_a_new_epoch_begins_with_nothing() -> None:
+    stage = Stage(SAYS, state=PLAIN)
+    await stage.answer(SOT)
+    stage.conductor.epoch_ended("a worker is gone")
+    assert stage.conductor.kept == ()
+    again = Stage(SAYS, state=replace(PLAIN, epoch=2))
+    stage.conductor._ring = again.ring  # type: ignore[assignment] # pyright: ignore[reportPrivateUsage]
+    stage.conductor._outbox._send = again.ring.order  # pyright: ignore[reportPrivateUsage]
+    stage.ring, stage.state = again.ring, again.state
+    assert cached(await stage.answer(SOT)) == 0
+    assert cached(await stage.answer(SOT)) > 0
+    stage.assert_clean()
+
+
+async def test_what_broke_is_not_begun_with_again() -> None:
+    """A sequence whose numbers are none may have them from what it was forked from."""
+    stage = Stage(SAYS, state=PLAIN)
+    await stage.answer(SOT)
+    client = stage.listen(SOT)
+    for _ in range(4):
+        await stage.lap()
+    skeleton = openings(stage)[-1]
+    assert skeleton.plan or skeleton.ordinal
+    await stage.ring.order(Close(skeleton.sequence))
+    stage.conductor.received(Result(1, 999, (Outcome(skeleton.sequence, 0, (), (), End.FAILED),)))
+    await stage.play(client)
+    assert cached(await stage.answer(SOT)) == 0
+    assert cached(await stage.answer(SOT)) > 0
+    stage.assert_clean()
+
+
+async def test_those_without_a_drafter_have_their_own() -> None:
+    """What the drafter has not followed it cannot go on from."""
+    stage = Stage(SAYS, state=replace(PLAIN, has_drafter=True))
+    await stage.answer(SOT)
+    assert cached(await stage.answer(replace(SOT, drafter="none"))) == 0
+    assert cached(await stage.answer(replace(SOT, drafter="none"))) > 0
+    assert cached(await stage.answer(SOT)) > 0
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+@pytest.mark.parametrize("pages", [28, 64, 400])
+@pytest.mark.parametrize("seed", range(3))
+async def test_answers_are_the_same_with_and_without(seed: int, pages: int, drafting: bool) -> None:
+    """Random requests, some of them given up, on few pages and many; the ring itself never runs dry."""
+    said: list[list[str]] = []
+    for config in (ConductorConfig(model="demo", live=6), replace(FRESH, live=6)):
+        chance = random.Random(seed)
+        stage = Stage(SAYS, seed, replace(PLAIN, pages=pages, has_drafter=drafting), config)
+        clients: list[asyncio.Task[list[Event]]] = []
+        for n in range(24):
+            clients.append(stage.listen(choose(chance), f"r{n}", chance.choice("ab")))
+            for _ in range(chance.randint(0, 6)):
+                await stage.lap()
+            if chance.random() < 0.2:
+                stage.conductor.cancel(f"r{chance.randint(0, n)}")
+        answers = await stage.play(*clients)
+        said.append([finished(events).text for events in answers if finished(events).reason.value == "stop"])
+        stage.assert_clean()
+    assert set(said[0]) == set(said[1]) == {ANSWER, "It is naïve 你好.", SAYS["Count"]}
+
+
+def choose(chance: random.Random) -> Ask:
+    match chance.randint(0, 3):
+        case 0:
+            return Ask(prompt=chance.choice(["Letters?", "More letters?"]), mode="sot", limits=SMALL)
+        case 1:
+            return DIRECT
+        case 2:
+            return replace(COUNT, limits=Limits(max_new_tokens=310))
+        case _:
+            return direct(chance.choice([RULES, OTHER]), chance.choice(["What is it?", "What is that?"]))
+
+
+@pytest.mark.parametrize("pages", range(2, 14))
+async def test_on_very_few_pages_it_fits_or_is_refused(pages: int) -> None:
+    """Whatever else is kept there, and whatever it could begin with."""
+    stage = Stage(SAYS, state=replace(PLAIN, pages=pages))
+    for ask in (DIRECT, direct(RULES, "What is it?", limits=SMALL), SOT, replace(SOT, limits=SMALL)) * 2:
+        with contextlib.suppress(InvalidRequest):
+            assert finished(await stage.answer(ask)).reason.value == "stop"
+    stage.assert_clean()
