@@ -12,7 +12,7 @@ QUESTION ?= Give an overview of Stages of Sleep.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help demo install develop test check lint format protos docs clean
+.PHONY: help demo install develop test check lint format protos browser docs clean
 
 help:
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -45,6 +45,11 @@ format: $(VENV)/developed ## rewrite what `make lint` would complain about
 
 protos: $(TOOLS)/installed ## write the gRPC stubs anew from protos/
 	$(TOOLS)/bin/python protos/generate.py
+
+browser: ## a Chromium for the tests of the page, where apt-get can bring one
+	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null || \
+	    echo "no Chromium here: the tests of the page will be skipped"
 
 docs: $(VENV)/installed ## list every file anew in docs/architecture.md
 	$(BIN)/python docs/files.py

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2 as httpx
 from openai import AsyncOpenAI
+from starlette.types import ASGIApp
 
 from specsot.frames import Open, Opening
 from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
@@ -62,6 +63,7 @@ class Served:
     door: HttpDoor
     standing: Standing
     metrics: Metrics
+    app: ASGIApp
     going: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -96,6 +98,21 @@ class Served:
             await turn()
         await self.stage.settle()
 
+    async def asked(self) -> None:
+        """A request is in the ring."""
+        while not self.stage.ring.live:
+            await turn()
+
+    async def laps(self, count: int) -> None:
+        """So many laps by hand, while nobody else plays them."""
+        assert not self.going.is_set()
+        for _ in range(count):
+            await self.stage.lap()
+
+    async def reopen(self) -> None:
+        """The door again, where it was before it was closed."""
+        self.door = await open_http_door(f"127.0.0.1:{self.door.port}", self.app)
+
     async def play(self) -> None:
         """Laps, as long as there are any; then wait for orders."""
         while True:
@@ -125,7 +142,8 @@ async def served(says: Mapping[str, str] = SAYS, **more: Any) -> AsyncIterator[S
         figures=metrics.written,
         began=1_700_000_000,
     )
-    one = Served(stage, desk, await open_http_door("127.0.0.1:0", build_app(house)), standing, metrics)
+    app = build_app(house)
+    one = Served(stage, desk, await open_http_door("127.0.0.1:0", app), standing, metrics, app)
     one.going.set()
     playing = asyncio.create_task(one.play())
     try:

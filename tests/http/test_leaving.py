@@ -176,7 +176,7 @@ async def read_events(house: Served, body: dict[str, Any]) -> list[Any]:
 async def test_a_master_that_shuts_down_lets_answers_finish(house: Served) -> None:
     house.going.clear()
     reading = asyncio.create_task(read_events(house, {**LONG, "stream": True}))
-    await asked(house)
+    await house.asked()
     draining = asyncio.create_task(house.desk.drain(30))
     await turn()
     answer = await house.post(CHAT, LONG)
@@ -187,12 +187,6 @@ async def test_a_master_that_shuts_down_lets_answers_finish(house: Served) -> No
     assert told[-1] == "[DONE]"
     assert told[-2]["choices"][0]["finish_reason"] == "stop"
     assert await draining
-
-
-async def asked(house: Served) -> None:
-    """A request is in the ring."""
-    while not house.stage.ring.live:
-        await turn()
 
 
 async def test_answers_that_do_not_finish_in_time_end_with_an_error() -> None:
@@ -217,7 +211,7 @@ async def test_the_door_closes_though_a_client_does_not_go() -> None:
     async with served() as house:
         house.going.clear()
         reading = asyncio.create_task(read_events(house, {**LONG, "stream": True}))
-        await asked(house)
+        await house.asked()
         await asyncio.wait_for(house.door.close(0.2), 10)
         await asyncio.gather(reading, return_exceptions=True)
         house.going.set()

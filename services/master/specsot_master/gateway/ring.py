@@ -6,6 +6,8 @@ Refuses to know requests.
 from __future__ import annotations
 
 import dataclasses
+from base64 import b64encode
+from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
@@ -16,23 +18,15 @@ from starlette.responses import HTMLResponse, Response
 from specsot import __version__
 from specsot_master.gateway.house import House
 
-# The page is one file: nothing is fetched from anywhere, and nobody may put it into a frame.
-_GUARD = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "cache-control": "no-cache",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
-
 
 def ring_routes(house: House) -> APIRouter:
     router = APIRouter(tags=["the ring"])
-    page = (files("specsot_master.gateway") / "page.html").read_text(encoding="utf-8")
+    page = read_page()
+    headers = headers_of(page)
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def show_page() -> Response:
-        return HTMLResponse(page, headers=_GUARD)
+        return HTMLResponse(page, headers=headers)
 
     @router.get("/ring")
     async def show_ring() -> dict[str, Any]:
@@ -50,3 +44,33 @@ def ring_routes(house: House) -> APIRouter:
 
     _ = show_page, show_ring, show_figures, show_version
     return router
+
+
+def read_page() -> str:
+    return (files("specsot_master.gateway") / "page.html").read_text(encoding="utf-8")
+
+
+def headers_of(page: str) -> dict[str, str]:
+    """The page is one file: it may run what is written in it, talk to where it came from, and no more."""
+    rules = (
+        "default-src 'none'",
+        f"style-src {_hash_of(page, 'style')}",
+        f"script-src {_hash_of(page, 'script')}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    return {
+        "content-security-policy": "; ".join(rules),
+        "cache-control": "no-cache",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+
+
+def _hash_of(page: str, tag: str) -> str:
+    """What a browser must find between <tag> and </tag>."""
+    inside = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return f"'sha256-{b64encode(sha256(inside.encode()).digest()).decode()}'"
