@@ -34,11 +34,34 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class PagesInfo:
-    """KV pages of the present epoch; `rows` positions each."""
+    """KV pages of the present epoch; `rows` positions each.
+
+    free: those that nobody needs. kept: those that hold beginnings of prompts; many of them are free.
+    """
 
     total: int
     free: int
     rows: int
+    kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsInfo:
+    """Requests of this moment, and since the master began.
+
+    waiting: for their turn. running: in the ring, with `writing` sequences. kept: over, to be read again.
+    refused: for lack of room. ended: (why, how many); why is a reason of Finished, or an error's name.
+    prompt_tokens, cached_tokens: of requests that entered the ring; those it had already.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    writing: int = 0
+    kept: int = 0
+    refused: int = 0
+    ended: tuple[tuple[str, int], ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +91,6 @@ class Info:
     waiting_for: tuple[str, ...] = ()
     pages: PagesInfo | None = None
     laps: LapsInfo | None = None
+    requests: RequestsInfo | None = None
     version: str = __version__
     protocol: int = PROTOCOL

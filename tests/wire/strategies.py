@@ -311,7 +311,19 @@ infos = st.builds(
     epoch=big,
     ready=st.booleans(),
     waiting_for=st.lists(text, max_size=2).map(tuple),
-    pages=st.none() | st.builds(info.PagesInfo, small, small, small),
+    pages=st.none() | st.builds(info.PagesInfo, small, small, small, small),
+    requests=st.none()
+    | st.builds(
+        info.RequestsInfo,
+        small,
+        small,
+        small,
+        small,
+        big,
+        st.dictionaries(text, big, max_size=3).map(lambda ended: tuple(sorted(ended.items()))),
+        big,
+        big,
+    ),
     laps=st.none()
     | st.builds(info.LapsInfo, big, big, seconds, seconds, seconds, st.lists(seconds, max_size=3).map(tuple)),
     version=text,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from specsot.info import Info, MemberInfo
+from specsot.info import Info, MemberInfo, PagesInfo, RequestsInfo
 from specsot_app.running import run
 
 
@@ -42,9 +42,21 @@ def lines_of(found: Info) -> list[str]:
     ]
     members = [line_of(member) for member in found.members]
     waiting = [f"waiting   {line}" for line in found.waiting_for]
-    pages = [f"pages     {found.pages.free} of {found.pages.total} free"] if found.pages else []
+    pages = [pages_line(found.pages)] if found.pages else []
+    requests = [requests_line(found.requests)] if found.requests else []
     state = f"epoch     {found.epoch} · {'ready' if found.ready else 'not ready'}"
-    return [*models, *members, *pages, state, *waiting, f"version   {found.version}"]
+    return [*models, *members, *pages, *requests, state, *waiting, f"version   {found.version}"]
+
+
+def pages_line(pages: PagesInfo) -> str:
+    return f"pages     {pages.free} of {pages.total} free · {pages.kept} hold beginnings of prompts"
+
+
+def requests_line(requests: RequestsInfo) -> str:
+    """Of this moment; the prompt tokens since the master began."""
+    share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
+    now = f"{requests.running} running · {requests.waiting} waiting"
+    return f"requests  {now} · {share:.0%} of prompt tokens were there"
 
 
 def line_of(member: MemberInfo) -> str:

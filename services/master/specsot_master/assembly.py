@@ -101,8 +101,9 @@ class Master:
             epoch=fleet.epoch,
             ready=fleet.ready,
             waiting_for=(waiting,) if waiting else (),
-            pages=PagesInfo(ring.pages, free, ring.page_rows) if ring else None,
+            pages=PagesInfo(ring.pages, free, ring.page_rows, self.conductor.kept_pages) if ring else None,
             laps=self.laps.info(),
+            requests=self.conductor.requests(),
         )
 
     async def complete(self, with_drafter: bool = False) -> None:

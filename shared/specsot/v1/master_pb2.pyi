@@ -321,14 +321,43 @@ class Member(_message.Message):
     def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
 
 class Pages(_message.Message):
-    __slots__ = ("total", "free", "rows")
+    __slots__ = ("total", "free", "rows", "kept")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     total: int
     free: int
     rows: int
-    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+    kept: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., rows: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
+
+class Requests(_message.Message):
+    __slots__ = ("waiting", "running", "writing", "kept", "refused", "ended", "prompt_tokens", "cached_tokens")
+    class EndedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WRITING_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    waiting: int
+    running: int
+    writing: int
+    kept: int
+    refused: int
+    ended: _containers.ScalarMap[str, int]
+    prompt_tokens: int
+    cached_tokens: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., writing: _Optional[int] = ..., kept: _Optional[int] = ..., refused: _Optional[int] = ..., ended: _Optional[_Mapping[str, int]] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Laps(_message.Message):
     __slots__ = ("laps", "tokens", "per_second", "tokens_per_lap", "rows_per_lap", "stages")
@@ -347,7 +376,7 @@ class Laps(_message.Message):
     def __init__(self, laps: _Optional[int] = ..., tokens: _Optional[int] = ..., per_second: _Optional[float] = ..., tokens_per_lap: _Optional[float] = ..., rows_per_lap: _Optional[float] = ..., stages: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages", "laps")
+    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages", "laps", "requests")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +386,7 @@ class GetInfoResponse(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     LAPS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     version: str
     protocol: int
     models: _containers.RepeatedCompositeFieldContainer[Model]
@@ -366,4 +396,5 @@ class GetInfoResponse(_message.Message):
     waiting_for: _containers.RepeatedScalarFieldContainer[str]
     pages: Pages
     laps: Laps
-    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ...) -> None: ...
+    requests: Requests
+    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ...) -> None: ...

@@ -5,7 +5,7 @@ Refuses to know how it was put together.
 
 from __future__ import annotations
 
-from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
+from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, RequestsInfo
 from specsot.v1 import master_pb2
 from specsot.wire.checks import known
 from specsot.wire.members import KIND_NUMBERS, KINDS, decode_layers, encode_layers
@@ -22,6 +22,7 @@ def encode_info(info: Info) -> master_pb2.GetInfoResponse:
         waiting_for=info.waiting_for,
         pages=encode_pages(info.pages),
         laps=encode_laps(info.laps),
+        requests=encode_requests(info.requests),
     )
 
 
@@ -35,6 +36,7 @@ def decode_info(message: master_pb2.GetInfoResponse) -> Info:
         waiting_for=tuple(message.waiting_for),
         pages=decode_pages(message.pages) if message.HasField("pages") else None,
         laps=decode_laps(message.laps) if message.HasField("laps") else None,
+        requests=decode_requests(message.requests) if message.HasField("requests") else None,
         version=message.version,
         protocol=message.protocol,
     )
@@ -70,11 +72,41 @@ def decode_member(message: master_pb2.Member) -> MemberInfo:
 
 
 def encode_pages(pages: PagesInfo | None) -> master_pb2.Pages | None:
-    return None if pages is None else master_pb2.Pages(total=pages.total, free=pages.free, rows=pages.rows)
+    if pages is None:
+        return None
+    return master_pb2.Pages(total=pages.total, free=pages.free, rows=pages.rows, kept=pages.kept)
 
 
 def decode_pages(message: master_pb2.Pages) -> PagesInfo:
-    return PagesInfo(message.total, message.free, message.rows)
+    return PagesInfo(message.total, message.free, message.rows, message.kept)
+
+
+def encode_requests(requests: RequestsInfo | None) -> master_pb2.Requests | None:
+    if requests is None:
+        return None
+    return master_pb2.Requests(
+        waiting=requests.waiting,
+        running=requests.running,
+        writing=requests.writing,
+        kept=requests.kept,
+        refused=requests.refused,
+        ended=dict(requests.ended),
+        prompt_tokens=requests.prompt_tokens,
+        cached_tokens=requests.cached_tokens,
+    )
+
+
+def decode_requests(message: master_pb2.Requests) -> RequestsInfo:
+    return RequestsInfo(
+        waiting=message.waiting,
+        running=message.running,
+        writing=message.writing,
+        kept=message.kept,
+        refused=message.refused,
+        ended=tuple(sorted(message.ended.items())),
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+    )
 
 
 def encode_laps(laps: LapsInfo | None) -> master_pb2.Laps | None:

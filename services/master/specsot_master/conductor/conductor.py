@@ -1,12 +1,12 @@
-"""Leads every request through the ring: admits, opens, hears results, renews leases, closes.
+"""Leads every request through the ring: takes it in, lets it in, hears results, lets it go.
 
 Refuses to know tensors, transports, members and doors. Decisions are made by plan, schedule, admission
-and leases; here they are carried out, on one event loop.
+and leases; here, in the course and by the readers they are carried out, on one event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import ParamSpec
 
@@ -15,21 +15,22 @@ import structlog
 from specsot.errors import NotFound, Overloaded, SpecsotError, TimedOut, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.frames import Outcome, Result
+from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
-from specsot.skeleton import PlanRules, Point
-from specsot_master.conductor.accepting import Acceptance, require_ring
+from specsot_master.conductor.accepting import Acceptance
 from specsot_master.conductor.clock import Clock, LoopClock
+from specsot_master.conductor.counts import Counts
+from specsot_master.conductor.course import Course
 from specsot_master.conductor.hints import Hints
-from specsot_master.conductor.live import LiveRequest, LiveSequence, check_room
+from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.openings import Openings
 from specsot_master.conductor.outbox import Outbox
 from specsot_master.conductor.readers import Readers, check_same
 from specsot_master.conductor.ring import ConductorConfig, Ring
 from specsot_master.conductor.roster import Full, Roster
-from specsot_master.conductor.sequences import Sequences, pages_of
+from specsot_master.conductor.sequences import Sequences
 from specsot_master.conductor.sharing import Sharing
 from specsot_master.conductor.trying import Forms
-from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -59,8 +60,10 @@ class Conductor:
         openings = Openings(text.end_ids)
         self._sequences = Sequences(text, openings, self._outbox, config.lease)
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
+        self._course = Course(ring, self._sequences, self._sharing, self._tell, self._fail)
         self._roster, self._hints = Roster(config), Hints(config.retry_after)
         self._readers = Readers(config, self._clock, self._drop, self._renew)
+        self._counts = Counts()
         self._epoch: int | None = None
 
     @property
@@ -91,6 +94,19 @@ class Conductor:
     def kept_pages(self) -> int:
         """KV pages of beginnings of prompts, needed or not."""
         return self._sharing.pages
+
+    def requests(self) -> RequestsInfo:
+        """How requests stand, and how they ended."""
+        return RequestsInfo(
+            waiting=self._roster.waiting,
+            running=self._roster.live,
+            writing=len(self._sequences),
+            kept=self._readers.kept,
+            refused=self._counts.refused,
+            ended=self._counts.ended,
+            prompt_tokens=self._counts.asked,
+            cached_tokens=self._counts.found,
+        )
 
     async def generate(
         self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
@@ -134,7 +150,7 @@ class Conductor:
         request = self._roster.find(request_id)
         if request is None:
             return False
-        self._obey(request, request.plan.cancel(self._clock.now()))
+        self._course.obey(request, request.plan.cancel(self._clock.now()))
         self._drop(request)
         return True
 
@@ -158,6 +174,7 @@ class Conductor:
         self._epoch = None
         for request in self._roster.clear():
             request.feed.end(Unavailable(reason))
+            self._counts.end(Unavailable(reason))
             self._readers.over(request)
 
     async def settled(self) -> None:
@@ -187,6 +204,7 @@ class Conductor:
             self._fail(last, self._overloaded())
 
     def _overloaded(self) -> Overloaded:
+        self._counts.refused += 1
         later = self._hints.refuse(self._clock.now())
         return Overloaded(f"{self._roster.waiting} requests are waiting already", later)
 
@@ -216,13 +234,12 @@ class Conductor:
         if self._roster.find(request.id) is not request:
             return
         request.feed.end()
+        self._counts.end(request.feed.error or request.plan.reason or "cancelled")
         self._readers.over(request)
         self._hints.left(self._clock.now())
         live = self._roster.is_live(request)
-        for sequence in tuple(request.sequences.values()):
-            self._retire(request, sequence, close=True)
+        self._course.leave(request)
         self._roster.leave(request)
-        self._sharing.release(request)
         if live:
             self._fill()
 
@@ -260,71 +277,25 @@ class Conductor:
             return self._sharing.admit(request, state)
 
         while (request := self._roster.admit_next(now, admit)) is not None:
-            self._guard(request, self._begin, request)
+            self._counts.enter(request.prompt_tokens, request.found)
+            self._guard(request, self._course.begin, request, now)
         self._add_branches()
-
-    def _begin(self, request: LiveRequest) -> None:
-        start = request.plan.start(request.prompt_tokens, self._clock.now(), request.found)
-        self._obey(request, start)
 
     def _add_branches(self) -> None:
         """One branch at a time for whoever's turn it is, until nobody wants one or nothing fits."""
         stuck: set[str] = set()
         while (request := self._roster.next_to_branch(stuck)) is not None:
             before = len(request.sequences)
-            self._guard(request, self._add_branch, request, request.plan.ready()[0])
+            point = request.plan.ready()[0]
+            self._guard(request, self._course.add_branch, request, point, self._roster.crowded)
             if len(request.sequences) == before:
                 stuck.add(request.id)
-
-    def _add_branch(self, request: LiveRequest, point: Point) -> None:
-        """Open it if its pages are there. While others wait to be admitted, only from its own grant."""
-        state, order = require_ring(self._ring), request.plan.preview(point)
-        turn = request.branch_turn(order)
-        check_room(request, turn, order.budget, state)
-        pages = pages_of(request, turn, order.budget, state)
-        if not self._sharing.take(request, pages, reserved_only=self._roster.crowded):
-            return
-        self._sequences.open_writer(request, turn, state, ordinal=point.id, limit=order.budget)
-        self._obey(request, request.plan.open_branch(point))
 
     # --- results ---
 
     def _learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
-        request.plan.lapped(outcomes, now)
-        for outcome in outcomes:
-            if found := self._sequences.find(outcome.sequence):
-                self._learn_one(request, found[1], outcome, now)
-        if request.plan.all_opened:
-            self._sharing.ledger.waive(request.id)
+        self._course.learn(request, outcomes, now)
         self._renew(request)
-
-    def _learn_one(self, request: LiveRequest, sequence: LiveSequence, outcome: Outcome, now: float) -> None:
-        self._sharing.heard(outcome, request)
-        pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
-        if outcome.end:
-            self._retire(request, sequence, close=False)
-        self._obey(request, request.plan.wrote(sequence.ordinal, pieces, now))
-        if outcome.end:
-            self._obey(request, request.plan.ended(sequence.ordinal, outcome.end, now))
-
-    # --- commands ---
-
-    def _obey(self, request: LiveRequest, commands: Iterable[Command]) -> None:
-        for command in commands:
-            match command:
-                case Numbered():
-                    self._tell(request, command)
-                case OpenAnswer(limit):
-                    self._open_first(request, limit, None)
-                case OpenSkeleton(limit, rules, constrained):
-                    self._open_first(request, limit, rules if constrained else None)
-                case OpenBranch():
-                    pass  # opened where its pages were taken
-                case CloseSequence(ordinal):
-                    if sequence := request.sequences.get(ordinal):
-                        self._retire(request, sequence, close=True)
-                case GiveUp(error):
-                    self._fail(request, error)
 
     def _tell(self, request: LiveRequest, numbered: Numbered) -> None:
         request.feed.push(numbered)
@@ -333,20 +304,10 @@ class Conductor:
             _log_end(request, numbered.event)
             self._drop(request)
 
-    def _open_first(self, request: LiveRequest, limit: int, rules: PlanRules | None) -> None:
-        """The skeleton or the whole answer, from the request's grant."""
-        state, turn = require_ring(self._ring), request.first_turn
-        self._sharing.take(request, pages_of(request, turn, limit, state))
-        self._sequences.open_writer(request, turn, state, ordinal=0, limit=limit, rules=rules)
-
-    def _retire(self, request: LiveRequest, sequence: LiveSequence, close: bool) -> None:
-        self._sequences.retire(request, sequence, self._sharing.ledger, close)
-
     def _renew(self, request: LiveRequest) -> None:
         """Longer leases where they are needed, unless the client has stopped reading."""
         if not self._readers.pauses(request):
-            for sequence in request.sequences.values():
-                self._sequences.renew(sequence)
+            self._course.renew(request)
 
 
 def check_time(timeout: float | None) -> None:

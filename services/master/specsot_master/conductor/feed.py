@@ -33,6 +33,11 @@ class Feed:
         return self._next
 
     @property
+    def error(self) -> SpecsotError | None:
+        """What it was ended with."""
+        return self._error
+
+    @property
     def listening(self) -> bool:
         """Somebody reads."""
         return self._reader is not None

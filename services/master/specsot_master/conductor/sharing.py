@@ -17,16 +17,12 @@ from specsot_master.conductor.ring import RingState
 
 
 class Sharing:
-    """The beginnings of one epoch. `keeps`: they outlive their requests.
-
-    asked, found: prompt tokens of admitted requests, and those of them that were in the ring already.
-    """
+    """The beginnings of one epoch. `keeps`: they outlive their requests."""
 
     def __init__(self, openings: Openings, outbox: Outbox, keeps: bool) -> None:
         self._openings, self._outbox, self._keeps = openings, outbox, keeps
         self._tree = PrefixTree()
         self.ledger = PageLedger(0)
-        self.asked = self.found = 0
 
     @property
     def spare(self) -> int:
@@ -98,8 +94,6 @@ class Sharing:
         if node is not None:
             self._tree.pin(node)
         request.node, request.shared, request.found = node, way.shared, way.route.length
-        self.asked += request.prompt_tokens
-        self.found += way.route.length
 
     def _open(self, way: Way, drafted: bool) -> Node:
         """A beginning that is not there, as far as it is not."""

@@ -55,7 +55,8 @@ class RequestPlan:
     """One request from start to end. Ordinal 0 is the skeleton or the answer, others are point ids.
 
     Every method returns commands in the order in which they are to be carried out; events among them
-    are numbered without a gap. Once `finished`, every method returns nothing.
+    are numbered without a gap. Once `finished`, every method returns nothing. `reason`: why, unless it
+    gave up.
     """
 
     def __init__(self, ask: Ask, request: str, seed: int, model: str = "", now: float = 0.0) -> None:
@@ -67,6 +68,7 @@ class RequestPlan:
         self._solo_over = False
         self._told_direct = ask.mode == "direct"
         self.finished = False
+        self.reason: str | None = None
 
     @property
     def all_opened(self) -> bool:
@@ -245,7 +247,7 @@ class RequestPlan:
         return [CloseSequence(0), GiveUp(error)]
 
     def _finish(self, reason: Reason, now: float) -> Numbered:
-        self.finished = True
+        self.finished, self.reason = True, reason.value
         if self._branches is None:
             mode, text, tokens, count = "direct", self._solo.text, self._solo.tokens, 0
         else:

@@ -1,0 +1,104 @@
+"""Carries out what the plans of running requests want: opens, hears, renews, closes their sequences.
+
+Refuses to know who waits, who reads and when a request is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from specsot.errors import SpecsotError
+from specsot.events import Numbered
+from specsot.frames import Outcome
+from specsot.skeleton import PlanRules, Point
+from specsot_master.conductor.accepting import require_ring
+from specsot_master.conductor.live import LiveRequest, LiveSequence, check_room
+from specsot_master.conductor.ring import Ring
+from specsot_master.conductor.sequences import Sequences, pages_of
+from specsot_master.conductor.sharing import Sharing
+from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
+
+
+class Course:
+    """tell: the request's client hears something. fail: the request ends with an error."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        sequences: Sequences,
+        sharing: Sharing,
+        tell: Callable[[LiveRequest, Numbered], None],
+        fail: Callable[[LiveRequest, SpecsotError], None],
+    ) -> None:
+        self._ring, self._sequences, self._sharing = ring, sequences, sharing
+        self._tell, self._fail = tell, fail
+
+    def begin(self, request: LiveRequest, now: float) -> None:
+        """It was admitted."""
+        self.obey(request, request.plan.start(request.prompt_tokens, now, request.found))
+
+    def add_branch(self, request: LiveRequest, point: Point, reserved_only: bool) -> None:
+        """Open it if its pages are there. reserved_only: from the request's own grant, as others wait."""
+        state, order = require_ring(self._ring), request.plan.preview(point)
+        turn = request.branch_turn(order)
+        check_room(request, turn, order.budget, state)
+        pages = pages_of(request, turn, order.budget, state)
+        if not self._sharing.take(request, pages, reserved_only):
+            return
+        self._sequences.open_writer(request, turn, state, ordinal=point.id, limit=order.budget)
+        self.obey(request, request.plan.open_branch(point))
+
+    def learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
+        """One lap brought these outcomes for it."""
+        request.plan.lapped(outcomes, now)
+        for outcome in outcomes:
+            if found := self._sequences.find(outcome.sequence):
+                self._learn_one(request, found[1], outcome, now)
+        if request.plan.all_opened:
+            self._sharing.ledger.waive(request.id)
+
+    def obey(self, request: LiveRequest, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Numbered():
+                    self._tell(request, command)
+                case OpenAnswer(limit):
+                    self._open_first(request, limit, None)
+                case OpenSkeleton(limit, rules, constrained):
+                    self._open_first(request, limit, rules if constrained else None)
+                case OpenBranch():
+                    pass  # opened where its pages were taken
+                case CloseSequence(ordinal):
+                    if sequence := request.sequences.get(ordinal):
+                        self._retire(request, sequence, close=True)
+                case GiveUp(error):
+                    self._fail(request, error)
+
+    def renew(self, request: LiveRequest) -> None:
+        """Longer leases where they are needed."""
+        for sequence in request.sequences.values():
+            self._sequences.renew(sequence)
+
+    def leave(self, request: LiveRequest) -> None:
+        """Close what still lives of it, and give everything back."""
+        for sequence in tuple(request.sequences.values()):
+            self._retire(request, sequence, close=True)
+        self._sharing.release(request)
+
+    def _learn_one(self, request: LiveRequest, sequence: LiveSequence, outcome: Outcome, now: float) -> None:
+        self._sharing.heard(outcome, request)
+        pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
+        if outcome.end:
+            self._retire(request, sequence, close=False)
+        self.obey(request, request.plan.wrote(sequence.ordinal, pieces, now))
+        if outcome.end:
+            self.obey(request, request.plan.ended(sequence.ordinal, outcome.end, now))
+
+    def _open_first(self, request: LiveRequest, limit: int, rules: PlanRules | None) -> None:
+        """The skeleton or the whole answer, from the request's grant."""
+        state, turn = require_ring(self._ring), request.first_turn
+        self._sharing.take(request, pages_of(request, turn, limit, state))
+        self._sequences.open_writer(request, turn, state, ordinal=0, limit=limit, rules=rules)
+
+    def _retire(self, request: LiveRequest, sequence: LiveSequence, close: bool) -> None:
+        self._sequences.retire(request, sequence, self._sharing.ledger, close)
