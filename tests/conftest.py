@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = os.environ.get("SPECSOT_REFERENCE")
@@ -86,3 +87,10 @@ def reference() -> Path:
 def demo_model() -> Path:
     """models/demo: `base` and `eagle3` inside it."""
     return REPOSITORY / "models" / "demo"
+
+
+@pytest.fixture(autouse=True)
+def plain_logs() -> Generator[None]:
+    """What one test makes of the log, such as an embedded fleet that hushes it, is not the next one's."""
+    yield
+    structlog.reset_defaults()

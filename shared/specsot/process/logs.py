@@ -30,7 +30,6 @@ def write_logs(service: str, format: LogFormat, level: str) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
     )
     if format == "json":
         structlog.contextvars.bind_contextvars(service=service)
