@@ -108,11 +108,13 @@ class MergedText:
     """The next stretch of the merged answer, at `offset` characters into it.
 
     logprobs: of the tokens of its text; over all stretches, of `Finished.tokens`.
+    lap_tokens: tokens this lap brought to a direct answer; 0 where branches write it.
     """
 
     offset: int
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
+    lap_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

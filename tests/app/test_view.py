@@ -69,5 +69,5 @@ def test_a_line_says_nothing_of_logprobs_nobody_asked_for() -> None:
     with_them, without = (
         json.loads(line_of(Numbered(3, event))) for event in (MergedText(0, "a", (told,)), MergedText(0, "a"))
     )
-    assert without == {"event": "merged_text", "number": 3, "offset": 0, "text": "a"}
+    assert without == {"event": "merged_text", "number": 3, "offset": 0, "text": "a", "lap_tokens": 0}
     assert with_them["logprobs"] == [{"chosen": {"token": 4, "raw": [228, 120], "logprob": -0.5}, "top": []}]

@@ -192,6 +192,7 @@ async def test_branches_for_those_who_ask(house: Served) -> None:
             bodies[event["branch"]] += event["text"]
     assert bodies == {id: SAYS[f"Write point {id}"].strip() for id in (1, 2, 3)}
     assert events[-1]["statistics"]["mode"] == "sot"
+    assert not any("text" in event for event in events if event["event"] in ("merged_text", "finished"))
     assert text_of(told) == ANSWER, "and the merged answer as for everybody"
 
 

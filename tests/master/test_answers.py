@@ -47,6 +47,15 @@ async def test_a_planned_answer() -> None:
     stage.assert_clean()
 
 
+async def test_a_direct_answer_says_what_each_lap_brought() -> None:
+    stage = Stage(SAYS)
+    events = await stage.answer(DIRECT)
+    laps = [event.lap_tokens for event in of(MergedText, events)]
+    assert min(laps) > 0, "a lap without text, in the middle of a character, is not told"
+    assert len(laps) < sum(laps) <= len(finished(events).tokens)
+    assert all(event.lap_tokens == 0 for event in of(MergedText, await stage.answer(SOT)))
+
+
 async def test_a_prompt_in_tokens_is_taken_as_it_is() -> None:
     stage = Stage({"Once upon": " a time"})
     tokens = stage.text.encode_bare("Once upon")

@@ -278,7 +278,7 @@ def test_nobody_hears_of_logprobs_who_did_not_ask() -> None:
     play = Play("direct")
     play.said += play.plan.wrote(0, [Piece(72, "H"), Piece(None, "i")], now=2.0)
     play.end(0)
-    assert [e for e in play.tell() if isinstance(e, MergedText)] == [MergedText(0, "Hi")]
+    assert [e for e in play.tell() if isinstance(e, MergedText)] == [MergedText(0, "Hi", lap_tokens=1)]
 
 
 @pytest.mark.parametrize("lap", [1, 2, 5, 100])

@@ -257,7 +257,7 @@ candidates = st.builds(ev.Candidate, small, st.binary(max_size=6), logprobs)
 told = st.lists(
     st.builds(ev.TokenLogprobs, candidates, st.lists(candidates, max_size=3).map(tuple)), max_size=2
 ).map(tuple)
-merged = st.builds(ev.MergedText, small, text, told)
+merged = st.builds(ev.MergedText, small, text, told, small)
 events = st.one_of(
     st.builds(
         ev.Started, request=text, model=text, mode=modes, seed=st.integers(0, 2**63 - 1), prompt_tokens=small

@@ -222,14 +222,16 @@ class BranchFinished(_message.Message):
     def __init__(self, branch: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class MergedText(_message.Message):
-    __slots__ = ("offset", "text", "logprobs")
+    __slots__ = ("offset", "text", "logprobs", "lap_tokens")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     offset: int
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, offset: _Optional[int] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    lap_tokens: int
+    def __init__(self, offset: _Optional[int] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., lap_tokens: _Optional[int] = ...) -> None: ...
 
 class Statistics(_message.Message):
     __slots__ = ("mode", "prompt_tokens", "completion_tokens", "merged_tokens", "seconds", "seconds_to_first_token", "tokens_per_second", "laps", "mean_accepted", "branches", "phases", "cached_tokens")

@@ -189,7 +189,12 @@ _ENCODERS: dict[type[Event], tuple[str, Callable[[Any], Any]]] = {
     BranchFinished: ("branch_finished", encode_branch_finished),
     MergedText: (
         "merged_text",
-        lambda e: master_pb2.MergedText(offset=e.offset, text=e.text, logprobs=encode_logprobs(e.logprobs)),
+        lambda e: master_pb2.MergedText(
+            offset=e.offset,
+            text=e.text,
+            logprobs=encode_logprobs(e.logprobs),
+            lap_tokens=e.lap_tokens,
+        ),
     ),
     Finished: ("finished", encode_finished),
 }
@@ -200,6 +205,6 @@ _DECODERS: dict[str, Callable[[Any], Event]] = {
     "branch_started": lambda m: BranchStarted(m.branch, m.title, m.budget),
     "branch_text": lambda m: BranchText(m.branch, m.offset, m.text, m.lap_tokens, decode_logprobs(m)),
     "branch_finished": decode_branch_finished,
-    "merged_text": lambda m: MergedText(m.offset, m.text, decode_logprobs(m)),
+    "merged_text": lambda m: MergedText(m.offset, m.text, decode_logprobs(m), m.lap_tokens),
     "finished": decode_finished,
 }

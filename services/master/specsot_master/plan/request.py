@@ -141,7 +141,7 @@ class RequestPlan:
                 self._solo.write(piece)
         except PlanError as error:
             return self._give_up(error)
-        told = self._tell_solo()
+        told = self._tell_solo(sum(piece.token is not None for piece in pieces))
         if self._solo.over:
             return [*told, CloseSequence(0), *self._settle_solo(self._solo.over, now)]
         return told
@@ -155,9 +155,9 @@ class RequestPlan:
             self._solo.finish()
         except PlanError as error:
             return self._give_up(error)
-        return [*self._tell_solo(), *self._settle_solo(_REASONS[end], now)]
+        return [*self._tell_solo(0), *self._settle_solo(_REASONS[end], now)]
 
-    def _tell_solo(self) -> list[Command]:
+    def _tell_solo(self, lap: int) -> list[Command]:
         told: list[Command] = []
         raw, logprobs = self._solo.take_raw(), self._solo.take_raw_logprobs()
         if raw or logprobs:
@@ -168,7 +168,7 @@ class RequestPlan:
             told.append(self._tell(Planned(())))
         delta, logprobs = self._solo.take_delta(), self._solo.take_logprobs()
         if delta or logprobs:
-            told.append(self._tell(MergedText(self._solo.length - len(delta), delta, logprobs)))
+            told.append(self._tell(MergedText(self._solo.length - len(delta), delta, logprobs, lap)))
         return told
 
     def _settle_solo(self, reason: Reason, now: float) -> list[Command]:

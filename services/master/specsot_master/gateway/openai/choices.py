@@ -123,12 +123,9 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
 def _extra_of(numbered: Numbered, telling: Telling) -> dict[str, Any] | None:
     """The event for those who asked for branches; without the text that the chunk carries anyway."""
     event = numbered.event
-    wanted = telling.branches or (telling.planning and isinstance(event, Finished))
-    if not wanted or isinstance(event, MergedText):
+    if not (telling.branches or (telling.planning and isinstance(event, Finished))):
         return None
     told = fields_of(numbered)
-    return {name: told[name] for name in told if name not in ("text", "tokens")} if _ends(event) else told
-
-
-def _ends(event: Event) -> bool:
-    return isinstance(event, Finished)
+    if not isinstance(event, MergedText | Finished):
+        return told
+    return {name: told[name] for name in told if name not in ("text", "tokens", "logprobs")}
