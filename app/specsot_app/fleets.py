@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from specsot.drafting import DraftMode, DraftOptions, TunerName
 from specsot.errors import InvalidRequest, ModelError
 from specsot.events import Numbered
 from specsot.members import Layout, Overrides, Range, TreeShape, WeightFormat
 from specsot.model.config import read_config
-from specsot.params import Ask, DrafterName
+from specsot.params import DRAFTERS, Ask, DrafterName
 from specsot.process.flags import above_zero, layer_numbers
 from specsot_app.ranges import ranges_of
 
@@ -48,10 +49,12 @@ class Fleet(Protocol):
 class Wanted:
     """A fleet to open. `master` set: that one, and only `model` (a name) matters besides.
 
-    model None: the demo model, with its head. draft_model None: no drafter (but the demo's own).
+    model None: the demo model, with its head. draft_model None: no drafter (but the demo's own), unless
+    `drafter` needs none. drafter None: a head, where there is one.
     stages: how many layer ranges. layers: which, such as "0:4,4:8".
     tree fixed: the largest tree in every lap, whether it pays or not.
     drafter_rope_theta, aux_layers: what the head's config says wrongly (specsot.members.Overrides).
+    draft_mode ... blend: how is drafted (specsot.drafting.DraftOptions).
     """
 
     kind: Kind = "embedded"
@@ -66,7 +69,14 @@ class Wanted:
     device: str = "cpu"
     stages: int | None = None
     layers: str | Sequence[str] | None = None
-    drafter: DrafterName = "eagle"
+    drafter: DrafterName | None = None
+    draft_mode: DraftMode | None = None
+    draft_tokens: int | None = None
+    draft_breadth: int | None = None
+    draft_nodes: int | None = None
+    draft_threshold: float | None = None
+    tuner: TunerName = "measured"
+    blend: bool = True
     layout: Layout = "batched"
     tree: Literal["tuned", "fixed"] = "tuned"
 
@@ -76,11 +86,20 @@ Opener = Callable[[Wanted], Coroutine[Any, Any, Fleet]]
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Two model directories that exist; `draft` None: nothing drafts. `layers`: of each stage, if chosen."""
+    """Model directories that exist, and who drafts. `layers`: of each stage, if chosen.
+
+    draft: of what drafts, where that needs one. drafter None: a head, if there is one.
+    """
 
     base: Path
     draft: Path | None
     layers: tuple[Range, ...] = ()
+    drafter: DrafterName | None = None
+
+    @property
+    def drafts(self) -> DrafterName:
+        """Who does."""
+        return self.drafter or ("none" if self.draft is None else "eagle")
 
 
 def models_of(wanted: Wanted) -> Models:
@@ -93,17 +112,43 @@ def models_of(wanted: Wanted) -> Models:
     if wanted.stages is not None and wanted.stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {wanted.stages}", field="stages")
     overrides_of(wanted)
+    options_of(wanted)
     base = model_directory(wanted.model) if wanted.model else demo() / "base"
-    return Models(base, head_of(wanted), layers_of(wanted, base))
+    return Models(base, draft_of(wanted), layers_of(wanted, base), wanted.drafter)
 
 
-def head_of(wanted: Wanted) -> Path | None:
-    """The draft head's directory; the demo model brings its own. Raises ModelError."""
-    if wanted.drafter == "none":
+def draft_of(wanted: Wanted) -> Path | None:
+    """The directory of what drafts; the demo model brings a head. Raises ModelError, InvalidRequest."""
+    if wanted.drafter not in (None, *DRAFTERS):
+        known = ", ".join(DRAFTERS)
+        raise InvalidRequest(f"drafter must be one of {known}, got {wanted.drafter!r}", field="drafter")
+    if wanted.drafter in ("none", "ngram"):
         return None
     if wanted.draft_model:
         return model_directory(wanted.draft_model)
-    return None if wanted.model else demo() / "eagle3"
+    if wanted.model is None and wanted.drafter != "model":
+        return demo() / "eagle3"
+    if wanted.drafter is None:
+        return None
+    raise InvalidRequest(f"drafter {wanted.drafter} needs a draft_model", field="draft_model")
+
+
+def options_of(wanted: Wanted) -> DraftOptions:
+    """How is drafted. Raises InvalidRequest."""
+    usual = DraftOptions()
+    threshold = usual.threshold if wanted.draft_threshold is None else wanted.draft_threshold
+    options = DraftOptions(
+        wanted.draft_mode,
+        wanted.draft_tokens,
+        wanted.draft_breadth,
+        wanted.draft_nodes,
+        threshold,
+        wanted.tuner,
+        wanted.blend,
+    )
+    if wanted.drafter in (None, "eagle"):
+        options.shape()
+    return options
 
 
 def layers_of(wanted: Wanted, base: Path) -> tuple[Range, ...]:
@@ -186,7 +231,8 @@ async def open_local(wanted: Wanted, models: Models) -> Fleet:
         device=wanted.device,
         stages=wanted.stages,
         layers=models.layers,
-        drafter=wanted.drafter,
+        drafter=models.drafts,
+        drafting=options_of(wanted),
         layout=wanted.layout,
         shape=TreeShape(fixed=wanted.tree == "fixed"),
     )

@@ -11,6 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specsot.drafting import DEFAULT, DraftOptions
 from specsot.errors import Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
@@ -27,7 +28,7 @@ PartMaker = Callable[[str, Dialer, Executor], Part]
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """An embedded fleet. draft_model None, or drafter "none": nothing drafts.
+    """An embedded fleet. Without a draft_model nothing drafts, unless the drafter needs none.
 
     name: the model's public one; empty: its directory's.
     stages: how many workers share the layers. layers: of each of them, if chosen.
@@ -45,6 +46,7 @@ class LocalOptions:
     stages: int | None = None
     layers: tuple[Range, ...] = ()
     drafter: DrafterName = "eagle"
+    drafting: DraftOptions = DEFAULT
     layout: Layout = "batched"
     kv_memory: int = 1 << 29
     page_rows: int = 256
@@ -53,7 +55,7 @@ class LocalOptions:
 
     @property
     def drafts(self) -> bool:
-        return self.drafter != "none" and self.draft_model is not None
+        return self.drafter == "ngram" or (self.drafter != "none" and self.draft_model is not None)
 
 
 class LocalFleet:
@@ -203,7 +205,6 @@ def _drafter_maker(options: LocalOptions) -> PartMaker:
         from specsot_drafter.part import DrafterPart
         from specsot_drafter.source import Source, Supply
 
-        assert options.draft_model is not None
         supply = Supply(
             name,
             name,
@@ -215,6 +216,8 @@ def _drafter_maker(options: LocalOptions) -> PartMaker:
             options.draft_format,
             options.model_format,
             options.overrides,
+            options.drafter,
+            options.drafting,
         )
         return DrafterPart(Source(supply), dialer, compute)
 

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specsot.drafting import DraftOptions
 from specsot.errors import SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
@@ -22,7 +23,7 @@ from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import check_free
 from specsot_app.children import Child, Service, Tell, start
-from specsot_app.fleets import Models, Wanted, overrides_of, public_name
+from specsot_app.fleets import Models, Wanted, options_of, overrides_of, public_name
 
 T = TypeVar("T")
 
@@ -93,20 +94,21 @@ def services_of(
     """The master first. Workers and drafter listen on unix sockets: nothing else is in the way."""
     master, base = f"127.0.0.1:{port}", str(models.base)
     stages = len(models.layers) or wanted.stages or STAGES
-    drafter = "none" if models.draft is None else "eagle"
+    drafter = models.drafts
     steer = ("--model", base, "--workers", str(stages), "--drafter", drafter, "--name", public_name(wanted))
     steer += ("--branch-layout", wanted.layout, "--tree", wanted.tree, "--listen", master)
     steer += () if http_port is None else ("--http", f"127.0.0.1:{http_port}")
     services = [Service("master", "specsot_master", master, steer)]
     weights = ("--model", base, "--model-format", wanted.model_format)
     compute = (*weights, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
-    threads = share_of(stages + (models.draft is not None))
+    threads = share_of(stages + (drafter != "none"))
     for stage in range(stages):
         chosen = ("--layers", str(models.layers[stage])) if models.layers else ()
         services.append(member(f"worker-{stage}", "specsot_worker", folder, (*compute, *chosen), threads))
-    if models.draft is not None:
-        head = ("--draft-model", str(models.draft), "--draft-format", wanted.draft_format)
-        draft = (*compute, *head, *override_flags(overrides_of(wanted)))
+    if drafter != "none":
+        head = ("--draft-model", str(models.draft)) if models.draft else ()
+        how = (*override_flags(overrides_of(wanted)), *drafting_flags(options_of(wanted)))
+        draft = (*compute, "--drafter", drafter, *head, "--draft-format", wanted.draft_format, *how)
         services.append(member("drafter", "specsot_drafter", folder, draft, threads))
     return services
 
@@ -117,6 +119,19 @@ def override_flags(overrides: Overrides) -> tuple[str, ...]:
         *(() if theta is None else ("--drafter-rope-theta", str(theta))),
         *(() if layers is None else ("--aux-layers", ",".join(map(str, layers)))),
     )
+
+
+def drafting_flags(options: DraftOptions) -> tuple[str, ...]:
+    given = {
+        "--draft-mode": options.mode,
+        "--draft-tokens": options.tokens,
+        "--draft-breadth": options.breadth,
+        "--draft-nodes": options.nodes,
+        "--draft-threshold": options.threshold,
+        "--tuner": options.tuner,
+        "--blend": "yes" if options.blend else "no",
+    }
+    return tuple(word for flag, value in given.items() if value is not None for word in (flag, str(value)))
 
 
 def member(name: str, module: str, folder: Path, arguments: tuple[str, ...], threads: int) -> Service:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specsot.forms import Form
-from specsot.params import Sampling
+from specsot.params import DrafterName, Sampling
 from specsot.skeleton import PlanRules
 from specsot.tree import Tree
 
@@ -46,6 +46,7 @@ class Opening:
     generated: how many of the prompt's last tokens this sequence itself wrote before a repair.
     decodes:   False for a prefix: it is prefilled, kept, forked, and never writes.
     drafted:   False when no drafter shall propose for it.
+    drafter:   who shall, of those the drafter has; None: its first.
     family:    sequences of one family ride in the same frames; None: those that fork the same are one.
     limit:     how many tokens it may write in all, `generated` ones included.
     plan:      the constraint's specification, or None for free text.
@@ -68,6 +69,7 @@ class Opening:
     logprobs: int | None = None
     form: Form | None = None
     family: int | None = None
+    drafter: DrafterName | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from specsot.params import DrafterName
+
 PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
 Kind = Literal["worker", "drafter"]
@@ -87,6 +89,8 @@ class Registration:
     row_bytes:   KV bytes of one position in one layer (for a drafter: in the whole head, its
                  feature row included).
     curve:       measured seconds per rows; of one layer for a worker, of one level for a drafter.
+    drafters:    a drafter's ways to draft, the first for those who name none.
+    shape:       how large its trees may be; None: as the master would have them.
     """
 
     kind: Kind
@@ -101,6 +105,8 @@ class Registration:
     curve: Curve = ()
     head: Head | None = None
     protocol: int = PROTOCOL
+    drafters: tuple[DrafterName, ...] = ()
+    shape: TreeShape | None = None
 
 
 @dataclass(frozen=True, slots=True)

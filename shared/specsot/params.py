@@ -14,10 +14,10 @@ from specsot.errors import InvalidRequest
 from specsot.forms import Form, refuse
 
 Mode = Literal["auto", "sot", "direct"]
-DrafterName = Literal["eagle", "none"]
+DrafterName = Literal["eagle", "model", "ngram", "none"]
 
 MODES: tuple[Mode, ...] = ("auto", "sot", "direct")
-DRAFTERS: tuple[DrafterName, ...] = ("eagle", "none")
+DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "ngram", "none")
 MAX_BIASES = 1024  # they travel with every sequence a request opens
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 20  # of a prompt, whatever the model
@@ -127,6 +127,7 @@ class Ask:
     """One request, whole. Exactly one of `prompt`, `messages` and `tokens` is given.
 
     tokens: a prompt in the model's own token ids, taken as it is, to be gone on with; `mode` is "direct".
+    drafter: who proposes tokens; None: whom the fleet prefers.
     seed None: the master draws one and logs it.
     logprobs: tell how likely the model found every token, and the so many likeliest; None: do not.
     tools: names a plan line may carry as a label.
@@ -141,7 +142,7 @@ class Ask:
     tokens: tuple[int, ...] = ()
     model: str = ""
     mode: Mode = "auto"
-    drafter: DrafterName = "eagle"
+    drafter: DrafterName | None = None
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
     stop: tuple[str, ...] = ()
@@ -159,7 +160,8 @@ class Ask:
             object.__setattr__(self, "mode", "direct")
         _require_whole(-MOST_PRIORITY, MOST_PRIORITY, "priority", self.priority)
         _require(self.mode in MODES, "mode", f"one of {', '.join(MODES)}", self.mode)
-        _require(self.drafter in DRAFTERS, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
+        known = self.drafter is None or self.drafter in DRAFTERS
+        _require(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
         self._check_prompt()
         if self.form and self.mode == "sot":
             raise refuse(f"{self.form.kind} holds one answer, not a plan; mode must be direct or auto")

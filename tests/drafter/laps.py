@@ -161,10 +161,9 @@ class Ring:
         grown, rows = trees[0].grown, sum(tree.rows for tree in trees)
         computed = self._jittered(float(lap.at(rows)) * (world.strain if rows > world.live else 1.0))
         growing = float(level.at(world.live) + (grown - 1) * level.at(world.live * SHAPE.top_k))
-        if self.measured:
-            self.tuner.costs.note_drafting(world.live, grown, growing)
         catching = self.due * world.row
-        self.tuner.costs.note_catching(self.due, catching)
+        if self.measured:
+            self.tuner.note_growth(world.live, grown, self.due, growing + catching)
         self.due = sum(tree.accepted + 1 for tree in trees)
         wall = computed + growing + catching + world.handover
         done.seconds += wall

@@ -22,7 +22,8 @@ from specsot_drafter.growth import Ground, Growth
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.selection import reference_trees
-from specsot_drafter.tuning import FIRST_REST
+from specsot_drafter.single import engine_of
+from specsot_drafter.tuning import FIRST_REST, Tuner
 from tests.drafter.laps import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
 from tests.models import Shape, write_base, write_head
@@ -68,7 +69,13 @@ def engine(head: DraftHead) -> DraftEngine:
 
 
 def make(head: DraftHead, pages: int = 40, shape: TreeShape = SHAPE, curve: Curve = ()) -> DraftEngine:
-    return DraftEngine(head, configuration(shape, pages, PAGE_ROWS, curve=curve), curve=SLOW_HEAD)
+    return engine_of(head, configuration(shape, pages, PAGE_ROWS, curve=curve), curve=SLOW_HEAD)
+
+
+def tuner_of(engine: DraftEngine) -> Tuner:
+    rule = engine.lanes["eagle"].rule
+    assert isinstance(rule, Tuner)
+    return rule
 
 
 def open_with(engine: DraftEngine, *openings: Opening) -> None:
@@ -260,9 +267,9 @@ def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text)
     open_with(engine, opening(1, 10))
     engine.learn(text.lesson(1, 0, 10, 1, final=True))
     engine.draft()
-    before = engine.tuner.acceptance.chances()
+    before = tuner_of(engine).acceptance.chances()
     engine.learn(replace(text.lesson(1, 10, 40, 31, final=True), fed=1, seconds=1.0, rested=29))
-    assert engine.tuner.acceptance.chances() == before
+    assert tuner_of(engine).acceptance.chances() == before
     (draft,) = engine.draft()
     assert (draft.step, draft.tree.tokens[0]) == (31, text.tokens[40])
     assert len(draft.tree) > 2
@@ -278,7 +285,7 @@ def test_sequences_it_never_saw_open_let_it_rest(head: DraftHead, text: Text) ->
 def test_the_row_budget_of_a_frame_bounds_all_trees(head: DraftHead, text: Text) -> None:
     shape = TreeShape(3, 3, 12)
     cheap: Curve = ((1, 1.0), (512, 1.001))
-    engine = DraftEngine(
+    engine = engine_of(
         head, configuration(shape, 40, PAGE_ROWS, rows=10, curve=cheap), curve=((1, 1e-4), (64, 1e-4))
     )
     for sequence in range(4):
@@ -292,7 +299,7 @@ def eager(head: DraftHead) -> DraftEngine:
     """Drafting costs nothing, so that it always pays."""
     cheap: Curve = ((1, 1.0), (512, 1.001))
     shape = TreeShape(3, 3, 12)
-    return DraftEngine(head, configuration(shape, 40, PAGE_ROWS, curve=cheap), curve=((1, 1e-4), (64, 1e-4)))
+    return engine_of(head, configuration(shape, 40, PAGE_ROWS, curve=cheap), curve=((1, 1e-4), (64, 1e-4)))
 
 
 @pytest.mark.parametrize("sent", [True, False])
@@ -305,7 +312,7 @@ def test_trees_that_came_too_late_teach_nothing(head: DraftHead, text: Text, sen
     assert len(draft.tree) > 2
     lesson = text.lesson(1, 10, 11, 2, final=True)
     engine.learn(replace(lesson, fed=len(draft.tree) if sent else 1, seconds=1.0))
-    assert (engine.tuner.acceptance.chances()[0] < HOPE) is sent
+    assert (tuner_of(engine).acceptance.chances()[0] < HOPE) is sent
 
 
 def test_what_was_accepted_is_learned(head: DraftHead, text: Text) -> None:
@@ -314,4 +321,4 @@ def test_what_was_accepted_is_learned(head: DraftHead, text: Text) -> None:
     engine.learn(text.lesson(1, 0, 10, 1, final=True))
     (draft,) = engine.draft()
     engine.learn(replace(text.lesson(1, 10, 13, 2, final=True), fed=len(draft.tree), seconds=1.0))
-    assert engine.tuner.acceptance.chances()[0] > HOPE
+    assert tuner_of(engine).acceptance.chances()[0] > HOPE

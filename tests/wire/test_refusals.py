@@ -110,7 +110,12 @@ def carry(**fields: Any) -> ring_pb2.CarryRequest:
             "a fork is longer than its prompt",
         ),
         (
-            carry(features=ring_pb2.Features(lessons=[ring_pb2.Lesson(tokens=[1, 2])])),
+            carry(
+                features=ring_pb2.Features(
+                    lessons=[ring_pb2.Lesson(tokens=[1, 2])],
+                    rows=values_pb2.Tensor(dtype=F32, shape=[0, 4]),
+                )
+            ),
             "lessons of 2 tokens came with 0 rows",
         ),
         (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from specsot.drafting import DraftMode, TunerName
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.forms import MAX_FORM_BYTES, refuse
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 def infer(
     question: Annotated[str | None, typer.Argument(help="The question; or through a pipe.")] = None,
     mode: Annotated[Mode, typer.Option(help="auto: the model chooses; sot: a plan; direct: none.")] = "auto",
-    drafter: Annotated[DrafterName, typer.Option(help="Who drafts.")] = "eagle",
+    drafter: Annotated[
+        DrafterName | None, typer.Option(help="Who drafts; if not given, a head where there is one.")
+    ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Tokens of the whole answer.")] = None,
     max_branch_tokens: Annotated[int | None, typer.Option(help="Tokens of one branch.")] = None,
     max_parallel: Annotated[int | None, typer.Option(help="Branches written at once.")] = None,
@@ -66,7 +69,9 @@ def infer(
         list[str] | None, typer.Option(help="The answer is one of these texts; repeatable.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE head.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="Directory of the EAGLE head, or of the small model.")
+    ] = None,
     draft_format: Annotated[
         WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
     ] = "safetensors",
@@ -79,6 +84,19 @@ def infer(
     aux_layers: Annotated[
         str | None, typer.Option(help="Layers whose input the head reads, such as 2,16,29.")
     ] = None,
+    draft_mode: Annotated[
+        DraftMode | None, typer.Option(help="A chain, a tree, or (of a model) a pruned tree.")
+    ] = None,
+    draft_tokens: Annotated[int | None, typer.Option(help="How deep drafts go at most.")] = None,
+    draft_breadth: Annotated[int | None, typer.Option(help="Children of every node of a tree.")] = None,
+    draft_nodes: Annotated[int | None, typer.Option(help="Nodes of a tree at most.")] = None,
+    draft_threshold: Annotated[
+        float | None, typer.Option(help="Pruned: nothing below nodes less likely than this.")
+    ] = None,
+    tuner: Annotated[
+        TunerName, typer.Option(help="Who decides how much is drafted; seed and fixed are for comparisons.")
+    ] = "measured",
+    blend: Annotated[bool, typer.Option(help="Let what the text suggests join the drafts.")] = True,
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
     device: Annotated[str, typer.Option(help="Torch device of an embedded fleet.")] = "cpu",
     branch_layout: Annotated[Layout, typer.Option(help="How branches lie in a frame.")] = "batched",
@@ -103,13 +121,22 @@ def infer(
         stages=stages,
         layers=layers,
         drafter=drafter,
+        draft_mode=draft_mode,
+        draft_tokens=draft_tokens,
+        draft_breadth=draft_breadth,
+        draft_nodes=draft_nodes,
+        draft_threshold=draft_threshold,
+        tuner=tuner,
+        blend=blend,
         layout=branch_layout,
     )
+    if master is None:
+        models_of(wanted)  # what cannot be is told before anything is loaded
     ask = ask_of(
         question if question not in (None, "-") else read_question(),
         model=model if master else None,
         mode=mode,
-        drafter=drafter if drafts(wanted) else "none",
+        drafter=drafter,
         max_new_tokens=max_new_tokens,
         max_branch_tokens=max_branch_tokens,
         max_parallel=max_parallel,
@@ -152,11 +179,6 @@ def read_schema(given: str) -> str:
             return file.read(MAX_FORM_BYTES + 1)
     except (OSError, ValueError) as error:
         raise refuse(f"json_schema: {given!r} is neither a schema nor a file to read ({error})") from None
-
-
-def drafts(wanted: Wanted) -> bool:
-    """Whether the fleet will have a drafter; models are looked at here, before anything is loaded."""
-    return wanted.master is not None or models_of(wanted).draft is not None
 
 
 async def answer(

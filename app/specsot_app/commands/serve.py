@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from specsot.drafting import DraftMode, TunerName
 from specsot.members import WeightFormat
 from specsot.params import DrafterName
 from specsot_app.fleets import Dtype, Models, Wanted, models_of
@@ -31,11 +32,15 @@ def serve(
     ] = None,
     layers: Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")] = None,
     model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE head.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="Directory of the EAGLE head, or of the small model.")
+    ] = None,
     draft_format: Annotated[
         WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
     ] = "safetensors",
-    drafter: Annotated[DrafterName, typer.Option(help="Who drafts.")] = "eagle",
+    drafter: Annotated[
+        DrafterName | None, typer.Option(help="Who drafts; if not given, a head where there is one.")
+    ] = None,
     model_format: Annotated[
         WeightFormat, typer.Option(help="bin: the model's pytorch_model.bin.")
     ] = "safetensors",
@@ -45,6 +50,19 @@ def serve(
     aux_layers: Annotated[
         str | None, typer.Option(help="Layers whose input the head reads, such as 2,16,29.")
     ] = None,
+    draft_mode: Annotated[
+        DraftMode | None, typer.Option(help="A chain, a tree, or (of a model) a pruned tree.")
+    ] = None,
+    draft_tokens: Annotated[int | None, typer.Option(help="How deep drafts go at most.")] = None,
+    draft_breadth: Annotated[int | None, typer.Option(help="Children of every node of a tree.")] = None,
+    draft_nodes: Annotated[int | None, typer.Option(help="Nodes of a tree at most.")] = None,
+    draft_threshold: Annotated[
+        float | None, typer.Option(help="Pruned: nothing below nodes less likely than this.")
+    ] = None,
+    tuner: Annotated[
+        TunerName, typer.Option(help="Who decides how much is drafted; seed and fixed are for comparisons.")
+    ] = "measured",
+    blend: Annotated[bool, typer.Option(help="Let what the text suggests join the drafts.")] = True,
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
     device: Annotated[str, typer.Option(help="Torch device of workers and drafter.")] = "cpu",
 ) -> int:
@@ -62,6 +80,13 @@ def serve(
         stages=stages,
         layers=layers,
         drafter=drafter,
+        draft_mode=draft_mode,
+        draft_tokens=draft_tokens,
+        draft_breadth=draft_breadth,
+        draft_nodes=draft_nodes,
+        draft_threshold=draft_threshold,
+        tuner=tuner,
+        blend=blend,
     )
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         run(keep(wanted, models_of(wanted), port, http_port_of(http_port)))

@@ -37,7 +37,9 @@ def verify(
     aux_layers: Annotated[
         str | None, typer.Option(help="Layers whose input the head reads, such as 2,16,29.")
     ] = None,
-    drafter: Annotated[DrafterName, typer.Option(help="Who drafts.")] = "eagle",
+    drafter: Annotated[
+        DrafterName | None, typer.Option(help="Who drafts; if not given, a head where there is one.")
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with; only fp32 is exact.")] = "fp32",
     device: Annotated[str, typer.Option(help="Torch device of all that runs here.")] = "cpu",
     stages: Annotated[int | None, typer.Option(help="Layer ranges; two if not given.")] = None,

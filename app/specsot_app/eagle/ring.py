@@ -15,6 +15,7 @@ from specsot.pages import PageTable
 from specsot.tree import Tree
 from specsot_app.eagle.models import Models
 from specsot_drafter.engine import DraftEngine
+from specsot_drafter.single import engine_of
 from specsot_worker.patience import Patience
 from specsot_worker.sequencer import Budget, Sequencer
 from specsot_worker.stage import Stage
@@ -53,7 +54,7 @@ class SmallRing:
             for layer, weight in models.draft.tap_slices().items():
                 self._stage.tap(layer, weight)
             configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
-            self._engine = DraftEngine(models.draft, configuration)
+            self._engine = engine_of(models.draft, configuration)
         for order in orders:
             self._sequencer.obey(order)
 

@@ -17,6 +17,7 @@ from specsot.model.decoder import Decoder
 from specsot.tree import Tree, single
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
+from specsot_drafter.single import engine_of
 from specsot_worker.stage import Stage
 
 EPOCH, PAGE_ROWS = 1, 64
@@ -55,7 +56,7 @@ class Laps:
             for layer, weight in head.tap_slices().items():
                 self._stage.tap(layer, weight)
             slots = shape.slots * len(prompts)
-            self._engine = DraftEngine(
+            self._engine = engine_of(
                 head, Configuration(EPOCH, "drafter", (), rows, PAGE_ROWS, slots, shape=shape)
             )
         self._texts: dict[int, _Text] = {}

@@ -77,9 +77,8 @@ def examine(task: Task, opener: Opener) -> Report:
 
 
 def _drafter(wanted: Wanted) -> DrafterName:
-    """Who drafts; an own fleet without a head cannot."""
-    drafts = wanted.master is not None or models_of(wanted).draft is not None
-    return wanted.drafter if drafts else "none"
+    """Who drafts: in an own fleet whoever it has, elsewhere whom it is asked for."""
+    return models_of(wanted).drafts if wanted.master is None else wanted.drafter or "eagle"
 
 
 async def _serve(task: Task, drafter: DrafterName, opener: Opener) -> list[Served]:

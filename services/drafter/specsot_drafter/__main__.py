@@ -43,6 +43,8 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
             config.draft_format,
             config.model_format,
             config.overrides,
+            config.drafter,
+            config.options,
         )
         return DrafterPart(Source(supply), dialer, compute)
 

@@ -5,6 +5,7 @@ Refuses to know clocks, tokens, and whether anything pays: counts in, seconds ou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,12 @@ DUE = 0.1  # of what a grown row costs: a row that is only caught up with, until
 class Costs:
     """Seconds of a lap of `live` trees and of all that drafting adds to it."""
 
-    def __init__(self, lap: Curve, level: Curve, top_k: int) -> None:
-        """lap: seconds per rows of all stages; level: seconds per rows of one level of growth."""
+    def __init__(self, lap: Curve, level: Curve, widths: Sequence[int]) -> None:
+        """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
+        widths: rows per tree that level 2, 3, ... of growth takes.
+        """
         self.lap, self.level = Timing(lap), Timing(level)
-        self._top_k = top_k
+        self._widths = widths
         self._hops: dict[bool, float] = {}
         self._strain = 1.0
         self._row = DUE * float(self.level.at(64) - self.level.at(1)) / 63
@@ -42,9 +45,9 @@ class Costs:
         """What trees of so many levels cost before any of their rows is fed."""
         return self._growing(live, levels) + self.handover()
 
-    def further(self, live: int) -> float:
-        """One more level."""
-        return float(self.level.at(live * self._top_k))
+    def further(self, live: int, depth: int) -> float:
+        """One more level below so many."""
+        return float(self.level.at(live * self._widths[depth - 1]))
 
     def sending(self, live: int, nodes: Counts) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
@@ -59,14 +62,13 @@ class Costs:
         """What waiting for trees adds to a lap."""
         return max(self._hops.get(True, 0.0) - self._plain_hop(), 0.0)
 
-    def note_drafting(self, live: int, levels: int, seconds: float) -> None:
-        """Growing `live` trees of so many levels took so long, all in all."""
-        self.level.note(float(self._growing(live, levels)), seconds)
-
-    def note_catching(self, rows: int, seconds: float) -> None:
-        """Catching up with so many rows took so long."""
-        if rows:
-            self._row += self._caught * (seconds / rows - self._row)
+    def note_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
+        """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
+        expected = float(self._growing(live, levels))
+        if due <= live * (len(self._widths) + 2):  # what the lap before brought
+            self.level.note(expected, seconds)
+        else:
+            self._row += self._caught * (max(seconds - expected, 0.0) / due - self._row)
             self._caught = WEIGHT
 
     def note_lap(self, live: int, rows: int, seconds: float) -> None:
@@ -92,8 +94,9 @@ class Costs:
         self._hops[drafted] = before + WEIGHT * (hop - before)
 
     def _growing(self, live: int, levels: Counts) -> Floats:
-        """The first level takes a pass over one row per tree, each further one over top_k."""
-        return self.level.at(live) + (np.asarray(levels) - 1) * self.level.at(live * self._top_k)
+        """The first level takes a pass over one row per tree, each further one over its width."""
+        passes = self.level.at(live * np.array((1, *self._widths)))
+        return np.cumsum(passes)[np.asarray(levels) - 1]
 
     def _plain_hop(self) -> float:
         """Taken as half of that of drafted laps as long as none without drafts was seen."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from specsot.constraint import Grammar
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.standing import Standing
+from specsot_drafter.texts import Text
 
 
 class GrammarGuide:
@@ -71,3 +72,10 @@ def _renormalise(log_probs: Tensor) -> Tensor:
     """Rows without anything left stay at -inf."""
     total = log_probs.logsumexp(-1, keepdim=True)
     return log_probs - total.masked_fill(total == -torch.inf, 0.0)
+
+
+def guide_of(head: DraftHead, texts: Sequence[Text]) -> GrammarGuide | None:
+    """What bars candidates for these texts; None where all of them are free."""
+    if not any(text.standing for text in texts):
+        return None
+    return GrammarGuide(head, [text.standing for text in texts], [text.room for text in texts])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specsot.model.kv import KVPages
 from specsot.pages import PageTable
+from specsot_drafter.growth import Ground, find_ground
 from specsot_drafter.heads import DraftHead
 
 
@@ -37,6 +38,10 @@ class Memory:
         self.table.reserve(sequence, length)
         origin, own = (self.table.slots(owner, length - 1, length)[0] for owner in (source, sequence))
         self._features[own] = self._features[origin]
+
+    def ground(self, sequence: int, base: int, rows: int) -> Ground | None:
+        """Room for `rows` grown rows behind the first `base` ones, or None where there is none."""
+        return find_ground(self.table, sequence, base, rows)
 
     def close(self, sequence: int) -> None:
         """Give a sequence's pages back, wiped: rows that are not numbers must not reach another."""

@@ -37,6 +37,48 @@ class Offer:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def levels(self) -> int:
+        """How deep it goes."""
+        return int(self.depths.max())
+
+
+def for_all(offer: Offer, present: Sequence[bool]) -> Offer:
+    """The offer with a row without candidates for every tree that is not present in it."""
+    if all(present):
+        return offer
+    rows = np.flatnonzero(present)
+    shape = (len(present), offer.tokens.shape[1])
+    scores, tokens = np.full(shape, -np.inf, offer.scores.dtype), np.zeros(shape, np.int64)
+    parents = np.zeros(shape, np.int64)
+    scores[rows], tokens[rows], parents[rows] = offer.scores, offer.tokens, offer.parents
+    return Offer(tokens, scores, parents, offer.depths)
+
+
+def join(offer: Offer, values: Floats, chains: Offer, worths: Floats) -> tuple[Offer, Floats]:
+    """An offer with chains hung into its trees; a node of both is worth what it is worth to either.
+
+    values [B, n], worths [B, m]: what the candidates of each are worth, never more than their parents.
+    Candidates n, n + 1, ... of the result are the chains' own; their scores say nothing.
+    """
+    own = offer.tokens.shape[1]
+    nothing = np.full(worths.shape, -np.inf)
+    joined = np.concatenate((values, nothing), 1)
+    parents = np.concatenate((offer.parents, np.zeros_like(chains.parents)), 1)
+    for row in range(len(offer)):
+        parent, open_to = 0, np.isfinite(values[row])
+        for step in np.flatnonzero(np.isfinite(worths[row])).tolist():
+            alike = open_to & (offer.parents[row] == parent) & (offer.tokens[row] == chains.tokens[row, step])
+            shared = np.flatnonzero(alike)
+            number = int(shared[0]) if len(shared) else own + step
+            joined[row, number] = max(joined[row, number], worths[row, step])
+            if number >= own:
+                parents[row, number] = parent
+            parent = number + 1
+    tokens = np.concatenate((offer.tokens, chains.tokens), 1)
+    scores = np.concatenate((offer.scores, nothing), 1)
+    return Offer(tokens, scores, parents, np.concatenate((offer.depths, chains.depths))), joined
+
 
 def barred_below(offer: Offer, limits: Sequence[int]) -> Offer:
     """The offer without candidates deeper than each tree's limit."""
@@ -52,7 +94,7 @@ def worth(offer: Offer, trust: Floats) -> Floats:
 
 def masses(offer: Offer, chosen: Flags) -> Floats:
     """[B, levels] the head's probability of the chosen candidates, summed per depth."""
-    levels = np.eye(int(offer.depths[-1]))[offer.depths - 1]
+    levels = np.eye(offer.levels)[offer.depths - 1]
     return np.where(chosen, np.exp(offer.scores), 0.0) @ levels
 
 

@@ -1,69 +1,48 @@
-"""Where the draft head comes from: loads it against its base, measures it, says who it is.
+"""What a drafter process has to draft with: loads it, measures it, says who it is, makes engines of it.
 
 Refuses to know the ring, features and links.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-
 import torch
 
-from specsot.members import AS_PUBLISHED, Configuration, Curve, Head, Overrides, Registration, WeightFormat
+from specsot.members import Configuration, Registration, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.model.precision import resolve_dtype
+from specsot.params import DrafterName
 from specsot.vocabulary import read_vocabulary
+from specsot_drafter.drafters import Drafter
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.heads import DraftHead
-from specsot_drafter.heads.loading import load_head
-from specsot_drafter.measure import measure_levels
+from specsot_drafter.rules import Rule, rule_of
+from specsot_drafter.ways import Supply, Way, ways_of
 
-
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """What a drafter is started with: its head, and the base it was trained on. kv_memory in bytes."""
-
-    name: str
-    address: str
-    model: Path
-    draft_model: Path
-    dtype: str = "auto"
-    device: str = "cpu"
-    kv_memory: int = 1 << 28
-    draft_format: WeightFormat = "safetensors"
-    model_format: WeightFormat = "safetensors"
-    overrides: Overrides = AS_PUBLISHED
+__all__ = ["Source", "Supply"]
 
 
 class Source:
-    """Loads the head once; every epoch gets a fresh engine over the same weights."""
+    """Loads everything once; every epoch gets a fresh engine over the same weights."""
 
     def __init__(self, supply: Supply) -> None:
         self._supply = supply
         self._config = read_config(supply.model)
         self._fingerprint = fingerprint(supply.model)
+        self._ways = ways_of(supply)
 
     @property
     def name(self) -> str:
         return self._supply.name
 
-    @cached_property
-    def head(self) -> DraftHead:
-        supply = self._supply
-        dtype = resolve_dtype(supply.dtype, supply.device)
-        pickled, base = supply.draft_format == "bin", supply.model_format == "bin"
-        models = supply.draft_model, supply.model
-        return load_head(*models, dtype, supply.device, pickled, base, supply.overrides)
+    @property
+    def _first(self) -> Way:
+        return next(iter(self._ways.values()))
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
-        return self.head.tap_slices()
+        return self._first.tap_slices()
 
     def registration(self) -> Registration:
-        """Loads and measures the head; a fraction of a second."""
-        supply, config = self._supply, self._config
+        """Loads and measures what drafts; a fraction of a second."""
+        supply, config, way = self._supply, self._config, self._first
         return Registration(
             kind="drafter",
             name=supply.name,
@@ -72,17 +51,26 @@ class Source:
             model_layers=config.layers,
             max_positions=config.max_positions,
             kv_bytes=supply.kv_memory,
-            row_bytes=self.head.row_bytes,
-            curve=self._curve,
-            head=Head(self.head.taps, self.head.width),
+            row_bytes=way.row_bytes,
+            curve=way.curve,
+            head=way.head,
+            drafters=tuple(self._ways),
+            shape=way.shape,
         )
 
     def engine(self, configuration: Configuration) -> DraftEngine:
         """The engine for one epoch, with empty pages."""
         has_text = (self._supply.model / "tokenizer.json").exists()
         vocabulary = read_vocabulary(self._supply.model, self._config.vocab) if has_text else None
-        return DraftEngine(self.head, configuration, vocabulary, self._curve)
+        ways: dict[DrafterName, tuple[Drafter, Rule]] = {}
+        for name, way in self._ways.items():
+            drafter = way.drafter(configuration)
+            ways[name] = drafter, self._rule(name, drafter, configuration)
+        blend = ways["ngram"][0] if self._supply.options.blend else None
+        return DraftEngine(ways, configuration, vocabulary, blend)
 
-    @cached_property
-    def _curve(self) -> Curve:
-        return measure_levels(self.head)
+    def _rule(self, name: DrafterName, drafter: Drafter, configuration: Configuration) -> Rule:
+        shape, levels = configuration.shape, len(drafter.widths)
+        own = TreeShape(levels, 1, levels + 2, shape.fixed) if name == "ngram" else shape
+        tuner, curve = self._supply.options.tuner, self._ways[name].curve
+        return rule_of(tuner, own, configuration.curve, curve, drafter.widths)

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from specsot.members import Curve, TreeShape
 from specsot_drafter.acceptance import Acceptance
 from specsot_drafter.costs import Costs
+from specsot_drafter.growth import Deserves
 from specsot_drafter.purse import Purse
+from specsot_drafter.selection import Flags, Offer, best_overall, ranked, worth
 
 Floats = NDArray[np.floating[Any]]
 
@@ -39,14 +41,16 @@ class Returned:
 
     grown:    levels grown for it; 0 when its root was sent alone.
     rows:     its nodes, root included.
-    masses:   the head's probability of its nodes, summed per depth.
-    accepted: how deep it was accepted.
+    masses:   the drafter's probability of its nodes, summed per depth.
+    accepted: tokens it brought that would not have come without it.
+    own:      how deep the drafter's own nodes were accepted; None: as deep as that.
     """
 
     grown: int
     rows: int
     masses: Sequence[float]
     accepted: int
+    own: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +75,28 @@ class Tuner:
     drafting: whether trees were sent since the last rest.
     """
 
-    def __init__(self, shape: TreeShape, lap: Curve, level: Curve) -> None:
-        """lap: seconds per rows of all stages; level: seconds per rows of one level of growth."""
-        self.costs = Costs(lap, level, shape.top_k)
+    adapts = True
+
+    def __init__(
+        self, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int] | None = None
+    ) -> None:
+        """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
+        widths: rows per tree that level 2, 3, ... takes; EAGLE's when absent.
+        """
+        self.costs = Costs(lap, level, (shape.top_k,) * shape.depth if widths is None else widths)
         self.acceptance = Acceptance(shape.depth + 1)
+        self._each = shape.nodes - 1
         self.rest = 0
         self._purse = Purse()
         self._pause = FIRST_REST // 2
         self._trial = self._unplain = 0
         self._gain: float | None = None
         self._bushes: dict[int, float] = {}
+
+    @property
+    def asks(self) -> Deserves | None:
+        """Who is to be asked before each level."""
+        return self.deserves
 
     @property
     def drafting(self) -> bool:
@@ -122,7 +138,16 @@ class Tuner:
         trust, chances = self.acceptance.trust(), self.acceptance.chances()
         reached = float(np.minimum(np.exp(scores).sum(1) * trust[depth - 1], 1.0).sum())
         spent = self.costs.plain(live) + float(self.costs.drafting(live, depth))
-        return reached * chances[depth] > (live + reached * depth) / spent * self.costs.further(live)
+        return reached * chances[depth] > (live + reached * depth) / spent * self.costs.further(live, depth)
+
+    def values(self, offer: Offer) -> Floats:
+        """[live, n] the chance of each candidate to be accepted, as far as its drafter can be trusted."""
+        return worth(offer, self.acceptance.trust())
+
+    def choose(self, values: Floats, levels: int, most: int) -> Flags:
+        """[live, n] which candidates to send, at most `most` in all: as many as pay, the best of all."""
+        count = self.choose_rows(ranked(values, self._each), len(values), levels)
+        return best_overall(values, min(count, most), self._each)
 
     def choose_rows(self, worth: Floats, live: int, levels: int) -> int:
         """How many of the grown nodes to send, best first.
@@ -146,6 +171,10 @@ class Tuner:
             self._trial = TRIAL
             self.acceptance.doubt()
 
+    def note_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
+        """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
+        self.costs.note_growth(live, levels, due, seconds)
+
     def settle(self, trees: Sequence[Returned], spent: Spent = UNKNOWN) -> None:
         """A lap came back: learn from it, and book what it gained or lost against plain decoding."""
         if not trees:
@@ -161,7 +190,8 @@ class Tuner:
         self._purse.book(plain, gained)
         self._unplain = self._unplain + 1 if drafted else 0
         for tree in drafted:
-            self.acceptance.note(tree.grown, tree.masses, tree.accepted)
+            own = tree.accepted if tree.own is None else tree.own
+            self.acceptance.note(tree.grown, tree.masses, own)
 
     def _note(self, live: int, rows: int, drafted: bool, spent: Spent) -> None:
         if spent.computed:

@@ -60,6 +60,7 @@ class FleetRing:
             slots=ring.slots,
             max_positions=self.fleet.max_positions,
             has_drafter=ring.drafter is not None,
+            drafters=self.fleet.drafters,
         )
 
     async def order(self, order: object) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsot.members import TreeShape
+from specsot.params import DRAFTERS
 from specsot.process.flags import Flags, positive, seconds
 from specsot.process.setting import Setting, add_setting, read_setting
 from specsot_master.assembly import MasterSettings
@@ -37,7 +38,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("model", required=True, help="directory of the base model (its tokenizer and config)")
     flags.flag("name", default="", help="the model's public name; by default its directory's")
     flags.flag("workers", positive, 1, "how many workers share the layers, unless they bring ranges")
-    flags.flag("drafter", default="eagle", choices=("eagle", "none"), help="whether the ring has a drafter")
+    flags.flag("drafter", default="eagle", choices=DRAFTERS, help="none, or whichever joins the ring")
     flags.flag("page-rows", positive, 256, "positions per KV page")
     flags.flag("rows", positive, 512, "row budget of one frame")
     flags.flag("nodes", positive, shape.nodes, "nodes of the largest draft tree, its root included")

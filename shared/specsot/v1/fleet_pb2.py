@@ -26,45 +26,45 @@ from specsot.v1 import ring_pb2 as specsot_dot_v1_dot_ring__pb2
 from specsot.v1 import values_pb2 as specsot_dot_v1_dot_values__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specsot/v1/fleet.proto\x12\nspecsot.v1\x1a\x15specsot/v1/ring.proto\x1a\x17specsot/v1/values.proto\"\x80\x02\n\x0bJoinRequest\x12,\n\x08register\x18\x01 \x01(\x0b\x32\x18.specsot.v1.RegistrationH\x00\x12\"\n\x05ready\x18\x02 \x01(\x0b\x32\x11.specsot.v1.ReadyH\x00\x12$\n\x06\x62roken\x18\x03 \x01(\x0b\x32\x12.specsot.v1.BrokenH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.specsot.v1.LeavingH\x00\x12 \n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12$\n\x06result\x18\x06 \x01(\x0b\x32\x12.specsot.v1.ResultH\x00\x42\t\n\x07message\"\xa3\x02\n\x0cJoinResponse\x12$\n\x06joined\x18\x01 \x01(\x0b\x32\x12.specsot.v1.JoinedH\x00\x12.\n\tconfigure\x18\x02 \x01(\x0b\x32\x19.specsot.v1.ConfigurationH\x00\x12&\n\x07\x64isband\x18\x03 \x01(\x0b\x32\x13.specsot.v1.DisbandH\x00\x12 \n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12 \n\x04open\x18\x05 \x01(\x0b\x32\x10.specsot.v1.OpenH\x00\x12\"\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x11.specsot.v1.CloseH\x00\x12\"\n\x05lease\x18\x07 \x01(\x0b\x32\x11.specsot.v1.LeaseH\x00\x42\t\n\x07message\"\xab\x02\n\x0cRegistration\x12\x1e\n\x04kind\x18\x01 \x01(\x0e\x32\x10.specsot.v1.Kind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x11\n\trow_bytes\x18\x08 \x01(\x04\x12\"\n\x06layers\x18\t \x01(\x0b\x32\x12.specsot.v1.Layers\x12\x1f\n\x05\x63urve\x18\n \x03(\x0b\x32\x10.specsot.v1.Cost\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12\x10\n\x08protocol\x18\x0c \x01(\r\"\x1a\n\x06Joined\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\x16\n\x05Ready\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\'\n\x06\x42roken\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x19\n\x07Leaving\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x06\n\x04\x42\x65\x61t\"J\n\x05Stage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x06layers\x18\x03 \x01(\x0b\x32\x12.specsot.v1.Layers\"G\n\tTreeShape\x12\r\n\x05\x64\x65pth\x18\x01 \x01(\r\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\r\n\x05\x66ixed\x18\x04 \x01(\x08\"\xe1\x02\n\rConfiguration\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03you\x18\x02 \x01(\t\x12!\n\x06stages\x18\x03 \x03(\x0b\x32\x11.specsot.v1.Stage\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x11\n\tpage_rows\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r\x12\x0e\n\x06\x66light\x18\x08 \x01(\r\x12\"\n\x06layout\x18\t \x01(\x0e\x32\x12.specsot.v1.Layout\x12\x14\n\x07\x64rafter\x18\n \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12$\n\x05shape\x18\x0c \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x15\n\rdraft_timeout\x18\r \x01(\x01\x12\x1f\n\x05\x63urve\x18\x0e \x03(\x0b\x32\x10.specsot.v1.CostB\n\n\x08_drafter\"(\n\x07\x44isband\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x04Open\x12$\n\x07opening\x18\x01 \x01(\x0b\x32\x13.specsot.v1.Opening\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\r\n\x05lease\x18\x03 \x01(\r\"\x19\n\x05\x43lose\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"+\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r*G\n\x06Layout\x12\x16\n\x12LAYOUT_UNSPECIFIED\x10\x00\x12\x11\n\rLAYOUT_PACKED\x10\x01\x12\x12\n\x0eLAYOUT_BATCHED\x10\x02\x32\x46\n\x05\x46leet\x12=\n\x04Join\x12\x17.specsot.v1.JoinRequest\x1a\x18.specsot.v1.JoinResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specsot/v1/fleet.proto\x12\nspecsot.v1\x1a\x15specsot/v1/ring.proto\x1a\x17specsot/v1/values.proto\"\x80\x02\n\x0bJoinRequest\x12,\n\x08register\x18\x01 \x01(\x0b\x32\x18.specsot.v1.RegistrationH\x00\x12\"\n\x05ready\x18\x02 \x01(\x0b\x32\x11.specsot.v1.ReadyH\x00\x12$\n\x06\x62roken\x18\x03 \x01(\x0b\x32\x12.specsot.v1.BrokenH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.specsot.v1.LeavingH\x00\x12 \n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12$\n\x06result\x18\x06 \x01(\x0b\x32\x12.specsot.v1.ResultH\x00\x42\t\n\x07message\"\xa3\x02\n\x0cJoinResponse\x12$\n\x06joined\x18\x01 \x01(\x0b\x32\x12.specsot.v1.JoinedH\x00\x12.\n\tconfigure\x18\x02 \x01(\x0b\x32\x19.specsot.v1.ConfigurationH\x00\x12&\n\x07\x64isband\x18\x03 \x01(\x0b\x32\x13.specsot.v1.DisbandH\x00\x12 \n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12 \n\x04open\x18\x05 \x01(\x0b\x32\x10.specsot.v1.OpenH\x00\x12\"\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x11.specsot.v1.CloseH\x00\x12\"\n\x05lease\x18\x07 \x01(\x0b\x32\x11.specsot.v1.LeaseH\x00\x42\t\n\x07message\"\xf8\x02\n\x0cRegistration\x12\x1e\n\x04kind\x18\x01 \x01(\x0e\x32\x10.specsot.v1.Kind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x11\n\trow_bytes\x18\x08 \x01(\x04\x12\"\n\x06layers\x18\t \x01(\x0b\x32\x12.specsot.v1.Layers\x12\x1f\n\x05\x63urve\x18\n \x03(\x0b\x32\x10.specsot.v1.Cost\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12\x10\n\x08protocol\x18\x0c \x01(\r\x12%\n\x08\x64rafters\x18\r \x03(\x0e\x32\x13.specsot.v1.Drafter\x12$\n\x05shape\x18\x0e \x01(\x0b\x32\x15.specsot.v1.TreeShape\"\x1a\n\x06Joined\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\x16\n\x05Ready\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\'\n\x06\x42roken\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x19\n\x07Leaving\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x06\n\x04\x42\x65\x61t\"J\n\x05Stage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x06layers\x18\x03 \x01(\x0b\x32\x12.specsot.v1.Layers\"G\n\tTreeShape\x12\r\n\x05\x64\x65pth\x18\x01 \x01(\r\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\r\n\x05\x66ixed\x18\x04 \x01(\x08\"\xe1\x02\n\rConfiguration\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03you\x18\x02 \x01(\t\x12!\n\x06stages\x18\x03 \x03(\x0b\x32\x11.specsot.v1.Stage\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x11\n\tpage_rows\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r\x12\x0e\n\x06\x66light\x18\x08 \x01(\r\x12\"\n\x06layout\x18\t \x01(\x0e\x32\x12.specsot.v1.Layout\x12\x14\n\x07\x64rafter\x18\n \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12$\n\x05shape\x18\x0c \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x15\n\rdraft_timeout\x18\r \x01(\x01\x12\x1f\n\x05\x63urve\x18\x0e \x03(\x0b\x32\x10.specsot.v1.CostB\n\n\x08_drafter\"(\n\x07\x44isband\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x04Open\x12$\n\x07opening\x18\x01 \x01(\x0b\x32\x13.specsot.v1.Opening\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\r\n\x05lease\x18\x03 \x01(\r\"\x19\n\x05\x43lose\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"+\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r*G\n\x06Layout\x12\x16\n\x12LAYOUT_UNSPECIFIED\x10\x00\x12\x11\n\rLAYOUT_PACKED\x10\x01\x12\x12\n\x0eLAYOUT_BATCHED\x10\x02\x32\x46\n\x05\x46leet\x12=\n\x04Join\x12\x17.specsot.v1.JoinRequest\x1a\x18.specsot.v1.JoinResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specsot.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LAYOUT']._serialized_start=1765
-  _globals['_LAYOUT']._serialized_end=1836
+  _globals['_LAYOUT']._serialized_start=1842
+  _globals['_LAYOUT']._serialized_end=1913
   _globals['_JOINREQUEST']._serialized_start=87
   _globals['_JOINREQUEST']._serialized_end=343
   _globals['_JOINRESPONSE']._serialized_start=346
   _globals['_JOINRESPONSE']._serialized_end=637
   _globals['_REGISTRATION']._serialized_start=640
-  _globals['_REGISTRATION']._serialized_end=939
-  _globals['_JOINED']._serialized_start=941
-  _globals['_JOINED']._serialized_end=967
-  _globals['_READY']._serialized_start=969
-  _globals['_READY']._serialized_end=991
-  _globals['_BROKEN']._serialized_start=993
-  _globals['_BROKEN']._serialized_end=1032
-  _globals['_LEAVING']._serialized_start=1034
-  _globals['_LEAVING']._serialized_end=1059
-  _globals['_BEAT']._serialized_start=1061
-  _globals['_BEAT']._serialized_end=1067
-  _globals['_STAGE']._serialized_start=1069
-  _globals['_STAGE']._serialized_end=1143
-  _globals['_TREESHAPE']._serialized_start=1145
-  _globals['_TREESHAPE']._serialized_end=1216
-  _globals['_CONFIGURATION']._serialized_start=1219
-  _globals['_CONFIGURATION']._serialized_end=1572
-  _globals['_DISBAND']._serialized_start=1574
-  _globals['_DISBAND']._serialized_end=1614
-  _globals['_OPEN']._serialized_start=1616
-  _globals['_OPEN']._serialized_end=1691
-  _globals['_CLOSE']._serialized_start=1693
-  _globals['_CLOSE']._serialized_end=1718
-  _globals['_LEASE']._serialized_start=1720
-  _globals['_LEASE']._serialized_end=1763
-  _globals['_FLEET']._serialized_start=1838
-  _globals['_FLEET']._serialized_end=1908
+  _globals['_REGISTRATION']._serialized_end=1016
+  _globals['_JOINED']._serialized_start=1018
+  _globals['_JOINED']._serialized_end=1044
+  _globals['_READY']._serialized_start=1046
+  _globals['_READY']._serialized_end=1068
+  _globals['_BROKEN']._serialized_start=1070
+  _globals['_BROKEN']._serialized_end=1109
+  _globals['_LEAVING']._serialized_start=1111
+  _globals['_LEAVING']._serialized_end=1136
+  _globals['_BEAT']._serialized_start=1138
+  _globals['_BEAT']._serialized_end=1144
+  _globals['_STAGE']._serialized_start=1146
+  _globals['_STAGE']._serialized_end=1220
+  _globals['_TREESHAPE']._serialized_start=1222
+  _globals['_TREESHAPE']._serialized_end=1293
+  _globals['_CONFIGURATION']._serialized_start=1296
+  _globals['_CONFIGURATION']._serialized_end=1649
+  _globals['_DISBAND']._serialized_start=1651
+  _globals['_DISBAND']._serialized_end=1691
+  _globals['_OPEN']._serialized_start=1693
+  _globals['_OPEN']._serialized_end=1768
+  _globals['_CLOSE']._serialized_start=1770
+  _globals['_CLOSE']._serialized_end=1795
+  _globals['_LEASE']._serialized_start=1797
+  _globals['_LEASE']._serialized_end=1840
+  _globals['_FLEET']._serialized_start=1915
+  _globals['_FLEET']._serialized_end=1985
 # @@protoc_insertion_point(module_scope)

@@ -15,12 +15,6 @@ class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODE_SOT: _ClassVar[Mode]
     MODE_DIRECT: _ClassVar[Mode]
 
-class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    DRAFTER_UNSPECIFIED: _ClassVar[Drafter]
-    DRAFTER_EAGLE: _ClassVar[Drafter]
-    DRAFTER_NONE: _ClassVar[Drafter]
-
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -33,9 +27,6 @@ MODE_UNSPECIFIED: Mode
 MODE_AUTO: Mode
 MODE_SOT: Mode
 MODE_DIRECT: Mode
-DRAFTER_UNSPECIFIED: Drafter
-DRAFTER_EAGLE: Drafter
-DRAFTER_NONE: Drafter
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -88,7 +79,7 @@ class GenerateRequest(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     model: str
     mode: Mode
-    drafter: Drafter
+    drafter: _values_pb2.Drafter
     sampling: _values_pb2.Sampling
     limits: Limits
     stop: _containers.RepeatedScalarFieldContainer[str]
@@ -103,7 +94,7 @@ class GenerateRequest(_message.Message):
     form: _values_pb2.Form
     priority: int
     resumable: bool
-    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., priority: _Optional[int] = ..., resumable: bool = ...) -> None: ...
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[_values_pb2.Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., priority: _Optional[int] = ..., resumable: bool = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("offset", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished")

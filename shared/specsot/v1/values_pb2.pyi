@@ -19,6 +19,14 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_UNSPECIFIED: _ClassVar[Kind]
     KIND_WORKER: _ClassVar[Kind]
     KIND_DRAFTER: _ClassVar[Kind]
+
+class Drafter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFTER_UNSPECIFIED: _ClassVar[Drafter]
+    DRAFTER_EAGLE: _ClassVar[Drafter]
+    DRAFTER_NONE: _ClassVar[Drafter]
+    DRAFTER_MODEL: _ClassVar[Drafter]
+    DRAFTER_NGRAM: _ClassVar[Drafter]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_BFLOAT16: DataType
@@ -26,6 +34,11 @@ DATA_TYPE_FLOAT16: DataType
 KIND_UNSPECIFIED: Kind
 KIND_WORKER: Kind
 KIND_DRAFTER: Kind
+DRAFTER_UNSPECIFIED: Drafter
+DRAFTER_EAGLE: Drafter
+DRAFTER_NONE: Drafter
+DRAFTER_MODEL: Drafter
+DRAFTER_NGRAM: Drafter
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")

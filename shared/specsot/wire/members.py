@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from specsot.members import Configuration, Curve, Head, Kind, Layout, Range, Registration, Stage, TreeShape
 from specsot.v1 import fleet_pb2, values_pb2
 from specsot.wire.checks import ascending, duration, known, named, require
+from specsot.wire.values import DRAFTERS, encode_drafter
 
 KIND_NUMBERS: dict[Kind, values_pb2.Kind] = {
     "worker": values_pb2.KIND_WORKER,
@@ -63,6 +64,8 @@ def encode_registration(registration: Registration) -> fleet_pb2.Registration:
         curve=encode_curve(registration.curve),
         head=encode_head(registration.head),
         protocol=registration.protocol,
+        drafters=map(encode_drafter, registration.drafters),
+        shape=encode_shape(registration.shape) if registration.shape else None,
     )
 
 
@@ -80,6 +83,8 @@ def decode_registration(message: fleet_pb2.Registration) -> Registration:
         curve=decode_curve(message.curve),
         head=decode_head(message.head) if message.HasField("head") else None,
         protocol=message.protocol,
+        drafters=tuple(known(DRAFTERS, number, "drafter") for number in message.drafters),
+        shape=decode_shape(message.shape) if message.HasField("shape") else None,
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message as Proto
 
 from specsot.errors import InvalidRequest
-from specsot.params import Ask, DrafterName, Limits, Message, Mode
+from specsot.params import Ask, Limits, Message, Mode
 from specsot.v1 import master_pb2
 from specsot.wire.forms import decode_form, encode_form
-from specsot.wire.values import decode_sampling, encode_sampling
+from specsot.wire.values import DRAFTERS, decode_sampling, encode_drafter, encode_sampling
 
 T = TypeVar("T")
 
@@ -28,11 +28,6 @@ MODES: dict[int, Mode] = {
     master_pb2.MODE_SOT: "sot",
     master_pb2.MODE_DIRECT: "direct",
 }
-DRAFTER_NUMBERS: dict[DrafterName, master_pb2.Drafter] = {
-    "eagle": master_pb2.DRAFTER_EAGLE,
-    "none": master_pb2.DRAFTER_NONE,
-}
-DRAFTERS: dict[int, DrafterName] = {int(number): name for name, number in DRAFTER_NUMBERS.items()}
 
 
 def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
@@ -43,7 +38,7 @@ def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
         tokens=ask.tokens,
         model=ask.model,
         mode=MODE_NUMBERS[ask.mode],
-        drafter=DRAFTER_NUMBERS[ask.drafter],
+        drafter=encode_drafter(ask.drafter),
         sampling=encode_sampling(ask.sampling),
         limits=encode_limits(ask.limits),
         stop=ask.stop,
@@ -67,7 +62,7 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
         tokens=tuple(request.tokens),
         model=request.model,
         mode=named_choice(MODES, request.mode, "mode"),
-        drafter=named_choice(DRAFTERS, request.drafter, "drafter"),
+        drafter=named_choice(DRAFTERS, request.drafter, "drafter") if request.drafter else None,
         sampling=decode_sampling(request.sampling),
         limits=Limits(**given_fields(request.limits)),
         stop=tuple(request.stop),

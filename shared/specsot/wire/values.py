@@ -26,7 +26,7 @@ from specsot.frames import (
     Result,
     Segment,
 )
-from specsot.params import Sampling
+from specsot.params import DrafterName, Sampling
 from specsot.skeleton import PlanRules
 from specsot.tree import Tree
 from specsot.v1 import fleet_pb2, ring_pb2, values_pb2
@@ -35,6 +35,14 @@ from specsot.wire.forms import decode_form, encode_form
 
 M = TypeVar("M")
 T = TypeVar("T")
+
+DRAFTER_NUMBERS: dict[DrafterName, values_pb2.Drafter] = {
+    "eagle": values_pb2.DRAFTER_EAGLE,
+    "none": values_pb2.DRAFTER_NONE,
+    "model": values_pb2.DRAFTER_MODEL,
+    "ngram": values_pb2.DRAFTER_NGRAM,
+}
+DRAFTERS: dict[int, DrafterName] = {int(number): name for name, number in DRAFTER_NUMBERS.items()}
 
 MAX_NODES = 4096  # of one tree: ancestry costs a bit per pair of nodes
 
@@ -94,6 +102,7 @@ def encode_opening(opening: Opening) -> ring_pb2.Opening:
         stop_ids=opening.stop_ids,
         limit=opening.limit,
         plan=encode_plan(opening.plan),
+        drafter=encode_drafter(opening.drafter),
         form=encode_form(opening.form),
         logprobs=opening.logprobs,
         family=opening.family,
@@ -120,7 +129,16 @@ def decode_opening(message: ring_pb2.Opening) -> Opening:
         form=from_peer(decode_form, message.form) if message.HasField("form") else None,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         family=message.family if message.HasField("family") else None,
+        drafter=decode_drafter(message.drafter),
     )
+
+
+def encode_drafter(name: DrafterName | None) -> values_pb2.Drafter:
+    return values_pb2.DRAFTER_UNSPECIFIED if name is None else DRAFTER_NUMBERS[name]
+
+
+def decode_drafter(number: int) -> DrafterName | None:
+    return known(DRAFTERS, number, "drafter") if number else None
 
 
 def from_peer(decode: Callable[[M], T], message: M) -> T:

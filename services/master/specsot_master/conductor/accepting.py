@@ -38,6 +38,7 @@ class Acceptance:
         ring = require_ring(self._ring)
         check_words(ask, id, ring.max_positions)
         check_tokens(ask, self._vocabulary)
+        check_drafter(ask, ring)
         id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
         request = LiveRequest(
             id=id,
@@ -86,6 +87,15 @@ def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
     for holds, field, rule in rules:
         if not holds:
             raise InvalidRequest(f"{field}: {rule}", field=field)
+
+
+def check_drafter(ask: Ask, ring: RingState) -> None:
+    """Raises InvalidRequest, naming whom the fleet has, for one that it has not."""
+    here = (*ring.drafters, "none")
+    if ask.drafter is not None and ask.drafter not in here:
+        raise InvalidRequest(
+            f"drafter {ask.drafter} is not in this fleet, which has {', '.join(here)}", field="drafter"
+        )
 
 
 def check_tokens(ask: Ask, vocabulary: int) -> None:

@@ -55,4 +55,5 @@ class Openings:
             logprobs=ask.logprobs,
             form=None if rules else ask.form,
             family=id if family is None else family,
+            drafter=ask.drafter,
         )

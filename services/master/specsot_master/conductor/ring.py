@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specsot.frames import Order
+from specsot.params import DrafterName
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class RingState:
     pages:  KV pages of `page_rows` rows that every stage has.
     slots:  KV rows a live sequence needs beyond its committed ones.
     max_positions: the model's context, in tokens.
+    drafters: who can be asked to propose, the first for those who name none.
     """
 
     epoch: int
@@ -26,6 +28,7 @@ class RingState:
     slots: int
     max_positions: int
     has_drafter: bool = False
+    drafters: tuple[DrafterName, ...] = ()
 
 
 class Ring(Protocol):

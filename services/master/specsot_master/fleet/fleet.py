@@ -16,6 +16,7 @@ from specsot.frames import Order, Result
 from specsot.info import MemberInfo
 from specsot.links import Link
 from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration
+from specsot.params import DrafterName
 from specsot_master.fleet.formation import Wishes, check, form, missing
 
 log = structlog.get_logger()
@@ -72,6 +73,12 @@ class Fleet:
     @property
     def max_positions(self) -> int:
         return min((m.registration.max_positions for m in self._members.values()), default=0)
+
+    @property
+    def drafters(self) -> tuple[DrafterName, ...]:
+        """The ways to draft of the running epoch's drafter."""
+        names = [name for name in self._plan if self._members[name].registration.kind == "drafter"]
+        return self._members[names[0]].registration.drafters if names else ()
 
     def waiting_for(self) -> str:
         """What keeps the ring from running, in words; empty when it runs."""

@@ -59,19 +59,20 @@ def form(epoch: int, members: Sequence[Registration], wishes: Wishes) -> dict[st
     stages = assign(members, wishes)
     drafter = next((member for member in members if member.kind == "drafter"), None)
     drafter = drafter if wishes.drafter else None
+    shape = shape_of(drafter, wishes)
     ring = Configuration(
         epoch=epoch,
         you="",
         stages=stages,
         pages=count_pages(members, stages, drafter, wishes),
         page_rows=wishes.page_rows,
-        slots=wishes.shape.slots if drafter else 1,
+        slots=shape.slots if drafter else 1,
         rows=wishes.rows,
         flight=1 if len(stages) == 1 else len(stages),
         layout=wishes.layout,
         drafter=drafter.address if drafter else None,
         head=drafter.head if drafter else None,
-        shape=wishes.shape,
+        shape=shape,
         draft_timeout=wishes.draft_timeout,
         curve=lap_curve(members, stages),
     )
@@ -104,12 +105,18 @@ def count_pages(
         granted[stage.name].kv_bytes // (granted[stage.name].row_bytes * len(stage.layers) * wishes.page_rows)
         for stage in stages
     ]
-    if drafter:
+    if drafter and drafter.row_bytes:
         room.append(drafter.kv_bytes // (drafter.row_bytes * wishes.page_rows))
     pages = min(*room, wishes.max_pages)
     if pages < 2:
         raise Refused(f"KV memory holds {pages} pages of {wishes.page_rows} rows; at least 2 are needed")
     return pages
+
+
+def shape_of(drafter: Registration | None, wishes: Wishes) -> TreeShape:
+    """How large trees may be: as the drafter can make them, or as was wished; whole where either says so."""
+    own = drafter.shape if drafter else None
+    return replace(own, fixed=own.fixed or wishes.shape.fixed) if own else wishes.shape
 
 
 def lap_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:

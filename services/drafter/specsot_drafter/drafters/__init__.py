@@ -1,0 +1,59 @@
+"""Ways to draft, behind one interface: a draft head, a small model, a look into the text itself.
+
+Refuses to know what drafting costs, how many nodes are sent, and what the ring does with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specsot.frames import Features
+from specsot_drafter.growth import Deserves
+from specsot_drafter.selection import Offer
+from specsot_drafter.texts import Text
+
+
+class Drafter(Protocol):
+    """One way to draft, within one epoch. It follows the texts it was given, each until it is closed.
+
+    widths: nodes per tree that are fed at most to grow level 2, 3, ...; one less than its deepest tree.
+    """
+
+    widths: tuple[int, ...]
+
+    @property
+    def free_pages(self) -> int:
+        """KV pages nobody owns; all of them once every text is closed."""
+        ...
+
+    def due(self, texts: Sequence[Text]) -> int:
+        """Rows that must be computed before any of these can grow."""
+        ...
+
+    def open(self, text: Text) -> None:
+        """Follow a text from here; a fork shares what it can with its source."""
+        ...
+
+    def hear(self, batch: Features) -> None:
+        """Lessons came; their tokens are in the texts already."""
+        ...
+
+    def close(self, sequence: int) -> None:
+        """Give everything back. Texts that are not followed are ignored."""
+        ...
+
+    def most_levels(self, text: Text) -> int:
+        """How deep a tree it could draft for this text now; 0 where it cannot."""
+        ...
+
+    def catch_up(self) -> None:
+        """Compute what is due, while nobody waits."""
+        ...
+
+    def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
+        """Candidates for trees of at most `levels` levels; fewer where `deserves` says so.
+
+        None where there is no room for any. A text without room gets no candidate.
+        """
+        ...

@@ -1,0 +1,71 @@
+"""Drafts with an EAGLE head: one layer or a few over the base's own features.
+
+Refuses to know how many nodes pay, and other ways to draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specsot.frames import Features
+from specsot.members import TreeShape
+from specsot_drafter.following import Following
+from specsot_drafter.grammar import guide_of
+from specsot_drafter.growth import Deserves, Ground, Growth
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.selection import Offer, for_all
+from specsot_drafter.streams import Stream
+from specsot_drafter.texts import Text
+
+
+class EagleDrafter:
+    """See `Drafter`. A text whose features were missed once is drafted no more."""
+
+    def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
+        self.widths = (shape.top_k,) * shape.depth
+        self._head, self._top_k = head, shape.top_k
+        self._following = Following(head, pages, page_rows)
+
+    @property
+    def free_pages(self) -> int:
+        return self._following.memory.table.free
+
+    def due(self, texts: Sequence[Text]) -> int:
+        return self._following.due
+
+    def open(self, text: Text) -> None:
+        self._following.open(text)
+
+    def hear(self, batch: Features) -> None:
+        self._following.hear(batch)
+
+    def close(self, sequence: int) -> None:
+        self._following.close(sequence)
+
+    def catch_up(self) -> None:
+        self._following.catch_up(())
+
+    def most_levels(self, text: Text) -> int:
+        """A node at depth room - 1, or at the base's last position, is the last that can be of use."""
+        if text.sequence not in self._following.streams:
+            return 0
+        depth = min(text.room - 1, self._head.positions - 1 - text.committed)
+        return max(min(len(self.widths) + 1, depth), 0)
+
+    def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
+        found = [self._ground(text) for text in texts]
+        growing = [(stream, ground) for stream, ground in found if stream and ground]
+        if not growing:
+            return None
+        streams, grounds = [stream for stream, _ in growing], [ground for _, ground in growing]
+        last = self._following.catch_up(streams)
+        guide = guide_of(self._head, [stream.text for stream in streams])
+        growth = Growth(self._head, self._following.memory.kv, grounds, self._top_k, guide)
+        return for_all(
+            growth.run(last, levels, deserves), [bool(stream and ground) for stream, ground in found]
+        )
+
+    def _ground(self, text: Text) -> tuple[Stream | None, Ground | None]:
+        stream = self._following.streams.get(text.sequence)
+        ground = self._following.ground(stream, sum(self.widths)) if stream else None
+        return stream, ground

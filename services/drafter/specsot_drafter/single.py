@@ -1,0 +1,33 @@
+"""An engine around one draft head, for those who have it in memory.
+
+Refuses to know where heads come from.
+"""
+
+from __future__ import annotations
+
+import time
+
+from specsot.members import Configuration, Curve
+from specsot.vocabulary import Vocabulary
+from specsot_drafter.drafters.eagle import EagleDrafter
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.lanes import Clock
+from specsot_drafter.measure import measure_levels
+from specsot_drafter.rules import rule_of
+
+
+def engine_of(
+    head: DraftHead,
+    configuration: Configuration,
+    vocabulary: Vocabulary | None = None,
+    curve: Curve | None = None,
+    clock: Clock = time.perf_counter,
+) -> DraftEngine:
+    """curve: seconds per rows of one level of growth; measured here when absent and needed."""
+    shape = configuration.shape
+    if curve is None:
+        curve = () if shape.fixed else measure_levels(head)
+    drafter = EagleDrafter(head, shape, configuration.pages, configuration.page_rows)
+    rule = rule_of("measured", shape, configuration.curve, curve, drafter.widths)
+    return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary, clock=clock)

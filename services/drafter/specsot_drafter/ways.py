@@ -1,0 +1,217 @@
+"""The ways to draft that a drafter can be started with: what each loads, and what the ring must know of it.
+
+Refuses to know the ring, features and links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specsot.drafting import DEFAULT, DraftOptions
+from specsot.errors import InvalidRequest
+from specsot.members import (
+    AS_PUBLISHED,
+    Configuration,
+    Curve,
+    Head,
+    Overrides,
+    Range,
+    TreeShape,
+    WeightFormat,
+)
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
+from specsot.model.precision import resolve_dtype
+from specsot.params import DrafterName
+from specsot_drafter.drafters import Drafter
+from specsot_drafter.drafters.beams import Beam, beam_of
+from specsot_drafter.drafters.eagle import EagleDrafter
+from specsot_drafter.drafters.model import ModelDrafter, ModelHead
+from specsot_drafter.drafters.ngram import NgramDrafter
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.loading import load_head
+from specsot_drafter.likeness import check_tokenizers
+from specsot_drafter.measure import measure_levels
+
+CHAIN = 8  # tokens that an n-gram drafter suggests at most, where nothing is said
+LOOK: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What a drafter is started with: how it drafts, and the base it drafts for. kv_memory in bytes.
+
+    draft_model: directory of an EAGLE head or a small model; "ngram" needs none.
+    """
+
+    name: str
+    address: str
+    model: Path
+    draft_model: Path | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    kv_memory: int = 1 << 28
+    draft_format: WeightFormat = "safetensors"
+    model_format: WeightFormat = "safetensors"
+    overrides: Overrides = AS_PUBLISHED
+    drafter: DrafterName = "eagle"
+    options: DraftOptions = DEFAULT
+
+    @property
+    def numbers(self) -> torch.dtype:
+        return resolve_dtype(self.dtype, self.device)
+
+    @property
+    def directory(self) -> Path:
+        """Of what drafts. Raises InvalidRequest where none was given."""
+        if self.draft_model is None:
+            raise InvalidRequest(f"drafter {self.drafter} needs a draft_model", "draft_model")
+        return self.draft_model
+
+
+class Way(Protocol):
+    """One way to draft, loaded.
+
+    shape:     how large its trees may be, where that differs from what the ring would choose.
+    row_bytes: of KV and features, per position; 0 where it keeps none.
+    curve:     seconds per rows of one level.
+    """
+
+    @property
+    def shape(self) -> TreeShape | None: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def curve(self) -> Curve: ...
+    @property
+    def head(self) -> Head | None:
+        """What the stages must fuse for it."""
+        ...
+
+    def tap_slices(self) -> dict[int, Tensor]:
+        """For each tapped layer the slice of its fc."""
+        ...
+
+    def drafter(self, configuration: Configuration) -> Drafter:
+        """For one epoch, with empty pages."""
+        ...
+
+
+class EagleWay:
+    """With an EAGLE head."""
+
+    def __init__(self, supply: Supply) -> None:
+        self._supply, self.shape = supply, _fixed(supply, supply.options.shape())
+
+    @cached_property
+    def _head(self) -> DraftHead:
+        supply = self._supply
+        pickled, base = supply.draft_format == "bin", supply.model_format == "bin"
+        models = supply.directory, supply.model
+        return load_head(*models, supply.numbers, supply.device, pickled, base, supply.overrides)
+
+    @property
+    def row_bytes(self) -> int:
+        return self._head.row_bytes
+
+    @property
+    def curve(self) -> Curve:
+        return self._curve
+
+    @cached_property
+    def _curve(self) -> Curve:
+        return measure_levels(self._head)
+
+    @property
+    def head(self) -> Head:
+        return Head(self._head.taps, self._head.width)
+
+    def tap_slices(self) -> dict[int, Tensor]:
+        return self._head.tap_slices()
+
+    def drafter(self, configuration: Configuration) -> Drafter:
+        return EagleDrafter(self._head, configuration.shape, configuration.pages, configuration.page_rows)
+
+
+class ModelWay:
+    """With a small language model that has the base's tokenizer."""
+
+    def __init__(self, supply: Supply) -> None:
+        self._supply, self._beam = supply, beam_of(supply.options)
+        self.shape = _fixed(supply, self._beam.shape)
+
+    @cached_property
+    def _head(self) -> ModelHead:
+        supply = self._supply
+        base, small = read_config(supply.model), read_config(supply.directory)
+        check_tokenizers(supply.model, base.vocab, supply.directory, small.vocab)
+        pickled, whole = supply.draft_format == "bin", Range(0, small.layers)
+        decoder = Decoder.load(supply.directory, whole, supply.numbers, supply.device, pickled)
+        return ModelHead(decoder, base.vocab, base.max_positions)
+
+    @property
+    def row_bytes(self) -> int:
+        return self._head.row_bytes
+
+    @property
+    def curve(self) -> Curve:
+        return self._curve
+
+    @cached_property
+    def _curve(self) -> Curve:
+        return measure_levels(self._head)
+
+    @property
+    def head(self) -> None:
+        return None
+
+    def tap_slices(self) -> dict[int, Tensor]:
+        return {}
+
+    def drafter(self, configuration: Configuration) -> Drafter:
+        return ModelDrafter(self._head, self._beam, configuration.pages, configuration.page_rows)
+
+
+class NgramWay:
+    """With nothing but the text."""
+
+    row_bytes: int = 0
+    curve: Curve = LOOK
+    head: Head | None = None
+
+    def __init__(self, supply: Supply) -> None:
+        self._tokens = supply.options.tokens or CHAIN
+        self.shape = _fixed(supply, Beam(1, (1,) * (self._tokens - 1), 0.0, self._tokens + 1).shape)
+
+    def tap_slices(self) -> dict[int, Tensor]:
+        return {}
+
+    def drafter(self, configuration: Configuration) -> Drafter:
+        """Its chains are no longer than there is room for, whoever's trees that was counted for."""
+        most = max(min(self._tokens, configuration.shape.nodes - 1), 1)
+        return NgramDrafter(most, configuration.pages)
+
+
+def ways_of(supply: Supply) -> dict[DrafterName, Way]:
+    """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
+    ways: dict[DrafterName, Way] = {}
+    if supply.drafter == "eagle":
+        ways["eagle"] = EagleWay(supply)
+    elif supply.drafter == "model":
+        ways["model"] = ModelWay(supply)
+    elif supply.drafter != "ngram":
+        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {supply.drafter!r}", "drafter")
+    return {**ways, "ngram": NgramWay(supply)}
+
+
+def _fixed(supply: Supply, shape: TreeShape | None) -> TreeShape | None:
+    """Who decides nothing sends whole trees."""
+    if supply.options.tuner != "fixed":
+        return shape
+    return replace(shape or TreeShape(), fixed=True)

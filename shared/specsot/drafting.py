@@ -1,0 +1,78 @@
+"""How a drafter is told to draft: the shape of its trees, and who decides how large they are.
+
+Refuses to know models, heads, texts and costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specsot.errors import InvalidRequest
+from specsot.members import TreeShape
+
+DraftMode = Literal["linear", "tree", "pruned"]
+TunerName = Literal["measured", "seed", "fixed"]
+
+DRAFT_MODES: tuple[DraftMode, ...] = ("linear", "tree", "pruned")
+TUNERS: tuple[TunerName, ...] = ("measured", "seed", "fixed")
+MOST_TOKENS, MOST_BREADTH, MOST_NODES = 64, 64, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """None: as suits the drafter.
+
+    mode:      "linear": a chain. "tree": every node that is fed has `breadth` children. "pruned": the same,
+               but nothing grows below a node whose probability from the root is less than `threshold`.
+    tokens:    how deep at most: the chain's K.
+    nodes:     of one tree at most, its root left out.
+    tuner:     who decides how much of that is drafted. "measured": what pays by measured costs, nothing
+               included. "seed": a running mean of acceptance moves the depth, from 5 on between 2 and 10;
+               for comparisons. "fixed": all of it, always.
+    blend:     what the text itself suggests (n-grams) may join the trees of other drafters.
+    """
+
+    mode: DraftMode | None = None
+    tokens: int | None = None
+    breadth: int | None = None
+    nodes: int | None = None
+    threshold: float = 0.03
+    tuner: TunerName = "measured"
+    blend: bool = True
+
+    def __post_init__(self) -> None:
+        modes = ", ".join(DRAFT_MODES)
+        _require(self.mode in (None, *DRAFT_MODES), "draft_mode", f"one of {modes}", self.mode)
+        _require(self.tuner in TUNERS, "tuner", f"one of {', '.join(TUNERS)}", self.tuner)
+        _require_count("draft_tokens", self.tokens, MOST_TOKENS)
+        _require_count("draft_breadth", self.breadth, MOST_BREADTH)
+        _require_count("draft_nodes", self.nodes, MOST_NODES)
+        _require(0 <= self.threshold < 1, "draft_threshold", "a probability below 1", self.threshold)
+
+    def shape(self) -> TreeShape | None:
+        """A draft head's trees, where something was said of them. Raises InvalidRequest."""
+        if self.mode == "pruned":
+            said = (
+                "draft_mode pruned is for a draft model; a head's trees are cut to the likeliest nodes anyway"
+            )
+            raise InvalidRequest(said, "draft_mode")
+        usual, linear = TreeShape(), self.mode == "linear"
+        breadth = 1 if linear else self.breadth or usual.top_k
+        depth = usual.depth if self.tokens is None else self.tokens - 1
+        offered = breadth + depth * breadth**2
+        nodes = min(self.nodes or usual.nodes - 1, offered) + 1
+        shape = TreeShape(depth, breadth, nodes)
+        return None if shape == usual else shape
+
+
+def _require_count(name: str, count: int | None, most: int) -> None:
+    _require(count is None or 1 <= count <= most, name, f"in 1 .. {most}", count)
+
+
+def _require(holds: bool, name: str, rule: str, value: object) -> None:
+    if not holds:
+        raise InvalidRequest(f"{name} must be {rule}, got {value!r}", field=name)
+
+
+DEFAULT = DraftOptions()

@@ -1,0 +1,126 @@
+"""Law 1 with every way to draft: token identity with plain decoding, whoever proposes and who decides."""
+
+import itertools
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from specsot.drafting import DraftOptions  # noqa: E402
+from specsot.members import TreeShape  # noqa: E402
+from specsot.params import Sampling  # noqa: E402
+from specsot_drafter.part import DrafterPart  # noqa: E402
+from specsot_drafter.source import Source, Supply  # noqa: E402
+from tests.laws.plain import Excuses, write_plainly  # noqa: E402
+from tests.laws.ring import Setup, ring_of  # noqa: E402
+from tests.models import Shape, write_base, write_head  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+GREEDY, WARM = Sampling(), Sampling(temperature=0.8, top_p=0.95, top_k=40)
+TUNED = TreeShape(fixed=False)
+LIMIT = 20
+SMALL = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A base, a head that knows nothing of it, and a smaller model that knows as little."""
+    folder = tmp_path_factory.mktemp("models")
+    return write_base(folder / "base"), write_head(folder / "head"), write_base(folder / "small", SMALL, 9)
+
+
+def setup_of(base, draft, stages=1, links="local", shape=TUNED, layout="packed", **how):
+    """A ring with a drafter of the product's own, started so."""
+
+    def make(name, address, dialer, compute):
+        supply = Supply(name, address, base, draft, dtype="fp32", kv_memory=1 << 26, **how)
+        return DrafterPart(Source(supply), dialer, compute)
+
+    return Setup(base, None, stages, layout, shape, drafter=make, links=links)
+
+
+def prompts_of(count, shared=0, seed=3):
+    """Some repeat themselves, so that there is something to look up."""
+    rng = random.Random(seed)
+    prefix = [rng.randrange(200) for _ in range(shared)]
+    texts = [
+        [rng.randrange(200) for _ in range(rng.randrange(1, 12))] * rng.randrange(1, 5) for _ in range(count)
+    ]
+    return [prefix + text for text in texts]
+
+
+async def compare(setup, sampling=GREEDY, count=5, shared=17):
+    """Tokens written per lap, by sequence."""
+    prompts, excuses = prompts_of(count, shared), Excuses()
+    async with ring_of(setup) as ring:
+        texts = await ring.write_all(prompts, LIMIT, sampling, shared)
+        assert not ring.broken
+        steps = [text.steps[1:] for text in ring.texts.values() if text.steps]
+    for ordinal, (prompt, text) in enumerate(zip(prompts, texts)):
+        excuses.compare(text, write_plainly(setup.base, tuple(prompt), LIMIT, sampling, 7, ordinal))
+    excuses.settle()
+    return steps
+
+
+MODES = {
+    "linear": DraftOptions("linear", tokens=4, tuner="fixed"),
+    "tree": DraftOptions("tree", tokens=3, breadth=2, nodes=12, tuner="fixed"),
+    "pruned": DraftOptions("pruned", tokens=4, breadth=3, nodes=20, threshold=0.2, tuner="fixed"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_law_1_a_model_that_is_the_base_is_always_right(models, mode):
+    base, _, _ = models
+    options = MODES[mode]
+    steps = await compare(setup_of(base, base, drafter="model", options=options))
+    whole = options.tokens + 1
+    least = 19 // whole + (19 % whole > 0)
+    for laps in steps:
+        assert len(laps) == least if mode != "pruned" else len(laps) <= 2 * least, (
+            "it stops where it is unsure"
+        )
+        assert max(laps) == whole
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T0.8"])
+@pytest.mark.parametrize(("mode", "stages"), list(itertools.product(MODES, [1, 2])))
+async def test_law_1_a_model_that_knows_nothing_changes_nothing(models, mode, stages, sampling):
+    base, _, small = models
+    setup = setup_of(base, small, stages, layout="batched", drafter="model", options=MODES[mode])
+    await compare(setup, sampling)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T0.8"])
+@pytest.mark.parametrize("tuner", ["measured", "seed", "fixed"])
+@pytest.mark.parametrize("drafter", ["eagle", "model", "ngram"])
+async def test_law_1_whoever_decides_how_much_is_drafted(models, drafter, tuner, sampling):
+    base, head, small = models
+    draft = {"eagle": head, "model": small, "ngram": None}[drafter]
+    await compare(setup_of(base, draft, drafter=drafter, options=DraftOptions(tuner=tuner)), sampling)
+
+
+async def test_law_1_over_grpc_without_features(models):
+    base, _, _ = models
+    steps = await compare(setup_of(base, base, 2, "grpc", drafter="model", options=MODES["linear"]), WARM)
+    assert max(map(max, steps)) > 1
+
+
+@pytest.mark.parametrize("links", ["local", "grpc"])
+async def test_law_1_every_request_with_a_drafter_of_its_own(models, links):
+    """One ring: who drafts is each sequence's own affair."""
+    base, head, _ = models
+    prompts, excuses = prompts_of(8), Excuses()
+    asked = [None, "eagle", "ngram", "none"] * 2
+    async with ring_of(setup_of(base, head, 2, links, shape=TreeShape(3, 2, 8, fixed=True))) as ring:
+        ids = [
+            await ring.open(prompt, limit=LIMIT, seed=7, ordinal=n, drafted=who != "none", drafter=who)
+            for n, (prompt, who) in enumerate(zip(prompts, asked))
+        ]
+        texts = [await ring.written(one) for one in ids]
+        assert not ring.broken
+    for n, (prompt, text) in enumerate(zip(prompts, texts)):
+        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n))
+    excuses.settle()
