@@ -7,7 +7,7 @@ reference is the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.kv import KVPages
 from specsot.pages import PageTable
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.selection import Floats, Offer
+from specsot_drafter.selection import Deserves, Offer
 from specsot_drafter.tops import tops
 
 
@@ -47,9 +47,6 @@ def find_ground(table: PageTable, sequence: int, base: int, rows: int) -> Ground
         return None
     pages = table.pages(sequence)[: table.pages_for(base + rows)]
     return Ground(base, pages, table.slots(sequence, base, base + rows))
-
-
-Deserves = Callable[[Floats, int], bool]  # whether a frontier [B, k] of scores at a depth is worth going on
 
 
 class Guide(Protocol):

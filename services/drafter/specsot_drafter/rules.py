@@ -10,8 +10,7 @@ from typing import Protocol
 
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
-from specsot_drafter.growth import Deserves
-from specsot_drafter.selection import Flags, Floats, Offer, best_each
+from specsot_drafter.selection import Deserves, Flags, Floats, Offer, best_each
 from specsot_drafter.tuning import UNKNOWN, Returned, Spent, Tuner
 
 FIRST_DEPTH, LEAST_DEPTH, MOST_DEPTH = 5, 2, 10

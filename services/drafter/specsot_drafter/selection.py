@@ -5,7 +5,7 @@ Refuses to know tensors, heads and seconds: arrays of scores in, trees out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from specsot.tree import Tree, children
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Deserves = Callable[[Floats, int], bool]  # whether a frontier [B, k] of scores at a depth is worth going on
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from specsot.members import Curve, TreeShape
 from specsot_drafter.acceptance import Acceptance
 from specsot_drafter.costs import Costs
-from specsot_drafter.growth import Deserves
 from specsot_drafter.purse import Purse
-from specsot_drafter.selection import Flags, Offer, best_overall, ranked, worth
+from specsot_drafter.selection import Deserves, Flags, Offer, best_overall, ranked, worth
 
 Floats = NDArray[np.floating[Any]]
 

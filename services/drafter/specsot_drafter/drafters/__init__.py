@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specsot.frames import Features
-from specsot_drafter.growth import Deserves
-from specsot_drafter.selection import Offer
+from specsot_drafter.selection import Deserves, Offer
 from specsot_drafter.texts import Text
 
 

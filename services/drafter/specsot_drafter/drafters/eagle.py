@@ -11,9 +11,9 @@ from specsot.frames import Features
 from specsot.members import TreeShape
 from specsot_drafter.following import Following
 from specsot_drafter.grammar import guide_of
-from specsot_drafter.growth import Deserves, Ground, Growth
+from specsot_drafter.growth import Ground, Growth
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.selection import Offer, for_all
+from specsot_drafter.selection import Deserves, Offer, for_all
 from specsot_drafter.streams import Stream
 from specsot_drafter.texts import Text
 

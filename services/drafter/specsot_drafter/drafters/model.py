@@ -21,8 +21,8 @@ from specsot.model.kv import KVPages
 from specsot.pages import PageTable
 from specsot_drafter.drafters.beams import Beam
 from specsot_drafter.grammar import guide_of
-from specsot_drafter.growth import Deserves, Ground, Growth, find_ground
-from specsot_drafter.selection import Offer, for_all
+from specsot_drafter.growth import Ground, Growth, find_ground
+from specsot_drafter.selection import Deserves, Offer, for_all
 from specsot_drafter.texts import Text
 
 CHUNK = 512  # rows of one pass over what is due

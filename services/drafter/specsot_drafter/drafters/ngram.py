@@ -13,8 +13,7 @@ import numpy as np
 
 from specsot.frames import Features
 from specsot_drafter.acceptance import Acceptance
-from specsot_drafter.growth import Deserves
-from specsot_drafter.selection import Offer
+from specsot_drafter.selection import Deserves, Offer
 from specsot_drafter.texts import Text
 
 LONGEST, SHORTEST = 4, 2  # tokens that must have been written before
