@@ -14,7 +14,9 @@ from specsot_drafter.selection import (
     barred_below,
     best_each,
     best_overall,
+    for_all,
     graft,
+    join,
     masses,
     ranked,
     trees_of,
@@ -127,3 +129,56 @@ def test_masses_add_up_per_depth() -> None:
 )
 def test_a_chain_is_grafted_along_what_is_there(tree: Tree, tokens: tuple[int, ...], grafted: Tree) -> None:
     assert graft(tree, tokens) == grafted
+
+
+def worths_by_path(offer: Offer, values: np.ndarray, row: int) -> dict[tuple[int, ...], float]:
+    """What every path of tokens is worth; of two ways to write the same, the better one."""
+    known: list[tuple[int, ...]] = [()]
+    found: dict[tuple[int, ...], float] = {}
+    for token, parent, value in zip(offer.tokens[row], offer.parents[row], values[row]):
+        known.append((*known[parent], int(token)))
+        if np.isfinite(value):
+            found[known[-1]] = max(float(value), found.get(known[-1], -np.inf))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_joined_offer_holds_every_path_of_both_at_its_better_worth(seed: int) -> None:
+    rng = random.Random(seed)
+    offer = random_offer(rng, trees=2)
+    values = np.exp(offer.scores)
+    chains = np.zeros((2, 4), np.int64)
+    worths = np.full((2, 4), -np.inf)
+    wanted = [worths_by_path(offer, values, row) for row in range(2)]
+    for row in range(2):
+        known = max(wanted[row], key=len) if rng.random() < 0.7 else ()
+        shared = known[: rng.randrange(len(known) + 1)]
+        tokens = [*shared, *(rng.randrange(200, 300) for _ in range(4))][: rng.randrange(0, 5)]
+        chances = sorted((rng.random() for _ in tokens), reverse=True)
+        chains[row, : len(tokens)], worths[row, : len(tokens)] = tokens, chances
+        for depth, chance in enumerate(chances):
+            path_ = tuple(tokens[: depth + 1])
+            wanted[row][path_] = max(wanted[row].get(path_, -np.inf), chance)
+    line = Offer(chains, np.log(np.maximum(worths, 1e-9)), np.tile(np.arange(4), (2, 1)), np.arange(1, 5))
+    joined, joint = join(offer, values, line, worths)
+    for row in range(2):
+        found = worths_by_path(joined, joint, row)
+        assert found.keys() == wanted[row].keys()
+        assert all(abs(found[one] - wanted[row][one]) < 1e-12 for one in found)
+        depth = {one: len(one) for one in found}
+        assert max(depth.values(), default=0) <= joined.levels
+    for count in (1, 3, 6, 12):
+        chosen = best_overall(joint, count, each=9)
+        for tree in trees_of(joined, [1, 2], chosen):
+            assert len(
+                {tuple(tree.tokens[i] for i in path(tree.parents, n)) for n in range(len(tree))}
+            ) == len(tree)
+
+
+def test_an_offer_for_all_leaves_the_absent_without_candidates() -> None:
+    offer = random_offer(random.Random(3), trees=2)
+    whole = for_all(offer, [True, False, True])
+    assert len(whole) == 3
+    assert np.array_equal(whole.tokens[[0, 2]], offer.tokens)
+    assert not np.isfinite(whole.scores[1]).any()
+    assert for_all(offer, [True, True]) is offer

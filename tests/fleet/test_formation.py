@@ -1,9 +1,11 @@
 """From registrations to a ring: refusals that name both values, what is missing, who runs what."""
 
+from dataclasses import replace
+
 import pytest
 
 from specsot.errors import Refused
-from specsot.members import Head, Range, Registration
+from specsot.members import Head, Range, Registration, TreeShape
 from specsot_master.fleet.formation import Wishes, assign, check, count_pages, form, lap_curve, missing
 
 WISHES = Wishes(fingerprint="abc", model_layers=8, workers=2)
@@ -91,3 +93,18 @@ def test_every_member_hears_the_same_ring_under_its_own_name():
     assert {plan.you for plan in plans.values()} == {"a", "b", "d"}
     assert {plan.drafter for plan in plans.values()} == {"d:1"}
     assert lap_curve(members, plans["a"].stages) == ((1, 0.008), (8, 0.016))
+
+
+def test_trees_are_as_large_as_the_drafter_can_make_them():
+    """And whole where either of the two says so; a drafter without pages of its own limits nobody."""
+    chain, members = TreeShape(4, 1, 6), [worker("a"), worker("b")]
+    for own, wished, shape in (
+        (None, TreeShape(), TreeShape()),
+        (chain, TreeShape(), chain),
+        (chain, TreeShape(fixed=True), replace(chain, fixed=True)),
+        (replace(chain, fixed=True), TreeShape(), replace(chain, fixed=True)),
+    ):
+        joined = [*members, drafter(shape=own, row_bytes=0, drafters=("ngram",))]
+        plan = form(1, joined, replace(WISHES, shape=wished))["a"]
+        assert (plan.shape, plan.slots) == (shape, shape.slots)
+        assert plan.pages > 1

@@ -1,0 +1,105 @@
+"""Who drafts, from the outside: options, refusals, and answers that do not depend on it."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+from specsot.drafting import DraftOptions
+from specsot.errors import InvalidRequest
+from specsot_app.asking import ask_of
+from specsot_app.fleets import Wanted, models_of, open_fleet, options_of
+from specsot_app.processes import drafting_flags, services_of
+from specsot_drafter.config import read_config
+
+pytestmark = pytest.mark.torch
+
+QUESTION = "Give an overview of Stages of Sleep."
+ASK = dict(mode="sot", max_new_tokens=60)
+
+
+async def answers(wanted: Wanted, *drafters: str | None) -> list[str]:
+    """What a fleet answers, asked for each of these."""
+    fleet = await open_fleet(wanted)
+    texts = []
+    try:
+        for drafter in drafters:
+            events = [one async for one in fleet.generate(ask_of(QUESTION, **ASK, drafter=drafter))]
+            texts.append(events[-1].event.text)
+    finally:
+        await fleet.close()
+    return texts
+
+
+async def test_the_answer_is_the_same_whoever_drafts(demo_model):
+    base = str(demo_model / "base")
+    (plain,) = await answers(Wanted(dtype="fp32", drafter="none"), None)
+    for wanted, drafters in (
+        (Wanted(dtype="fp32"), (None, "eagle", "ngram", "none")),
+        (Wanted(dtype="fp32", drafter="ngram"), (None, "ngram", "none")),
+        (Wanted(dtype="fp32", drafter="model", draft_model=base, draft_tokens=3), (None, "model", "ngram")),
+        (Wanted(dtype="fp32", tuner="seed", draft_mode="linear"), (None,)),
+        (Wanted(dtype="fp32", tuner="fixed", draft_tokens=3, draft_breadth=2), (None,)),
+    ):
+        assert await answers(wanted, *drafters) == [plain] * len(drafters), wanted
+
+
+async def test_a_drafter_the_fleet_has_not_is_refused_naming_those_it_has():
+    with pytest.raises(InvalidRequest, match="drafter model is not in this fleet, which has ngram, none"):
+        await answers(Wanted(drafter="ngram"), "model")
+    with pytest.raises(InvalidRequest, match="which has none"):
+        await answers(Wanted(drafter="none"), "eagle")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"drafter": "magic"}, "drafter"),
+        ({"drafter": "model"}, "draft_model"),
+        ({"drafter": "eagle", "model": "BASE"}, "draft_model"),
+        ({"draft_mode": "pruned"}, "draft_mode"),
+        ({"draft_tokens": 0}, "draft_tokens"),
+        ({"drafter": "ngram", "draft_threshold": 2.0}, "draft_threshold"),
+        ({"tuner": "guess"}, "tuner"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_loaded(demo_model, wrong, field):
+    given = {name: str(demo_model / "base") if value == "BASE" else value for name, value in wrong.items()}
+    with pytest.raises(InvalidRequest) as refused:
+        models_of(Wanted(**given))
+    assert refused.value.field == field
+
+
+def test_processes_are_told_what_the_embedded_drafter_is_told(tmp_path, demo_model):
+    sizes = dict(draft_tokens=6, draft_breadth=3, draft_nodes=40, draft_threshold=0.2)
+    how = dict(drafter="model", draft_mode="pruned", tuner="seed", blend=False, **sizes)
+    wanted = Wanted(draft_model=str(demo_model / "base"), **how)
+    options = options_of(wanted)
+    assert options == DraftOptions("pruned", 6, 3, 40, 0.2, "seed", False)
+    drafter = services_of(wanted, models_of(wanted), 50999, tmp_path)[-1]
+    read = read_config(list(drafter.arguments))
+    assert (read.drafter, read.options) == ("model", options)
+    assert read.draft_model == demo_model / "base"
+    assert json.dumps(drafting_flags(DraftOptions())) == json.dumps(
+        ["--draft-threshold", "0.03", "--tuner", "measured", "--blend", "yes"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--drafter", "model"], "--drafter model needs --draft-model"),
+        (["--drafter", "magic", "--draft-model", "x"], "invalid choice: 'magic'"),
+        (["--draft-model", "x", "--draft-mode", "pruned"], "draft_mode pruned is for a draft model"),
+        (["--drafter", "ngram", "--draft-tokens", "99"], "draft_tokens must be in 1 .. 64"),
+        (["--drafter", "ngram", "--draft-threshold", "1"], "draft_threshold must be a probability below 1"),
+    ],
+)
+def test_the_drafters_own_command_line_refuses_in_one_line(capsys, words, said):
+    with pytest.raises(SystemExit) as left:
+        read_config(["--model", "m", "--master", "127.0.0.1:1", *words])
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

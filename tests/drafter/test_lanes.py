@@ -1,0 +1,177 @@
+"""Several ways to draft in one engine: who is asked, who rests, and what may join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from specsot.frames import Features, Lesson
+from specsot.members import TreeShape
+from specsot.params import DrafterName
+from specsot.tree import Tree
+from specsot_drafter.drafters.ngram import NgramDrafter
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.rules import Always, Rule
+from specsot_drafter.selection import Deserves, Offer
+from specsot_drafter.texts import Text
+from specsot_drafter.tuning import Tuner
+from tests.drafter.laps import DEMO, QUICK_HEAD, SLOW_HEAD, STEEP
+from tests.drafter.ring import configuration, opening
+
+SHAPE = TreeShape(3, 1, 8)
+
+
+@dataclass
+class Parrot:
+    """Drafts a chain of one token."""
+
+    token: int
+    widths: tuple[int, ...] = (1, 1, 1)
+    free_pages: int = 9
+    asked: list[int] = field(default_factory=list)
+    followed: set[int] = field(default_factory=set)
+
+    def due(self, texts: Sequence[Text]) -> int:
+        return len(texts)
+
+    def open(self, text: Text) -> None:
+        self.followed.add(text.sequence)
+
+    def hear(self, batch: Features) -> None: ...
+
+    def close(self, sequence: int) -> None:
+        self.followed.discard(sequence)
+
+    def most_levels(self, text: Text) -> int:
+        return 4 if text.sequence in self.followed else 0
+
+    def catch_up(self) -> None: ...
+
+    def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
+        self.asked += [text.sequence for text in texts]
+        row = np.arange(levels)
+        shape = (len(texts), 1)
+        scores = np.log(0.9) * (row + 1)
+        tokens = np.full((len(texts), levels), self.token)
+        return Offer(tokens, np.tile(scores, shape), np.tile(row, shape), row + 1)
+
+
+def cheap(shape: TreeShape = SHAPE) -> Tuner:
+    return Tuner(shape, DEMO, QUICK_HEAD)
+
+
+def dear(shape: TreeShape = SHAPE) -> Tuner:
+    return Tuner(shape, STEEP, SLOW_HEAD)
+
+
+def engine_with(
+    ways: dict[DrafterName, tuple[Parrot, Rule]], blend: NgramDrafter | None = None, **more: object
+) -> DraftEngine:
+    ring = configuration(SHAPE, **more)  # type: ignore[arg-type]
+    return DraftEngine(ways, ring, blend=blend, clock=lambda: 0.0)
+
+
+def teach(engine: DraftEngine, sequence: int, tokens: Sequence[int], **more: object) -> None:
+    opened = opening(sequence, len(tokens) - 1, limit=999, **more)  # type: ignore[arg-type]
+    lesson = Lesson(sequence, 0, tuple(tokens[:-1]), tokens[-1], 1)
+    engine.learn(Features(1, 0, (opened,), (lesson,)))
+
+
+def trees(engine: DraftEngine) -> dict[int, Tree]:
+    return {draft.sequence: draft.tree for draft in engine.draft()}
+
+
+def test_each_sequence_is_drafted_by_whom_it_named() -> None:
+    first, second = Parrot(7), Parrot(8)
+    engine = engine_with({"eagle": (first, Always(SHAPE)), "model": (second, Always(SHAPE))})
+    for sequence, who in ((1, None), (2, "eagle"), (3, "model"), (4, "ngram")):
+        teach(engine, sequence, [1, 2, 3], drafter=who)
+    grown = trees(engine)
+    assert {n: set(tree.tokens[1:]) for n, tree in grown.items()} == {1: {7}, 2: {7}, 3: {8}, 4: {7}}
+    assert (first.followed, second.followed) == ({1, 2, 4}, {3})
+    engine.learn(Features(1, 0, closings=(1, 2, 3, 4)))
+    assert first.followed == second.followed == set()
+
+
+def test_while_one_rests_the_others_draft_and_it_is_left_alone() -> None:
+    busy, idle = Parrot(7), Parrot(8)
+    engine = engine_with({"eagle": (busy, cheap()), "model": (idle, dear())})
+    teach(engine, 1, [1, 2, 3])
+    teach(engine, 2, [1, 2, 3], drafter="model")
+    committed = 2
+    for lap in range(20):
+        grown = trees(engine)
+        assert engine.rest == 0
+        assert len(grown[1]) > 1
+        assert len(grown[2]) == 1
+        fed = grown[1].tokens
+        lessons = (Lesson(1, committed, fed, 7, lap + 2), Lesson(2, 2 + lap, (3,), 3, lap + 2))
+        engine.learn(Features(1, 0, lessons=lessons, fed=len(fed) + 1, seconds=3e-3))
+        committed += len(fed)
+    assert idle.asked == []
+
+
+def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
+    one, other = Parrot(7), Parrot(8)
+    engine = engine_with({"eagle": (one, dear()), "model": (other, dear())})
+    teach(engine, 1, [1, 2, 3])
+    teach(engine, 2, [1, 2, 3], drafter="model")
+    assert engine.draft() == ()
+    before = engine.rest
+    assert before >= 32
+    lessons = tuple(Lesson(sequence, 2, (3, 4, 5), 6, 4) for sequence in (1, 2))
+    engine.learn(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, rested=10))
+    assert engine.draft() == ()
+    assert engine.rest == before - 11, "what is left of it, this lap's trees taken off"
+
+
+@pytest.mark.parametrize("rule", [cheap, lambda: Always(SHAPE)], ids=["tuned", "always"])
+def test_what_the_text_suggests_joins_where_somebody_looks_at_what_pays(rule) -> None:  # type: ignore[no-untyped-def]
+    engine = engine_with({"eagle": (Parrot(7), rule())}, blend=NgramDrafter(4, 9))
+    teach(engine, 1, [1, 2, 5, 6, 1, 2])
+    (tree,) = trees(engine).values()
+    below = [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0]
+    assert set(below) == ({7, 5} if isinstance(engine.lanes["eagle"].rule, Tuner) else {7})
+
+
+def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
+    """The n-gram is always right here, the parrot never."""
+    engine = engine_with({"eagle": (Parrot(7), cheap())}, blend=NgramDrafter(4, 9))
+    teach(engine, 1, [5, 6] * 4)
+    rule, committed = engine.lanes["eagle"].rule, 7
+    assert isinstance(rule, Tuner)
+    for lap in range(12):
+        if not (tree := trees(engine).get(1)):
+            break
+        right = [token for token, parent in zip(tree.tokens[1:], tree.parents[1:]) if token != 7]
+        fed = (tree.tokens[0], *right)
+        bonus = 5 if fed[-1] == 6 else 6
+        lesson = Lesson(1, committed, fed, bonus, lap + 2)
+        engine.learn(Features(1, 0, lessons=(lesson,), fed=len(tree), seconds=3e-3))
+        committed += len(fed)
+    assert rule.acceptance.chances()[0] < 0.5
+
+
+def test_what_is_forced_hangs_below_every_root() -> None:
+    engine = engine_with({"eagle": (Parrot(7), Always(SHAPE))})
+    teach(engine, 1, [1, 2, 3])
+    lesson = Lesson(1, 2, (3,), 4, 2, forced=(7, 9, 9))
+    engine.learn(Features(1, 0, lessons=(lesson,)))
+    (tree,) = trees(engine).values()
+    assert tree.tokens[0] == 4
+    assert len(tree) <= SHAPE.slots
+    assert 9 in tree.tokens
+    unseen = replace(lesson, sequence=5)
+    engine.learn(Features(1, 0, lessons=(unseen,)))
+    assert trees(engine)[5].tokens == (4, 7, 9, 9)
+
+
+def test_the_row_budget_is_shared() -> None:
+    tuner = Tuner(SHAPE, ((1, 1.0), (64, 1.0001)), ((1, 1e-6), (64, 1e-6)))
+    engine = engine_with({"eagle": (Parrot(7), tuner)}, NgramDrafter(4, 9), rows=9)
+    for sequence in range(4):
+        teach(engine, sequence, [1, 2, 5, 6, 1, 2])
+    assert sum(map(len, trees(engine).values())) == 9

@@ -1,0 +1,51 @@
+"""A draft model must write with its base's tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specsot.errors import HeadMismatch
+from specsot_drafter.likeness import check_tokenizers
+
+
+def changed(source: Path, target: Path, swap: tuple[str, str] | None = None) -> Path:
+    """The same tokenizer laid out otherwise, with two tokens' ids swapped where asked for."""
+    target.mkdir()
+    said = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    if swap:
+        ids, (one, other) = said["model"]["vocab"], swap
+        ids[one], ids[other] = ids[other], ids[one]
+    (target / "tokenizer.json").write_text(json.dumps(said, indent=3), encoding="utf-8")
+    return target
+
+
+def test_the_same_tokenizer_fits_whatever_the_padding(demo_model: Path, tmp_path: Path) -> None:
+    base, copy = demo_model / "base", tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(base / "tokenizer.json", copy)
+    check_tokenizers(base, 8192, copy, 9000)
+    check_tokenizers(base, 8192, changed(base, tmp_path / "written-anew"), 8192)
+
+
+def test_a_token_that_means_something_else_is_named(demo_model: Path, tmp_path: Path) -> None:
+    base = demo_model / "base"
+    other = changed(base, tmp_path / "other", swap=("a", "b"))
+    with pytest.raises(
+        HeadMismatch, match=r"not the base's tokenizer: its token \d+ is b'b', the base's b'a'"
+    ):
+        check_tokenizers(base, 8192, other, 8192)
+
+
+def test_without_tokenizers_the_numbers_of_ids_must_agree(demo_model: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    check_tokenizers(one, 200, other, 200)
+    with pytest.raises(HeadMismatch, match="it has 100 token ids, the base 200"):
+        check_tokenizers(one, 200, other, 100)
+    with pytest.raises(HeadMismatch, match="is missing"):
+        check_tokenizers(demo_model / "base", 8192, other, 8192)

@@ -1,0 +1,36 @@
+"""A request may name who drafts for it, of those the fleet has."""
+
+import pytest
+
+from specsot.errors import InvalidRequest
+from specsot.params import Ask
+from specsot_master.conductor.accepting import check_drafter
+from specsot_master.conductor.ring import RingState
+
+
+def ring(*drafters):
+    return RingState(1, 8, 64, 8, 2048, has_drafter=bool(drafters), drafters=drafters)
+
+
+@pytest.mark.parametrize("named", [None, "none", "eagle", "ngram"])
+def test_who_is_here_may_be_named(named):
+    check_drafter(Ask(prompt="x", drafter=named), ring("eagle", "ngram"))
+
+
+@pytest.mark.parametrize(
+    ("here", "named", "said"),
+    [
+        (("eagle", "ngram"), "model", "drafter model is not in this fleet, which has eagle, ngram, none"),
+        (("model", "ngram"), "eagle", "drafter eagle is not in this fleet, which has model, ngram, none"),
+        ((), "ngram", "drafter ngram is not in this fleet, which has none"),
+    ],
+)
+def test_who_is_not_here_is_refused_naming_who_is(here, named, said):
+    with pytest.raises(InvalidRequest, match=said) as refused:
+        check_drafter(Ask(prompt="x", drafter=named), ring(*here))
+    assert refused.value.field == "drafter"
+
+
+def test_what_nobody_knows_is_no_drafter_at_all():
+    with pytest.raises(InvalidRequest, match="one of eagle, model, ngram, none"):
+        Ask(prompt="x", drafter="magic")  # type: ignore[arg-type]
