@@ -45,7 +45,7 @@ def test_a_required_flag_may_come_from_the_environment(monkeypatch: pytest.Monke
         (
             read_drafter,
             ["--model", "m"],
-            "specsot-drafter: the following arguments are required: --draft-model",
+            "specsot-drafter: --drafter eagle needs --draft-model",
         ),
         (
             read_drafter,
