@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml asks for, one requirement a line: the plain list, or an extra's.
+"""Prints what pyproject.toml asks for, one requirement a line: the plain list, or those of some extras.
 
 Refuses to know versions; constraints.txt has them. It lets an image keep its packages when only code changes.
 """
@@ -8,9 +8,10 @@ import tomllib
 from pathlib import Path
 
 
-def main(project: str, extra: str | None = None) -> None:
+def main(project: str, *extras: str) -> None:
     table = tomllib.loads(Path(project).read_text())["project"]
-    print("\n".join(table["optional-dependencies"][extra] if extra else table["dependencies"]))
+    lists = [table["optional-dependencies"][extra] for extra in extras] or [table["dependencies"]]
+    print("\n".join(line for listed in lists for line in listed))
 
 
 main(*sys.argv[1:])
