@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from specsot import __version__
 from specsot.members import Overrides, Range, TreeShape
 from specsot.process.flags import Flags, layers, memory, positive
 from specsot.process.setting import name_of, reachable
@@ -23,8 +24,8 @@ def test_the_command_line_wins_over_the_environment() -> None:
     flags = Flags("program", "", {"SPECSOT_PAGE_ROWS": "64"})
     flags.flag("page-rows", positive, 256)
     flags.flag("rows", positive, 512)
-    assert vars(flags.parse_args([])) == {"page_rows": 64, "rows": 512}
-    assert vars(flags.parse_args(["--page-rows", "32"])) == {"page_rows": 32, "rows": 512}
+    assert vars(flags.read([])) == {"page_rows": 64, "rows": 512}
+    assert vars(flags.read(["--page-rows", "32"])) == {"page_rows": 32, "rows": 512}
 
 
 def test_a_required_flag_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +109,104 @@ def test_pickled_weights_are_asked_for_by_name(
     assert "--model-format: invalid choice: 'onnx'" in capsys.readouterr().err
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], str]:
+    """A configuration file with this in it."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "fleet.toml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_command_line_environment_file_default_in_this_order(file: Callable[[str], str]) -> None:
+    path = file("page-rows = 64\nrows = 128\nnodes = 5")
+    flags = Flags("program", "", {"SPECSOT_ROWS": "32", "SPECSOT_CONFIG": path, "SPECSOT_NODES": ""})
+    for name in ("page-rows", "rows", "nodes", "depth"):
+        flags.flag(name, positive, 1)
+    assert vars(flags.read([])) == {"page_rows": 64, "rows": 32, "nodes": 5, "depth": 1}
+    assert vars(flags.read(["--rows", "16", "--page-rows=8"]))["rows"] == 16
+    with pytest.raises(SystemExit):
+        flags.read(["--config", path + ".not"])  # the command line names the file, not the environment
+
+
+def test_a_variable_that_is_overridden_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent's variables reach its children, and mean something else there."""
+    monkeypatch.setenv("SPECSOT_LAYERS", "0:4,4:8")
+    assert read_worker(["--model", "m", "--layers", "4:8"]).layers == Range(4, 8)
+
+
+def test_a_file_speaks_to_several_programs(file: Callable[[str], str]) -> None:
+    path = file(
+        'model = "m"\n[worker]\nkv_memory = "4G"\nlog_format = "json"\n'
+        '[drafter]\ndraft-model = "d"\naux-layers = [2, 16, 29]\nblend = false\ndraft-threshold = 0.5\n'
+        "[infer]\nmax-parallel = 4"
+    )
+    worker, drafter = read_worker(["--config", path]), read_drafter(["--config", path])
+    assert (worker.model, worker.kv_memory, worker.setting.log_format) == (Path("m"), 4 << 30, "json")
+    assert (drafter.kv_memory, drafter.overrides.aux_layers) == (1 << 30, (2, 16, 29))
+    assert (drafter.options.blend, drafter.options.threshold) == (False, 0.5)
+
+
+def test_a_program_s_own_table_wins(file: Callable[[str], str]) -> None:
+    path = file('model = "m"\ndevice = "cpu"\n[worker]\ndevice = "cuda:1"')
+    assert read_worker(["--config", path]).device == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("kv-memry = 1", "kv-memry is no flag of worker; did you mean kv-memory?"),
+        ("[worker]\ncolour = 1", "worker.colour is no flag of worker"),
+        ("[wroker]\ndtype = 1", "no program has a table [wroker]; they are master, worker, drafter, "),
+        ("kv-memory = 'lots'", "kv-memory: 'lots' is no amount of memory"),
+        ("dtype = 'int3'", "dtype: 'int3' is none of auto, fp32, bf16, fp16"),
+        ("name = 1979-05-27", "name must be text, a number, true, false, or a list of these"),
+        ("served-model-name = 'demo'", "served-model-name is no flag of worker"),
+        ("config = 'other.toml'", "config is no flag of worker"),
+        ("model =", "Invalid value (at end of document)"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_line(
+    text: str, line: str, file: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(text)
+    with pytest.raises(SystemExit) as caught:
+        read_worker(["--config", path, "--model", "m"])
+    said = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert said.startswith(f"specsot-worker: {path}: {line}")
+    assert said.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_named_with_who_named_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSOT_CONFIG", "no/where.toml")
+    with pytest.raises(SystemExit):
+        read_worker(["--model", "m"])
+    assert capsys.readouterr().err == (
+        "specsot-worker: SPECSOT_CONFIG: no/where.toml: No such file or directory\n"
+    )
+
+
+def test_vllm_s_names_count_too(file: Callable[[str], str]) -> None:
+    given = ["--model", "m", "--max-num-seqs", "3", "--max-num-batched-tokens=64", "--served-model-name", "x"]
+    ring = read_master([*given, "--config", file("block-size = 32")]).ring
+    assert (ring.conduct.live, ring.rows, ring.name, ring.page_rows) == (3, 64, "x", 32)
+    assert read_worker(["--model", "m", "--kv-cache-memory-bytes", "2G"]).kv_memory == 2 << 30
+    with pytest.raises(SystemExit):
+        read_worker(["--model", "m", "--served-model-name", "x"])  # a member's name is another thing
+
+
+def test_every_program_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read_master(["--version"])
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"specsot-master {__version__}\n")
+
+
 def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         read_worker(["--help"])
@@ -116,7 +215,7 @@ def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_master_makes_of_its_flags() -> None:
-    arguments = "--model m --workers 2 --drafter none --nodes 9 --depth 2 --top-k 3 --branch-layout batched"
+    arguments = "--model m --workers 2 --drafter none --nodes 9 --depth 2 --width 3 --branch-layout batched"
     ring = read_master(arguments.split()).ring
     assert (ring.workers, ring.drafter, ring.layout) == (2, False, "batched")
     assert ring.shape == TreeShape(depth=2, top_k=3, nodes=9)

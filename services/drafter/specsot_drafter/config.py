@@ -62,7 +62,7 @@ def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
     )
     add_drafting(flags)
     add_setting(flags, "127.0.0.1:0")
-    given = flags.parse_args(arguments)
+    given = flags.read(arguments)
     if given.draft_model is None and given.drafter != "ngram":
         flags.error(f"--drafter {given.drafter} needs --draft-model")
     return DrafterConfig(

@@ -43,7 +43,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("rows", positive, 512, "row budget of one frame")
     flags.flag("nodes", positive, shape.nodes, "nodes of the largest draft tree, its root included")
     flags.flag("depth", positive, shape.depth, "expansions of a draft tree after the first")
-    flags.flag("top-k", positive, shape.top_k, "width of a draft tree")
+    flags.flag("width", positive, shape.top_k, "width of a draft tree")
     trees = ("tuned", "fixed")
     flags.flag("tree", default="tuned", choices=trees, help="fixed: the largest one in every lap, pay or not")
     layouts = ("packed", "batched")
@@ -53,7 +53,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("stuck-after", seconds, 60.0, "seconds without a lap, while there is work, until unhealthy")
     flags.flag("http", help="where to serve HTTP too: host:port (0 for a free port)")
     add_setting(flags, "127.0.0.1:50050")
-    given = flags.parse_args(arguments)
+    given = flags.read(arguments)
     ring = MasterSettings(
         model=Path(given.model),
         name=given.name,
@@ -62,7 +62,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         page_rows=given.page_rows,
         rows=given.rows,
         layout=given.branch_layout,
-        shape=TreeShape(given.depth, given.top_k, given.nodes, fixed=given.tree == "fixed"),
+        shape=TreeShape(given.depth, given.width, given.nodes, fixed=given.tree == "fixed"),
         draft_timeout=given.draft_timeout,
         conduct=read_conduct(given),
     )

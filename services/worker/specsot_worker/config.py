@@ -36,7 +36,7 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
     add_membership(flags)
     flags.flag("layers", layers, help="the range to run, such as 0:4; by default the master assigns one")
     add_setting(flags, "127.0.0.1:0")
-    given = flags.parse_args(arguments)
+    given = flags.read(arguments)
     return WorkerConfig(
         setting=read_setting(given),
         model=Path(given.model),

@@ -1,4 +1,4 @@
-"""Command line flags, each also an environment variable, each refused in one line.
+"""Command line flags, each also an environment variable and a key of a file, each refused in one line.
 
 Refuses to know which flags there are.
 """
@@ -9,19 +9,52 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from specsot import __version__
+from specsot.errors import InvalidRequest
 from specsot.members import Range
+from specsot.process.sources import CONFIG, Found, find_all, variable_of
+from specsot.process.spellings import spellings_of
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SWITCHES = {"true": ("on", "yes"), "1": ("on", "yes"), "false": ("off", "no"), "0": ("off", "no")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    kind: Callable[[str], Any]
+    default: Any
+    choices: Sequence[str] | None
+    required: bool
+
+    def read(self, found: Found) -> Any:
+        """What somebody wrote elsewhere than on the command line. Raises what `kind` raises."""
+        text = ",".join(found.words)
+        if self.choices is None:
+            return self.kind(text)
+        switched = next((word for word in _SWITCHES.get(text, ()) if word in self.choices), text)
+        if switched not in self.choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(self.choices)}")
+        return self.kind(switched)
 
 
 class Flags(argparse.ArgumentParser):
-    """`--page-rows` may come as SPECSOT_PAGE_ROWS too; the command line wins."""
+    """`--page-rows` may come as SPECSOT_PAGE_ROWS too, or as page-rows in --config's file.
+
+    The command line wins, then the environment, then the file. program: "specsot-worker" is "worker" there.
+    """
 
     def __init__(self, program: str, about: str, environment: Mapping[str, str] = os.environ) -> None:
         super().__init__(program, description=about, allow_abbrev=False)
         self._environment = environment
+        self._flags: dict[str, _Flag] = {}
+        self._names: dict[str, str] = {}  # other systems' among them
+        version = f"{program} {__version__}"
+        self.add_argument("--version", action="version", version=version, help="tell the version and end")
+        told = f"TOML file with flags as its keys [{variable_of(CONFIG)}]"
+        self.add_argument(f"--{CONFIG}", metavar="FILE", default=None, help=told)
 
     def flag(
         self,
@@ -31,34 +64,58 @@ class Flags(argparse.ArgumentParser):
         help: str = "",
         choices: Sequence[str] | None = None,
         required: bool = False,
+        spelled: bool = True,
     ) -> None:
-        variable = "SPECSOT_" + name.upper().replace("-", "_")
-        given = self._environment.get(variable)
+        """spelled: other systems' names of it count too."""
+        self._flags[name] = _Flag(kind, default, choices, required)
+        names = (name, *spellings_of(name)) if spelled else (name,)
+        self._names |= dict.fromkeys(names, name)
         self.add_argument(
-            f"--{name}",
+            *(f"--{one}" for one in names),
+            dest=_place(name),
             type=kind,
-            default=default if given is None else self._checked(variable, given, kind, choices),
+            default=argparse.SUPPRESS,
             choices=choices,
-            required=required and given is None,
             metavar=None if choices else name.rsplit("-", 1)[-1].upper(),
-            help=f"{help} [{variable}]",
+            help=f"{help} [{variable_of(name)}]",
         )
 
-    def _checked(
-        self, variable: str, given: str, kind: Callable[[str], Any], choices: Sequence[str] | None
-    ) -> Any:
-        """argparse checks choices of arguments only, not of defaults."""
+    def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """Every flag's value. Exits with status 2 and one line when something is wrong."""
+        given = self.parse_args(arguments)
+        file: str | None = vars(given).pop(CONFIG)
         try:
-            value = kind(given)
+            found = find_all(self.prog.removeprefix("specsot-"), self._names, self._environment, file)
+        except InvalidRequest as error:
+            self.error(str(error))
+        for name, flag in self._flags.items():
+            if not hasattr(given, _place(name)):
+                setattr(given, _place(name), self._value(flag, found.get(name)))
+        missing = [f"--{name}" for name, flag in self._flags.items() if _lacks(given, name, flag)]
+        if missing:
+            self.error(f"the following arguments are required: {', '.join(missing)}")
+        return given
+
+    def _value(self, flag: _Flag, found: Found | None) -> Any:
+        """Only what counts is checked: a service's parent may have set variables it overrides."""
+        if found is None:
+            return flag.default
+        try:
+            return flag.read(found)
         except (ValueError, argparse.ArgumentTypeError) as error:
-            self.error(f"{variable}: {error}")
-        if choices and value not in choices:
-            self.error(f"{variable}: {given!r} is none of {', '.join(choices)}")
-        return value
+            self.error(f"{found.source}: {error}")
 
     def error(self, message: str) -> NoReturn:
         """One line, status 2."""
         self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _place(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _lacks(given: argparse.Namespace, name: str, flag: _Flag) -> bool:
+    return flag.required and getattr(given, _place(name)) is None
 
 
 def layers(text: str) -> Range:

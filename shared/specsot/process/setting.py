@@ -62,7 +62,7 @@ def add_membership(flags: Flags) -> None:
     )
     flags.flag("master", default="127.0.0.1:50050", help="host:port of the master to join")
     flags.flag("advertise", help="where peers reach this one; by default where it listens")
-    flags.flag("name", help="its name in the fleet; by default the advertised address")
+    flags.flag("name", help="its name in the fleet; by default the advertised address", spelled=False)
     flags.flag(
         "dtype", default="auto", choices=("auto", "fp32", "bf16", "fp16"), help="numbers to compute with"
     )

@@ -1,0 +1,23 @@
+"""vLLM's names of flags that mean the same here, in one table: second names on command lines and in files.
+
+Refuses to know which program has which flag. Where vLLM means something else, there is no second name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SPELLINGS: Mapping[str, str] = {
+    "block-size": "page-rows",
+    "kv-cache-memory-bytes": "kv-memory",
+    "max-num-batched-tokens": "rows",
+    "max-num-seqs": "max-requests",
+    "num-speculative-tokens": "draft-tokens",
+    "pipeline-parallel-size": "stages",
+    "served-model-name": "name",
+}
+
+
+def spellings_of(flag: str) -> tuple[str, ...]:
+    """Other names of a flag of ours; names are written without their dashes."""
+    return tuple(other for other, ours in SPELLINGS.items() if ours == flag)
