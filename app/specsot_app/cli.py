@@ -7,28 +7,48 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from specsot import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
 from specsot_app.commands import bench, health, infer, info, serve, verify
+from specsot_app.words import Word, source_of
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 app = typer.Typer(
     name="specsot",
-    help="One long answer, planned, written in parallel, verified by trees.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("infer")(infer.infer)
-app.command("serve")(serve.serve)
-app.command("health")(health.health)
-app.command("info")(info.info)
-app.command("verify")(verify.verify)
+for name, word in {
+    "infer": infer.infer,
+    "serve": serve.serve,
+    "info": info.info,
+    "health": health.health,
+    "verify": verify.verify,
+}.items():
+    app.command(name, cls=Word)(word)
 app.add_typer(bench.app, name="bench")
+
+
+def tell_version(asked: bool) -> None:
+    if asked:
+        print(f"specsot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def specsot(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=tell_version, help="Tell it and end.")
+    ] = False,
+) -> None:
+    """One long answer, planned, written in parallel, verified by trees."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,13 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SpecsotError, OSError) as error:
         return complain(error, FAILED)
     except (typer.Abort, typer.TyperException) as error:
-        return complain(wording(error), WRONG_INPUT)
+        said = wording(error)
+        return offer_help(error) if said.startswith("Usage: ") else complain(said, WRONG_INPUT)
 
 
 def wording(error: Exception) -> str:
-    """What the option parser has to say, on one line."""
+    """What the option parser has to say, on one line; where the value came from, if not from here."""
     said = error.format_message() if isinstance(error, typer.TyperException) else "aborted"
+    if isinstance(error, typer.BadParameter) and error.ctx and error.param:
+        source = source_of(error.ctx, error.param.name)
+        said = f"{source}: {error.message}" if source else said
     return " ".join(said.replace("Value error, ", "").split())
+
+
+def offer_help(error: Exception) -> int:
+    """Nothing was asked for: all there is to ask for, on as many lines as it takes."""
+    print(error, file=sys.stderr)
+    return WRONG_INPUT
 
 
 def complain(error: object, status: int) -> int:

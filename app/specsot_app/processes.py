@@ -28,6 +28,7 @@ from specsot_app.fleets import Models, Wanted, options_of, overrides_of, public_
 T = TypeVar("T")
 
 STAGES = 2  # so that a lap really crosses processes
+UNCONFIGURED = ("SPECSOT_CONFIG", "")  # a file that the `specsot` command reads is for that command
 PAUSE = 0.05  # seconds between looks at a ring that is not complete yet
 
 
@@ -98,7 +99,7 @@ def services_of(
     steer = ("--model", base, "--workers", str(stages), "--drafter", drafter, "--name", public_name(wanted))
     steer += ("--branch-layout", wanted.layout, "--tree", wanted.tree, "--listen", master)
     steer += () if http_port is None else ("--http", f"127.0.0.1:{http_port}")
-    services = [Service("master", "specsot_master", master, steer)]
+    services = [Service("master", "specsot_master", master, steer, (UNCONFIGURED,))]
     weights = ("--model", base, "--model-format", wanted.model_format)
     compute = (*weights, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
     threads = share_of(stages + (drafter != "none"))
@@ -136,8 +137,8 @@ def drafting_flags(options: DraftOptions) -> tuple[str, ...]:
 
 def member(name: str, module: str, folder: Path, arguments: tuple[str, ...], threads: int) -> Service:
     address = f"unix:{folder / name}"
-    reached = (*arguments, "--listen", address, "--advertise", address)
-    return Service(name, module, address, reached, (("OMP_NUM_THREADS", str(threads)),))
+    own = (*arguments, "--name", name, "--listen", address, "--advertise", address)
+    return Service(name, module, address, own, (("OMP_NUM_THREADS", str(threads)), UNCONFIGURED))
 
 
 def share_of(members: int) -> int:

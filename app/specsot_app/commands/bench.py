@@ -10,6 +10,11 @@ from typing import Annotated
 
 import typer
 
+from specsot.errors import InvalidRequest
+from specsot.params import DrafterName, Mode
+from specsot_app.fleets import Wanted
+from specsot_app.words import Word
+
 app = typer.Typer(help="Measure this machine.", rich_markup_mode=None, no_args_is_help=True)
 
 
@@ -18,14 +23,49 @@ def group() -> None:
     """Measure this machine."""
 
 
-@app.command("demo")
+@app.command("demo", cls=Word)
 def demo(
     runs: Annotated[int, typer.Option(help="Paired runs of each comparison.")] = 30,
     output: Annotated[
-        Path | None, typer.Option("--json", help="Also write the figures to this file.")
+        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
     ] = None,
 ) -> int:
     """Plain, drafted and planned answers of the demo model, side by side."""
     from specsot_app.bench import demo as room
 
     return room.measure(runs, output)
+
+
+@app.command("load", cls=Word)
+def load(
+    clients: Annotated[str, typer.Option(help="How many ask at once, level by level.")] = "1,2,4,8,16,32,64",
+    requests: Annotated[int, typer.Option(min=1, help="Of each level; at least four a client.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 32,
+    mode: Annotated[Mode, typer.Option(help="direct: all answers are equally long.")] = "direct",
+    master: Annotated[str | None, typer.Option(help="host:port of a master that runs already.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Directory of what drafts.")] = None,
+    drafter: Annotated[DrafterName | None, typer.Option(help="Who drafts.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Layer ranges, one worker each.")] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Instead: what the processes hold after 2,000 short requests.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
+    ] = None,
+) -> int:
+    """Requests per second and waits of 1 to 64 clients at once, of a fleet of processes."""
+    from specsot_app.bench import load as room
+    from specsot_app.bench import memory as other_room
+
+    wanted = Wanted("processes", master, model, draft_model, drafter=drafter, stages=stages)
+    what = room.Load(counts_of(clients), requests, tokens, mode, wanted)
+    return (other_room if memory else room).measure(what, output)
+
+
+def counts_of(written: str) -> tuple[int, ...]:
+    """ "1,2,4" as numbers. Raises InvalidRequest."""
+    counts = [part.strip() for part in written.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in counts):
+        raise InvalidRequest(f"clients must be numbers > 0, such as 1,2,4, got {written!r}", field="clients")
+    return tuple(map(int, counts))

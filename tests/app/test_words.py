@@ -1,0 +1,164 @@
+"""Where the words' flags come from: command line, environment, file, in this order; and who is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from specsot import __version__
+from specsot.errors import InvalidRequest
+from specsot.process.sources import PROGRAMS
+from specsot_app.cli import app, main
+from specsot_app.words import Word
+
+small = typer.Typer(add_completion=False)
+seen: list[dict[str, Any]] = []
+
+
+@small.command("infer", cls=Word)
+def infer(
+    max_parallel: int = 8,
+    constraint: bool = True,
+    stop: Annotated[list[str] | None, typer.Option()] = None,
+    layers: str | None = None,
+    stages: int = 1,
+) -> None:
+    if max_parallel == 13:
+        raise InvalidRequest("max_parallel must be lucky", field="max_parallel")
+    seen.append(
+        dict(max_parallel=max_parallel, constraint=constraint, stop=stop, layers=layers, stages=stages)
+    )
+
+
+@small.command("other", cls=Word)
+def other() -> None: ...
+
+
+def asked(*words: str) -> dict[str, Any]:
+    seen.clear()
+    small(["infer", *words], standalone_mode=False)
+    return seen[0]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        path = tmp_path / "my.toml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def words_of(group: Any, before: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, word in group.commands.items():
+        path = (*before, name)
+        found += words_of(word, path) if isinstance(word, TyperGroup) else [("-".join(path), word)]
+    return found
+
+
+def test_every_word_takes_its_flags_from_anywhere() -> None:
+    words = words_of(typer.main.get_command(app))
+    assert all(isinstance(word, Word) for _, word in words)
+    assert {name for name, _ in words} | {"master", "worker", "drafter"} == set(PROGRAMS)
+
+
+def test_command_line_environment_file_default(
+    file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file("max-parallel = 2\nconstraint = false\n[infer]\nmax_parallel = 3\n[serve]\nport = 1")
+    assert asked()["max_parallel"] == 8
+    assert asked("--config", path)["max_parallel"] == 3
+    assert not asked("--config", path)["constraint"]
+    monkeypatch.setenv("SPECSOT_CONFIG", path)
+    monkeypatch.setenv("SPECSOT_MAX_PARALLEL", "4")
+    assert asked()["max_parallel"] == 4
+    assert asked("--max-parallel", "5", "--constraint") | {"max_parallel": 5, "constraint": True} == asked(
+        "--constraint", "--max-parallel=5"
+    )
+    assert asked("--constraint")["constraint"]
+
+
+def test_several_values_and_lists(file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file('stop = ["The end", "Fin"]\nlayers = ["0:4", "4:8"]\npipeline-parallel-size = 2')
+    assert asked("--config", path) == {
+        "max_parallel": 8, "constraint": True, "stop": ["The end", "Fin"], "layers": "0:4,4:8", "stages": 2,
+    }  # fmt: skip
+    assert asked("--config", file('stop = "The end"'))["stop"] == ["The end"]
+    monkeypatch.setenv("SPECSOT_STOP", "The end\nFin")
+    monkeypatch.setenv("SPECSOT_CONSTRAINT", "no")
+    assert asked("--stop", "x")["stop"] == ["x"]
+    assert (asked()["stop"], asked()["constraint"]) == (["The end", "Fin"], False)
+
+
+def test_vllm_s_names_count_on_the_command_line() -> None:
+    assert asked("--pipeline-parallel-size", "4")["stages"] == 4
+
+
+def test_what_a_word_refuses_is_blamed_on_its_source(
+    file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"^max_parallel must be lucky"):
+        asked("--max-parallel", "13")
+    path = file("max-parallel = 13")
+    with pytest.raises(InvalidRequest) as caught:
+        asked("--config", path)
+    assert str(caught.value) == f"{path}: max-parallel: max_parallel must be lucky"
+    monkeypatch.setenv("SPECSOT_MAX_PARALLEL", "13")
+    with pytest.raises(InvalidRequest, match=r"^SPECSOT_MAX_PARALLEL: max_parallel must be lucky"):
+        asked()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("max-paralel = 4", "max-paralel is no flag of infer; did you mean max-parallel?"),
+        ("[infer]\nport = 4", "infer.port is no flag of infer"),
+        ("[infre]\nport = 4", "no program has a table [infre]; they are "),
+        ("max-parallel = 'many'", "max-parallel: Input should be a valid integer"),
+        ("infer.mode = 'fast'", "infer.mode: 'fast' is not one of"),
+        ("max-parallel = 0", "max-parallel: max_parallel must be > 0, got 0"),
+        ("seed = {}", "no program has a table [seed]"),
+        ("=", "Invalid statement (at line 1, column 1)"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_line(
+    text: str, line: str, file: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(text)
+    assert main(["infer", "Why?", "--config", path]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"specsot: {path}: {line}")
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+
+
+def test_a_wrong_variable_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSOT_MODE", "fast")
+    assert main(["infer", "Why?"]) == 2
+    assert main(["infer", "Why?", "--mode", "quick"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("specsot: SPECSOT_MODE: 'fast' is not one of")
+    assert second.startswith("specsot: Invalid value for '--mode': 'quick'")
+
+
+def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infer", "--help"]) == 0
+    assert "[SPECSOT_MAX_PARALLEL]" in capsys.readouterr().out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"specsot {__version__}\n"
+
+
+def test_nothing_asked_for_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("Usage: ")
