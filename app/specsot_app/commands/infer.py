@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from specsot.drafting import DraftMode, TunerName
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.forms import MAX_FORM_BYTES, refuse
-from specsot.members import Layout, WeightFormat
-from specsot.params import Ask, DrafterName, Mode
+from specsot.params import Ask
 from specsot_app.asking import ask_of
-from specsot_app.fleets import Dtype, Kind, Opener, Wanted, models_of, open_fleet
+from specsot_app.commands import options
+from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
 from specsot_app.running import run
 
 if TYPE_CHECKING:
@@ -28,38 +27,29 @@ if TYPE_CHECKING:
 
 
 def infer(
+    ctx: typer.Context,
     question: Annotated[str | None, typer.Argument(help="The question; or through a pipe.")] = None,
-    mode: Annotated[Mode, typer.Option(help="auto: the model chooses; sot: a plan; direct: none.")] = "auto",
-    drafter: Annotated[
-        DrafterName | None, typer.Option(help="Who drafts; if not given, a head where there is one.")
-    ] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens of the whole answer.")] = None,
-    max_branch_tokens: Annotated[int | None, typer.Option(help="Tokens of one branch.")] = None,
-    max_parallel: Annotated[int | None, typer.Option(help="Branches written at once.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Share of probability to draw from.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Tokens to draw from; 0 for all.")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Least share of the likeliest token's probability.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Divides logits of what stands there already; 1 for none.")
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, typer.Option(help="Off the logits of what was written already.")
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option(help="The same, for each time it was written.")
-    ] = None,
+    mode: options.AnyMode = "auto",
+    drafter: options.Drafter = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    max_branch_tokens: options.MaxBranchTokens = None,
+    max_parallel: options.MaxParallel = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
     logit_bias: Annotated[
         list[str] | None, typer.Option(help="ID=VALUE: what a token's logit gains; repeatable.")
     ] = None,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: tokens' log-probabilities and so many others'.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same answer.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="A text that ends a branch; repeatable.")] = None,
-    constraint: Annotated[bool, typer.Option(help="Hold the plan to its grammar.")] = True,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    constraint: options.Constraint = True,
     json_schema: Annotated[
         str | None, typer.Option(help="The answer is JSON of this schema: a file, or the schema itself.")
     ] = None,
@@ -68,95 +58,37 @@ def infer(
     choice: Annotated[
         list[str] | None, typer.Option(help="The answer is one of these texts; repeatable.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
-    draft_model: Annotated[
-        str | None, typer.Option(help="Directory of the EAGLE head, or of the small model.")
-    ] = None,
-    draft_format: Annotated[
-        WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
-    ] = "safetensors",
-    model_format: Annotated[
-        WeightFormat, typer.Option(help="bin: the model's pytorch_model.bin.")
-    ] = "safetensors",
-    drafter_rope_theta: Annotated[
-        float | None, typer.Option(help="The head's rotary base, if its config is wrong.")
-    ] = None,
-    aux_layers: Annotated[
-        str | None, typer.Option(help="Layers whose input the head reads, such as 2,16,29.")
-    ] = None,
-    draft_mode: Annotated[
-        DraftMode | None, typer.Option(help="A chain, a tree, or (of a model) a pruned tree.")
-    ] = None,
-    draft_tokens: Annotated[int | None, typer.Option(help="How deep drafts go at most.")] = None,
-    draft_breadth: Annotated[int | None, typer.Option(help="Children of every node of a tree.")] = None,
-    draft_nodes: Annotated[int | None, typer.Option(help="Nodes of a tree at most.")] = None,
-    draft_threshold: Annotated[
-        float | None, typer.Option(help="Pruned: nothing below nodes less likely than this.")
-    ] = None,
-    tuner: Annotated[
-        TunerName, typer.Option(help="Who decides how much is drafted; seed and fixed are for comparisons.")
-    ] = "measured",
-    blend: Annotated[bool, typer.Option(help="Let what the text suggests join the drafts.")] = True,
-    dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
-    device: Annotated[str, typer.Option(help="Torch device of an embedded fleet.")] = "cpu",
-    branch_layout: Annotated[Layout, typer.Option(help="How branches lie in a frame.")] = "batched",
-    stages: Annotated[int | None, typer.Option(help="Layer ranges the model is cut into.")] = None,
-    layers: Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")] = None,
-    fleet: Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")] = "embedded",
-    master: Annotated[str | None, typer.Option(help="host:port of a master that runs already.")] = None,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    draft_format: options.DraftFormat = "safetensors",
+    model_format: options.ModelFormat = "safetensors",
+    drafter_rope_theta: options.RopeTheta = None,
+    aux_layers: options.AuxLayers = None,
+    draft_mode: options.DraftShape = None,
+    draft_tokens: options.DraftTokens = None,
+    draft_breadth: options.DraftBreadth = None,
+    draft_nodes: options.DraftNodes = None,
+    draft_threshold: options.DraftThreshold = None,
+    tuner: options.Tuner = "measured",
+    blend: options.Blend = True,
+    dtype: options.Numbers = "auto",
+    device: options.Device = "cpu",
+    branch_layout: options.BranchLayout = "batched",
+    stages: options.Stages = None,
+    layers: options.Layers = None,
+    fleet: options.FleetKind = "embedded",
+    master: options.Master = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> int:
     """Answer one question: plan, branches side by side, merged answer, figures."""
-    wanted = Wanted(
-        kind=fleet,
-        master=master,
-        model=model,
-        draft_model=draft_model,
-        draft_format=draft_format,
-        model_format=model_format,
-        drafter_rope_theta=drafter_rope_theta,
-        aux_layers=aux_layers,
-        dtype=dtype,
-        device=device,
-        stages=stages,
-        layers=layers,
-        drafter=drafter,
-        draft_mode=draft_mode,
-        draft_tokens=draft_tokens,
-        draft_breadth=draft_breadth,
-        draft_nodes=draft_nodes,
-        draft_threshold=draft_threshold,
-        tuner=tuner,
-        blend=blend,
-        layout=branch_layout,
-    )
+    wanted = options.wanted_by(ctx.params)
     if master is None:
         models_of(wanted)  # what cannot be is told before anything is loaded
-    ask = ask_of(
-        question if question not in (None, "-") else read_question(),
-        model=model if master else None,
-        mode=mode,
-        drafter=drafter,
-        max_new_tokens=max_new_tokens,
-        max_branch_tokens=max_branch_tokens,
-        max_parallel=max_parallel,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=logit_bias,
-        logprobs=logprobs,
-        seed=seed,
-        stop=stop,
-        constraint=constraint,
-        json_schema=read_schema(json_schema) if json_schema is not None else None,
-        json_object=json_object,
-        regex=regex,
-        choice=choice or None,
-    )
+    asked = options.asked_by(ctx.params) | {
+        "model": model if master else None,
+        "json_schema": read_schema(json_schema) if json_schema is not None else None,
+    }
+    ask = ask_of(question if question not in (None, "-") else read_question(), **asked)
     from specsot_app.terminal.show import Streams, manner_of
 
     streams = Streams(sys.stdout, sys.stderr)

@@ -11,40 +11,30 @@ from typing import Annotated
 import typer
 
 from specsot.errors import InvalidRequest
-from specsot.members import WeightFormat
-from specsot.params import DrafterName
-from specsot_app.fleets import Dtype, Kind, Wanted
+from specsot_app.commands import options
+from specsot_app.fleets import Dtype
 
 
 def verify(
+    ctx: typer.Context,
     prompts: Annotated[
         Path | None, typer.Argument(help="File of prompts, one a line; some of our own if not given.")
     ] = None,
     vectors: Annotated[
         Path | None, typer.Option(help="Directory of reference vectors: a head, its base, their record.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Directory of the EAGLE head.")] = None,
-    draft_format: Annotated[
-        WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
-    ] = "safetensors",
-    model_format: Annotated[
-        WeightFormat, typer.Option(help="bin: the model's pytorch_model.bin.")
-    ] = "safetensors",
-    drafter_rope_theta: Annotated[
-        float | None, typer.Option(help="The head's rotary base, if its config is wrong.")
-    ] = None,
-    aux_layers: Annotated[
-        str | None, typer.Option(help="Layers whose input the head reads, such as 2,16,29.")
-    ] = None,
-    drafter: Annotated[
-        DrafterName | None, typer.Option(help="Who drafts; if not given, a head where there is one.")
-    ] = None,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    draft_format: options.DraftFormat = "safetensors",
+    model_format: options.ModelFormat = "safetensors",
+    drafter_rope_theta: options.RopeTheta = None,
+    aux_layers: options.AuxLayers = None,
+    drafter: options.Drafter = None,
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with; only fp32 is exact.")] = "fp32",
-    device: Annotated[str, typer.Option(help="Torch device of all that runs here.")] = "cpu",
+    device: options.Device = "cpu",
     stages: Annotated[int | None, typer.Option(help="Layer ranges; two if not given.")] = None,
-    layers: Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")] = None,
-    fleet: Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")] = "embedded",
+    layers: options.Layers = None,
+    fleet: options.FleetKind = "embedded",
     master: Annotated[
         str | None, typer.Option(help="host:port of a master that serves the same model already.")
     ] = None,
@@ -64,21 +54,7 @@ def verify(
         from specsot_app.verify.vectors import check
 
         return check(vectors)
-    wanted = Wanted(
-        kind=fleet,
-        master=master,
-        model=model,
-        draft_model=draft_model,
-        draft_format=draft_format,
-        model_format=model_format,
-        drafter_rope_theta=drafter_rope_theta,
-        aux_layers=aux_layers,
-        dtype=dtype,
-        device=device,
-        stages=stages,
-        layers=layers,
-        drafter=drafter,
-    )
+    wanted = options.wanted_by(ctx.params)
     from specsot_app.verify import pair
 
     return pair.verify(wanted, prompts, max_new_tokens, near, json)

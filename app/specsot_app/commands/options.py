@@ -1,0 +1,79 @@
+"""Options that several words have, each described once, and what becomes of them.
+
+Refuses to know the words. A word lists its options, so that --help has them; here they are picked by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from specsot.drafting import DraftMode, TunerName
+from specsot.members import Layout, WeightFormat
+from specsot.params import DrafterName, Mode
+from specsot_app.asking import OPTIONS
+from specsot_app.fleets import Dtype, Kind, Wanted
+
+# What a request asks for.
+AnyMode = Annotated[Mode, typer.Option(help="auto: the model chooses; sot: a plan; direct: none.")]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens of the whole answer.")]
+MaxBranchTokens = Annotated[int | None, typer.Option(help="Tokens of one branch.")]
+MaxParallel = Annotated[int | None, typer.Option(help="Branches written at once.")]
+Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token.")]
+TopP = Annotated[float | None, typer.Option(help="Share of probability to draw from.")]
+TopK = Annotated[int | None, typer.Option(help="Tokens to draw from; 0 for all.")]
+MinP = Annotated[float | None, typer.Option(help="Least share of the likeliest token's probability.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Divides logits of what stands there already; 1 for none.")
+]
+PresencePenalty = Annotated[float | None, typer.Option(help="Off the logits of what was written already.")]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, for each time it was written.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed draws the same answer.")]
+Stop = Annotated[list[str] | None, typer.Option(help="A text that ends a branch; repeatable.")]
+Constraint = Annotated[bool, typer.Option(help="Hold the plan to its grammar.")]
+
+# What a fleet is made of.
+Model = Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")]
+ModelFormat = Annotated[WeightFormat, typer.Option(help="bin: the model's pytorch_model.bin.")]
+Drafter = Annotated[
+    DrafterName | None, typer.Option(help="Who drafts; if not given, a head where there is one.")
+]
+DraftModel = Annotated[str | None, typer.Option(help="Directory of the EAGLE head, or of the small model.")]
+DraftFormat = Annotated[WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")]
+RopeTheta = Annotated[float | None, typer.Option(help="The head's rotary base, if its config is wrong.")]
+AuxLayers = Annotated[str | None, typer.Option(help="Layers whose input the head reads, such as 2,16,29.")]
+DraftShape = Annotated[DraftMode | None, typer.Option(help="A chain, a tree, or (of a model) a pruned tree.")]
+DraftTokens = Annotated[int | None, typer.Option(help="How deep drafts go at most.")]
+DraftBreadth = Annotated[int | None, typer.Option(help="Children of every node of a tree.")]
+DraftNodes = Annotated[int | None, typer.Option(help="Nodes of a tree at most.")]
+DraftThreshold = Annotated[
+    float | None, typer.Option(help="Pruned: nothing below nodes less likely than this.")
+]
+Tuner = Annotated[
+    TunerName, typer.Option(help="Who decides how much is drafted; seed and fixed are for comparisons.")
+]
+Blend = Annotated[bool, typer.Option(help="Let what the text suggests join the drafts.")]
+Numbers = Annotated[Dtype, typer.Option(help="Numbers to compute with.")]
+Device = Annotated[str, typer.Option(help="Torch device of all that runs here.")]
+BranchLayout = Annotated[Layout, typer.Option(help="How branches lie in a frame.")]
+Stages = Annotated[int | None, typer.Option(help="Layer ranges the model is cut into.")]
+Layers = Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")]
+FleetKind = Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")]
+Master = Annotated[str | None, typer.Option(help="host:port of a master that runs already.")]
+
+_ELSEWHERE = {"fleet": "kind", "branch_layout": "layout"}  # options that Wanted has other names for
+_FIELDS = {field.name for field in fields(Wanted)}
+
+
+def wanted_by(given: Mapping[str, Any]) -> Wanted:
+    """The fleet that a word's options ask for."""
+    named = {_ELSEWHERE.get(name, name): value for name, value in given.items()}
+    return Wanted(**{name: value for name, value in named.items() if name in _FIELDS})
+
+
+def asked_by(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a word's options ask of every request; a list that is empty was not given."""
+    return {name: given[name] for name in OPTIONS if given.get(name) not in (None, [], ())}
