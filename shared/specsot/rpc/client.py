@@ -17,6 +17,7 @@ from specsot.params import Ask
 from specsot.rpc.dial import PATIENCE, reach
 from specsot.rpc.options import PUBLIC_BYTES
 from specsot.rpc.statuses import error_of
+from specsot.rpc.tracing import outgoing
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot.wire.events import decode_event
 from specsot.wire.info import decode_info
@@ -54,7 +55,7 @@ class MasterClient:
     async def _read(
         self, request: master_pb2.GenerateRequest, timeout: float | None
     ) -> AsyncIterator[Numbered]:
-        call = self._master.Generate(request, timeout=timeout)
+        call = self._master.Generate(request, timeout=timeout, metadata=outgoing())
         last = None
         try:
             async for message in call:

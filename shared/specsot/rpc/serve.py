@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from specsot.errors import Unavailable
 from specsot.rpc.guard import Guard
 from specsot.rpc.options import Terms, server_options
+from specsot.rpc.tracing import Hearing
 
 Attach = Callable[[grpc.aio.Server], None]
 
@@ -49,7 +50,7 @@ async def open_door(listen: str, services: Mapping[str, Attach], terms: Terms = 
     Raises Unavailable, in one line, when the address cannot be had.
     """
     check_free(listen)
-    server = grpc.aio.server(interceptors=[Guard()], options=server_options(terms))
+    server = grpc.aio.server(interceptors=[Guard(), Hearing()], options=server_options(terms))
     state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     for attach in services.values():

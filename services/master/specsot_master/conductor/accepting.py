@@ -11,6 +11,7 @@ import secrets
 from specsot.errors import InvalidRequest, NotFound, Unavailable
 from specsot.params import Ask
 from specsot.skeleton import Point
+from specsot.tracing import caller, current
 from specsot_master.conductor.admission import Sizes, begin_answer, begin_plan
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
@@ -48,6 +49,7 @@ class Acceptance:
             seed=seed,
             plan=RequestPlan(ask, id, seed, self._model, now),
             since=now,
+            trace=current.get() or caller.get(),
         )
         self._word(request, ring)
         return request

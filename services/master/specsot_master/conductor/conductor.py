@@ -188,7 +188,7 @@ class Conductor:
         self._roster.check(id)
         self._make_room(client)
         request = self._acceptance.prepare(ask, id, client, self._clock.now())
-        log.info("request", id=request.id, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
+        log.info("request", **request.named, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
         self._roster.wait(request)
         self._limit(request, timeout)
         self._fill()
@@ -244,7 +244,7 @@ class Conductor:
             self._fill()
 
     def _fail(self, request: LiveRequest, error: SpecsotError) -> None:
-        log.warning("request failed", id=request.id, reason=str(error))
+        log.warning("request failed", **request.named, reason=str(error))
         request.feed.end(error)
         self._drop(request)
 
@@ -257,7 +257,7 @@ class Conductor:
         except SpecsotError as error:
             self._fail(request, error)
         except Exception:
-            log.exception("a request broke the master's rules", id=request.id)
+            log.exception("a request broke the master's rules", **request.named)
             self._fail(request, SpecsotError("internal error; the master's log has the details"))
 
     # --- using what is free ---
@@ -320,7 +320,7 @@ def _log_end(request: LiveRequest, end: Finished) -> None:
     figures = end.statistics
     log.info(
         "finished",
-        id=request.id,
+        **request.named,
         reason=end.reason.value,
         tokens=figures.completion_tokens,
         laps=figures.laps,

@@ -12,6 +12,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Candidate, TokenLogprobs
 from specsot.frames import Chance, End, Fork, Open
 from specsot.params import Ask
+from specsot.tracing import trace_of
 from specsot_master.conductor.admission import NOTHING, Beginning, own_pages
 from specsot_master.conductor.clock import Alarms
 from specsot_master.conductor.feed import Feed
@@ -76,7 +77,7 @@ class LiveSequence:
 class LiveRequest:
     """A request from arrival to end.
 
-    since: when it came, in seconds.
+    since: when it came, in seconds. trace: its context, as spans and log lines name it.
     conversation: the turns of a planned request. answer: the prompt of a direct one.
     beginning: what its prompts begin with, and the pages it must have to enter the ring.
     node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
@@ -91,6 +92,7 @@ class LiveRequest:
     seed: int
     plan: RequestPlan
     since: float = 0.0
+    trace: str | None = None
     conversation: Conversation | None = None
     answer: tuple[int, ...] = ()
     beginning: Beginning = NOTHING
@@ -105,6 +107,12 @@ class LiveRequest:
 
     def __post_init__(self) -> None:
         self.feed = Feed(kept=self.ask.resumable)
+
+    @property
+    def named(self) -> dict[str, str]:
+        """What every log line about it carries; never its words."""
+        trace = trace_of(self.trace)
+        return {"request_id": self.id} | ({"trace_id": trace} if trace else {})
 
     @property
     def prompt_tokens(self) -> int:

@@ -115,7 +115,7 @@ class Readers:
         if feed.position != position:
             self._watch(request)
             return
-        log.warning("the client does not read", id=request.id, unread=feed.unread)
+        log.warning("the client does not read", **request.named, unread=feed.unread)
         feed.cut(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
         self._left(request)
 

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from specsot.errors import InvalidRequest
 from specsot.members import Head
 from specsot.params import Ask
+from specsot.tracing import TRACEPARENT, caller, well_formed
 from specsot_master.desk import Desk
 from specsot_master.gateway.refusals import in_words
 from specsot_master.gateway.together import Events
@@ -74,7 +75,8 @@ class Caller:
 
 
 def caller_of(request: Request) -> Caller:
-    """Raises InvalidRequest for headers that make no sense."""
+    """Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone."""
+    caller.set(well_formed(request.headers.get(TRACEPARENT)))
     with in_words({"request_id": REQUEST_ID}):
         id = checked_id(request.headers.get(REQUEST_ID, "")) or secrets.token_hex(12)
     return Caller(id, client_of(request), timeout_of(request.headers.get(TIMEOUT)))
