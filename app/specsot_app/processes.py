@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,9 +28,35 @@ from specsot_app.fleets import Models, Wanted, options_of, overrides_of, public_
 
 T = TypeVar("T")
 
+LOOPBACK = "127.0.0.1"
 STAGES = 2  # so that a lap really crosses processes
-UNCONFIGURED = ("SPECSOT_CONFIG", "")  # a file that the `specsot` command reads is for that command
+# What the `specsot` command is configured with is for that command; a fleet within one machine needs neither
+# certificates nor tokens.
+FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
+UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in FORGOTTEN)
 PAUSE = 0.05  # seconds between looks at a ring that is not complete yet
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a fleet serves, whatever it is made of.
+
+    host: where the master's doors listen. master, members: further flags of theirs, as on a command line.
+    """
+
+    host: str = LOOPBACK
+    master: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+
+    def listens(self, port: int) -> str:
+        return f"{self.host}:{port}"
+
+    def reached(self, port: int) -> str:
+        """Where this machine reaches it: everywhere is here too."""
+        return f"{LOOPBACK if self.host in ('', '0.0.0.0', '[::]') else self.host}:{port}"
+
+
+PRIVATE = Serving()
 
 
 def keep_quiet(service: str, line: str) -> None:
@@ -50,20 +77,20 @@ class ProcessFleet:
         port: int | None = None,
         tell: Tell = keep_quiet,
         http_port: int | None = None,
+        serving: Serving = PRIVATE,
     ) -> ProcessFleet:
         """Start everything and wait until the ring is complete.
 
-        port: where the master listens on 127.0.0.1; None takes a free one. http_port: the same for HTTP;
-        None: nowhere.
+        port: where the master listens; None takes a free one. http_port: the same for HTTP; None: nowhere.
         Raises what a service died of, in one line; then nothing is left running.
         """
         port = port or free_port()
-        check_free(f"127.0.0.1:{port}")  # else the members would join whoever is there
+        check_free(serving.listens(port))  # else the members would join whoever is there
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
             children: list[Child] = []
             stack.push_async_callback(end_all, children)
-            for service in services_of(wanted, models, port, folder, http_port):
+            for service in services_of(wanted, models, port, folder, http_port, serving):
                 children.append(await start(service, tell))
             whole = ready_client(children[0].service.address, len(children) - 1)
             client = await unless_one_ends(children, whole)
@@ -90,18 +117,25 @@ class ProcessFleet:
 
 
 def services_of(
-    wanted: Wanted, models: Models, port: int, folder: Path, http_port: int | None = None
+    wanted: Wanted,
+    models: Models,
+    port: int,
+    folder: Path,
+    http_port: int | None = None,
+    serving: Serving = PRIVATE,
 ) -> list[Service]:
     """The master first. Workers and drafter listen on unix sockets: nothing else is in the way."""
-    master, base = f"127.0.0.1:{port}", str(models.base)
+    master, base = serving.reached(port), str(models.base)
     stages = len(models.layers) or wanted.stages or STAGES
     drafter = models.drafts
     steer = ("--model", base, "--workers", str(stages), "--drafter", drafter, "--name", public_name(wanted))
-    steer += ("--branch-layout", wanted.layout, "--tree", wanted.tree, "--listen", master)
-    steer += () if http_port is None else ("--http", f"127.0.0.1:{http_port}")
-    services = [Service("master", "specsot_master", master, steer, (UNCONFIGURED,))]
+    steer += ("--branch-layout", wanted.layout, "--tree", wanted.tree, "--listen", serving.listens(port))
+    steer += () if http_port is None else ("--http", serving.listens(http_port))
+    steer += serving.master
+    services = [Service("master", "specsot_master", master, steer, UNCONFIGURED)]
     weights = ("--model", base, "--model-format", wanted.model_format)
     compute = (*weights, "--master", master, "--dtype", wanted.dtype, "--device", wanted.device)
+    compute += serving.members
     threads = share_of(stages + (drafter != "none"))
     for stage in range(stages):
         chosen = ("--layers", str(models.layers[stage])) if models.layers else ()
@@ -115,30 +149,35 @@ def services_of(
 
 
 def override_flags(overrides: Overrides) -> tuple[str, ...]:
-    theta, layers = overrides.rope_theta, overrides.aux_layers
-    return (
-        *(() if theta is None else ("--drafter-rope-theta", str(theta))),
-        *(() if layers is None else ("--aux-layers", ",".join(map(str, layers)))),
-    )
+    layers = overrides.aux_layers
+    listed = None if layers is None else ",".join(map(str, layers))
+    return flags_of(drafter_rope_theta=overrides.rope_theta, aux_layers=listed)
 
 
 def drafting_flags(options: DraftOptions) -> tuple[str, ...]:
-    given = {
-        "--draft-mode": options.mode,
-        "--draft-tokens": options.tokens,
-        "--draft-breadth": options.breadth,
-        "--draft-nodes": options.nodes,
-        "--draft-threshold": options.threshold,
-        "--tuner": options.tuner,
-        "--blend": "yes" if options.blend else "no",
-    }
-    return tuple(word for flag, value in given.items() if value is not None for word in (flag, str(value)))
+    return flags_of(
+        draft_mode=options.mode,
+        draft_tokens=options.tokens,
+        draft_breadth=options.breadth,
+        draft_nodes=options.nodes,
+        draft_threshold=options.threshold,
+        tuner=options.tuner,
+        blend="yes" if options.blend else "no",
+    )
+
+
+def flags_of(**given: object) -> tuple[str, ...]:
+    """As on a command line; what is None is left out."""
+    named = [
+        (f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None
+    ]
+    return tuple(word for pair in named for word in pair)
 
 
 def member(name: str, module: str, folder: Path, arguments: tuple[str, ...], threads: int) -> Service:
     address = f"unix:{folder / name}"
     own = (*arguments, "--name", name, "--listen", address, "--advertise", address)
-    return Service(name, module, address, own, (("OMP_NUM_THREADS", str(threads)), UNCONFIGURED))
+    return Service(name, module, address, own, (("OMP_NUM_THREADS", str(threads)), *UNCONFIGURED))
 
 
 def share_of(members: int) -> int:
@@ -150,14 +189,14 @@ def share_of(members: int) -> int:
 def free_port() -> int:
     """A TCP port nobody listens on at this moment."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]
 
 
 def is_free(port: int) -> bool:
     """Nobody listens there at this moment."""
     try:
-        check_free(f"127.0.0.1:{port}")
+        check_free(f"{LOOPBACK}:{port}")
     except Unavailable:
         return False
     return True

@@ -7,89 +7,69 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specsot.drafting import DraftMode, TunerName
-from specsot.members import WeightFormat
-from specsot.params import DrafterName
-from specsot_app.fleets import Dtype, Models, Wanted, models_of
+from specsot_app.commands import options
+from specsot_app.fleets import Models, Wanted, models_of
 from specsot_app.running import run
+
+if TYPE_CHECKING:
+    from specsot_app.processes import Serving
 
 HTTP_PORT = 8000
 
 
 def serve(
-    port: Annotated[int, typer.Option(help="Where the master listens; 0 for a free port.")] = 50050,
+    ctx: typer.Context,
+    host: Annotated[
+        str, typer.Option(help="Where the master listens: an address of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Its port for gRPC; 0 for a free one.")] = 50050,
     http_port: Annotated[
         int | None,
-        typer.Option(help="Where it serves HTTP; 8000, or a free port if that is taken."),
+        typer.Option(help="Its port for HTTP; 8000, or a free one if that is taken."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's public name.")] = None,
+    max_requests: Annotated[int | None, typer.Option(min=1, help="Requests in the ring at once.")] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(min=1, help="Requests that may wait for that; more are refused.")
+    ] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Memory for KV pages of each worker and the drafter, such as 4G.")
     ] = None,
     stages: Annotated[
         int | None, typer.Option(help="Layer ranges, one worker each; two if not given.")
     ] = None,
-    layers: Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
-    draft_model: Annotated[
-        str | None, typer.Option(help="Directory of the EAGLE head, or of the small model.")
-    ] = None,
-    draft_format: Annotated[
-        WeightFormat, typer.Option(help="bin: the head's pytorch_model.bin.")
-    ] = "safetensors",
-    drafter: Annotated[
-        DrafterName | None, typer.Option(help="Who drafts; if not given, a head where there is one.")
-    ] = None,
-    model_format: Annotated[
-        WeightFormat, typer.Option(help="bin: the model's pytorch_model.bin.")
-    ] = "safetensors",
-    drafter_rope_theta: Annotated[
-        float | None, typer.Option(help="The head's rotary base, if its config is wrong.")
-    ] = None,
-    aux_layers: Annotated[
-        str | None, typer.Option(help="Layers whose input the head reads, such as 2,16,29.")
-    ] = None,
-    draft_mode: Annotated[
-        DraftMode | None, typer.Option(help="A chain, a tree, or (of a model) a pruned tree.")
-    ] = None,
-    draft_tokens: Annotated[int | None, typer.Option(help="How deep drafts go at most.")] = None,
-    draft_breadth: Annotated[int | None, typer.Option(help="Children of every node of a tree.")] = None,
-    draft_nodes: Annotated[int | None, typer.Option(help="Nodes of a tree at most.")] = None,
-    draft_threshold: Annotated[
-        float | None, typer.Option(help="Pruned: nothing below nodes less likely than this.")
-    ] = None,
-    tuner: Annotated[
-        TunerName, typer.Option(help="Who decides how much is drafted; seed and fixed are for comparisons.")
-    ] = "measured",
-    blend: Annotated[bool, typer.Option(help="Let what the text suggests join the drafts.")] = True,
-    dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with.")] = "auto",
-    device: Annotated[str, typer.Option(help="Torch device of workers and drafter.")] = "cpu",
+    layers: options.Layers = None,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    draft_format: options.DraftFormat = "safetensors",
+    drafter: options.Drafter = None,
+    model_format: options.ModelFormat = "safetensors",
+    drafter_rope_theta: options.RopeTheta = None,
+    aux_layers: options.AuxLayers = None,
+    draft_mode: options.DraftShape = None,
+    draft_tokens: options.DraftTokens = None,
+    draft_breadth: options.DraftBreadth = None,
+    draft_nodes: options.DraftNodes = None,
+    draft_threshold: options.DraftThreshold = None,
+    tuner: options.Tuner = "measured",
+    blend: options.Blend = True,
+    dtype: options.Numbers = "auto",
+    device: options.Device = "cpu",
 ) -> int:
     """Start a whole fleet here; Ctrl-C ends it."""
-    wanted = Wanted(
-        kind="processes",
-        model=model,
-        draft_model=draft_model,
-        draft_format=draft_format,
-        model_format=model_format,
-        drafter_rope_theta=drafter_rope_theta,
-        aux_layers=aux_layers,
-        dtype=dtype,
-        device=device,
-        stages=stages,
-        layers=layers,
-        drafter=drafter,
-        draft_mode=draft_mode,
-        draft_tokens=draft_tokens,
-        draft_breadth=draft_breadth,
-        draft_nodes=draft_nodes,
-        draft_threshold=draft_threshold,
-        tuner=tuner,
-        blend=blend,
-    )
+    from specsot_app.processes import Serving, flags_of
+
+    wanted = replace(options.wanted_by(ctx.params), kind="processes")
+    conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue)
+    serving = Serving(host, conduct, flags_of(kv_memory=kv_memory))
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
-        run(keep(wanted, models_of(wanted), port, http_port_of(http_port)))
+        run(keep(wanted, models_of(wanted), port, http_port_of(http_port), serving))
     return 0
 
 
@@ -104,17 +84,17 @@ def http_port_of(asked: int | None) -> int | None:
     return asked or free_port()
 
 
-async def keep(wanted: Wanted, models: Models, port: int, http_port: int | None) -> None:
+async def keep(wanted: Wanted, models: Models, port: int, http_port: int | None, serving: Serving) -> None:
     """Run the fleet until it is told to stop, or one of its processes ends."""
     from specsot_app.processes import ProcessFleet
 
-    fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port)
+    fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving)
     try:
         for child in fleet.children:
             print(f"{child.service.name:<10} {child.service.address}  process {child.pid}", flush=True)
         print(f'ready: specsot infer --master {fleet.children[0].service.address} "..."', flush=True)
         if http_port is not None:
-            print(f"or by a browser, or an OpenAI client: http://127.0.0.1:{http_port}/", flush=True)
+            print(f"or by a browser, or an OpenAI client: http://{serving.reached(http_port)}/", flush=True)
         raise await fleet.ended()
     finally:
         await fleet.close()
