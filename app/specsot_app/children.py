@@ -48,6 +48,11 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def status(self) -> int | None:
+        """Its exit status, once it is gone."""
+        return self._process.returncode
+
     async def ended(self) -> SpecsotError:
         """Wait until the child is gone; the error says what its last words were."""
         status = await self._process.wait()

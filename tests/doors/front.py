@@ -49,8 +49,8 @@ class Front:
         while True:
             await self.going.wait()
             await turn()
+            self.stage.ring.news.clear()
             if not await self.stage.lap():
-                self.stage.ring.news.clear()
                 await self.stage.ring.news.wait()
 
 

@@ -128,9 +128,8 @@ async def test_beginnings_that_are_shared_hold_the_right_rows(seed: int, flight:
     is ever fed sees exactly its own prompt and what was written.
     """
     chance = random.Random(seed)
-    ring = Framed(
-        seed=seed, flight=flight, pages=replace(STATE, pages=52 + 8 * seed, has_drafter=bool(seed % 2))
-    )
+    state = replace(STATE, pages=52 + 8 * seed, has_drafter=bool(seed % 2))
+    ring = Framed(seed=seed, flight=flight, pages=state)
     clients: list[asyncio.Task[list[Event]]] = []
     for n in range(30):
         clients.append(ring.listen(choose(chance, n), f"r{n}", chance.choice("ab")))

@@ -1,0 +1,89 @@
+"""Invariant 5, leaks: after a thousand requests that ended at random nothing of them is left.
+
+Refuses to know models; the calls are real ones, cut in every way a client can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from specsot.v1 import master_pb2
+from specsot_master.conductor import ConductorConfig
+from tests.doors.front import Front, front, question, stub, turn
+from tests.master.letters import TIGHT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+CALLS, AT_ONCE = 1000, 8
+CONFIG = ConductorConfig(model="demo", live=3, queue=3, keep_for=5.0, keep=8)
+WAYS = ("read", "hang up", "cancel", "deadline", "refused", "left")
+
+
+async def test_invariant_5_a_thousand_random_ends() -> None:
+    chance = random.Random(5)
+    async with front(state=replace(TIGHT, has_drafter=False), config=CONFIG) as one:
+        await some_calls(one, chance, 5 * AT_ONCE, WAYS)  # whatever is made once and kept is there now
+        before = standing()
+        await some_calls(one, chance, CALLS, WAYS)
+        after = standing()
+        assert after["tasks"] <= before["tasks"] + 2
+        assert after["files"] <= before["files"] + 2
+        one.stage.assert_clean()
+        found = one.stage.conductor.requests()
+        assert (found.waiting, found.running, found.writing, found.kept) == (0, 0, 0, 0)
+        ended = dict(found.ended)
+        assert ended["stop"] > 100, "those that were read, or left to themselves"
+        assert ended["cancelled"] > 100
+        assert found.refused > 20, "there was more than fits"
+
+
+def standing() -> dict[str, int]:
+    """What a process holds."""
+    return {"tasks": len(asyncio.all_tasks()), "files": len(os.listdir("/proc/self/fd"))}
+
+
+async def some_calls(one: Front, chance: random.Random, count: int, ways: Sequence[str]) -> None:
+    """So many calls, eight at a time, over channels that come and go; then time passes."""
+    for _ in range(count // AT_ONCE):
+        async with one.channel() as channel:
+            await asyncio.gather(*(call(channel, chance.choice(ways), chance) for _ in range(AT_ONCE)))
+    await one.quiet()
+    one.stage.time.advance(1000)
+    for _ in range(50):
+        await turn()
+    await one.quiet()
+
+
+async def call(channel: grpc.aio.Channel, way: str, chance: random.Random) -> None:
+    """One request that ends in one of the ways there are."""
+    reads, id = chance.randrange(12), f"{chance.getrandbits(64):x}"
+    reading = stub(channel).Generate(asked(way, id, chance), timeout=0.003 if way == "deadline" else None)
+    try:
+        while (way == "read" or reads) and await reading.read() is not grpc.aio.EOF:
+            reads -= 1
+        if way == "cancel":
+            await stub(channel).Cancel(master_pb2.CancelRequest(request_id=id))
+            while await reading.read() is not grpc.aio.EOF:
+                pass
+    except grpc.aio.AioRpcError:
+        pass
+    finally:
+        reading.cancel()
+
+
+def asked(way: str, id: str, chance: random.Random) -> master_pb2.GenerateRequest:
+    request = question(chance.choice(["What is it?", "Count.", "Letters?"]))
+    if "Letters" in request.prompt:
+        request.mode = master_pb2.MODE_SOT
+        request.limits.max_new_tokens, request.limits.max_skeleton_tokens = 300, 200
+    request.request_id, request.resumable = id, way == "left"
+    if way == "refused":
+        request.sampling.temperature = -1
+    return request
