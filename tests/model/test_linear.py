@@ -27,9 +27,9 @@ def test_every_number_of_rows_gives_the_plain_product(rows: int, dtype: torch.dt
         torch.testing.assert_close(Linear(weight, bias)(x), F.linear(x, weight, bias), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="needs MKL")
-def test_fp32_weights_are_packed_where_mkl_is() -> None:
-    assert linear._choose(torch.float32, "cpu") is linear._mkl
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_weights_are_packed_where_the_library_is() -> None:
+    assert linear._choose(torch.float32, "cpu") is linear._onednn
     assert linear._choose(torch.float16, "cpu") is linear._plain
 
 
