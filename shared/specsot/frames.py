@@ -47,6 +47,7 @@ class Opening:
     decodes:   False for a prefix: it is prefilled, kept, forked, and never writes.
     drafted:   False when no drafter shall propose for it.
     drafter:   who shall, of those the drafter has; None: its first.
+    trace:     the context of its request, for spans; None: nobody collects them.
     family:    sequences of one family ride in the same frames; None: those that fork the same are one.
     limit:     how many tokens it may write in all, `generated` ones included.
     plan:      the constraint's specification, or None for free text.
@@ -70,6 +71,7 @@ class Opening:
     form: Form | None = None
     family: int | None = None
     drafter: DrafterName | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class Frame:
     fused:  [rows, Hd] running sum of the head's fc over the taps passed so far, or None.
     seconds: compute time of the stages passed so far.
     resting: the drafter rests; what it must know of this frame is kept for a later one.
+    trace:  the context of this lap, for spans; None: it is not traced.
     """
 
     epoch: int
@@ -132,6 +135,7 @@ class Frame:
     fused: Payload | None = None
     seconds: tuple[float, ...] = ()
     resting: bool = False
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +214,7 @@ class Features:
                   the tuner's curve honest.
     wall:   seconds that such a lap takes by the clock, with all that lies between; 0 when not known.
     rested: trees judged since the features before, about which nothing but their tokens is told.
+    trace:  the context of the newest frame's lap, for spans; None: it is not traced.
     """
 
     epoch: int
@@ -222,6 +227,7 @@ class Features:
     seconds: float = 0.0
     wall: float = 0.0
     rested: int = 0
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from specsot.frames import Chance, Close, End, Fork, Lease, Open, Opening, Result
 from specsot.links import Exchange, Inbox, LocalLink
@@ -47,6 +47,7 @@ class Setup:
     max_pages: int = 512
     drafter: Callable[..., Part] | None = None
     links: Literal["local", "grpc"] = "local"
+    watch: Callable[[str], Any] = lambda name: None
 
 
 @dataclass
@@ -211,12 +212,12 @@ def parts_of(setup: Setup):
 
 def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
     supply = working.Supply(name, address, setup.base, dtype="fp32", kv_memory=1 << 26)
-    return WorkerPart(working.Source(supply), dialer, compute)
+    return WorkerPart(working.Source(supply), dialer, compute, watch=setup.watch(name))
 
 
 def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
     supply = drafting.Supply(name, address, setup.base, setup.head, dtype="fp32", kv_memory=1 << 26)
-    return DrafterPart(drafting.Source(supply), dialer, compute)
+    return DrafterPart(drafting.Source(supply), dialer, compute, setup.watch(name))
 
 
 class LocalPlace:

@@ -22,6 +22,7 @@ seconds = st.floats(0, 1e6, allow_nan=False)
 times = st.lists(seconds, max_size=4).map(tuple)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 names = st.from_regex(r"[a-z0-9:._/-]{1,20}", fullmatch=True)
+traces = st.none() | st.from_regex(r"00-[1-9a-f]{32}-[1-9a-f]{16}-0[01]", fullmatch=True)
 rising = st.sets(st.integers(0, 4000), max_size=6).map(lambda s: tuple(sorted(s)))
 
 
@@ -91,6 +92,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         form=draw(st.none() | forms),
         family=draw(st.none() | big),
         drafter=draw(st.none() | st.sampled_from(params.DRAFTERS)),
+        trace=draw(traces),
     )
 
 
@@ -122,6 +124,7 @@ frames = st.builds(
     fused=st.none() | tensors(),
     seconds=times,
     resting=st.booleans(),
+    trace=traces,
 )
 logprobs = st.floats(-100, 0, width=32)
 chances = st.builds(fr.Chance, logprobs, st.lists(st.tuples(small, logprobs), max_size=3).map(tuple))
@@ -170,6 +173,7 @@ def features(draw: st.DrawFn) -> fr.Features:
         seconds=draw(seconds),
         wall=draw(seconds),
         rested=draw(small),
+        trace=draw(traces),
     )
 
 

@@ -27,8 +27,10 @@ def main() -> int:
 
 async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
     from specsot.process.member import serve_member
+    from specsot.process.observing import observed
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_drafter.observing import watch_of
         from specsot_drafter.part import DrafterPart
         from specsot_drafter.source import Source, Supply
 
@@ -46,9 +48,10 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
             config.drafter,
             config.options,
         )
-        return DrafterPart(Source(supply), dialer, compute)
+        return DrafterPart(Source(supply), dialer, compute, watch_of(seen))
 
-    await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)
+    with observed("drafter", config.setting) as seen:
+        await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ late, wrong or gone, and nobody waits long for it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import Configuration, Ready, Registration, Tap
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.source import Source
+from specsot_drafter.watching import Watch
 
 
 @dataclass(slots=True)
@@ -31,10 +33,13 @@ class _Epoch:
 
 
 class DrafterPart:
-    """One drafter. `compute` runs tensor work, one job at a time, off the event loop."""
+    """One drafter. `compute` runs tensor work, one job at a time, off the event loop; `watch` follows it."""
 
-    def __init__(self, source: Source, dialer: Dialer, compute: Executor) -> None:
+    def __init__(
+        self, source: Source, dialer: Dialer, compute: Executor, watch: Watch | None = None
+    ) -> None:
         self._source, self._dialer, self._compute = source, dialer, compute
+        self._watch = watch or Watch()
         self._now: _Epoch | None = None
 
     @property
@@ -55,6 +60,7 @@ class DrafterPart:
         await self._send_taps(configuration)
         sequencer = await self._dialer.dial(configuration.stages[0].address, configuration.epoch)
         self._now = _Epoch(configuration, engine, sequencer, [])
+        self._watch.formed(configuration, lambda: engine.free_pages)
         await uplink.send(Ready(configuration.epoch))
 
     async def handle(self, arrival: Arrival) -> None:
@@ -74,7 +80,9 @@ class DrafterPart:
         if now is None or not now.untaught:
             return None
         lessons, now.untaught = now.untaught, []
-        drafts = await self._run(_learn_and_draft, now.engine, lessons, self.epoch)
+        with self._watch.drafting(lessons):
+            drafts, seconds = await self._run(_learn_and_draft, now.engine, lessons, self.epoch)
+        self._watch.drafted(drafts, seconds)
         if drafts.drafts or drafts.rest:
             await now.sequencer.send(drafts)
         return None
@@ -82,6 +90,7 @@ class DrafterPart:
     async def disband(self) -> None:
         now, self._now = self._now, None
         if now is not None:
+            self._watch.disbanded()
             await now.sequencer.close()
 
     async def _send_taps(self, configuration: Configuration) -> None:
@@ -103,7 +112,10 @@ class DrafterPart:
             raise Unavailable(f"{self._source.name} failed: {str(error).splitlines()[0]}") from error
 
 
-def _learn_and_draft(engine: DraftEngine, lessons: list[Features], epoch: int) -> Drafts:
+def _learn_and_draft(engine: DraftEngine, lessons: list[Features], epoch: int) -> tuple[Drafts, float]:
+    """The drafts, and how many seconds they took."""
+    begun = time.perf_counter()
     for features in lessons:
         engine.learn(features)
-    return Drafts(epoch, engine.draft(), engine.rest)
+    drafts = Drafts(epoch, engine.draft(), engine.rest)
+    return drafts, time.perf_counter() - begun

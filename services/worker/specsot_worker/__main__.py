@@ -27,8 +27,10 @@ def main() -> int:
 
 async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
     from specsot.process.member import serve_member
+    from specsot.process.observing import observed
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_worker.observing import watch_of
         from specsot_worker.part import WorkerPart
         from specsot_worker.source import Source, Supply
 
@@ -42,9 +44,10 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
             config.kv_memory,
             config.model_format,
         )
-        return WorkerPart(Source(supply), dialer, compute)
+        return WorkerPart(Source(supply), dialer, compute, watch=watch_of(seen, config.trace_laps))
 
-    await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)
+    with observed("worker", config.setting) as seen:
+        await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)
 
 
 if __name__ == "__main__":

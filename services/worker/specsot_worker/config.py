@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsot.members import Range, WeightFormat
-from specsot.process.flags import Flags, layers
+from specsot.process.flags import Flags, layers, positive
 from specsot.process.setting import Setting, add_membership, add_setting, read_setting
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """layers None: the master assigns a range. kv_memory in bytes."""
+    """layers None: the master assigns a range. kv_memory in bytes.
+
+    trace_laps: of laps that carry a traced request one is traced.
+    """
 
     setting: Setting
     model: Path
@@ -28,6 +31,7 @@ class WorkerConfig:
     device: str
     kv_memory: int
     model_format: WeightFormat
+    trace_laps: int
 
 
 def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -35,6 +39,7 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
     flags = Flags("specsot-worker", "Runs a range of the base model's layers in a SpecSoT ring.")
     add_membership(flags)
     flags.flag("layers", layers, help="the range to run, such as 0:4; by default the master assigns one")
+    flags.flag("trace-laps", positive, 16, "of the laps of a traced request, every how manieth is traced")
     add_setting(flags, "127.0.0.1:0")
     given = flags.read(arguments)
     return WorkerConfig(
@@ -48,4 +53,5 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         device=given.device,
         kv_memory=given.kv_memory,
         model_format=given.model_format,
+        trace_laps=given.trace_laps,
     )

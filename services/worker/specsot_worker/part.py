@@ -23,6 +23,7 @@ from specsot_worker.sequencer import Budget, Sequencer
 from specsot_worker.source import Source
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage, Verdict
+from specsot_worker.watching import Watch
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class _Epoch:
 
 
 class WorkerPart:
-    """One worker. `compute` runs tensor work, one job at a time, off the event loop."""
+    """One worker. `compute` runs tensor work, one job at a time, off the event loop; `watch` follows it."""
 
     def __init__(
         self,
@@ -46,9 +47,10 @@ class WorkerPart:
         dialer: Dialer,
         compute: Executor,
         clock: Callable[[], float] = time.monotonic,
+        watch: Watch | None = None,
     ) -> None:
         self._source, self._dialer = source, dialer
-        self._compute, self._clock = compute, clock
+        self._compute, self._clock, self._watch = compute, clock, watch or Watch()
         self._now: _Epoch | None = None
         self._early: list[Arrival] = []
 
@@ -79,6 +81,7 @@ class WorkerPart:
             _sequencer(configuration) if index == 0 else None,
             self._source.judge(stage) if last else None,
         )
+        self._watch.formed(configuration, stage.table)
         await self._ready_if_complete()
         for arrival in self._take_early():
             await self.handle(arrival)
@@ -95,7 +98,7 @@ class WorkerPart:
             case Frame():
                 await self._pass_on(now, message)
             case Result() if now.sequencer:
-                now.sequencer.learn(message, self._clock())
+                self._learn(now.sequencer, message)
             case Drafts() if now.sequencer:
                 now.sequencer.offer(message)
             case Open() | Close() | Lease() if now.sequencer:
@@ -115,7 +118,7 @@ class WorkerPart:
         frame = now.sequencer.compose(self._clock())
         await self._report_rejections(now)
         if frame is not None:
-            await self._pass_on(now, frame)
+            await self._pass_on(now, self._watch.launched(frame, self._clock()))
             return 0.0
         deadline = now.sequencer.deadline()
         return None if deadline is None else max(0.0, deadline - self._clock())
@@ -124,26 +127,36 @@ class WorkerPart:
         now, self._now = self._now, None
         self._early = []
         if now is not None:
+            self._watch.disbanded()
             await now.links.close()
 
     async def _pass_on(self, now: _Epoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
         if now.judge is None:
-            passed = await self._run(now.stage.run, frame)
+            with self._watch.working(frame):
+                passed = await self._run(now.stage.run, frame)
+            self._watch.worked(frame, passed.seconds[-1])
             assert now.links.following is not None
             await now.links.following.send(passed)
             return
-        verdict = await self._run(_run_and_judge, now.stage, now.judge, frame)
+        with self._watch.working(frame):
+            verdict = await self._run(_run_and_judge, now.stage, now.judge, frame)
+        self._watch.worked(frame, verdict.result.seconds[-1])
         await self._announce(now, verdict)
 
     async def _announce(self, now: _Epoch, verdict: Verdict) -> None:
         """Stage 0 first (the next lap waits for it), then the drafter, then the master."""
         if now.sequencer:
-            now.sequencer.learn(verdict.result, self._clock())
+            self._learn(now.sequencer, verdict.result)
         elif now.links.sequencer:
             await now.links.sequencer.send(verdict.result)
         await self._teach(now, verdict)
         await now.links.master.send(verdict.result)
+
+    def _learn(self, sequencer: Sequencer, result: Result) -> None:
+        now = self._clock()
+        sequencer.learn(result, now)
+        self._watch.returned(result, now)
 
     async def _teach(self, now: _Epoch, verdict: Verdict) -> None:
         """Features to the drafter; a lost drafter stops nobody."""

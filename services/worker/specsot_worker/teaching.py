@@ -61,7 +61,9 @@ class Teaching:
         self._drafted.difference_update(one for judged, _ in kept for one in judged.closings)
         if told:
             fed, seconds = sum(map(rows_of, frame.segments)), sum(frame.seconds)
-            told[-1] = replace(told[-1], fed=fed, seconds=seconds, wall=wall, rested=rested)
+            told[-1] = replace(
+                told[-1], fed=fed, seconds=seconds, wall=wall, rested=rested, trace=frame.trace
+            )
         return tuple(told)
 
 

@@ -19,6 +19,8 @@ LogFormat = Literal["console", "json"]
 class Setting:
     """grace: seconds from SIGTERM until what still runs is cancelled.
 
+    metrics: where figures are served for Prometheus, if anywhere.
+
     reflection, channelz: whether its door tells what it serves, and how its connections stand.
     """
 
@@ -26,6 +28,7 @@ class Setting:
     log_format: LogFormat = "console"
     log_level: str = "info"
     grace: float = 5.0
+    metrics: str | None = None
     reflection: bool = True
     channelz: bool = False
 
@@ -36,6 +39,7 @@ def add_setting(flags: Flags, listen: str) -> None:
     levels = ("debug", "info", "warning", "error")
     flags.flag("log-level", default="info", choices=levels, help="the least important lines to write")
     flags.flag("grace", seconds, 5.0, "seconds that running work has after SIGTERM")
+    flags.flag("metrics", help="where to serve figures for Prometheus: host:port (0 for a free port)")
     flags.flag("reflection", default="on", choices=("on", "off"), help="whether clients may ask what is here")
     flags.flag("channelz", default="off", choices=("on", "off"), help="whether connections may be looked at")
 
@@ -46,6 +50,7 @@ def read_setting(given: argparse.Namespace) -> Setting:
         given.log_format,
         given.log_level,
         given.grace,
+        given.metrics,
         reflection=given.reflection == "on",
         channelz=given.channelz == "on",
     )

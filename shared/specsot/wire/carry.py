@@ -11,6 +11,7 @@ from typing import Any
 from specsot.errors import WireError
 from specsot.frames import Drafts, Features, Frame, Payload, Result
 from specsot.members import Tap
+from specsot.tracing import well_formed
 from specsot.v1 import ring_pb2, values_pb2
 from specsot.wire.checks import chosen, duration, durations, require
 from specsot.wire.taps import TapReader, cut_tap
@@ -84,7 +85,7 @@ def write_frame(frame: Frame, message: ring_pb2.Frame) -> None:
     write_rows(frame.hidden, message.hidden)
     write_rows(frame.fused, message.fused)
     message.seconds.extend(frame.seconds)
-    message.resting = frame.resting
+    message.resting, message.trace = frame.resting, frame.trace or ""
 
 
 def decode_frame(message: ring_pb2.Frame) -> Frame:
@@ -98,6 +99,7 @@ def decode_frame(message: ring_pb2.Frame) -> Frame:
         fused=decode_rows(message, "fused"),
         seconds=durations(message.seconds, "a stage's time"),
         resting=message.resting,
+        trace=well_formed(message.trace),
     )
 
 
@@ -110,6 +112,7 @@ def write_features(features: Features, message: ring_pb2.Features) -> None:
     write_rows(features.rows, message.rows)
     message.fed, message.seconds = features.fed, features.seconds
     message.wall, message.rested = features.wall, features.rested
+    message.trace = features.trace or ""
 
 
 def decode_features(message: ring_pb2.Features) -> Features:
@@ -130,6 +133,7 @@ def decode_features(message: ring_pb2.Features) -> Features:
         seconds=duration(message.seconds, "a frame's time"),
         wall=duration(message.wall, "a lap's time"),
         rested=message.rested,
+        trace=well_formed(message.trace),
     )
 
 

@@ -28,6 +28,7 @@ from specsot.frames import (
 )
 from specsot.params import DrafterName, Sampling
 from specsot.skeleton import PlanRules
+from specsot.tracing import well_formed
 from specsot.tree import Tree
 from specsot.v1 import fleet_pb2, ring_pb2, values_pb2
 from specsot.wire.checks import WireError, ascending, chosen, durations, known, require
@@ -106,6 +107,7 @@ def encode_opening(opening: Opening) -> ring_pb2.Opening:
         form=encode_form(opening.form),
         logprobs=opening.logprobs,
         family=opening.family,
+        trace=opening.trace or "",
     )
 
 
@@ -130,6 +132,7 @@ def decode_opening(message: ring_pb2.Opening) -> Opening:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         family=message.family if message.HasField("family") else None,
         drafter=decode_drafter(message.drafter),
+        trace=well_formed(message.trace),
     )
 
 

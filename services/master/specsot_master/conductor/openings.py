@@ -36,6 +36,7 @@ class Openings:
         fork: Fork | None = None,
         family: int | None = None,
         rules: PlanRules | None = None,
+        trace: str | None = None,
     ) -> Opening:
         """A sequence that writes up to `limit` tokens. With rules the grammar ends it, else an end token;
         with a form both may. family: its name is that of the first sequence in it.
@@ -56,4 +57,5 @@ class Openings:
             form=None if rules else ask.form,
             family=id if family is None else family,
             drafter=ask.drafter,
+            trace=trace,
         )

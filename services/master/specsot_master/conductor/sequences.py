@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from specsot.frames import Close, Lease, Opening, Outcome
 from specsot.skeleton import PlanRules
+from specsot.tracing import followed
 from specsot_master.conductor.admission import PageLedger, own_pages
 from specsot_master.conductor.leases import first_lease, renewed_lease
 from specsot_master.conductor.live import LiveRequest, LiveSequence, drafts
@@ -72,6 +73,7 @@ class Sequences:
             fork=request.fork(turn),
             family=request.family,
             rules=rules,
+            trace=followed(request.trace),
         )
         request.family = opening.family
         pages = pages_of(request, turn, limit, state)

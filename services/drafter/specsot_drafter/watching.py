@@ -1,0 +1,54 @@
+"""Whoever follows a drafter's work: what they are told.
+
+Refuses to know what is made of it. A watch must be quick: the ring may wait for a tree meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+
+from specsot.frames import Drafts, Features
+from specsot.members import Configuration
+
+
+class Watch:
+    """Looks at nothing; those who do say so for the moments they care about."""
+
+    def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
+        """An epoch begins; `free` tells how many pages are, at any moment."""
+
+    def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
+        """Entered while these are learned and trees are drafted."""
+        return nullcontext()
+
+    def drafted(self, drafts: Drafts, seconds: float) -> None:
+        """What came of it, and how long that took."""
+
+    def disbanded(self) -> None:
+        """The epoch is over."""
+
+
+class Watches(Watch):
+    """Several as one."""
+
+    def __init__(self, watches: Sequence[Watch]) -> None:
+        self._watches = watches
+
+    def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
+        for watch in self._watches:
+            watch.formed(configuration, free)
+
+    def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        for watch in self._watches:
+            stack.enter_context(watch.drafting(lessons))
+        return stack
+
+    def drafted(self, drafts: Drafts, seconds: float) -> None:
+        for watch in self._watches:
+            watch.drafted(drafts, seconds)
+
+    def disbanded(self) -> None:
+        for watch in self._watches:
+            watch.disbanded()

@@ -1,0 +1,170 @@
+"""One request as spans: its phases, whose child it is at each door, and what no span ever carries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from specsot.errors import Overloaded
+from specsot.info import Info
+from specsot.params import Ask, Limits
+from specsot.tracing import Tracer, caller, current, followed
+from specsot.tracing.collecting import collect
+from specsot_master.desk import Desk
+from specsot_master.server import FleetService, MasterService, open_master_door
+from specsot_master.spans import RequestSpans
+from tests.doors.front import Front, question, stub
+from tests.http.house import Served, served
+from tests.master.letters import DIRECT, SAYS, SOT
+from tests.master.stage import Stage
+from tests.rpc.test_uplink import FakeFleet
+
+pytestmark = pytest.mark.timeout(60)
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+class Collection:
+    """What a service's tracer hands over."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.tracer: Tracer = collect("specsot-master", self.exporter, at_once=True)
+
+    def watch(self, desk: Desk) -> None:
+        desk.watch(lambda ask: RequestSpans(self.tracer, ask, "demo"))
+
+    @property
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+
+@pytest.fixture
+def collection() -> Collection:
+    caller.set(None)
+    return Collection()
+
+
+@pytest.fixture
+async def house(collection: Collection) -> AsyncIterator[Any]:
+    async with served() as one:
+        collection.watch(one.desk)
+        yield one
+
+
+async def ask(stage: Stage, desk: Desk, ask: Ask) -> None:
+    async def read() -> None:
+        async for _ in desk.generate(ask):
+            pass
+
+    await stage.play(asyncio.create_task(read()))
+
+
+async def test_a_planned_request_is_a_tree_of_phases(collection: Collection) -> None:
+    stage = Stage(SAYS)
+    desk = Desk(stage.conductor, Info)
+    collection.watch(desk)
+    await ask(stage, desk, SOT)
+    spans = collection.spans
+    branches = [name for name in spans if name.startswith("branch ")]
+    assert set(spans) == {"request", "wait", "plan", *branches}
+    assert len(branches) == spans["request"].attributes["specsot.branches"] > 1
+    whole = spans["request"].get_span_context().span_id
+    assert {span.parent.span_id for name, span in spans.items() if name != "request"} == {whole}
+    assert spans["request"].attributes["gen_ai.usage.output_tokens"] > 0
+    assert spans["request"].resource.attributes["service.name"] == "specsot-master"
+    assert [event.name for event in spans["plan"].events] == ["first token"]
+
+
+async def test_a_refused_request_says_by_what(collection: Collection) -> None:
+    stage = Stage(SAYS)
+    desk = Desk(stage.conductor, Info)
+    collection.watch(desk)
+    stage.conductor._accept = _full  # type: ignore[method-assign]
+    with pytest.raises(Overloaded):
+        await ask(stage, desk, SOT)
+    assert collection.spans["request"].attributes["error.type"] == "Overloaded"
+    assert not collection.spans["request"].status.is_ok
+
+
+def _full(*_: object) -> None:
+    raise Overloaded("no room")
+
+
+async def test_a_reader_that_leaves_ends_every_span(collection: Collection) -> None:
+    stage = Stage(SAYS)
+    desk = Desk(stage.conductor, Info)
+    collection.watch(desk)
+    events = desk.generate(SOT)
+    await anext(events)
+    await events.aclose()
+    assert collection.spans["request"].attributes["error.type"] == "abandoned"
+    assert set(collection.spans) == {"request", "wait", "plan"}
+
+
+async def test_over_grpc_it_is_the_callers_child(collection: Collection) -> None:
+    stage = Stage(SAYS)
+    desk = Desk(stage.conductor, Info)
+    collection.watch(desk)
+    service = MasterService(desk, Info)
+    door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
+    one = Front(stage, service, f"127.0.0.1:{door.port}")
+    playing = asyncio.create_task(one.play())
+    async with one.channel() as channel:
+        for brought in (CALLER, "00-zz-1-01"):
+            async for _ in stub(channel).Generate(question(), metadata=(("traceparent", brought),)):
+                pass
+    playing.cancel()
+    await door.close(0)
+    first, second = (span for span in collection.exporter.get_finished_spans() if span.name == "request")
+    assert f"{first.context.trace_id:032x}" == TRACE
+    assert f"{first.parent.span_id:016x}" == "00f067aa0ba902b7"
+    assert second.parent is None
+
+
+async def test_over_http_it_is_the_callers_child(house: Served, collection: Collection) -> None:
+    body = {"messages": [{"role": "user", "content": "What is it?"}], "model": "demo"}
+    await house.post("/v1/chat/completions", body, headers={"traceparent": CALLER})
+    assert f"{collection.spans['request'].context.trace_id:032x}" == TRACE
+
+
+async def test_the_ring_is_told_only_of_traces_that_are_collected(collection: Collection) -> None:
+    stage = Stage(SAYS)
+    desk = Desk(stage.conductor, Info)
+    collection.watch(desk)
+    await ask(stage, desk, DIRECT)
+    brought = stage.prompts_seen[-1][0].trace
+    assert brought == followed(brought)
+    assert brought.startswith(_context(collection.spans["request"]))
+    caller.set(CALLER.removesuffix("01") + "00")
+    await ask(stage, desk, DIRECT)
+    assert stage.prompts_seen[-1][0].trace is None
+
+
+def _context(span: ReadableSpan) -> str:
+    return f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-"
+
+
+async def test_spans_carry_no_text(collection: Collection) -> None:
+    stage = Stage({"zanzibar": "pomegranate juice"})
+    desk = Desk(stage.conductor, Info)
+    collection.watch(desk)
+    await ask(stage, desk, Ask(prompt="zanzibar?", mode="direct", limits=Limits(max_new_tokens=32)))
+    told = json.dumps([json.loads(span.to_json()) for span in collection.exporter.get_finished_spans()])
+    assert "request" in told
+    assert "zanzibar" not in told
+    assert "pomegranate" not in told
+
+
+def test_without_a_watch_nothing_is_set() -> None:
+    assert current.get() is None

@@ -1,0 +1,95 @@
+"""Laps, stages and drafts as spans of a traced request, over real links; and what the same parts count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, generate_latest
+
+from specsot.process.observing import Observation
+from specsot.tracing.collecting import collect
+from specsot_drafter import observing as drafting
+from specsot_worker import observing as working
+from tests.laws.ring import Setup, ring_of
+
+pytestmark = pytest.mark.timeout(120)
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+REQUEST = "00f067aa0ba902b7"
+CALLER = f"00-{TRACE}-{REQUEST}-01"
+PROMPT = [5, 17, 99, 23, 4, 8, 15, 16]
+
+
+class Observed:
+    """Every member of a ring with a tracer and a registry of its own."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.registries: dict[str, CollectorRegistry] = {}
+
+    def watch(self, name: str) -> object:
+        registry = self.registries[name] = CollectorRegistry()
+        kind = name.split("-")[0]
+        observation = Observation(registry, collect(f"specsot-{kind}", self.exporter, at_once=True))
+        return drafting.watch_of(observation) if kind == "drafter" else working.watch_of(observation, every=4)
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+    def figure(self, member: str, name: str, **labels: str) -> float:
+        value = self.registries[member].get_sample_value(f"specsot:{name}", labels)
+        assert value is not None, generate_latest(self.registries[member]).decode()
+        return value
+
+
+def parents(spans: Sequence[ReadableSpan]) -> set[str]:
+    return {f"{span.parent.span_id:016x}" for span in spans}
+
+
+def ids(spans: Sequence[ReadableSpan]) -> set[str]:
+    return {f"{span.context.span_id:016x}" for span in spans}
+
+
+async def test_a_traced_request_and_an_untraced_one(demo_model: Path) -> None:
+    seen = Observed()
+    setup = Setup(demo_model / "base", demo_model / "eagle3", stages=2, links="grpc", watch=seen.watch)
+    async with ring_of(setup) as ring:
+        quiet = await ring.open(PROMPT, limit=8)
+        await ring.written(quiet)
+        assert seen.exporter.get_finished_spans() == ()
+
+        traced = await ring.open(PROMPT, limit=24, trace=CALLER)
+        await ring.written(traced)
+        steps = len(ring.texts[quiet].steps) + len(ring.texts[traced].steps)
+        frames = seen.figure("worker-0", "worker_frames_total")
+        assert frames == seen.figure("worker-1", "worker_frames_total") >= steps
+        assert seen.figure("worker-0", "worker_kv_pages_free") <= seen.figure("worker-0", "worker_kv_pages")
+
+    laps, stages, drafts = (seen.spans(name) for name in ("lap", "stage", "draft"))
+    assert 0 < len(laps) <= frames / 4 + 2
+    assert {f"{span.context.trace_id:032x}" for span in (*laps, *stages, *drafts)} == {TRACE}
+    assert parents(laps) == {REQUEST}
+    assert parents(stages) == ids(laps)
+    assert Counter(span.attributes["specsot.layers"] for span in stages) == {
+        "0:4": len(laps),
+        "4:8": len(laps),
+    }
+    assert drafts
+    assert parents(drafts) <= ids(laps)
+    services = {span.resource.attributes["service.name"] for span in (*laps, *stages, *drafts)}
+    assert services == {"specsot-worker", "specsot-drafter"}
+
+    assert seen.figure("worker-0", "worker_lap_seconds_count") > 0
+    assert seen.figure("worker-0", "worker_hop_seconds_count") > 0
+    assert seen.figure("worker-1", "worker_lap_seconds_count") == 0
+    assert seen.figure("drafter", "drafter_draft_seconds_count") > 0
+    assert seen.figure("worker-1", "worker_compute_seconds_sum") > 0
