@@ -15,6 +15,7 @@ from specsot.events import Event, Numbered
 from specsot.frames import Opening
 from specsot.params import Ask
 from specsot_master.conductor import Conductor, ConductorConfig, RingState
+from specsot_master.conductor.trying import Forms
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from tests.master.fake_ring import STATE, FakeRing
@@ -80,12 +81,13 @@ class Stage:
     config: ConductorConfig = field(default_factory=lambda: ConductorConfig(model="demo"))
     burst: int = 4
     text: Text = field(default_factory=lambda: Text(BASE))
+    forms: Forms | None = None
 
     def __post_init__(self) -> None:
         self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
         prompts = Prompts(BASE, self.text)
         self.time = Ticks()
-        self.conductor = Conductor(self.ring, self.text, prompts, self.config, self.time)
+        self.conductor = Conductor(self.ring, self.text, prompts, self.config, self.time, self.forms)
         self.prompts_seen: list[tuple[Opening, str]] = []
 
     def _script(self, opening: Opening, prompt: tuple[int, ...]) -> tuple[int, ...]:
@@ -118,6 +120,16 @@ class Stage:
         """Laps until these clients are done. A ring at rest while somebody waits is a deadlock."""
         while not all(task.done() for task in tasks):
             assert await self.lap() or all(task.done() for task in tasks), "nothing moves"
+        return [task.result() for task in tasks]
+
+    async def play_whenever(self, *tasks: asyncio.Task[E]) -> list[E]:
+        """The same, while something outside of the ring is under way: at rest it waits for orders."""
+        while not all(task.done() for task in tasks):
+            self.ring.news.clear()
+            if not await self.lap():
+                ordered = asyncio.create_task(self.ring.news.wait())
+                await asyncio.wait([ordered, *tasks], return_when=asyncio.FIRST_COMPLETED)
+                ordered.cancel()
         return [task.result() for task in tasks]
 
     def listen(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from specsot.errors import Overloaded
+from specsot.errors import NotFound, Overloaded
 from specsot.events import Event
 from specsot.params import Ask
 from specsot_master.conductor import ConductorConfig, RingState
@@ -108,6 +108,16 @@ async def test_a_greedy_client_makes_room_in_the_queue() -> None:
     with pytest.raises(Overloaded):
         await stage.listen(DIRECT, "g5", "greedy")
     await stage.play(*greedy[:4], modest)
+    stage.assert_clean()
+
+
+async def test_who_is_refused_displaces_nobody() -> None:
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=4))
+    greedy = [stage.listen(DIRECT, f"g{n}", "greedy") for n in range(5)]
+    await stage.settle()
+    with pytest.raises(NotFound):
+        await stage.listen(replace(DIRECT, model="another"), "m", "modest")
+    assert len(await stage.play(*greedy)) == 5
     stage.assert_clean()
 
 

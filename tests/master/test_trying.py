@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from dataclasses import replace
 
 import pytest
 
-from specsot.errors import InvalidRequest, Overloaded
+from specsot.errors import InvalidRequest, Overloaded, TimedOut, Unavailable
 from specsot.forms import MAX_FORM_BYTES, Form
+from specsot_master.conductor import ConductorConfig
 from specsot_master.conductor.trying import KNOWN, QUEUE, Forms, try_apart
+from tests.master.letters import ANSWER, DIRECT, SAYS, SOT, finished
+from tests.master.stage import Stage
 
 
 def chain(length: int) -> Form:
@@ -65,12 +70,130 @@ async def test_old_verdicts_are_forgotten() -> None:
     assert len(tried) == KNOWN + 2
 
 
+class Held:
+    """A trial that takes until it is let go."""
+
+    def __init__(self) -> None:
+        self.tried: list[Form] = []
+        self._go, self._begun = threading.Event(), threading.Semaphore(0)
+
+    def __call__(self, form: Form) -> str:
+        self.tried.append(form)
+        self._begun.release()
+        assert self._go.wait(20)
+        return ""
+
+    async def begun(self) -> None:
+        assert await asyncio.to_thread(self._begun.acquire, timeout=20)
+
+    def release(self) -> None:
+        self._go.set()
+
+
+def regex(number: int) -> Form:
+    return Form("regex", (str(number),))
+
+
 async def test_who_comes_when_too_many_wait_is_told_to_come_again() -> None:
     forms = Forms(lambda form: "")
-    checks = [asyncio.create_task(forms.check(Form("regex", (str(n),)))) for n in range(QUEUE + 3)]
+    checks = [asyncio.create_task(forms.check(regex(n), f"c{n % 3}")) for n in range(QUEUE + 3)]
     results = await asyncio.gather(*checks, return_exceptions=True)
     assert sum(isinstance(one, Overloaded) for one in results) == 3
-    await forms.check(Form("regex", ("after",)))
+    await forms.check(regex(1000))
+    assert forms.waiting == 0
+
+
+async def test_one_client_cannot_take_every_place() -> None:
+    held = Held()
+    forms = Forms(held)
+    greedy = [asyncio.create_task(forms.check(regex(n), "greedy")) for n in range(QUEUE)]
+    await held.begun()
+    modest = asyncio.create_task(forms.check(regex(1000), "modest"))
+    held.release()
+    results = await asyncio.gather(*greedy, return_exceptions=True)
+    assert sum(isinstance(one, Overloaded) for one in results) == QUEUE // 2
+    await modest
+
+
+async def test_any_number_may_wait_for_the_same_form() -> None:
+    tried: list[Form] = []
+    forms = Forms(lambda form: tried.append(form) or "")
+    await asyncio.gather(*(forms.check(regex(1), "one") for _ in range(5 * QUEUE)))
+    assert tried == [regex(1)]
+
+
+async def test_a_trial_that_nobody_waits_for_keeps_its_turn() -> None:
+    """It cannot be stopped; a client that comes and goes would else start one beside the other."""
+    held = Held()
+    forms = Forms(held)
+    gone = asyncio.create_task(forms.check(regex(0)))
+    await held.begun()
+    gone.cancel()
+    await asyncio.wait([gone])
+    assert forms.waiting == 0
+    checks = [asyncio.create_task(forms.check(regex(n))) for n in (1, 0)]
+    await asyncio.sleep(0)
+    assert held.tried == [regex(0)]
+    held.release()
+    await asyncio.gather(*checks)
+    assert held.tried == [regex(0), regex(1)], "its verdict is known, too"
+
+
+async def test_a_trial_that_cannot_be_made_says_so() -> None:
+    def broken(form: Form) -> str:
+        raise Unavailable("constraints cannot be tried")
+
+    forms = Forms(broken)
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await forms.check(regex(1))
+
+
+ANY = Form("regex", ("(?s).*",))
+HELD = replace(DIRECT, form=ANY)
+
+
+async def test_others_go_on_while_a_form_is_tried() -> None:
+    """The trial blocks a thread; laps, other answers and other refusals do not wait for it."""
+    held = Held()
+    stage = Stage(SAYS, forms=Forms(held))
+    waits = stage.listen(HELD)
+    await held.begun()
+    assert finished(await stage.answer(SOT)).text == ANSWER
+    assert not waits.done()
+    held.release()
+    assert finished((await stage.play_whenever(waits))[0]).text == SAYS["What is"]
+    stage.assert_clean()
+
+
+async def test_a_deadline_that_passes_while_a_form_is_tried() -> None:
+    held = Held()
+    stage = Stage(SAYS, forms=Forms(held))
+    with pytest.raises(TimedOut, match="the deadline passed while the constraint was tried"):
+        await stage.listen(HELD, timeout=0.01)
+    held.release()
+    stage.assert_clean()
+
+
+async def test_time_spent_on_a_form_counts() -> None:
+    """The clock goes a second at every look: one is over when the request comes to wait."""
+    stage = Stage(SAYS, forms=Forms(lambda form: ""))
+    with pytest.raises(TimedOut, match="had passed when the request came"):
+        await stage.listen(HELD, timeout=1.0)
+    stage.assert_clean()
+
+
+async def test_who_would_be_refused_anyway_is_refused_before() -> None:
+    tried: list[Form] = []
+    config = ConductorConfig(model="demo", live=1, queue=1)
+    stage = Stage(SAYS, config=config, forms=Forms(lambda form: tried.append(form) or ""))
+    others = [stage.listen(DIRECT) for _ in range(2)]
+    await stage.settle()
+    with pytest.raises(Overloaded):
+        await stage.listen(HELD)
+    assert tried == []
+    await stage.play(*others)
+    stage.assert_clean()
 
 
 @pytest.mark.processes

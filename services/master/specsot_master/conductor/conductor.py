@@ -14,6 +14,7 @@ import structlog
 
 from specsot.errors import NotFound, Overloaded, SpecsotError, TimedOut, Unavailable
 from specsot.events import Finished, Numbered
+from specsot.forms import Form
 from specsot.frames import Outcome, Result
 from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
@@ -123,7 +124,7 @@ class Conductor:
             request = self._take_up(known, ask, timeout)
         else:
             if ask.form:
-                await self._forms.check(ask.form)
+                timeout = await self._try(ask.form, client, timeout)
             request = self._accept(ask, request_id, client, timeout)
         async with aclosing(self._readers.follow(request, 0)) as events:
             async for event in events:
@@ -183,25 +184,37 @@ class Conductor:
 
     # --- arrival and departure ---
 
+    async def _try(self, form: Form, client: str, timeout: float | None) -> float | None:
+        """Let only a form in that can be followed; the seconds that are left then. Who would be refused
+        anyway is refused before.
+        """
+        check_time(timeout)
+        self._find_room(client)
+        if self._forms.waiting >= self._config.queue:
+            raise self._overloaded()
+        begun = self._clock.now()
+        await self._forms.check(form, client, timeout)
+        return None if timeout is None else timeout - (self._clock.now() - begun)
+
     def _accept(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
         check_time(timeout)
         self._roster.check(id)
-        self._make_room(client)
+        last = self._find_room(client)
         request = self._acceptance.prepare(ask, id, client, self._clock.now())
+        if last is not None:
+            self._fail(last, self._overloaded())
         log.info("request", **request.named, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
         self._roster.wait(request)
         self._limit(request, timeout)
         self._fill()
         return request
 
-    def _make_room(self, client: str) -> None:
-        """Raises Overloaded."""
+    def _find_room(self, client: str) -> LiveRequest | None:
+        """Who must leave the queue for this client, if anybody. Raises Overloaded."""
         try:
-            last = self._roster.make_room(client)
+            return self._roster.make_room(client)
         except Full:
             raise self._overloaded() from None
-        if last is not None:
-            self._fail(last, self._overloaded())
 
     def _overloaded(self) -> Overloaded:
         self._counts.refused += 1

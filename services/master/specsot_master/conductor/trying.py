@@ -11,15 +11,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
 
-from specsot.errors import InvalidRequest, Overloaded, Unavailable
+from specsot.errors import InvalidRequest, Overloaded, TimedOut, Unavailable
 from specsot.forms import Form, refuse
 
 KNOWN = 256  # forms whose verdict is kept
-QUEUE = 16  # requests that wait for a verdict at most
+QUEUE = 16  # forms that wait for a verdict at most, those of two clients counted twice
 PATIENCE = 30.0  # seconds; the trial ends itself after 4 of one core
 
 _SLOW = "takes too long to compile"
@@ -35,34 +35,65 @@ Trial = Callable[[Form], str]
 
 
 class Forms:
-    """What is known of forms. One new one is tried at a time."""
+    """What is known of forms. One new one is tried at a time, to its end, whoever still waits for it."""
 
     def __init__(self, trial: Trial | None = None) -> None:
         self._trial = trial or try_apart
         self._known: OrderedDict[Form, str] = OrderedDict()
-        self._turn, self._waiting = asyncio.Lock(), 0
+        self._wanted: Counter[tuple[str, Form]] = Counter()  # requests that wait, by client and form
+        self._now: tuple[Form, asyncio.Task[str]] | None = None
 
-    async def check(self, form: Form) -> None:
-        """Raises InvalidRequest with the library's reason, Overloaded where too many are new at once."""
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a verdict."""
+        return self._wanted.total()
+
+    async def check(self, form: Form, client: str = "", timeout: float | None = None) -> None:
+        """Raises InvalidRequest with the library's reason, Overloaded where too many are new at once,
+        TimedOut after `timeout` seconds.
+        """
         complaint = self._recall(form)
         if complaint is None:
-            complaint = await self._find(form)
+            try:
+                async with asyncio.timeout(timeout):
+                    complaint = await self._wait(form, client)
+            except TimeoutError:
+                raise TimedOut("the deadline passed while the constraint was tried") from None
         if complaint:
             raise InvalidRequest(complaint, field=refuse("").field)
 
-    async def _find(self, form: Form) -> str:
-        if self._waiting >= QUEUE:
-            raise Overloaded("too many constraints are tried at once")
-        self._waiting += 1
+    async def _wait(self, form: Form, client: str) -> str:
+        mine = client, form
+        self._make_room(mine)
+        self._wanted[mine] += 1
         try:
-            async with self._turn:
-                complaint = self._recall(form)  # somebody else may have asked for the same
-                if complaint is None:
-                    complaint = await asyncio.to_thread(self._trial, form)
-                    self._remember(form, complaint)
-                return complaint
+            return await self._find(form)
         finally:
-            self._waiting -= 1
+            self._wanted[mine] -= 1
+            if not self._wanted[mine]:
+                del self._wanted[mine]
+
+    def _make_room(self, mine: tuple[str, Form]) -> None:
+        """One client's forms take half of the places at most. Raises Overloaded."""
+        places = sum(client == mine[0] for client, _ in self._wanted)
+        if mine not in self._wanted and (len(self._wanted) >= QUEUE or places >= QUEUE // 2):
+            raise Overloaded("too many constraints are tried at once")
+
+    async def _find(self, form: Form) -> str:
+        while (complaint := self._recall(form)) is None:
+            tried, trial = self._now = self._now or (form, asyncio.create_task(self._try(form)))
+            await asyncio.wait([trial])  # goes on without us, should we leave: it cannot be stopped
+            if tried == form:
+                return trial.result()
+        return complaint
+
+    async def _try(self, form: Form) -> str:
+        try:
+            complaint = await asyncio.to_thread(self._trial, form)
+            self._remember(form, complaint)
+            return complaint
+        finally:
+            self._now = None
 
     def _recall(self, form: Form) -> str | None:
         if form in self._known:
