@@ -10,18 +10,21 @@ import atexit
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
 from contextlib import aclosing
 from dataclasses import fields
+from pathlib import Path
 from types import TracebackType
 from typing import Any, cast, overload
 
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
+from specsot.rpc.tls import Tls
 from specsot.view import View, advance
 from specsot_app.aliases import translate
 from specsot_app.answers import Answer, answer_of, stats_of
 from specsot_app.asking import Turns, ask_of
 from specsot_app.background import Background
 from specsot_app.fleets import Fleet, Opener, Wanted, models_of, open_fleet
+from specsot_app.reaching import Reach
 
 
 class SpecSoT:
@@ -58,9 +61,13 @@ class SpecSoT:
         return cls(wanted)
 
     @classmethod
-    def connect(cls, master: str) -> SpecSoT:
-        """The fleet behind a master at host:port."""
-        return cls(Wanted(master=master))
+    def connect(cls, master: str, tls_ca: str | Path | None = None, token: str | None = None) -> SpecSoT:
+        """The fleet behind a master at host:port.
+
+        tls_ca: speak TLS; this PEM file vouches for the master's certificate. token: shown with every call.
+        """
+        tls = Tls(None if tls_ca is None else Path(tls_ca))
+        return cls(Wanted(master=master, reach=Reach(tls, token)))
 
     @overload
     def generate(self, prompt: str | Turns, **options: Any) -> Coroutine[Any, Any, Answer]: ...
@@ -186,7 +193,7 @@ class SpecSoT:
 
 def wanted_of(options: dict[str, Any]) -> Wanted:
     """Raises InvalidRequest for an option nobody knows."""
-    known = {one.name for one in fields(Wanted)} - {"kind", "master"}
+    known = {one.name for one in fields(Wanted)} - {"kind", "master", "reach"}
     for name in options:
         if name not in known:
             listed = ", ".join(sorted(known))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from specsot.model.config import read_config
 from specsot.params import DRAFTERS, Ask, DrafterName
 from specsot.process.flags import above_zero, layer_numbers
 from specsot_app.ranges import ranges_of
+from specsot_app.reaching import Reach
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ class Fleet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A fleet to open. `master` set: that one, and only `model` (a name) matters besides.
+    """A fleet to open. `master` set: that one, and only `model` (a name) and `reach` matter besides.
 
     model None: the demo model, with its head. draft_model None: no drafter (but the demo's own), unless
     `drafter` needs none. drafter None: a head, where there is one.
@@ -79,6 +80,7 @@ class Wanted:
     blend: bool = True
     layout: Layout = "batched"
     tree: Literal["tuned", "fixed"] = "tuned"
+    reach: Reach = field(default_factory=Reach)
 
 
 Opener = Callable[[Wanted], Coroutine[Any, Any, Fleet]]
@@ -207,7 +209,7 @@ async def open_fleet(wanted: Wanted) -> Fleet:
     if wanted.master is not None:
         from specsot.rpc.client import connect
 
-        return await connect(wanted.master)
+        return await connect(wanted.master, tls=wanted.reach.tls, token=wanted.reach.token)
     if wanted.kind == "processes":
         from specsot_app.processes import ProcessFleet
 

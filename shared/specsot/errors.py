@@ -4,6 +4,7 @@ Knows nothing of gRPC or HTTP: `specsot.rpc` and the HTTP gateway translate, eac
 
     SpecsotError
     ├── InvalidRequest        the caller's words are wrong            (field says which)
+    ├── Unauthenticated       the caller does not show who it is
     ├── NotFound              no such request, model or sequence
     ├── Overloaded            no room now                             (retry_after, seconds)
     ├── Unavailable           the ring is not complete, or just broke
@@ -29,6 +30,10 @@ class InvalidRequest(SpecsotError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class Unauthenticated(SpecsotError):
+    """The caller shows no token, or one that is not known here."""
 
 
 class NotFound(SpecsotError):

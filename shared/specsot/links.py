@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specsot.errors import Unavailable
+from specsot.members import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class Link(Protocol):
 class Dialer(Protocol):
     """Opens links to peers by address."""
 
-    async def dial(self, address: str, epoch: int) -> Link:
-        """Raises Unavailable when the peer cannot be reached."""
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
+        """kind: what must be there. Raises Unavailable when the peer cannot be reached."""
         ...
 
 
@@ -117,5 +118,5 @@ class LocalDialer:
     def __init__(self, exchange: Exchange, sender: str) -> None:
         self._exchange, self._sender = exchange, sender
 
-    async def dial(self, address: str, epoch: int) -> Link:
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
         return LocalLink(self._sender, self._exchange.find(address))

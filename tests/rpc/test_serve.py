@@ -81,7 +81,7 @@ async def test_what_is_behind_flags(door: Door) -> None:
                 with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
                     await call
             names = services_of(channel)
-            if terms.reflection:
+            if terms.reflects:
                 assert {MASTER, "grpc.channelz.v1.Channelz"} <= await names
             else:
                 with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):

@@ -78,6 +78,8 @@ def infer(
     layers: options.Layers = None,
     fleet: options.FleetKind = "embedded",
     master: options.Master = None,
+    tls_ca: options.TlsCa = None,
+    token_file: options.TokenFile = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> int:
     """Answer one question: plan, branches side by side, merged answer, figures."""

@@ -12,23 +12,27 @@ from typing import Annotated
 import typer
 
 from specsot.info import Info, MemberInfo, PagesInfo, RequestsInfo
+from specsot_app.commands import options
+from specsot_app.reaching import Reach, reach_of
 from specsot_app.running import run
 
 
 def info(
     master: Annotated[str, typer.Option(help="host:port of the master.")] = "127.0.0.1:50050",
+    tls_ca: options.TlsCa = None,
+    token_file: options.TokenFile = None,
     json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
 ) -> int:
     """Models, members, layer ranges, pages, epoch. Exit status 1 while the ring is not complete."""
-    found = run(ask(master))
+    found = run(ask(master, reach_of(tls_ca, token_file)))
     print(notation.dumps(dataclasses.asdict(found)) if json else "\n".join(lines_of(found)))
     return 0 if found.ready else 1
 
 
-async def ask(master: str) -> Info:
+async def ask(master: str, reach: Reach) -> Info:
     from specsot.rpc.client import connect
 
-    client = await connect(master)
+    client = await connect(master, tls=reach.tls, token=reach.token)
     try:
         return await client.info()
     finally:

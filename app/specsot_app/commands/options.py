@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from specsot.members import Layout, WeightFormat
 from specsot.params import DrafterName, Mode
 from specsot_app.asking import OPTIONS
 from specsot_app.fleets import Dtype, Kind, Wanted
+from specsot_app.reaching import Reach, reach_of
 
 # What a request asks for.
 AnyMode = Annotated[Mode, typer.Option(help="auto: the model chooses; sot: a plan; direct: none.")]
@@ -63,6 +65,12 @@ Stages = Annotated[int | None, typer.Option(help="Layer ranges the model is cut 
 Layers = Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")]
 FleetKind = Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")]
 Master = Annotated[str | None, typer.Option(help="host:port of a master that runs already.")]
+TlsCa = Annotated[
+    Path | None, typer.Option(help="Speak TLS; this PEM file vouches for the other side's certificate.")
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the token to show; it may stand in SPECSOT_TOKEN instead.")
+]
 
 _ELSEWHERE = {"fleet": "kind", "branch_layout": "layout"}  # options that Wanted has other names for
 _FIELDS = {field.name for field in fields(Wanted)}
@@ -71,7 +79,8 @@ _FIELDS = {field.name for field in fields(Wanted)}
 def wanted_by(given: Mapping[str, Any]) -> Wanted:
     """The fleet that a word's options ask for."""
     named = {_ELSEWHERE.get(name, name): value for name, value in given.items()}
-    return Wanted(**{name: value for name, value in named.items() if name in _FIELDS})
+    reach = reach_of(given.get("tls_ca"), given.get("token_file")) if given.get("master") else Reach()
+    return Wanted(reach=reach, **{name: value for name, value in named.items() if name in _FIELDS})
 
 
 def asked_by(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,9 @@ def serve(
     max_queue: Annotated[
         int | None, typer.Option(min=1, help="Requests that may wait for that; more are refused.")
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let other machines in, whoever they are.")
+    ] = False,
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory for KV pages of each worker and the drafter, such as 4G.")
     ] = None,
@@ -66,7 +69,9 @@ def serve(
     from specsot_app.processes import Serving, flags_of
 
     wanted = replace(options.wanted_by(ctx.params), kind="processes")
-    conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue)
+    conduct = flags_of(
+        name=name, max_requests=max_requests, max_queue=max_queue, insecure="on" if insecure else None
+    )
     serving = Serving(host, conduct, flags_of(kv_memory=kv_memory))
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         run(keep(wanted, models_of(wanted), port, http_port_of(http_port), serving))

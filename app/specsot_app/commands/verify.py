@@ -38,6 +38,8 @@ def verify(
     master: Annotated[
         str | None, typer.Option(help="host:port of a master that serves the same model already.")
     ] = None,
+    tls_ca: options.TlsCa = None,
+    token_file: options.TokenFile = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
     near: Annotated[
         float, typer.Option(min=0, help="Logits nearer than this may be decided either way by rounding.")

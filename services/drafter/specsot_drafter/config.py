@@ -15,7 +15,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Overrides, WeightFormat
 from specsot.params import DrafterName
 from specsot.process.flags import Flags, above_zero, layer_numbers, positive
-from specsot.process.setting import Setting, add_membership, add_setting, read_setting
+from specsot.process.setting import Setting, add_membership, add_setting, read_member_setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
     if given.draft_model is None and given.drafter != "ngram":
         flags.error(f"--drafter {given.drafter} needs --draft-model")
     return DrafterConfig(
-        setting=read_setting(given),
+        setting=read_member_setting(flags, given),
         model=Path(given.model),
         drafter=given.drafter,
         draft_model=None if given.draft_model is None else Path(given.draft_model),

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
 from specsot.params import DRAFTERS
 from specsot.process.flags import Flags, positive, seconds
-from specsot.process.setting import Setting, add_setting, read_setting
+from specsot.process.setting import Setting, add_setting, check_exposure, read_setting
+from specsot.rpc.tokens import Tokens
 from specsot_master.assembly import MasterSettings
 from specsot_master.conductor import ConductorConfig
 
@@ -22,6 +24,7 @@ from specsot_master.conductor import ConductorConfig
 class MasterConfig:
     """setting: its process. ring: what it makes of its members. http: where it serves HTTP, if at all.
 
+    fleet_listen: where members come in; None: where clients do. tokens: what clients must show, if anything.
     stuck_after: seconds without a lap, while there is work, after which it does not serve.
     """
 
@@ -29,6 +32,8 @@ class MasterConfig:
     ring: MasterSettings
     stuck_after: float = 60.0
     http: str | None = None
+    fleet_listen: str | None = None
+    tokens: Tokens | None = None
 
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
@@ -52,6 +57,8 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     add_conduct(flags)
     flags.flag("stuck-after", seconds, 60.0, "seconds without a lap, while there is work, until unhealthy")
     flags.flag("http", help="where to serve HTTP too: host:port (0 for a free port)")
+    flags.flag("fleet-listen", help="where members come in, if not where clients do")
+    flags.flag("token-file", Path, help="tokens that clients may show, one a line; or one in SPECSOT_TOKEN")
     add_setting(flags, "127.0.0.1:50050")
     given = flags.read(arguments)
     ring = MasterSettings(
@@ -66,7 +73,41 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         draft_timeout=given.draft_timeout,
         conduct=read_conduct(given),
     )
-    return MasterConfig(read_setting(given), ring, given.stuck_after, given.http)
+    config = MasterConfig(
+        read_setting(flags, given),
+        ring,
+        given.stuck_after,
+        given.http,
+        given.fleet_listen,
+        read_tokens(flags, given),
+    )
+    check_doors(flags, config)
+    return config
+
+
+def read_tokens(flags: Flags, given: argparse.Namespace) -> Tokens | None:
+    """Exits with status 2 and one line for a file without tokens."""
+    token = flags.secret("token")
+    try:
+        return Tokens(given.token_file, token) if given.token_file or token else None
+    except InvalidRequest as error:
+        flags.error(str(error))
+
+
+def check_doors(flags: Flags, config: MasterConfig) -> None:
+    """Clients show tokens, members certificates: where either must, they come in by different doors."""
+    setting, tls = config.setting, config.setting.tls
+    if config.fleet_listen is None and (config.tokens or tls.ca):
+        shown = "tokens are for clients" if config.tokens else "--tls-ca is for members"
+        flags.error(f"{shown}: give members a door of their own by --fleet-listen")
+    if tls.ca and not tls.cert:
+        flags.error("--tls-ca needs --tls-cert and --tls-key")
+    needs = "--tls-cert, --tls-key and --token-file (or SPECSOT_TOKEN)"
+    public = tls.cert is not None and config.tokens is not None
+    for flag, address in (("listen", setting.listen), ("http", config.http)):
+        check_exposure(flags, setting, flag, address, needs, public)
+    needs = "--tls-cert, --tls-key and --tls-ca"
+    check_exposure(flags, setting, "fleet-listen", config.fleet_listen, needs, tls.mutual)
 
 
 def add_conduct(flags: Flags) -> None:

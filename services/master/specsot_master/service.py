@@ -1,4 +1,4 @@
-"""A master's process: puts its rooms together, opens the door, and closes it in order.
+"""A master's process: puts its rooms together, opens the doors, and leaves in order.
 
 Refuses to know how requests are led and rings are formed.
 """
@@ -8,25 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
-from specsot.errors import InvalidRequest
 from specsot.process.life import live
 from specsot.process.logs import write_logs
-from specsot.process.setting import reachable
-from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot_master.assembly import Master, assemble
 from specsot_master.config import MasterConfig, read_config
 from specsot_master.desk import Desk
+from specsot_master.doors import open_doors
 from specsot_master.progress import Progress
-from specsot_master.server import FleetService, MasterService, open_master_door
+from specsot_master.server import FleetService
 from specsot_master.server.door import MASTER
-
-if TYPE_CHECKING:
-    from specsot_master.gateway.door import HttpDoor
 
 log = structlog.get_logger()
 
@@ -40,39 +35,15 @@ def run() -> int:
 
 
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
-    """Raises ModelError, Unavailable (the port is taken)."""
+    """Raises ModelError, InvalidRequest, Unavailable (a port is taken)."""
     master = assemble(config.ring)
-    desk, setting = Desk(master.conductor, master.info), config.setting
-    clients = MasterService(desk, master.info, config.ring.conduct.unread_for)
-    members = FleetService(master.fleet)
-    terms = Terms(PUBLIC_BYTES, reflection=setting.reflection, channelz=setting.channelz)
-    door = await open_master_door(setting.listen, clients, members, terms)
-    log.info("listening", at=reachable(None, setting.listen, door.port), model=master.model.name)
-    try:
-        http = await open_http(config.http, master, desk)
-    except BaseException:
-        await door.close(0)
-        raise
-    log.info("waiting for the ring", missing=master.fleet.waiting_for())
-    async with beside(master.fleet.tend(TENDING), report(master, door, Progress(config.stuck_after))):
-        await leaving.wait()
-        log.info("leaving", grace=setting.grace)
-        await leave(master, desk, members, door, http, setting.grace)
-
-
-async def open_http(listen: str | None, master: Master, desk: Desk) -> HttpDoor | None:
-    """The HTTP door, if one is wanted. Raises InvalidRequest without the extra, Unavailable."""
-    if listen is None:
-        return None
-    try:
-        from specsot_master.gateway.opening import open_gateway
-    except ModuleNotFoundError as error:
-        raise InvalidRequest(
-            f"--http needs {error.name}: pip install 'specsot[http]'", field="http"
-        ) from None
-    door = await open_gateway(listen, master, desk)
-    log.info("listening", at=f"http://{reachable(None, listen, door.port)}/")
-    return door
+    desk, members = Desk(master.conductor, master.info), FleetService(master.fleet)
+    async with open_doors(config, master, desk, members) as door:
+        log.info("waiting for the ring", missing=master.fleet.waiting_for())
+        async with beside(master.fleet.tend(TENDING), report(master, door, Progress(config.stuck_after))):
+            await leaving.wait()
+            log.info("leaving", grace=config.setting.grace)
+            await leave(master, desk, members, door, config.setting.grace)
 
 
 async def report(master: Master, door: Door, progress: Progress) -> None:
@@ -95,9 +66,7 @@ async def look(master: Master, door: Door, progress: Progress, now: float) -> No
     await door.report(MASTER, serving)
 
 
-async def leave(
-    master: Master, desk: Desk, members: FleetService, door: Door, http: HttpDoor | None, grace: float
-) -> None:
+async def leave(master: Master, desk: Desk, members: FleetService, door: Door, grace: float) -> None:
     """No new requests; those that run may finish; the rest hear why they do not; members go last."""
     master.leaving = True
     master.serving = False
@@ -106,9 +75,6 @@ async def leave(
         master.conductor.epoch_ended("the master is shutting down")
         await desk.drain(1.0)
     await members.close()
-    if http is not None:
-        await http.close(1.0)
-    await door.close(1.0)
 
 
 @asynccontextmanager

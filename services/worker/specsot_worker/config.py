@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specsot.members import Range, WeightFormat
 from specsot.process.flags import Flags, layers, positive
-from specsot.process.setting import Setting, add_membership, add_setting, read_setting
+from specsot.process.setting import Setting, add_membership, add_setting, read_member_setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
     add_setting(flags, "127.0.0.1:0")
     given = flags.read(arguments)
     return WorkerConfig(
-        setting=read_setting(given),
+        setting=read_member_setting(flags, given),
         model=Path(given.model),
         master=given.master,
         advertise=given.advertise,

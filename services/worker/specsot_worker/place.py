@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specsot.errors import Refused
 from specsot.links import Dialer, Link
-from specsot.members import Configuration, Stage
+from specsot.members import Configuration, Kind, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) ->
     index, stages = index_of(configuration), configuration.stages
     last = index == len(stages) - 1
 
-    async def dial(address: str | None) -> Link | None:
-        return await dialer.dial(address, configuration.epoch) if address else None
+    async def dial(address: str | None, kind: Kind = "worker") -> Link | None:
+        return await dialer.dial(address, configuration.epoch, kind) if address else None
 
     return Links(
         following=await dial(None if last else stages[index + 1].address),
         sequencer=await dial(stages[0].address if last and index else None),
-        drafter=await dial(configuration.drafter if last else None),
+        drafter=await dial(configuration.drafter if last else None, "drafter"),
         master=uplink,
     )

@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 from specsot import __version__
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.process.sources import CONFIG, Found, find_all, variable_of
+from specsot.process.sources import CONFIG, Found, find_all, in_environment, variable_of
 from specsot.process.spellings import spellings_of
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SWITCH = ("on", "off")
 _SWITCHES = {"true": ("on", "yes"), "1": ("on", "yes"), "false": ("off", "no"), "0": ("off", "no")}
 
 
@@ -66,9 +67,10 @@ class Flags(argparse.ArgumentParser):
         required: bool = False,
         spelled: bool = True,
     ) -> None:
-        """spelled: other systems' names of it count too."""
+        """spelled: other systems' names of it count too. A SWITCH may stand without a value: on."""
         self._flags[name] = _Flag(kind, default, choices, required)
         names = (name, *spellings_of(name)) if spelled else (name,)
+        bare: dict[str, Any] = {"nargs": "?", "const": "on"} if choices == SWITCH else {}
         self._names |= dict.fromkeys(names, name)
         self.add_argument(
             *(f"--{one}" for one in names),
@@ -78,7 +80,13 @@ class Flags(argparse.ArgumentParser):
             choices=choices,
             metavar=None if choices else name.rsplit("-", 1)[-1].upper(),
             help=f"{help} [{variable_of(name)}]",
+            **bare,
         )
+
+    def secret(self, name: str) -> str | None:
+        """From the environment alone: everybody on a machine may read command lines, and files travel."""
+        found = in_environment(name, self._environment)
+        return found and found.words[0]
 
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """Every flag's value. Exits with status 2 and one line when something is wrong."""

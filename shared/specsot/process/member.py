@@ -64,20 +64,20 @@ async def serve_member(
     """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
     inbox = Inbox()
     ring = RingService(inbox)
-    terms = Terms(reflection=setting.reflection, channelz=setting.channelz)
+    terms = Terms(reflection=setting.reflection, channelz=setting.channelz, tls=setting.tls)
     door = await open_door(setting.listen, {SERVICE: ring.attach}, terms)
     address = reachable(advertise, setting.listen, door.port)
     ring.name = name_of(name, address)
     log.info("listening", at=address, name=ring.name)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
     try:
-        dialer = GrpcDialer(ring.name, inbox)
+        dialer = GrpcDialer(ring.name, inbox, tls=setting.tls)
         part = await asyncio.get_running_loop().run_in_executor(
             compute, make, ring.name, address, dialer, compute
         )
 
         async def connect(registration: Registration) -> Link:
-            return await join(master, registration, inbox)
+            return await join(master, registration, inbox, tls=setting.tls)
 
         await take_part(ReportingPart(part, door), inbox, connect, leaving)
         log.info("left")

@@ -8,9 +8,13 @@ from __future__ import annotations
 import argparse
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from specsot.process.flags import Flags, memory, seconds
+from specsot.errors import InvalidRequest
+from specsot.process.flags import SWITCH, Flags, memory, seconds
+from specsot.rpc.exposure import exposed
+from specsot.rpc.tls import PLAIN, Tls
 
 LogFormat = Literal["console", "json"]
 
@@ -22,6 +26,8 @@ class Setting:
     metrics: where figures are served for Prometheus, if anywhere.
 
     reflection, channelz: whether its door tells what it serves, and how its connections stand.
+    reflection None: nobody said.
+    tls: who it is, and who vouches for its peers. insecure: it may be reachable without any of that.
     """
 
     listen: str
@@ -29,8 +35,10 @@ class Setting:
     log_level: str = "info"
     grace: float = 5.0
     metrics: str | None = None
-    reflection: bool = True
+    reflection: bool | None = None
     channelz: bool = False
+    tls: Tls = PLAIN
+    insecure: bool = False
 
 
 def add_setting(flags: Flags, listen: str) -> None:
@@ -40,20 +48,50 @@ def add_setting(flags: Flags, listen: str) -> None:
     flags.flag("log-level", default="info", choices=levels, help="the least important lines to write")
     flags.flag("grace", seconds, 5.0, "seconds that running work has after SIGTERM")
     flags.flag("metrics", help="where to serve figures for Prometheus: host:port (0 for a free port)")
-    flags.flag("reflection", default="on", choices=("on", "off"), help="whether clients may ask what is here")
-    flags.flag("channelz", default="off", choices=("on", "off"), help="whether connections may be looked at")
+    told = "whether clients may ask what is here; by default where they need not show who they are"
+    flags.flag("reflection", choices=SWITCH, help=told)
+    flags.flag("channelz", default="off", choices=SWITCH, help="whether connections may be looked at")
+    flags.flag("tls-cert", Path, help="certificate in PEM: who this service is")
+    flags.flag("tls-key", Path, help="its key")
+    flags.flag("tls-ca", Path, help="certificates in PEM of those who vouch for the rest of the fleet")
+    flags.flag("insecure", default="off", choices=SWITCH, help="be reachable from elsewhere without all that")
 
 
-def read_setting(given: argparse.Namespace) -> Setting:
+def read_setting(flags: Flags, given: argparse.Namespace) -> Setting:
+    """Exits with status 2 and one line for certificates that do not belong together."""
+    try:
+        tls = Tls(given.tls_ca, given.tls_cert, given.tls_key)
+    except InvalidRequest as error:
+        flags.error(str(error))
     return Setting(
         given.listen,
         given.log_format,
         given.log_level,
         given.grace,
         given.metrics,
-        reflection=given.reflection == "on",
+        reflection=None if given.reflection is None else given.reflection == "on",
         channelz=given.channelz == "on",
+        tls=tls,
+        insecure=given.insecure == "on",
     )
+
+
+def read_member_setting(flags: Flags, given: argparse.Namespace) -> Setting:
+    """A member's: whoever dials it shows a certificate, and so does it. Exits as read_setting does."""
+    setting = read_setting(flags, given)
+    if setting.tls != PLAIN and not setting.tls.mutual:
+        flags.error("--tls-cert, --tls-key and --tls-ca go together: members show each other who they are")
+    needs = "--tls-cert, --tls-key and --tls-ca"
+    check_exposure(flags, setting, "listen", setting.listen, needs, setting.tls.mutual)
+    return setting
+
+
+def check_exposure(
+    flags: Flags, setting: Setting, flag: str, address: str | None, needs: str, secured: bool
+) -> None:
+    """Exits with status 2 and one line where strangers could come in and nobody said that they may."""
+    if address is not None and exposed(address) and not secured and not setting.insecure:
+        flags.error(f"--{flag} {address} is open to other machines: give {needs}, or --insecure")
 
 
 def add_membership(flags: Flags) -> None:

@@ -15,6 +15,9 @@ SPELLINGS: Mapping[str, str] = {
     "num-speculative-tokens": "draft-tokens",
     "pipeline-parallel-size": "stages",
     "served-model-name": "name",
+    "ssl-ca-certs": "tls-ca",
+    "ssl-certfile": "tls-cert",
+    "ssl-keyfile": "tls-key",
 }
 
 

@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator
 import grpc
 from grpc.aio import AioRpcError
 
-from specsot.errors import Unavailable
+from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.info import Info
 from specsot.params import Ask
 from specsot.rpc.dial import PATIENCE, reach
+from specsot.rpc.exposure import exposed
 from specsot.rpc.options import PUBLIC_BYTES
 from specsot.rpc.statuses import error_of
+from specsot.rpc.tls import PLAIN, Tls
 from specsot.rpc.tracing import outgoing
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot.wire.events import decode_event
@@ -24,16 +26,24 @@ from specsot.wire.info import decode_info
 from specsot.wire.requests import encode_ask
 
 
-async def connect(address: str, patience: float = PATIENCE) -> MasterClient:
-    """Raises Unavailable when no master is there."""
-    return MasterClient(await reach(address, patience, PUBLIC_BYTES))
+async def connect(
+    address: str, patience: float = PATIENCE, tls: Tls = PLAIN, token: str | None = None
+) -> MasterClient:
+    """token: what the master wants to be shown. It never leaves this machine in the clear.
+
+    Raises Unavailable when no master is there, InvalidRequest (certificates, a token without TLS).
+    """
+    if token is not None and tls.ca is None and exposed(address):
+        raise InvalidRequest(f"a token would travel to {address} in the clear: give --tls-ca", field="tls_ca")
+    return MasterClient(await reach(address, patience, PUBLIC_BYTES, tls), token)
 
 
 class MasterClient:
     """Any number of requests over one channel. Raises what the master raised."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, token: str | None = None) -> None:
         self._channel, self._master = channel, master_pb2_grpc.MasterStub(channel)
+        self._shown = () if token is None else (("authorization", f"Bearer {token}"),)
 
     def generate(
         self, ask: Ask, request_id: str = "", timeout: float | None = None
@@ -55,7 +65,7 @@ class MasterClient:
     async def _read(
         self, request: master_pb2.GenerateRequest, timeout: float | None
     ) -> AsyncIterator[Numbered]:
-        call = self._master.Generate(request, timeout=timeout, metadata=outgoing())
+        call = self._master.Generate(request, timeout=timeout, metadata=(*self._shown, *outgoing()))
         last = None
         try:
             async for message in call:
@@ -71,14 +81,16 @@ class MasterClient:
     async def cancel(self, request: str) -> bool:
         """Whether such a request was running."""
         try:
-            response = await self._master.Cancel(master_pb2.CancelRequest(request_id=request))
+            wanted = master_pb2.CancelRequest(request_id=request)
+            response = await self._master.Cancel(wanted, metadata=self._shown)
         except AioRpcError as failure:
             raise error_of(failure) from None
         return response.cancelled
 
     async def info(self) -> Info:
         try:
-            return decode_info(await self._master.GetInfo(master_pb2.GetInfoRequest()))
+            response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._shown)
+            return decode_info(response)
         except AioRpcError as failure:
             raise error_of(failure) from None
 

@@ -15,10 +15,12 @@ from grpc.aio import AioRpcError, ServicerContext, StreamUnaryCall
 
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.links import Inbox, Lost
-from specsot.members import PROTOCOL
+from specsot.members import PROTOCOL, Kind
+from specsot.rpc.credentials import check_role
 from specsot.rpc.dial import PATIENCE, reach
 from specsot.rpc.outbox import Outbox
 from specsot.rpc.statuses import error_of
+from specsot.rpc.tls import PLAIN, Tls
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 from specsot.wire.carry import CarryReader, encode_carry
 from specsot.wire.checks import named
@@ -86,12 +88,14 @@ class GrpcLink:
 class GrpcDialer:
     """Dials in the name of `sender`. With an inbox, a link that breaks is told there as Lost."""
 
-    def __init__(self, sender: str, inbox: Inbox | None = None, patience: float = PATIENCE) -> None:
-        self._sender, self._inbox, self._patience = sender, inbox, patience
+    def __init__(
+        self, sender: str, inbox: Inbox | None = None, patience: float = PATIENCE, tls: Tls = PLAIN
+    ) -> None:
+        self._sender, self._inbox, self._patience, self._tls = sender, inbox, patience, tls
 
-    async def dial(self, address: str, epoch: int) -> GrpcLink:
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> GrpcLink:
         """Raises Unavailable (nobody there), Refused (a peer of another protocol)."""
-        channel = await reach(address, self._patience)
+        channel = await reach(address, self._patience, tls=self._tls, name=kind)
         try:
             call, peer = await self._greet(channel, address, epoch)
         except BaseException:
@@ -136,6 +140,7 @@ class RingService(ring_pb2_grpc.RingServicer):
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
         hello = await _first_word(request_iterator)
+        check_role(context, hello.sender, "worker", "drafter")
         await context.send_initial_metadata(((NAME_KEY, self.name),))
         reason = "its link broke"
         try:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specsot.rpc.tls import PLAIN, Tls
+from specsot.rpc.tokens import Tokens
+
 PUBLIC_BYTES = 8 << 20  # the longest prompt's tokens, with room
 RING_BYTES = 256 << 20  # hidden and fused rows of the largest frame
 METADATA_BYTES = 16 << 10
 MOST_STREAMS = 1024  # of one connection
+HANDSHAKE = 15.0  # seconds in which a new connection must have begun to speak
 
-Options = list[tuple[str, int]]
+Options = list[tuple[str, int | str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +31,27 @@ class Keepalive:
 class Terms:
     """What a server grants to whoever comes. largest: bytes of one message.
 
-    reflection, channelz: whether it tells what it serves, and how its connections stand.
+    reflection, channelz: whether it tells what it serves, and how its connections stand. reflection None:
+    where strangers may come in.
+    tls: what it shows, and whether it wants to be shown the same. tokens: what every call must bring.
     """
 
     largest: int = RING_BYTES
     keepalive: Keepalive = Keepalive()
-    reflection: bool = True
+    reflection: bool | None = None
     channelz: bool = False
+    tls: Tls = PLAIN
+    tokens: Tokens | None = None
+    handshake: float = HANDSHAKE
+
+    @property
+    def asks(self) -> bool:
+        """Whoever comes must show who they are."""
+        return self.tokens is not None or self.tls.mutual
+
+    @property
+    def reflects(self) -> bool:
+        return not self.asks if self.reflection is None else self.reflection
 
 
 def server_options(terms: Terms) -> Options:
@@ -44,15 +62,20 @@ def server_options(terms: Terms) -> Options:
         ("grpc.max_metadata_size", METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES),
         ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.server_handshake_timeout_ms", int(terms.handshake * 1000)),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_channelz", int(terms.channelz)),
     ]
 
 
-def channel_options(largest: int) -> Options:
-    """No proxy and no shared connection: a link to a restarted peer starts without its old backoff."""
+def channel_options(largest: int, name: str | None = None) -> Options:
+    """No proxy and no shared connection: a link to a restarted peer starts without its old backoff.
+
+    name: what the peer's certificate must be for, where that is not the host that is dialed.
+    """
     return [
+        *([("grpc.ssl_target_name_override", name)] if name else []),
         *_sizes(largest),
         *_alive(Keepalive()),
         ("grpc.enable_http_proxy", 0),

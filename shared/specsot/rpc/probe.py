@@ -10,12 +10,15 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from specsot.rpc.credentials import channel_credentials
+from specsot.rpc.failures import in_words
 from specsot.rpc.options import PUBLIC_BYTES, channel_options
+from specsot.rpc.tls import PLAIN, Tls
 
 
-def probe(address: str, service: str = "", timeout: float = 2.0) -> str:
-    """SERVING, NOT_SERVING, or in words why there is no such answer. Never raises."""
-    with grpc.insecure_channel(address, options=channel_options(PUBLIC_BYTES)) as channel:
+def probe(address: str, service: str = "", timeout: float = 2.0, tls: Tls = PLAIN) -> str:
+    """SERVING, NOT_SERVING, or in words why there is no such answer. Raises InvalidRequest (tls)."""
+    with _channel(address, tls) as channel:
         try:
             request = health_pb2.HealthCheckRequest(service=service)
             health: Any = health_pb2_grpc.HealthStub(channel)
@@ -25,12 +28,20 @@ def probe(address: str, service: str = "", timeout: float = 2.0) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
 
 
+def _channel(address: str, tls: Tls) -> grpc.Channel:
+    credentials, options = channel_credentials(tls), channel_options(PUBLIC_BYTES)
+    if credentials is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, credentials, options)
+
+
 def _in_words(failure: grpc.RpcError, service: str) -> str:
+    why = in_words(failure.details() or "") if isinstance(failure, grpc.Call) else ""
     code = failure.code() if isinstance(failure, grpc.Call) else grpc.StatusCode.UNKNOWN
     words = {
         grpc.StatusCode.NOT_FOUND: f"there is no {service} here",
         grpc.StatusCode.UNIMPLEMENTED: "something else answers here",
-        grpc.StatusCode.UNAVAILABLE: "nobody answers",
+        grpc.StatusCode.UNAVAILABLE: f"nobody answers{why}",
         grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
     }
     return words.get(code, code.name)

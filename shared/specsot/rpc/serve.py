@@ -12,14 +12,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
+import structlog
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from specsot.errors import Unavailable
+from specsot.rpc.bearer import Bearer
+from specsot.rpc.credentials import server_credentials
+from specsot.rpc.exposure import exposed
 from specsot.rpc.guard import Guard
 from specsot.rpc.options import Terms, server_options
 from specsot.rpc.tracing import Hearing
+
+log = structlog.get_logger()
 
 Attach = Callable[[grpc.aio.Server], None]
 
@@ -47,19 +53,23 @@ class Door:
 async def open_door(listen: str, services: Mapping[str, Attach], terms: Terms = _TERMS) -> Door:
     """Serve at host:port or unix:path. `services` start as not serving; "" is live at once.
 
-    Raises Unavailable, in one line, when the address cannot be had.
+    Raises, in one line, Unavailable when the address cannot be had, InvalidRequest for bad certificates.
     """
     check_free(listen)
-    server = grpc.aio.server(interceptors=[Guard(), Hearing()], options=server_options(terms))
+    if exposed(listen) and not terms.asks:
+        log.warning("other machines reach this address, and nobody is asked who they are", at=listen)
+    credentials = server_credentials(terms.tls)
+    asked = [Bearer(terms.tokens)] if terms.tokens else []
+    server = grpc.aio.server(interceptors=[Guard(), *asked, Hearing()], options=server_options(terms))
     state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     for attach in services.values():
         attach(server)
     if terms.channelz:
         channelz.add_channelz_servicer(server)
-    if terms.reflection:
+    if terms.reflects:
         reflect(server, names_of(services, terms))
-    door = Door(server, _bind(server, listen), state)
+    door = Door(server, _bind(server, listen, credentials), state)
     for name in services:
         await door.report(name, False)
     await server.start()
@@ -110,9 +120,12 @@ def reason(error: OSError) -> str:
     return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> int:
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
     try:
-        port = server.add_insecure_port(listen)
+        if credentials is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, credentials)
     except RuntimeError:
         raise Unavailable(f"cannot listen at {listen}: address already in use") from None
     return 0 if listen.startswith("unix:") else port

@@ -23,6 +23,7 @@ from specsot.errors import (
     Refused,
     SpecsotError,
     TimedOut,
+    Unauthenticated,
     Unavailable,
     WireError,
 )
@@ -33,6 +34,7 @@ LONGEST_LINE, LONGEST_TEXT = 512, 3072  # bytes; all trailers share gRPC's 8 KiB
 
 _CODES: dict[type[SpecsotError], StatusCode] = {
     InvalidRequest: StatusCode.INVALID_ARGUMENT,
+    Unauthenticated: StatusCode.UNAUTHENTICATED,
     NotFound: StatusCode.NOT_FOUND,
     Overloaded: StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: StatusCode.UNAVAILABLE,
@@ -47,6 +49,7 @@ _CODES: dict[type[SpecsotError], StatusCode] = {
 }
 _CLASSES: dict[StatusCode, type[SpecsotError]] = {
     StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    StatusCode.UNAUTHENTICATED: Unauthenticated,
     StatusCode.NOT_FOUND: NotFound,
     StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     StatusCode.FAILED_PRECONDITION: Refused,

@@ -19,6 +19,7 @@ from specsot.rpc.dial import PATIENCE, reach
 from specsot.rpc.outbox import Outbox
 from specsot.rpc.pulse import Pulse, Watch
 from specsot.rpc.statuses import error_of
+from specsot.rpc.tls import PLAIN, Tls
 from specsot.v1 import fleet_pb2
 from specsot.wire.fleet import Upward, decode_downward, encode_upward
 
@@ -28,9 +29,11 @@ FAREWELL = 2.0  # seconds a closing uplink has to deliver what is still in it
 _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
 
 
-async def join(address: str, registration: Registration, inbox: Inbox, pulse: Pulse | None = None) -> Uplink:
+async def join(
+    address: str, registration: Registration, inbox: Inbox, pulse: Pulse | None = None, tls: Tls = PLAIN
+) -> Uplink:
     """Register at the master. Raises Refused (we do not belong there), Unavailable (nobody there)."""
-    channel = await reach(address)
+    channel = await reach(address, tls=tls, name=MASTER)
     try:
         call = await _register(channel, registration, address)
     except BaseException:

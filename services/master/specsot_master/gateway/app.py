@@ -13,6 +13,8 @@ from starlette.types import ASGIApp
 from specsot import __version__
 from specsot.errors import SpecsotError
 from specsot.rpc.options import PUBLIC_BYTES
+from specsot.rpc.tokens import Tokens
+from specsot_master.gateway.bearer import Bearer
 from specsot_master.gateway.house import House
 from specsot_master.gateway.intake import Intake
 from specsot_master.gateway.openai.routes import openai_routes
@@ -21,7 +23,7 @@ from specsot_master.gateway.ring import ring_routes
 from specsot_master.gateway.seeds import seed_routes
 
 
-def build_app(house: House) -> ASGIApp:
+def build_app(house: House, tokens: Tokens | None = None) -> ASGIApp:
     """Everything that is served. The documents' own pages would fetch scripts from elsewhere: left out."""
     app = FastAPI(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None)
     for kind, answer in (
@@ -33,4 +35,5 @@ def build_app(house: House) -> ASGIApp:
         app.add_exception_handler(kind, answer)
     for routes in (openai_routes, seed_routes, ring_routes):
         app.include_router(routes(house))
-    return Intake(app, PUBLIC_BYTES)
+    inside = Intake(app, PUBLIC_BYTES)
+    return inside if tokens is None else Bearer(inside, tokens)

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specsot.errors import Unavailable
 from specsot.rpc.serve import reason, split_address
+from specsot.rpc.tls import PLAIN, Tls, secured_context
 from specsot_master.gateway.streams import STALL
 
 HEADER_BYTES = 32 << 10
@@ -38,10 +39,17 @@ class HttpDoor:
         await self._serving
 
 
-async def open_http_door(listen: str, app: ASGIApp) -> HttpDoor:
-    """Serve at host:port. Raises Unavailable, in one line, when the address cannot be had."""
+async def open_http_door(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpDoor:
+    """Serve at host:port.
+
+    Raises, in one line, Unavailable when the address cannot be had, InvalidRequest for bad certificates.
+    """
+    secured = secured_context(tls)
     listener = _bind(listen)
-    server = _Guest(_settings(app))
+    settings = _settings(app)
+    settings.load()
+    settings.ssl = secured
+    server = _Guest(settings)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     return HttpDoor(server, serving, listener.getsockname()[1])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from specsot.members import Head
+from specsot.rpc.options import Terms
 from specsot_master.assembly import Master
 from specsot_master.desk import Desk
 from specsot_master.gateway.app import build_app
@@ -17,8 +18,8 @@ from specsot_master.gateway.metrics import Metrics
 from specsot_master.gateway.watching import RequestWatch
 
 
-async def open_gateway(listen: str, master: Master, desk: Desk) -> HttpDoor:
-    """Raises Unavailable when the address cannot be had."""
+async def open_gateway(listen: str, master: Master, desk: Desk, terms: Terms) -> HttpDoor:
+    """Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates."""
     metrics = Metrics(master.info)
     desk.watch(lambda _: RequestWatch(metrics, time.monotonic))
     master.laps.follow(metrics.heard)
@@ -35,4 +36,4 @@ async def open_gateway(listen: str, master: Master, desk: Desk) -> HttpDoor:
         figures=metrics.written,
         began=int(time.time()),
     )
-    return await open_http_door(listen, build_app(house))
+    return await open_http_door(listen, build_app(house, terms.tokens), terms.tls)

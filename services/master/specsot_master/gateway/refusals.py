@@ -28,6 +28,7 @@ from specsot.errors import (
     Refused,
     SpecsotError,
     TimedOut,
+    Unauthenticated,
     Unavailable,
     WireError,
 )
@@ -52,6 +53,7 @@ _WRONG = "invalid_request_error"
 _REFUSALS: dict[type[SpecsotError], Refusal] = {
     InvalidRequest: Refusal(400, _WRONG),
     WireError: Refusal(400, _WRONG),
+    Unauthenticated: Refusal(401, _WRONG, "invalid_api_key"),
     NotFound: Refusal(404, _WRONG, "model_not_found"),
     Refused: Refusal(409, "conflict_error", "refused"),
     PlanError: Refusal(422, "plan_error", "no_valid_plan"),
@@ -92,6 +94,8 @@ def response_of(error: Exception) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
     return _respond(_refusal_of(error).status, body_of(error), headers)
 
 

@@ -1,0 +1,82 @@
+"""Every way into a master: clients by gRPC and HTTP, members; opened together, closed together.
+
+Refuses to know requests and rings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import structlog
+
+from specsot.errors import InvalidRequest
+from specsot.process.setting import reachable
+from specsot.rpc.options import PUBLIC_BYTES, Terms
+from specsot.rpc.serve import Door
+from specsot.rpc.tls import Tls
+from specsot.rpc.tokens import Tokens
+from specsot_master.assembly import Master
+from specsot_master.config import MasterConfig
+from specsot_master.desk import Desk
+from specsot_master.server import FleetService, MasterService, open_fleet_door, open_master_door
+
+if TYPE_CHECKING:
+    from specsot_master.gateway.door import HttpDoor
+
+log = structlog.get_logger()
+
+GRACE = 1.0  # seconds to tell those who are still there
+
+
+@asynccontextmanager
+async def open_doors(
+    config: MasterConfig, master: Master, desk: Desk, members: FleetService
+) -> AsyncGenerator[Door]:
+    """The clients' gRPC door, while all are open.
+
+    Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
+    """
+    clients = MasterService(desk, master.info, config.ring.conduct.unread_for)
+    listen, apart = config.setting.listen, config.fleet_listen
+    async with AsyncExitStack() as doors:
+        door = await open_master_door(listen, clients, members if apart is None else None, _public(config))
+        doors.push_async_callback(door.close, GRACE)
+        log.info("listening", at=reachable(None, listen, door.port), model=master.model.name)
+        if apart is not None:
+            fleet = await open_fleet_door(apart, members, _terms(config, config.setting.tls))
+            doors.push_async_callback(fleet.close, GRACE)
+            log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
+        if config.http is not None:
+            http = await open_http(config.http, config, master, desk)
+            doors.push_async_callback(http.close, GRACE)
+        yield door
+
+
+async def open_http(listen: str, config: MasterConfig, master: Master, desk: Desk) -> HttpDoor:
+    """Raises InvalidRequest without the extra, Unavailable."""
+    try:
+        from specsot_master.gateway.opening import open_gateway
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"--http needs {error.name}: pip install 'specsot[http]'", field="http"
+        ) from None
+    terms = _public(config)
+    door = await open_gateway(listen, master, desk, terms)
+    scheme = "http" if terms.tls.cert is None else "https"
+    log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
+    return door
+
+
+def _public(config: MasterConfig) -> Terms:
+    """Clients show tokens, and are asked for no certificate."""
+    own = config.setting.tls
+    return _terms(config, Tls(cert=own.cert, key=own.key), config.tokens)
+
+
+def _terms(config: MasterConfig, tls: Tls, tokens: Tokens | None = None) -> Terms:
+    setting = config.setting
+    return Terms(
+        PUBLIC_BYTES, reflection=setting.reflection, channelz=setting.channelz, tls=tls, tokens=tokens
+    )
