@@ -28,13 +28,15 @@ Kind = Literal["plan", "direct"]
 _END = "[END]"
 _MAX_LENGTH = 9999
 _PREAMBLE = 256  # characters in which the line with the marker may begin; else the text is a direct answer
+_FARTHEST = 512  # characters in which the marker must be complete
+_LONGEST_LINE = 512  # characters of a line that are looked at; behind them only its end is looked for
 _MARKER = re.compile(r"^[ \t*`#>]*[\[［【] *(PLAN|DIRECT) *[\]］】][*`]*", re.IGNORECASE | re.MULTILINE)
 _MARKER_BEGUN = re.compile(r"[ \t*`#>]*(?:[\[［【] *[A-Z]{0,6} *)?", re.IGNORECASE)
 _END_LINE = re.compile(r"[\s*`]*[\[［【]\s*END\s*[\]］】]", re.IGNORECASE)
 _LINE = re.compile(
     r"[\s*#>-]*(?P<id>\d{1,4})\s*[.．。、:：)）]\s*"
-    r"[<＜〈《]\s*(?P<length>\d{1,9})\s*(?:tokens?|词|字)?\s*[>＞〉》]\s*"
-    r"(?:[<＜〈《]\s*(?P<tool>[^<>＜＞〈〉《》]*?)\s*[>＞〉》]\s*)?"
+    r"[<＜〈《]\s*(?P<length>\d{1,9})\s*+(?:tokens?|词|字)?+\s*[>＞〉》]\s*"
+    r"(?:[<＜〈《](?P<tool>[^<>＜＞〈〉《》]*)[>＞〉》]\s*)?"
     r"(?:[\[［【](?P<needs>[-\s\d,，、;；—－]*)[\]］】])?"
     r"(?P<title>.*)"
 )
@@ -128,7 +130,7 @@ class PlanReader:
         return found
 
     def _choose(self, last: bool) -> None:
-        marker = _MARKER.search(self._rest)
+        marker = _MARKER.search(self._rest, 0, _FARTHEST)
         if marker and marker.start() <= _PREAMBLE:
             self.kind = "plan" if marker[1].upper() == "PLAN" else "direct"
             self._marked, self._rest = True, self._rest[marker.end() :]
@@ -138,7 +140,7 @@ class PlanReader:
     def _marker_may_come(self) -> bool:
         line = self._rest.rfind("\n") + 1
         begun = line <= _PREAMBLE and _MARKER_BEGUN.fullmatch(self._rest, line) is not None
-        return begun or len(self._rest) <= _PREAMBLE
+        return len(self._rest) <= (_FARTHEST if begun else _PREAMBLE)
 
     def _read_direct(self, last: bool) -> None:
         if not self._marked:
@@ -154,18 +156,18 @@ class PlanReader:
         self.finished = bool(end) or last
 
     def _read_lines(self, last: bool) -> list[Point]:
-        found: list[Point] = []
-        while not self.finished and self._rest:
-            line, newline, rest = self._rest.partition("\n")
-            body, end, _ = line.partition(_END)
-            over = bool(end) or _END_LINE.match(line) is not None
-            if not (newline or over or last):
-                break
-            point = self._point(body)
-            found += [point] if point else []
-            self._rest, self.finished = rest, over
-        self.finished = self.finished or last
-        return found
+        *lines, begun = self._rest.split("\n")
+        if last or _ends(begun):
+            lines, begun = [*lines, begun], ""
+        points = [self._read_line(line) for line in lines]
+        self._rest, self.finished = _shortened(begun), self.finished or last
+        return [point for point in points if point]
+
+    def _read_line(self, line: str) -> Point | None:
+        if self.finished:
+            return None
+        self.finished = _ends(line)
+        return self._point(line.partition(_END)[0][:_LONGEST_LINE])
 
     def _point(self, line: str) -> Point | None:
         match = _LINE.fullmatch(line.rstrip("\r"))
@@ -177,7 +179,7 @@ class PlanReader:
             id=len(self._points) + 1,
             length=min(max(int(match["length"]), 1), _MAX_LENGTH),
             title=title,
-            tool=self._tool(match["tool"] or ""),
+            tool=self._tool((match["tool"] or "").strip()),
             needs=tuple(sorted(need for need in needs if need is not None)),
         )
         self._points.append(point)
@@ -199,6 +201,17 @@ def read_plan(text: str, rules: PlanRules | None = None) -> tuple[Point, ...] | 
     reader.feed(text)
     reader.finish()
     return reader.points if reader.kind == "plan" else None
+
+
+def _ends(line: str) -> bool:
+    """The end stands in it, exactly or, at its begin, loosely."""
+    return _END in line or _END_LINE.match(line, 0, _LONGEST_LINE) is not None
+
+
+def _shortened(line: str) -> str:
+    """Of an endless line what is looked at, and what may be the begin of "[END]"."""
+    head, tail = line[:_LONGEST_LINE], line[_LONGEST_LINE:]
+    return line if len(tail) < len(_END) else f"{head} {tail[1 - len(_END) :]}"
 
 
 def _end_begun(text: str) -> int:
