@@ -31,6 +31,7 @@ F32 = values_pb2.DATA_TYPE_FLOAT32
     [
         (values_pb2.Tensor(dtype=F32, shape=[2, 3], data=b"\0" * 23), "needs 24 bytes, got 23"),
         (values_pb2.Tensor(dtype=F32, shape=[2**32 - 1] * 4), "bytes, 268435456 are allowed"),
+        (values_pb2.Tensor(dtype=F32, shape=[0, 2**32 - 1, 2**32 - 1]), "bytes, 268435456 are allowed"),
         (values_pb2.Tensor(dtype=F32, shape=[1] * 5, data=b"\0" * 4), "5 dimensions, 4 are allowed"),
         (values_pb2.Tensor(shape=[1], data=b"\0" * 4), "tensor type 0 is unknown"),
         (values_pb2.Tensor(dtype=77, shape=[1], data=b"\0" * 4), "tensor type 77 is unknown"),  # pyright: ignore

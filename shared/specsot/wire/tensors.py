@@ -51,8 +51,11 @@ def decode_tensor(message: values_pb2.Tensor) -> torch.Tensor:
 
 
 def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTES) -> int:
-    """Bytes a tensor takes. Raises WireError past the limits on dimensions and bytes."""
+    """Bytes a tensor takes. Raises WireError past the limits on dimensions and bytes.
+
+    An empty tensor may not be endless in its other dimensions: torch could not count its strides.
+    """
     require(len(shape) <= MAX_DIMENSIONS, f"tensor has {len(shape)} dimensions, {MAX_DIMENSIONS} are allowed")
-    size = math.prod(shape) * dtype.itemsize
-    require(size <= limit, f"tensor {list(shape)} takes {size} bytes, {limit} are allowed")
-    return size
+    spread = math.prod(max(side, 1) for side in shape) * dtype.itemsize
+    require(spread <= limit, f"tensor {list(shape)} takes {spread} bytes, {limit} are allowed")
+    return math.prod(shape) * dtype.itemsize
