@@ -12,7 +12,7 @@ QUESTION ?= Give an overview of Stages of Sleep.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help demo install develop test check lint format protos browser docs clean
+.PHONY: help demo install develop test check lint format protos promise buf browser docs clean
 
 help:
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -45,6 +45,14 @@ format: $(VENV)/developed ## rewrite what `make lint` would complain about
 
 protos: $(TOOLS)/installed ## write the gRPC stubs anew from protos/
 	$(TOOLS)/bin/python protos/generate.py
+
+promise: $(TOOLS)/installed ## what the protos say today is what later ones must keep
+	$(TOOLS)/bin/python -m grpc_tools.protoc --proto_path=protos --descriptor_set_out=protos/baseline.binpb \
+	    $(patsubst protos/%,%,$(wildcard protos/specsot/v1/*.proto))
+
+buf: ## a buf for the tests of the protos, where npm can bring one
+	@command -v npm >/dev/null && npm install --silent --no-save --prefix $(TOOLS) @bufbuild/buf@1.75.0 || \
+	    echo "no buf here: its own view of the protos will be skipped"
 
 browser: ## a Chromium for the tests of the page, where apt-get can bring one
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && \
