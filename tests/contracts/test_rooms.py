@@ -1,0 +1,88 @@
+"""The import contracts hold the rooms they name; here: that no pure file is forgotten.
+
+Refuses to know what the files decide. `lint-imports` itself checks who imports what.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+
+ROOMS = ("shared", "app", "services/master", "services/worker", "services/drafter")
+# What stands at the top of shared/ and does things: has a loop, a clock, a socket, or re-exports who has.
+DOERS = {"specsot.eagle", "specsot.links", "specsot.membership"}
+# What only makes values of values.
+VALUES = {
+    *(
+        "__future__",
+        "bisect",
+        "codecs",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+        "heapq",
+    ),
+    *("heapq", "itertools", "json", "math", "numpy", "operator", "re", "statistics", "struct", "typing"),
+}
+
+
+@cache
+def pure_rooms() -> frozenset[str]:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    (found,) = [one for one in project["tool"]["importlinter"]["contracts"] if "Pure rooms" in one["name"]]
+    return frozenset(found["source_modules"])
+
+
+def is_pure(module: str) -> bool:
+    return any(module == room or module.startswith(f"{room}.") for room in pure_rooms())
+
+
+def modules() -> dict[str, Path]:
+    """Every module we wrote, by name; generated ones and packages without code of their own left out."""
+    found: dict[str, Path] = {}
+    for room in ROOMS:
+        for path in (REPOSITORY / room).rglob("*.py"):
+            parts = path.relative_to(REPOSITORY / room).with_suffix("").parts
+            if path.stem not in ("__init__", "__main__") and "v1" not in parts:
+                found[".".join(parts)] = path
+    return found
+
+
+def needs(path: Path) -> set[str]:
+    """What a file imports: our modules by their names, others by their first."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names} & set(modules())
+            found |= inside or {node.module}
+    return {name if name.startswith("specsot") else name.partition(".")[0] for name in found}
+
+
+def could_be_pure(path: Path) -> bool:
+    """It needs nothing but values and pure rooms, waits for nobody, and does something at all."""
+    waits = any(isinstance(node, ast.AsyncFunctionDef) for node in ast.walk(ast.parse(path.read_text())))
+    return not waits and all(name in VALUES or is_pure(name) for name in needs(path))
+
+
+def test_every_shared_value_is_in_the_pure_rooms() -> None:
+    shared = {name for name in modules() if name.startswith("specsot.") and name.count(".") == 1}
+    assert {name for name in shared - DOERS if not is_pure(name)} == set(), "the contract, or DOERS here"
+    assert not any(map(is_pure, DOERS))
+
+
+def test_no_pure_file_is_forgotten() -> None:
+    forgotten = [name for name, path in modules().items() if not is_pure(name) and could_be_pure(path)]
+    assert forgotten == [], "each has a line in the contract of the pure rooms, in pyproject.toml"
+
+
+def test_every_pure_room_is_there() -> None:
+    gone = {room for room in pure_rooms() if not any(f"{name}.".startswith(f"{room}.") for name in modules())}
+    assert gone == set()
