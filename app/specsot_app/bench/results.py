@@ -1,0 +1,38 @@
+"""What a measurement leaves behind: JSON that says what was measured, where, how, and row by row what came.
+
+Refuses to know what the rows mean. Names carry their units.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from specsot import __version__
+
+Row = Mapping[str, object]
+
+
+def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) -> None:
+    """One object; its parents are made."""
+    figures = {
+        "bench": bench,
+        "version": __version__,
+        "machine": describe_machine(),
+        "settings": settings,
+        "rows": rows,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def describe_machine() -> dict[str, object]:
+    """Where the clients ran; a fleet of processes ran there too."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
