@@ -177,6 +177,7 @@ class Result:
 
     seconds: compute time of each stage for this frame, in stage order.
     rows:    rows of the frame.
+    drafts:  trees in it with more than a root; `drafted`: their nodes beyond the roots.
     """
 
     epoch: int
@@ -184,6 +185,8 @@ class Result:
     outcomes: tuple[Outcome, ...] = ()
     seconds: tuple[float, ...] = ()
     rows: int = 0
+    drafts: int = 0
+    drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2 as httpx
@@ -132,7 +132,11 @@ async def turn() -> None:
 async def served(says: Mapping[str, str] = SAYS, **more: Any) -> AsyncIterator[Served]:
     """`more` goes to the Stage."""
     stage, standing = Stage(says, **({"config": CONFIG} | more)), Standing()
-    desk, metrics = Desk(stage.conductor, lambda: standing.info), Metrics(lambda: standing.info)
+
+    def info() -> Info:
+        return replace(standing.info, requests=stage.conductor.requests())
+
+    desk, metrics = Desk(stage.conductor, info), Metrics(info)
     desk.watch(lambda _: RequestWatch(metrics, stage.time.now))
     house = House(
         desk,

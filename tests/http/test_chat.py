@@ -55,6 +55,7 @@ async def test_a_whole_answer(house: Served) -> None:
     usage = answer.usage
     assert usage.completion_tokens == len(house.stage.text.encode(SAID))
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert 0 <= usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens
 
 
 async def test_a_streamed_answer(house: Served) -> None:

@@ -54,6 +54,12 @@ async def test_another_kind_of_body(house: Served, kind: str) -> None:
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+async def test_without_a_body_the_path_decides(house: Served) -> None:
+    async with house.client() as client:
+        assert (await client.put("/metrics")).status_code == 405
+        assert (await client.post(CHAT)).status_code == 400
+
+
 async def test_a_page_from_elsewhere_is_not_granted_anything(house: Served) -> None:
     async with house.client() as client:
         asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from specsot.frames import Close
+from specsot.info import RequestsInfo
 from specsot_master.gateway.streams import EventStream
 from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS
@@ -28,6 +29,10 @@ PLANNED = {"messages": [{"role": "user", "content": "Letters?"}], "specsot": {"m
 
 def closed(house: Served) -> int:
     return sum(isinstance(order, Close) for order in house.stage.ring.orders)
+
+
+def standing(house: Served) -> RequestsInfo:
+    return house.stage.conductor.requests()
 
 
 async def begun(house: Served) -> None:
@@ -71,11 +76,11 @@ async def test_a_client_goes_away_while_it_waits_for_its_turn() -> None:
     async with served(config=replace(CONFIG, live=1)) as house:
         house.going.clear()
         first, second = (asyncio.create_task(house.post(CHAT, LONG)) for _ in range(2))
-        while house.metrics.waiting != 1 or house.metrics.running != 1:
+        while (standing(house).waiting, standing(house).running) != (1, 1):
             await turn()
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        while house.metrics.waiting:
+        while standing(house).waiting:
             await turn()
         house.going.set()
         assert (await first).status_code == 200
@@ -112,7 +117,7 @@ async def test_random_ends_leave_nothing_behind(house: Served) -> None:
     for _ in range(10):
         await asyncio.gather(*(end_somehow() for _ in range(10)))
     await house.quiet()
-    assert (house.metrics.waiting, house.metrics.running, house.metrics.branches) == (0, 0, 0)
+    assert (standing(house).waiting, standing(house).running, house.metrics.branches) == (0, 0, 0)
 
 
 async def test_a_client_that_stops_reading_is_dropped() -> None:
@@ -194,7 +199,7 @@ async def test_answers_that_do_not_finish_in_time_end_with_an_error() -> None:
         house.going.clear()
         reading = asyncio.create_task(read_events(house, {**LONG, "stream": True}))
         whole = asyncio.create_task(house.post(CHAT, LONG))
-        while house.metrics.running < 2:
+        while standing(house).running < 2:
             await turn()
         assert not await house.desk.drain(0)
         house.stage.conductor.epoch_ended("the master is shutting down")

@@ -5,6 +5,7 @@ Refuses to know models: scripts say what is written.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -145,8 +146,9 @@ async def test_figures_of_requests(house: Served) -> None:
     assert told["specsot:request_queue_time_seconds_count"] == 2
     assert told["specsot:inter_token_latency_seconds_count"] > 10
     assert told["specsot:sot_points_per_request_sum"] == 3
-    assert told["specsot:request_generation_tokens_sum"] == told["specsot:generation_tokens_total"] > 7
-    assert told["specsot:prompt_tokens_total"] > 10
+    assert told["specsot:request_generation_tokens_sum"] > 7
+    assert told["specsot:prompt_tokens_total"] == told["specsot:prefix_cache_queries_total"] > 10
+    assert told["specsot:generation_tokens_total"] == 25
     assert (told["specsot:num_requests_running"], told["specsot:num_requests_waiting"]) == (0, 0)
     assert told["specsot:sot_branch_active"] == 0
     assert told["specsot:kv_cache_usage_perc"] == pytest.approx(1 - 60 / 64)
@@ -154,15 +156,24 @@ async def test_figures_of_requests(house: Served) -> None:
 
 
 async def test_figures_of_laps(house: Served) -> None:
-    house.metrics.heard(Result(1, 1, (Outcome(1, 0, (), (5,)), Outcome(2, 1, (0,), (5, 6))), (0.1, 0.2), 4))
+    outcomes = (Outcome(1, 0, (), (5,)), Outcome(2, 1, (0, 2, 3), (5, 6, 7)), Outcome(3, 4, (0,), (9,)))
+    house.metrics.heard(Result(1, 1, outcomes, (0.1, 0.2), 9, drafts=1, drafted=4))
     told = await figures(house)
-    assert told["specsot:laps_total"] == 1
-    assert told["specsot:iteration_tokens_total_sum"] == 3
+    assert told["specsot:laps_total"] == 10
+    assert told["specsot:iteration_tokens_total_sum"] == 5
+    assert told["specsot:spec_decode_num_drafts_total"] == 1
+    assert told["specsot:spec_decode_num_draft_tokens_total"] == 4
+    assert told["specsot:spec_decode_num_accepted_tokens_total"] == 2
+    assert told["specsot:spec_decode_num_accepted_tokens_per_pos_total[0]"] == 1
+    assert told["specsot:spec_decode_num_accepted_tokens_per_pos_total[1]"] == 1
     assert told["specsot:stage_seconds_sum[1]"] == pytest.approx(0.2)
 
 
 async def test_a_failed_request_is_counted_too(house: Served) -> None:
-    house.stage.ring.now, state = None, house.stage.ring.now
-    await house.post("/generate", {"prompt": "a"})
-    house.stage.ring.now = state
-    assert (await figures(house))["specsot:request_failure_total"] == 1
+    house.going.clear()
+    asking = asyncio.create_task(house.post("/generate", {"prompt": "a"}, headers={"x-request-timeout": "5"}))
+    await house.asked()
+    house.stage.time.advance(1000)
+    assert (await asking).status_code == 504
+    house.going.set()
+    assert (await figures(house))["specsot:request_failure_total[timed_out]"] == 1

@@ -145,6 +145,8 @@ results = st.builds(
     outcomes=st.lists(outcomes(), max_size=3).map(tuple),
     seconds=times,
     rows=small,
+    drafts=small,
+    drafted=small,
 )
 lessons = st.builds(
     fr.Lesson,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specsot.constraint import Grammar, Habits
-from specsot.frames import Chunk, Features, Frame, Opening, Outcome, Result, Segment, rows_of
+from specsot.frames import Chunk, Features, Frame, Growth, Opening, Outcome, Result, Segment, rows_of
 from specsot.tree import single
 from specsot_worker.chances import add_chances
 from specsot_worker.history import History
@@ -139,4 +139,6 @@ def _spent(frame: Frame, seconds: float) -> Frame:
 
 def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
     rows = sum(map(rows_of, frame.segments))
-    return Result(frame.epoch, frame.number, outcomes, frame.seconds, rows)
+    drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, Growth)]
+    drafts = sum(nodes > 0 for nodes in drafted)
+    return Result(frame.epoch, frame.number, outcomes, frame.seconds, rows, drafts, sum(drafted))

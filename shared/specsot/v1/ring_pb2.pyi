@@ -204,18 +204,22 @@ class Outcome(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[End, str]] = ..., chances: _Optional[_Iterable[_Union[Chance, _Mapping]]] = ..., forced: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("epoch", "number", "outcomes", "seconds", "rows")
+    __slots__ = ("epoch", "number", "outcomes", "seconds", "rows", "drafts", "drafted")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
     seconds: _containers.RepeatedScalarFieldContainer[float]
     rows: int
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ...) -> None: ...
+    drafts: int
+    drafted: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., seconds: _Optional[_Iterable[float]] = ..., rows: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted: _Optional[int] = ...) -> None: ...
 
 class Lesson(_message.Message):
     __slots__ = ("sequence", "start", "tokens", "bonus", "step", "forced")

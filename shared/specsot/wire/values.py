@@ -202,13 +202,21 @@ def encode_result(result: Result) -> ring_pb2.Result:
         outcomes=map(encode_outcome, result.outcomes),
         seconds=result.seconds,
         rows=result.rows,
+        drafts=result.drafts,
+        drafted=result.drafted,
     )
 
 
 def decode_result(message: ring_pb2.Result) -> Result:
     outcomes = tuple(map(decode_outcome, message.outcomes))
     return Result(
-        message.epoch, message.number, outcomes, durations(message.seconds, "a stage's time"), message.rows
+        message.epoch,
+        message.number,
+        outcomes,
+        durations(message.seconds, "a stage's time"),
+        message.rows,
+        message.drafts,
+        message.drafted,
     )
 
 

@@ -5,18 +5,17 @@ Refuses to know transports and texts. Requests of every door are counted, becaus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from specsot.events import Finished
+from specsot.events import Statistics
 from specsot.frames import Result
 from specsot.info import Info
-from specsot_master.gateway.gpus import look_at_gpus
-
-LABELS = ("model_name", "engine")
+from specsot.process.figures import LAP as LAP_SECONDS
+from specsot.process.figures import Looked, registry_of
+from specsot_master.gateway.standing import LABELS, families_of
 
 _TAIL = (20.0, 40.0, 80.0)
 BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, *_TAIL)
@@ -27,7 +26,6 @@ WHOLE = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 LAP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-STAGE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 POINTS = tuple(range(1, 17))
 
 
@@ -38,17 +36,27 @@ def counts_to(most: int) -> tuple[int, ...]:
 
 
 class Metrics:
-    """`info`: how the ring stands. waiting, running, branches: how many there are now."""
+    """`info`: how the ring stands. branches: how many are being written now.
 
-    def __init__(self, info: Callable[[], Info]) -> None:
-        self._info = info
-        self._registry = CollectorRegistry()
+    busy: the ring owes a lap. clock: seconds that only go forward. registry: where the process tells its
+    own already; None: in one that is only written here.
+    """
+
+    def __init__(
+        self,
+        info: Callable[[], Info],
+        busy: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._busy, self._clock = busy, clock
+        self._lap_began: float | None = None
+        self._registry = registry or registry_of("master")
         model = info().models[0]
         self._labels = {"model_name": model.name, "engine": "0"}
         self._declare(counts_to(model.max_positions))
-        self.waiting = self.running = self.branches = 0
-        ProcessCollector(registry=self._registry)
-        self._registry.register(_Standing(self._gauges))
+        self.branches = 0
+        self._registry.register(Looked(lambda: families_of(info(), self.branches, self._labels)))
 
     def written(self) -> bytes:
         """All of them in Prometheus' text format."""
@@ -56,21 +64,39 @@ class Metrics:
 
     def heard(self, result: Result) -> None:
         """One more lap."""
-        self._laps.labels(**self._labels).inc()
-        tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
-        self.observe("iteration_tokens_total", tokens)
+        self._time(result)
+        self.observe("iteration_tokens_total", sum(len(outcome.tokens) for outcome in result.outcomes))
         for stage, seconds in enumerate(result.seconds):
             self._stage.labels(**self._labels, stage=str(stage)).observe(seconds)
+        self._drafts.labels(**self._labels).inc(result.drafts)
+        self._drafted.labels(**self._labels).inc(result.drafted)
+        for outcome in result.outcomes:
+            self._accept(len(outcome.tokens) - 1)  # the last one is the base's own
+
+    def _time(self, result: Result) -> None:
+        """From lap to lap, while there was work; and how much of that each stage did not compute."""
+        now, began = self._clock(), self._lap_began
+        self._lap_began = now if self._busy() else None
+        if began is None:
+            return
+        self.observe("lap_seconds", now - began)
+        for stage, seconds in enumerate(result.seconds):
+            self._bubble.labels(**self._labels, stage=str(stage)).inc(max(now - began - seconds, 0.0))
+
+    def _accept(self, depth: int) -> None:
+        for position in range(depth):
+            self._accepted.labels(**self._labels).inc()
+            self._depths.labels(**self._labels, position=str(position)).inc()
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].labels(**self._labels).observe(value)
 
-    def count(self, finished: Finished) -> None:
-        """A request that ended by itself."""
-        figures = finished.statistics
-        self._prompt.labels(**self._labels).inc(figures.prompt_tokens)
-        self._generated.labels(**self._labels).inc(figures.completion_tokens)
-        self._success.labels(**self._labels, finished_reason=finished.reason.value).inc()
+    def finished(self, figures: Statistics, waited: float) -> None:
+        """A request that ended by itself. waited: seconds until it was admitted."""
+        first, whole = figures.seconds_to_first_token, figures.seconds
+        self.observe("request_prefill_time_seconds", max(first - waited, 0.0))
+        self.observe("request_decode_time_seconds", max(whole - first, 0.0))
+        self.observe("request_inference_time_seconds", max(whole - waited, 0.0))
         self.observe("time_to_first_token_seconds", figures.seconds_to_first_token)
         self.observe("e2e_request_latency_seconds", figures.seconds)
         self.observe("request_prompt_tokens", figures.prompt_tokens)
@@ -79,29 +105,30 @@ class Metrics:
             after = figures.seconds - figures.seconds_to_first_token
             self.observe("request_time_per_output_token_seconds", after / (figures.completion_tokens - 1))
 
-    def fail(self) -> None:
-        """A request that ended in an error, or whose client went away."""
-        self._failures.labels(**self._labels).inc()
-
     def _declare(self, counts: Sequence[int]) -> None:
-        self._prompt = self._counter("prompt_tokens", "Tokens of prompts")
-        self._generated = self._counter("generation_tokens", "Tokens written, skeletons included")
-        self._success = self._counter(
-            "request_success", "Requests that ended by themselves", "finished_reason"
+        self._drafts = self._counter("spec_decode_num_drafts", "Trees with drafted tokens")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted")
+        self._depths = self._counter("spec_decode_num_accepted_tokens_per_pos", "By depth", "position")
+        self._stage = self._histogram(
+            "stage_seconds", "Compute of one stage in one lap", LAP_SECONDS, "stage"
         )
-        self._failures = self._counter("request_failure", "Requests that failed, or whose client went away")
-        self._laps = self._counter("laps", "Laps of the ring")
-        self._stage = self._histogram("stage_seconds", "Compute of one stage in one lap", STAGE, "stage")
+        self._bubble = self._counter("stage_bubble_seconds", "Time of laps a stage did not compute", "stage")
         told = (
             ("time_to_first_token_seconds", "From arrival to the first token", FIRST_AND_LATE),
             ("inter_token_latency_seconds", "Between laps that brought text to a request", BETWEEN),
             ("request_time_per_output_token_seconds", "Mean of one request, behind its first", BETWEEN),
             ("e2e_request_latency_seconds", "From arrival to the end", WHOLE),
             ("request_queue_time_seconds", "From arrival to admission", WHOLE),
+            ("request_prefill_time_seconds", "From admission to the first token", WHOLE),
+            ("request_decode_time_seconds", "From the first token to the end", WHOLE),
+            ("request_inference_time_seconds", "From admission to the end", WHOLE),
+            ("lap_seconds", "From one lap to the next, while there is work", LAP_SECONDS),
             ("request_prompt_tokens", "Prompt tokens of one request", counts),
             ("request_generation_tokens", "Tokens one request wrote", counts),
             ("iteration_tokens_total", "Tokens one lap brought", LAP),
             ("sot_points_per_request", "Points of one plan", POINTS),
+            ("sot_branch_seconds", "From a branch's start to its end", WHOLE),
         )
         self._histograms = {name: self._histogram(name, about, buckets) for name, about, buckets in told}
 
@@ -111,48 +138,3 @@ class Metrics:
     def _histogram(self, name: str, about: str, buckets: Sequence[float], *more: str) -> Histogram:
         labels = (*LABELS, *more)
         return Histogram(f"specsot:{name}", about, labels, buckets=buckets, registry=self._registry)
-
-    def _gauges(self) -> Iterator[Metric]:
-        info = self._info()
-        pages = info.pages
-        used = 1 - pages.free / pages.total if pages and pages.total else 0.0
-        for name, about, value in (
-            ("num_requests_running", "Requests in the ring", self.running),
-            ("num_requests_waiting", "Requests that wait for their turn", self.waiting),
-            ("kv_cache_usage_perc", "Share of KV pages that are promised, 1 is all", used),
-            ("sot_branch_active", "Branches being written", self.branches),
-            ("ring_ready", "Whether the ring is complete", info.ready),
-            ("epoch", "The ring's epoch", info.epoch),
-        ):
-            gauge = GaugeMetricFamily(f"specsot:{name}", about, labels=LABELS)
-            gauge.add_metric(tuple(self._labels.values()), value)
-            yield gauge
-        yield from _gpu_gauges()
-
-
-class _Standing(Collector):
-    """Gauges that are looked up when they are asked for."""
-
-    def __init__(self, look: Callable[[], Iterable[Metric]]) -> None:
-        self._look = look
-
-    def collect(self) -> Iterable[Metric]:
-        return self._look()
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-
-def _gpu_gauges() -> Iterator[Metric]:
-    gpus = look_at_gpus()
-    for name, about in (
-        ("gpu_memory_used_bytes", "Memory in use"),
-        ("gpu_memory_total_bytes", "Memory there is"),
-        ("gpu_busy_ratio", "Share of the last moments in which it computed"),
-    ):
-        gauge = GaugeMetricFamily(f"specsot:{name}", about, labels=("gpu", "name"))
-        for gpu in gpus:
-            value = {"used": gpu.used, "total": gpu.total}.get(name.split("_")[2], gpu.busy)
-            gauge.add_metric((str(gpu.index), gpu.name), value)
-        if gpus:
-            yield gauge

@@ -30,46 +30,32 @@ class RequestWatch:
         self._metrics, self._clock = metrics, clock
         self._began = clock()
         self._last: float | None = None
-        self._started = self._finished = False
-        self._branches = 0
-        metrics.waiting += 1
+        self._waited = 0.0
+        self._branches: dict[int, float] = {}
 
     def told(self, event: Event) -> None:
         match event:
             case Started():
-                self._start()
+                self._waited = self._clock() - self._began
+                self._metrics.observe("request_queue_time_seconds", self._waited)
             case Planned(points) if points:
                 self._metrics.observe("sot_points_per_request", len(points))
-            case BranchStarted():
-                self._count_branches(1)
-            case BranchFinished():
-                self._count_branches(-1 if self._branches else 0)
+            case BranchStarted(branch):
+                self._branches[branch] = self._clock()
+                self._metrics.branches += 1
+            case BranchFinished(branch) if branch in self._branches:
+                self._metrics.observe("sot_branch_seconds", self._clock() - self._branches.pop(branch))
+                self._metrics.branches -= 1
             case SkeletonText() | BranchText() | MergedText():
                 self._hear()
             case Finished():
-                self._finished = True
-                self._metrics.count(event)
+                self._metrics.finished(event.statistics, self._waited)
             case _:
                 pass
 
     def ended(self) -> None:
-        self._count_branches(-self._branches)
-        if not self._finished:
-            self._metrics.fail()
-        if self._started:
-            self._metrics.running -= 1
-        else:
-            self._metrics.waiting -= 1
-
-    def _start(self) -> None:
-        self._started = True
-        self._metrics.waiting -= 1
-        self._metrics.running += 1
-        self._metrics.observe("request_queue_time_seconds", self._clock() - self._began)
-
-    def _count_branches(self, more: int) -> None:
-        self._branches += more
-        self._metrics.branches += more
+        self._metrics.branches -= len(self._branches)
+        self._branches.clear()
 
     def _hear(self) -> None:
         now = self._clock()

@@ -71,6 +71,7 @@ class Usage:
 
     prompts: dict[int, int] = field(default_factory=dict[int, int])
     completion: int = 0
+    cached: dict[int, int] = field(default_factory=dict[int, int])
 
     def count(self, prompt: int, event: Event) -> None:
         """`prompt`: which of the call's prompts the event belongs to."""
@@ -78,6 +79,7 @@ class Usage:
             self.prompts[prompt] = event.prompt_tokens
         elif isinstance(event, Finished):
             self.completion += event.statistics.merged_tokens
+            self.cached[prompt] = max(self.cached.get(prompt, 0), event.statistics.cached_tokens)
 
     def told(self) -> dict[str, Any]:
         prompt = sum(self.prompts.values())
@@ -85,6 +87,7 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": self.completion,
             "total_tokens": prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
         }
 
 

@@ -46,7 +46,9 @@ def logprobs_of(tokens: tuple[TokenLogprobs, ...], offset: int) -> dict[str, Any
     return {
         "tokens": [_shown(one.chosen) for one in tokens],
         "token_logprobs": [max(one.chosen.logprob, LEAST) for one in tokens],
-        "top_logprobs": [{_shown(top): max(top.logprob, LEAST) for top in one.top} for one in tokens],
+        "top_logprobs": [
+            {_shown(top): max(top.logprob, LEAST) for top in (*one.top, one.chosen)} for one in tokens
+        ],
         "text_offset": _places(tokens, offset),
     }
 
