@@ -1,0 +1,17 @@
+"""A CA that tests may ask for certificates.
+
+Refuses to know what they do with them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.security.papers import Authority
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.at(tmp_path / "authority")

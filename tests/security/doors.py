@@ -1,0 +1,75 @@
+"""A master's doors with papers: one for clients, one for members; a fake conductor and a fake fleet behind.
+
+Refuses to know what the tests try to get in with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+
+from specsot.info import Info
+from specsot.rpc.options import PUBLIC_BYTES, Terms
+from specsot.rpc.serve import Door
+from specsot.rpc.tls import Tls
+from specsot.rpc.tokens import Tokens
+from specsot_master.desk import Desk
+from specsot_master.server import FleetService, MasterService, open_fleet_door, open_master_door
+from tests.rpc.test_master_service import INFO, FakeConductor
+from tests.rpc.test_uplink import FakeFleet
+from tests.security.papers import Authority, shown
+
+TOKEN = "the-one-that-counts"
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """known: what a client needs to trust the master."""
+
+    clients: Door
+    members: Door
+    conductor: FakeConductor
+    fleet: FakeFleet
+    known: Tls
+    tokens: Path
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.clients.port}"
+
+    @property
+    def fleet_address(self) -> str:
+        return f"127.0.0.1:{self.members.port}"
+
+    def channel(self) -> grpc.aio.Channel:
+        """A stranger's: it trusts the master, and shows nothing."""
+        assert self.known.ca is not None
+        return grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(self.known.ca.read_bytes()))
+
+
+@asynccontextmanager
+async def guarded(authority: Authority, **more: bool) -> AsyncIterator[Doors]:
+    """`more` goes to the terms of the clients' door."""
+    own, file = authority.issue("master"), authority.folder / "tokens"
+    file.write_text(f"another\n{TOKEN}\n")
+    conductor, fleet = FakeConductor(), FakeFleet()
+    desk = Desk(conductor, lambda: INFO)
+    terms = Terms(PUBLIC_BYTES, tls=replace(own, ca=None), tokens=Tokens(file), **more)
+    clients = await open_master_door("127.0.0.1:0", MasterService(desk, info), None, terms)
+    members = await open_fleet_door("127.0.0.1:0", FleetService(fleet), Terms(PUBLIC_BYTES, tls=own))
+    try:
+        yield Doors(clients, members, conductor, fleet, authority.known, file)
+    finally:
+        await members.close(0)
+        await clients.close(0)
+
+
+def info() -> Info:
+    return INFO
+
+
+SHOWN = shown(TOKEN)

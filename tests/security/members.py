@@ -1,0 +1,26 @@
+"""A member's door, with an inbox behind it.
+
+Refuses to know who dials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from specsot.links import Inbox
+from specsot.rpc.links import SERVICE, RingService
+from specsot.rpc.options import Terms
+from specsot.rpc.serve import open_door
+from specsot.rpc.tls import Tls
+
+
+@asynccontextmanager
+async def listening(tls: Tls, inbox: Inbox | None = None) -> AsyncIterator[str]:
+    """Its address."""
+    ring = RingService(inbox or Inbox(), "there")
+    door = await open_door("127.0.0.1:0", {SERVICE: ring.attach}, Terms(tls=tls))
+    try:
+        yield f"127.0.0.1:{door.port}"
+    finally:
+        await door.close(0)

@@ -1,0 +1,226 @@
+"""Invariant 13, who may come in: without a known token every call is UNAUTHENTICATED, streams and reflection
+included; members without a certificate do not even get a connection. Health is open, and says so little.
+
+Refuses to know what the calls would do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import pytest
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2 as refl
+
+from specsot.errors import Refused, Unauthenticated, Unavailable
+from specsot.links import Inbox
+from specsot.params import Ask
+from specsot.rpc.client import connect
+from specsot.rpc.probe import probe
+from specsot.rpc.statuses import TRAILER, error_of
+from specsot.rpc.tls import PLAIN
+from specsot.rpc.uplink import join
+from specsot.v1 import master_pb2
+from tests.rpc.test_uplink import WORKER
+from tests.security.doors import SHOWN, TOKEN, Doors, guarded
+from tests.security.members import listening
+from tests.security.papers import Authority, shown
+
+pytestmark = pytest.mark.timeout(60)
+
+MASTER = "specsot.v1.Master"
+REFLECTION = [
+    f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")
+]
+METHODS = [
+    *(f"/{MASTER}/{method.name}" for method in master_pb2.DESCRIPTOR.services_by_name["Master"].methods),
+    *REFLECTION,
+    "/grpc.channelz.v1.Channelz/GetServers",
+    f"/{MASTER}/Nothing",
+    "/nothing.at.All/Nothing",
+]
+WRONG = {
+    "none": (),
+    "wrong": shown("a-guess"),
+    "half": shown(TOKEN[:-1]),
+    "longer": shown(TOKEN + "x"),
+    "another scheme": (("authorization", f"Basic {TOKEN}"),),
+    "bare": (("authorization", TOKEN),),
+    "twice": (*SHOWN, *SHOWN),
+    "elsewhere": (("x-api-key", TOKEN),),
+}
+
+
+@pytest.fixture
+async def doors(authority: Authority) -> AsyncIterator[Doors]:
+    async with guarded(authority, reflection=True, channelz=True) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("style", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
+async def test_invariant_13_no_call_without_a_known_token(doors: Doors, method: str, style: str) -> None:
+    async with doors.channel() as channel:
+        for metadata in WRONG.values():
+            failure = await refused(channel, method, style, metadata)
+            assert failure.code() is grpc.StatusCode.UNAUTHENTICATED, method
+            assert failure.details() in (
+                "a token is needed: authorization: Bearer ...",
+                "this token is not known here",
+            )
+            assert isinstance(error_of(failure), Unauthenticated)
+            told = status_pb2.Status.FromString(dict(failure.trailing_metadata())[TRAILER])
+            assert b"Traceback" not in told.SerializeToString()
+    assert doors.conductor.asked == []
+
+
+async def refused(
+    channel: grpc.aio.Channel, method: str, style: str, metadata: tuple[tuple[str, str], ...]
+) -> grpc.aio.AioRpcError:
+    """What a call ends with whose bytes do not even parse: that would be told to those who may come in."""
+    sent = iter([b"\xff\xff"]) if style.startswith("stream") else b"\xff\xff"
+    call = getattr(channel, style)(method)(sent, metadata=metadata, timeout=20)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (call.read() if style.endswith("stream") else call)
+    if style.endswith("stream"):
+        assert await call.code() is caught.value.code()
+    return caught.value
+
+
+async def test_invariant_13_with_a_token_everything_is_as_ever(doors: Doors) -> None:
+    client = await connect(doors.address, tls=doors.known, token=TOKEN)
+    assert (await client.info()).ready
+    assert await client.cancel("r1")
+    events = [numbered async for numbered in client.generate(Ask(prompt="hi"))]
+    assert len(events) == 3
+    await client.close()
+
+
+async def test_invariant_13_a_token_that_was_taken_away(doors: Doors) -> None:
+    """From the next call on; what runs goes on."""
+    doors.conductor.hold.clear()
+    client = await connect(doors.address, tls=doors.known, token=TOKEN)
+    running = client.generate(Ask(prompt="hi"))
+    first = await anext(running)
+    doors.tokens.write_text("another\n")
+    with pytest.raises(Unauthenticated, match="this token is not known here"):
+        await client.info()
+    doors.conductor.hold.set()
+    assert [first, *[numbered async for numbered in running]][-1].offset == 2
+    await client.close()
+
+
+async def test_invariant_13_health_is_open(doors: Doors) -> None:
+    address, known = doors.address, doors.known
+    assert await asyncio.to_thread(probe, address, "", 5.0, known) == "SERVING"
+    assert await asyncio.to_thread(probe, address, MASTER, 5.0, known) == "NOT_SERVING"
+    async with doors.channel() as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watching.cancel()
+
+
+@pytest.mark.parametrize("method", REFLECTION)
+async def test_invariant_13_reflection_is_off_unless_asked_for(authority: Authority, method: str) -> None:
+    async with guarded(authority) as doors, doors.channel() as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await list_services(channel, method)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("method", REFLECTION)
+async def test_invariant_13_reflection_for_those_who_may(doors: Doors, method: str) -> None:
+    """What `grpcurl -cacert ca.pem -H "authorization: Bearer ..." HOST:PORT list` does."""
+    async with doors.channel() as channel:
+        assert MASTER in await list_services(channel, method)
+
+
+async def list_services(channel: grpc.aio.Channel, method: str) -> set[str]:
+    ask = channel.stream_stream(
+        method, refl.ServerReflectionRequest.SerializeToString, refl.ServerReflectionResponse.FromString
+    )
+    questions = iter([refl.ServerReflectionRequest(list_services="")])
+    (listed,) = [one async for one in ask(questions, metadata=SHOWN)]
+    return {service.name for service in listed.list_services_response.service}
+
+
+async def test_invariant_13_who_does_not_trust_the_master_sends_nothing(
+    doors: Doors, authority: Authority
+) -> None:
+    other = Authority.at(authority.folder / "other").known
+    with pytest.raises(Unavailable, match="its certificate is not vouched for by --tls-ca"):
+        await connect(doors.address, tls=other, token=TOKEN)
+    with pytest.raises(Unavailable, match="one side speaks TLS and the other does not"):
+        await connect(doors.address, token=TOKEN)
+    elsewhere = doors.address.replace("127.0.0.1", "127.0.0.2")
+    assert "nobody answers" in await asyncio.to_thread(probe, elsewhere, "", 5.0, doors.known)
+
+
+async def test_invariant_13_a_member_with_its_certificate(doors: Doors, authority: Authority) -> None:
+    uplink = await join(doors.fleet_address, WORKER, Inbox(), tls=authority.issue("worker"))
+    assert doors.fleet.downlinks.keys() == {"w0"}
+    await uplink.close()
+
+
+async def test_invariant_13_no_certificate_no_connection(doors: Doors, authority: Authority) -> None:
+    """None, one that another CA gave, one that is too old, none of this in the clear: not even health."""
+    other = Authority.at(authority.folder / "other").issue("worker")
+    papers = {
+        "none": authority.known,
+        "of another CA": replace(other, ca=authority.file),
+        "expired": authority.issue("worker", into="old", expired=True),
+        "in the clear": PLAIN,
+    }
+    for what, tls in papers.items():
+        with pytest.raises(Unavailable, match="nobody answers"):
+            await join(doors.fleet_address, WORKER, Inbox(), tls=tls)
+        assert "nobody answers" in await asyncio.to_thread(probe, doors.fleet_address, "", 5.0, tls), what
+    assert doors.fleet.downlinks == {}
+    assert doors.fleet.gone.empty()
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "complaint"),
+    [
+        (
+            ("drafter",),
+            "worker",
+            "w0 shows a certificate for drafter, localhost; worker is needed",
+        ),
+        (("worker",), "drafter", "drafter is needed"),
+        (("master",), "worker", "worker is needed"),
+        (("worker.example",), "worker", "worker is needed"),
+        ((), "worker", "worker is needed"),
+    ],
+)
+async def test_invariant_13_a_certificate_for_something_else(
+    doors: Doors, authority: Authority, names: tuple[str, ...], kind: str, complaint: str
+) -> None:
+    tls = authority.issue(*names, into="mine")
+    with pytest.raises(Refused, match=complaint):
+        await join(doors.fleet_address, replace(WORKER, kind=kind), Inbox(), tls=tls)  # pyright: ignore
+    assert doors.fleet.downlinks == {}
+
+
+async def test_invariant_13_a_master_that_is_none(doors: Doors, authority: Authority) -> None:
+    """A worker's certificate does not make a master: members hang up before they say a word."""
+    async with listening(authority.issue("worker")) as address:
+        with pytest.raises(Unavailable, match="its certificate is for another name"):
+            await join(address, WORKER, Inbox(), tls=authority.issue("worker", into="mine"))
+
+
+async def test_invariant_13_clients_have_no_business_at_the_members_door(
+    doors: Doors, authority: Authority
+) -> None:
+    """Nor members at that of the clients, whatever they show."""
+    worker = authority.issue("worker")
+    with pytest.raises(Unauthenticated):
+        await join(doors.address, WORKER, Inbox(), tls=worker)
+    client = await connect(doors.fleet_address, tls=worker, token=TOKEN)
+    with pytest.raises(Unavailable, match="Method not found"):
+        await client.info()
+    await client.close()
