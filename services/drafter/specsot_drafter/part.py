@@ -35,9 +35,7 @@ class _Epoch:
 class DrafterPart:
     """One drafter. `compute` runs tensor work, one job at a time, off the event loop; `watch` follows it."""
 
-    def __init__(
-        self, source: Source, dialer: Dialer, compute: Executor, watch: Watch | None = None
-    ) -> None:
+    def __init__(self, source: Source, dialer: Dialer, compute: Executor, watch: Watch | None = None) -> None:
         self._source, self._dialer, self._compute = source, dialer, compute
         self._watch = watch or Watch()
         self._now: _Epoch | None = None

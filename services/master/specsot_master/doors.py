@@ -24,6 +24,7 @@ from specsot_master.server import FleetService, MasterService, open_fleet_door, 
 
 if TYPE_CHECKING:
     from specsot_master.gateway.door import HttpDoor
+    from specsot_master.gateway.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -32,9 +33,9 @@ GRACE = 1.0  # seconds to tell those who are still there
 
 @asynccontextmanager
 async def open_doors(
-    config: MasterConfig, master: Master, desk: Desk, members: FleetService
+    config: MasterConfig, master: Master, desk: Desk, members: FleetService, metrics: Metrics | None = None
 ) -> AsyncGenerator[Door]:
-    """The clients' gRPC door, while all are open.
+    """The clients' gRPC door, while all are open. metrics: those that are counted already.
 
     Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
     """
@@ -49,12 +50,14 @@ async def open_doors(
             doors.push_async_callback(fleet.close, GRACE)
             log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
         if config.http is not None:
-            http = await open_http(config.http, config, master, desk)
+            http = await open_http(config.http, config, master, desk, metrics)
             doors.push_async_callback(http.close, GRACE)
         yield door
 
 
-async def open_http(listen: str, config: MasterConfig, master: Master, desk: Desk) -> HttpDoor:
+async def open_http(
+    listen: str, config: MasterConfig, master: Master, desk: Desk, metrics: Metrics | None
+) -> HttpDoor:
     """Raises InvalidRequest without the extra, Unavailable."""
     try:
         from specsot_master.gateway.opening import open_gateway
@@ -63,7 +66,7 @@ async def open_http(listen: str, config: MasterConfig, master: Master, desk: Des
             f"--http needs {error.name}: pip install 'specsot[http]'", field="http"
         ) from None
     terms = _public(config)
-    door = await open_gateway(listen, master, desk, terms)
+    door = await open_gateway(listen, master, desk, terms, metrics)
     scheme = "http" if terms.tls.cert is None else "https"
     log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
     return door

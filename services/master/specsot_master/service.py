@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from specsot.process.life import live
 from specsot.process.logs import write_logs
+from specsot.process.observing import Observation, observed
 from specsot.rpc.serve import Door
 from specsot_master.assembly import Master, assemble
 from specsot_master.config import MasterConfig, read_config
@@ -22,6 +23,10 @@ from specsot_master.doors import open_doors
 from specsot_master.progress import Progress
 from specsot_master.server import FleetService
 from specsot_master.server.door import MASTER
+from specsot_master.spans import RequestSpans
+
+if TYPE_CHECKING:
+    from specsot_master.gateway.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -36,14 +41,31 @@ def run() -> int:
 
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     """Raises ModelError, InvalidRequest, Unavailable (a port is taken)."""
+    with observed("master", config.setting) as seen:
+        await lead(config, seen, leaving)
+
+
+async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
     master = assemble(config.ring)
     desk, members = Desk(master.conductor, master.info), FleetService(master.fleet)
-    async with open_doors(config, master, desk, members) as door:
+    metrics = follow(master, desk, seen)
+    async with open_doors(config, master, desk, members, metrics) as door:
         log.info("waiting for the ring", missing=master.fleet.waiting_for())
         async with beside(master.fleet.tend(TENDING), report(master, door, Progress(config.stuck_after))):
             await leaving.wait()
             log.info("leaving", grace=config.setting.grace)
             await leave(master, desk, members, door, config.setting.grace)
+
+
+def follow(master: Master, desk: Desk, seen: Observation) -> Metrics | None:
+    """Spans and figures of every request, as far as they were asked for; the figures, if so."""
+    if seen.tracer.on:
+        desk.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
+    if seen.registry is None:
+        return None
+    from specsot_master.gateway.counting import count
+
+    return count(master, desk, seen.registry)
 
 
 async def report(master: Master, door: Door, progress: Progress) -> None:

@@ -5,7 +5,6 @@ Refuses to know what else is counted. Needs prometheus-client: imported only whe
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from specsot import __version__
 from specsot.errors import Unavailable
 from specsot.process.gpus import look_at_gpus
 from specsot.rpc.serve import check_free, split_address
+from specsot.rpc.tls import PLAIN, Tls
 
 LAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
 
@@ -55,7 +55,7 @@ def registry_of(service: str) -> CollectorRegistry:
 
 
 def version_of(service: str) -> Metric:
-    return InfoMetricFamily("specsot:build", "What runs here", {"service": service, "version": __version__})
+    return InfoMetricFamily("specsot_build", "What runs here", {"service": service, "version": __version__})
 
 
 def gpu_families() -> Iterator[Metric]:
@@ -73,11 +73,24 @@ def gpu_families() -> Iterator[Metric]:
             yield gauge
 
 
-def open_figures_door(listen: str, registry: CollectorRegistry) -> FiguresDoor:
-    """Serve them at host:port. Raises Unavailable, in one line, when the address cannot be had."""
+def open_figures_door(listen: str, registry: CollectorRegistry, tls: Tls = PLAIN) -> FiguresDoor:
+    """Serve them at host:port. Raises Unavailable, in one line, when the address cannot be had.
+
+    tls: who this is; with those who vouch for others, a reader must show a certificate of theirs.
+    """
     check_free(listen)
     host, port = split_address(listen)
     try:
-        return FiguresDoor(*start_http_server(port, host, registry))
-    except (OSError, socket.gaierror) as error:
+        return FiguresDoor(
+            *start_http_server(
+                port,
+                host,
+                registry,
+                certfile=None if tls.cert is None else str(tls.cert),
+                keyfile=None if tls.key is None else str(tls.key),
+                client_cafile=None if tls.ca is None else str(tls.ca),
+                client_auth_required=tls.mutual,
+            )
+        )
+    except OSError as error:
         raise Unavailable(f"cannot listen at {listen}: {error}") from None

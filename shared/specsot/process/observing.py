@@ -45,8 +45,9 @@ def observed(service: str, setting: Setting) -> Generator[Observation]:
             f"--metrics needs {error.name}: pip install 'specsot[observe]'", field="metrics"
         ) from None
     registry = registry_of(service)
-    door = open_figures_door(setting.metrics, registry)
-    log.info("figures", at=f"http://{reachable(None, setting.metrics, door.port)}/metrics")
+    door = open_figures_door(setting.metrics, registry, setting.tls)
+    scheme = "http" if setting.tls.cert is None else "https"
+    log.info("figures", at=f"{scheme}://{reachable(None, setting.metrics, door.port)}/metrics")
     try:
         yield Observation(registry, tracer)
     finally:

@@ -63,7 +63,7 @@ def read_setting(flags: Flags, given: argparse.Namespace) -> Setting:
         tls = Tls(given.tls_ca, given.tls_cert, given.tls_key)
     except InvalidRequest as error:
         flags.error(str(error))
-    return Setting(
+    setting = Setting(
         given.listen,
         given.log_format,
         given.log_level,
@@ -74,6 +74,9 @@ def read_setting(flags: Flags, given: argparse.Namespace) -> Setting:
         tls=tls,
         insecure=given.insecure == "on",
     )
+    needs = "--tls-cert and --tls-key"
+    check_exposure(flags, setting, "metrics", setting.metrics, needs, tls.cert is not None)
+    return setting
 
 
 def read_member_setting(flags: Flags, given: argparse.Namespace) -> Setting:

@@ -12,17 +12,20 @@ from specsot.rpc.options import Terms
 from specsot_master.assembly import Master
 from specsot_master.desk import Desk
 from specsot_master.gateway.app import build_app
+from specsot_master.gateway.counting import count
 from specsot_master.gateway.door import HttpDoor, open_http_door
 from specsot_master.gateway.house import House
 from specsot_master.gateway.metrics import Metrics
-from specsot_master.gateway.watching import RequestWatch
 
 
-async def open_gateway(listen: str, master: Master, desk: Desk, terms: Terms) -> HttpDoor:
-    """Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates."""
-    metrics = Metrics(master.info)
-    desk.watch(lambda _: RequestWatch(metrics, time.monotonic))
-    master.laps.follow(metrics.heard)
+async def open_gateway(
+    listen: str, master: Master, desk: Desk, terms: Terms, metrics: Metrics | None = None
+) -> HttpDoor:
+    """metrics: those that are counted already, if any are.
+
+    Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
+    """
+    metrics = metrics or count(master, desk)
 
     def head() -> Head | None:
         ring = master.fleet.ring

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from specsot.events import Finished
 from specsot.params import Ask, Limits, Sampling
-from specsot_master.gateway.gpus import look_at_gpus
+from specsot.process.gpus import look_at_gpus
 from specsot_master.gateway.house import House, caller_of
 from specsot_master.gateway.openai.bodies import Words
 from specsot_master.gateway.openai.choices import reason_of
