@@ -18,6 +18,8 @@ from starlette.types import ASGIApp
 from specsot.frames import Open, Opening
 from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
 from specsot.members import Head, Range
+from specsot.rpc.tls import PLAIN, Tls
+from specsot.rpc.tokens import Tokens
 from specsot_master.conductor import ConductorConfig
 from specsot_master.desk import Desk
 from specsot_master.gateway.app import build_app
@@ -129,7 +131,9 @@ async def turn() -> None:
 
 
 @asynccontextmanager
-async def served(says: Mapping[str, str] = SAYS, **more: Any) -> AsyncIterator[Served]:
+async def served(
+    says: Mapping[str, str] = SAYS, tokens: Tokens | None = None, tls: Tls = PLAIN, **more: Any
+) -> AsyncIterator[Served]:
     """`more` goes to the Stage."""
     stage, standing = Stage(says, **({"config": CONFIG} | more)), Standing()
 
@@ -146,8 +150,8 @@ async def served(says: Mapping[str, str] = SAYS, **more: Any) -> AsyncIterator[S
         figures=metrics.written,
         began=1_700_000_000,
     )
-    app = build_app(house)
-    one = Served(stage, desk, await open_http_door("127.0.0.1:0", app), standing, metrics, app)
+    app = build_app(house, tokens)
+    one = Served(stage, desk, await open_http_door("127.0.0.1:0", app, tls), standing, metrics, app)
     one.going.set()
     playing = asyncio.create_task(one.play())
     try:
