@@ -1,0 +1,222 @@
+"""What is shipped to run a fleet: every manifest and file is what its reader takes, and all agree.
+
+Refuses to know clusters, engines and networks: everything is checked offline.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specsot.process.flags import Flags
+from tests.conftest import REPOSITORY
+
+DEPLOY = REPOSITORY / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+OVERLAYS = ("base", "overlays/pinned", "overlays/gpu")
+WORKLOADS = ("Deployment", "StatefulSet")
+VERSION = "1.32"
+WRITTEN = sorted(
+    path.relative_to(REPOSITORY)
+    for path in (
+        *DEPLOY.rglob("*.yaml"),
+        *REPOSITORY.glob("*compose*.y*ml"),
+        *(REPOSITORY / "docker").glob("*.yaml"),
+    )
+)
+STYLE = """
+extends: default
+rules:
+  document-start: disable
+  line-length: {max: 120}
+  truthy: {check-keys: false}
+"""
+
+Manifest = dict[str, Any]
+
+
+def read(path: Path) -> list[Manifest]:
+    return [found for found in yaml.safe_load_all(path.read_text()) if found]
+
+
+def whole(folder: str) -> list[Manifest]:
+    """The manifests of a folder that are whole in themselves: patches of an overlay are not."""
+    kustomization = read(KUBERNETES / folder / "kustomization.yaml")[0]
+    files = [name for name in kustomization["resources"] if name.endswith(".yaml")]
+    return [one for name in files for one in read(KUBERNETES / folder / name)]
+
+
+@cache
+def rendered(folder: str) -> tuple[Manifest, ...]:
+    """As kubectl would apply it."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl, which renders overlays")
+    command = ["kubectl", "kustomize", str(KUBERNETES / folder)]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    return tuple(yaml.safe_load_all(said.stdout))
+
+
+def check(manifests: Iterator[Manifest] | list[Manifest] | tuple[Manifest, ...]) -> None:
+    validate = pytest.importorskip("kubernetes_validate").validate
+    for manifest in manifests:
+        validate(manifest, VERSION, strict=True)
+
+
+def workloads(manifests: list[Manifest] | tuple[Manifest, ...]) -> dict[str, Manifest]:
+    return {one["metadata"]["name"]: one for one in manifests if one["kind"] in WORKLOADS}
+
+
+def container(workload: Manifest) -> Manifest:
+    (only,) = workload["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=str)
+def test_every_file_is_well_written_yaml(path: Path) -> None:
+    linter = pytest.importorskip("yamllint.linter")
+    config = pytest.importorskip("yamllint.config").YamlLintConfig(STYLE)
+    problems = [str(problem) for problem in linter.run((REPOSITORY / path).read_text(), config)]
+    assert problems == []
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_manifests_fit_kubernetes_own_schemas(folder: str) -> None:
+    check(whole(folder))
+
+
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_what_kubectl_renders_fits_too(folder: str) -> None:
+    check(rendered(folder))
+
+
+def test_the_check_would_notice() -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    worker = workloads(whole("base"))["specsot-worker"]
+    with pytest.raises(validate.ValidationError):
+        check([worker | {"spec": worker["spec"] | {"replicas": "two"}}])
+
+
+def test_pods_are_as_locked_as_the_containers_allow() -> None:
+    for name, workload in workloads(whole("base")).items():
+        pod = workload["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"], name
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False, "else SPECSOT_PORT and the like would be set"
+        own = container(workload)["securityContext"]
+        assert own["readOnlyRootFilesystem"]
+        assert not own["allowPrivilegeEscalation"]
+        assert own["capabilities"]["drop"] == ["ALL"]
+
+
+def test_members_find_each_other_before_they_are_ready() -> None:
+    services = {one["metadata"]["name"]: one["spec"] for one in whole("base") if one["kind"] == "Service"}
+    for name in ("specsot-ring", "specsot-worker", "specsot-drafter"):
+        assert services[name]["clusterIP"] == "None"
+        assert services[name]["publishNotReadyAddresses"] is True
+    for name in ("specsot-worker", "specsot-drafter"):
+        assert workloads(whole("base"))[name]["spec"]["serviceName"] == name
+    (settings,) = [one for one in whole("base") if one["metadata"]["name"] == "specsot-member"]
+    assert settings["data"]["SPECSOT_MASTER"] == "specsot-ring:50050"
+
+
+def test_workers_have_minutes_to_load_and_are_probed_by_our_own_command() -> None:
+    for workload in workloads(whole("base")).values():
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container(workload)[probe]["exec"]["command"][:2] == ["specsot", "health"]
+    startup = container(workloads(whole("base"))["specsot-worker"])["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 1200
+
+
+def test_as_many_workers_as_the_master_waits_for() -> None:
+    (master,) = [
+        one for one in whole("base") if one["metadata"]["name"] == "specsot-master" and "data" in one
+    ]
+    worker = workloads(whole("base"))["specsot-worker"]
+    assert int(master["data"]["SPECSOT_WORKERS"]) == worker["spec"]["replicas"]
+    (ranges,) = whole("overlays/pinned")
+    assert sorted(ranges["data"]) == [str(number) for number in range(worker["spec"]["replicas"])]
+
+
+def test_the_drafter_runs_beside_the_last_stage() -> None:
+    drafter = workloads(rendered("overlays/pinned"))["specsot-drafter"]
+    (rule,) = drafter["spec"]["template"]["spec"]["affinity"]["podAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    last = max(whole("overlays/pinned")[0]["data"])
+    wanted = rule["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert wanted == {
+        "app.kubernetes.io/name": "specsot-worker",
+        "apps.kubernetes.io/pod-index": last,
+    }
+    command = container(workloads(rendered("overlays/pinned"))["specsot-worker"])["command"]
+    assert command[:2] == ["sh", "-c"]
+
+
+def test_the_gpu_overlay_asks_for_one_each() -> None:
+    for name in ("specsot-worker", "specsot-drafter"):
+        assert (
+            container(workloads(rendered("overlays/gpu"))[name])["resources"]["limits"]["nvidia.com/gpu"]
+            == "1"
+        )
+    assert "nvidia.com/gpu" not in str(workloads(rendered("overlays/gpu"))["specsot-master"])
+
+
+def settings() -> Iterator[tuple[str, Manifest]]:
+    """Every environment that something shipped gives to a service, and whose."""
+    for manifest in whole("base"):
+        if manifest["kind"] == "ConfigMap":
+            yield manifest["metadata"]["name"], manifest["data"]
+    for path in (REPOSITORY / "docker-compose.yml", REPOSITORY / "compose.gpu.yaml"):
+        for name, service in read(path)[0]["services"].items():
+            if name in ("master", "worker", "drafter"):
+                yield f"{path.name}: {name}", service.get("environment", {})
+
+
+class Recorder(Flags):
+    """Remembers what each service calls its flags."""
+
+    names: set[str] = set()  # noqa: RUF012
+
+    def flag(self, name: str, *more: Any, **others: Any) -> None:
+        self.names.add(name)
+        super().flag(name, *more, **others)
+
+
+def test_every_variable_is_some_services_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with a slip in it would be ignored in silence."""
+    from specsot_drafter import config as drafter
+    from specsot_master import config as master
+    from specsot_worker import config as worker
+
+    for config in (master, worker, drafter):
+        monkeypatch.setattr(config, "Flags", Recorder)
+        with pytest.raises(SystemExit):
+            config.read_config(["--help"])
+    known = {"SPECSOT_" + name.upper().replace("-", "_") for name in Recorder.names}
+    given = {name for _, data in settings() for name in data if name.startswith("SPECSOT_")}
+    assert len(given) > 8
+    assert given <= known
+
+
+def test_compose_opens_ports_to_this_machine_alone() -> None:
+    services = read(REPOSITORY / "docker-compose.yml")[0]["services"]
+    ports = [port for service in services.values() for port in service.get("ports", ())]
+    assert len(ports) == 4
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert {name for name, one in services.items() if "profiles" in one} == {"prometheus", "grafana"}
+
+
+def test_prometheus_looks_where_services_tell() -> None:
+    (scrape,) = read(DEPLOY / "prometheus" / "prometheus.yaml")[0]["scrape_configs"]
+    services = read(REPOSITORY / "docker-compose.yml")[0]["services"]
+    (found,) = scrape["dns_sd_configs"]
+    for name in found["names"]:
+        assert services[name]["environment"]["SPECSOT_METRICS"] == f"0.0.0.0:{found['port']}"
