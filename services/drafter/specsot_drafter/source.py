@@ -5,11 +5,15 @@ Refuses to know the ring, features and links.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from specsot.members import Configuration, Registration, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
+from specsot.model.fitting import Need, check_fit, numbers_of, room_on
+from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
 from specsot.vocabulary import read_vocabulary
 from specsot_drafter.drafters import Drafter
@@ -23,8 +27,9 @@ __all__ = ["Source", "Supply"]
 class Source:
     """Loads everything once; every epoch gets a fresh engine over the same weights."""
 
-    def __init__(self, supply: Supply) -> None:
-        self._supply = supply
+    def __init__(self, supply: Supply, room: Callable[[str], int | None] = room_on) -> None:
+        """room: free bytes of a device."""
+        self._supply, self._room, self._loaded = supply, room, False
         self._config = read_config(supply.model)
         self._fingerprint = fingerprint(supply.model)
         self._ways = ways_of(supply)
@@ -41,8 +46,9 @@ class Source:
         return self._first.tap_slices()
 
     def registration(self) -> Registration:
-        """Loads and measures what drafts; a fraction of a second."""
+        """Loads and measures what drafts; a fraction of a second. Raises ModelError: no room for it."""
         supply, config, way = self._supply, self._config, self._first
+        self._check()
         return Registration(
             kind="drafter",
             name=supply.name,
@@ -68,6 +74,16 @@ class Source:
             ways[name] = drafter, self._rule(name, drafter, configuration)
         blend = ways["ngram"][0] if self._supply.options.blend else None
         return DraftEngine(ways, configuration, vocabulary, blend)
+
+    def _check(self) -> None:
+        """Before anything is loaded. What a head borrows of its base comes on top."""
+        supply = self._supply
+        if self._loaded or supply.draft_model is None:
+            return
+        self._loaded = True
+        files = WeightFiles(supply.draft_model, supply.draft_format == "bin")
+        need = Need(numbers_of(files, files.names()) * supply.numbers.itemsize, supply.kv_memory)
+        check_fit(f"{supply.drafter} drafts", need, supply.device, self._room(supply.device))
 
     def _rule(self, name: DrafterName, drafter: Drafter, configuration: Configuration) -> Rule:
         shape, levels = configuration.shape, len(drafter.widths)

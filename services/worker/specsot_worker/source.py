@@ -5,6 +5,7 @@ Refuses to know the ring, frames and links.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +17,10 @@ from specsot.members import Configuration, Curve, Range, Registration, WeightFor
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
+from specsot.model.fitting import Need, check_fit, room_on, weights_of
 from specsot.model.measure import measure_rows
 from specsot.model.precision import resolve_dtype
+from specsot.model.weights import WeightFiles
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
@@ -40,8 +43,9 @@ class Supply:
 class Source:
     """Loads what is asked for and keeps the last range, so that a new epoch starts at once."""
 
-    def __init__(self, supply: Supply) -> None:
-        self._supply = supply
+    def __init__(self, supply: Supply, room: Callable[[str], int | None] = room_on) -> None:
+        """room: free bytes of a device."""
+        self._supply, self._room = supply, room
         self._config = read_config(supply.model)
         self._dtype = resolve_dtype(supply.dtype, supply.device)
         self._fingerprint = fingerprint(supply.model)
@@ -54,8 +58,10 @@ class Source:
         return self._supply.name
 
     def registration(self) -> Registration:
-        """Measures one layer (of the range, if fixed); a fraction of a second."""
+        """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
         supply, config = self._supply, self._config
+        if supply.layers:
+            self._check(supply.layers, supply.kv_memory)
         return Registration(
             kind="worker",
             name=supply.name,
@@ -64,13 +70,14 @@ class Source:
             model_layers=config.layers,
             max_positions=config.max_positions,
             kv_bytes=supply.kv_memory,
-            row_bytes=2 * config.kv_heads * config.head_dim * self._dtype.itemsize,
+            row_bytes=self._row_bytes,
             layers=supply.layers,
             curve=self._measure(),
         )
 
     def stage(self, configuration: Configuration, layers: Range) -> Stage:
-        """The stage for one epoch, with empty pages."""
+        """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
+        self._check(layers, configuration.pages * configuration.page_rows * self._row_bytes * len(layers))
         return Stage(self._load(layers), configuration.pages, configuration.page_rows, configuration.layout)
 
     def judge(self, stage: Stage) -> LastStage:
@@ -88,12 +95,26 @@ class Source:
     def _vocabulary(self) -> Vocabulary:
         return read_vocabulary(self._supply.model, self._config.vocab)
 
+    @property
+    def _row_bytes(self) -> int:
+        """KV of one position in one layer."""
+        return 2 * self._config.kv_heads * self._config.head_dim * self._dtype.itemsize
+
+    def _check(self, layers: Range, pages: int) -> None:
+        """Before anything is loaded; a range that is here already takes no more."""
+        supply, weights = self._supply, 0
+        if self._decoder is None or self._decoder.layers != layers:
+            self._decoder = None  # free the old range before the new one is loaded
+            files = WeightFiles(supply.model, supply.model_format == "bin")
+            weights = weights_of(files, self._config, layers) * self._dtype.itemsize
+        check_fit(f"layers {layers}", Need(weights, pages), supply.device, self._room(supply.device))
+
     def _measure(self) -> Curve:
         return measure_rows(self._load(self._supply.layers or Range(0, 1)))
 
     def _load(self, layers: Range) -> Decoder:
         if self._decoder is None or self._decoder.layers != layers:
-            self._decoder = None  # free the old range before the new one is loaded
+            self._decoder = None  # as in _check
             supply = self._supply
             pickled = supply.model_format == "bin"
             self._decoder = Decoder.load(supply.model, layers, self._dtype, supply.device, pickled)

@@ -1,0 +1,140 @@
+"""Before anything is loaded: what it takes and what there is, in one line, or a refusal in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import structlog
+
+from specsot.errors import ModelError
+from specsot.members import Configuration, Range, Stage
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
+from specsot.model.fitting import free_memory, in_words, room_on, weights_of
+from specsot.model.weights import HeldWeights, WeightFiles, Weights
+from specsot_drafter import source as drafting
+from specsot_worker import source as working
+
+MIB = 1 << 20
+
+
+def worker(base: Path, free: int | None, layers: Range | None = None) -> working.Source:
+    supply = working.Supply("w", "w", base, layers, dtype="fp32", kv_memory=4 * MIB)
+    return working.Source(supply, room=lambda device: free)
+
+
+def configuration(layers: Range, pages: int = 16) -> Configuration:
+    return Configuration(1, "w", (Stage("w", "w", layers),), pages=pages, page_rows=64, slots=8)
+
+
+class Counting(Weights):
+    """Counts what is really fetched."""
+
+    def __init__(self, files: Weights) -> None:
+        self._files, self.numbers = files, 0
+
+    def names(self) -> tuple[str, ...]:
+        return self._files.names()
+
+    def where(self, name: str) -> str:
+        return self._files.where(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._files.shape(name)
+
+    def tensor(self, name, dtype, device):
+        found = self._files.tensor(name, dtype, device)
+        self.numbers += found.numel()
+        return found
+
+
+@pytest.mark.parametrize("layers", [Range(0, 3), Range(3, 5), Range(5, 8), Range(0, 8)], ids=str)
+def test_what_is_counted_is_what_is_loaded(demo_model: Path, layers: Range) -> None:
+    import torch
+
+    config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
+    counting = Counting(files)
+    Decoder(config, counting, layers, torch.float32, torch.device("cpu"))
+    assert weights_of(files, config, layers) == counting.numbers
+
+
+def test_a_range_that_fits_is_told_and_loaded(demo_model: Path) -> None:
+    with structlog.testing.capture_logs() as lines:
+        stage = worker(demo_model / "base", 1 << 30).stage(configuration(Range(0, 4)), Range(0, 4))
+    assert len(stage.layers) == 4
+    (line,) = [one for one in lines if one["event"] == "fits"]
+    assert (line["what"], line["free"]) == ("layers 0:4", "1.0 GiB")
+    assert line["weights"].endswith("MiB")
+
+
+def test_a_range_that_does_not_fit_is_refused_before_it_is_read(demo_model: Path) -> None:
+    source = worker(demo_model / "base", 3 * MIB)
+    line = (
+        r"^layers 0:8 need \d+(\.\d)? MiB of weights and \d\S* MiB of KV pages, cpu has 3.0 MiB free: fewer"
+    )
+    with pytest.raises(ModelError, match=line):
+        source.stage(configuration(Range(0, 8)), Range(0, 8))
+    assert source._decoder is None
+
+
+def test_a_worker_that_brings_its_range_does_not_even_join(demo_model: Path) -> None:
+    with pytest.raises(ModelError, match="layers 0:4 need"):
+        worker(demo_model / "base", 3 * MIB, Range(0, 4)).registration()
+
+
+def test_a_range_that_is_here_takes_no_more(demo_model: Path) -> None:
+    free = [1 << 30, 8 * MIB]
+    source = worker(demo_model / "base", None)
+    source._room = lambda device: free.pop(0)
+    for _ in range(2):
+        source.stage(configuration(Range(0, 4)), Range(0, 4))
+    assert free == []
+
+
+def test_where_nobody_knows_it_is_tried(demo_model: Path) -> None:
+    assert worker(demo_model / "base", None).stage(configuration(Range(0, 1)), Range(0, 1))
+
+
+def test_a_drafter_that_does_not_fit(demo_model: Path) -> None:
+    supply = drafting.Supply("d", "d", demo_model / "base", demo_model / "eagle3", kv_memory=MIB)
+    with pytest.raises(ModelError, match=r"^eagle drafts need .* of KV pages, cpu has 1.0 MiB free"):
+        drafting.Source(supply, room=lambda device: MIB).registration()
+
+
+def test_less_of_machine_and_container_counts(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  4096 kB\nMemAvailable:  2048 kB\n")
+    assert free_memory(meminfo, tmp_path / "nowhere") == 2 * MIB
+    for name, text in (("max", "1000000"), ("current", "600000"), ("stat", "anon 1\ninactive_file 100000")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert free_memory(meminfo, tmp_path) == 500_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(meminfo, tmp_path) == 2 * MIB
+    assert free_memory(tmp_path / "nowhere", tmp_path) is None
+
+
+def test_this_machine_has_some() -> None:
+    assert (room_on("cpu") or 0) > MIB
+    assert room_on("meta") is None
+
+
+def test_sizes_in_words() -> None:
+    assert [in_words(size) for size in (0, 1023, 1536, 200 * MIB, 3 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "200 MiB",
+        "3.0 TiB",
+    ]
+
+
+def test_a_tied_head_counts_as_the_table_it_is(demo_model: Path) -> None:
+    import torch
+
+    config = read_config(demo_model / "base")
+    held = HeldWeights({f"{config.names.embedding}.weight": torch.zeros(7, 3)}, "a test")
+    assert weights_of(held, config, Range(config.layers - 1, config.layers)) == 21
