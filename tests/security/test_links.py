@@ -70,7 +70,7 @@ async def test_who_has_no_papers_is_not_even_heard(authority: Authority, how: st
 
 
 async def test_certificates_are_renewed_in_service(authority: Authority) -> None:
-    """Another CA on both sides while a link is up: it lives on, and the next one is made with the new papers."""
+    """Another CA on both sides while a link is up: it lives on, the next one is made with the new papers."""
     own, theirs = authority.issue("worker"), authority.issue("drafter")
     inbox = Inbox()
     async with listening(own, inbox) as address:

@@ -1,0 +1,64 @@
+"""The page where tokens are asked for: it says so, takes one, and knows a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from specsot.rpc.tokens import Tokens
+from tests.http.house import Served, served
+from tests.http.test_page import ask, done, opened, shoot, text_of, until
+from tests.master.letters import SAYS
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[Served]:
+    (tmp_path / "tokens").write_text("opensesame\n")
+    async with served(tokens=Tokens(tmp_path / "tokens")) as one:
+        yield one
+        await one.quiet()
+
+
+async def test_a_token_is_asked_for_once(house: Served) -> None:
+    async with opened(house) as page:
+        assert await text_of(page, "#state") == "a token is needed"
+        await until(page, "document.activeElement.id === 'token'")
+        await shoot(page, "token")
+        await page.keyboard.type("opensesam")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("#state:text('not known here')")
+        assert await page.is_visible("#entry")
+        await page.fill("#token", "opensesame")
+        await page.press("#token", "Enter")
+        await page.wait_for_selector("#state[data-is=ready]")
+        assert not await page.is_visible("#entry")
+        await ask(page, "What is it?", "direct")
+        await done(page)
+        assert await text_of(page, "#answer") == SAYS["What is"]
+        await page.reload()
+        await page.wait_for_selector("#state[data-is=ready]")
+        assert "opensesame" not in await page.content()
+        assert "opensesame" not in page.url
+
+
+async def test_a_question_without_a_token_is_told_kindly(house: Served) -> None:
+    async with opened(house) as page:
+        await page.fill("#question", "What is it?")
+        await page.click("#ask")
+        await page.wait_for_selector("#notice")
+        assert (await text_of(page, "#notice")).startswith("The server asks for a token. a token is needed")
+        assert await page.input_value("#question") == "What is it?"
+
+
+async def test_a_token_that_was_taken_away(house: Served, tmp_path: Path) -> None:
+    async with opened(house) as page:
+        await page.fill("#token", "opensesame")
+        await page.press("#token", "Enter")
+        await page.wait_for_selector("#state[data-is=ready]")
+        (tmp_path / "tokens").write_text("another\n")
+        await page.wait_for_selector("#entry:visible")
+        assert await text_of(page, "#state") == "the token is not known here"
