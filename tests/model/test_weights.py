@@ -86,8 +86,11 @@ def test_no_weights_and_no_directory(tmp_path: Path) -> None:
     assert "no such model directory" in refusal(tmp_path / "absent")
 
 
-def test_pickled_weights_only_when_asked_for(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(2, 2)}, tmp_path / "pytorch_model.bin")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_weights_only_when_asked_for(tmp_path: Path, zipped: bool) -> None:
+    """In today's layout, and in that of torch before 1.6."""
+    tensors = {"a": torch.ones(2, 2)}
+    torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     assert "only pytorch_model.bin" in refusal(tmp_path)
     files = WeightFiles(tmp_path, allow_pickle_bin=True)
     assert files.names() == ("a",)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -191,7 +192,8 @@ def _read_index(source: Path) -> dict[str, str]:
 def _open(path: Path) -> Any:
     try:
         if path.suffix == ".bin":
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            mapped = is_zipfile(path)  # older files are a plain stream
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         return safe_open(path, framework="pt")
     except Exception as error:  # torch and safetensors raise many kinds for a broken file
         raise ModelError(f"{path}: {_line(error)}") from None
