@@ -10,12 +10,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+from structlog.contextvars import bind_contextvars
 
-from specsot.tracing import TRACEPARENT, caller, well_formed
+from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 
 
 class Hearing(grpc.aio.ServerInterceptor):
-    """Sets `caller` for the task that answers a call. What does not parse counts as absent."""
+    """Sets `caller` for the task that answers a call, and names its trace in that task's log lines.
+
+    What does not parse counts as absent.
+    """
 
     async def intercept_service(
         self,
@@ -24,6 +28,7 @@ class Hearing(grpc.aio.ServerInterceptor):
     ) -> Any:
         metadata: Any = handler_call_details.invocation_metadata or ()
         caller.set(next((well_formed(value) for key, value in metadata if key == TRACEPARENT), None))
+        bind_contextvars(trace_id=trace_of(caller.get()))
         return await continuation(handler_call_details)
 
 

@@ -109,10 +109,9 @@ class LiveRequest:
         self.feed = Feed(kept=self.ask.resumable)
 
     @property
-    def named(self) -> dict[str, str]:
-        """What every log line about it carries; never its words."""
-        trace = trace_of(self.trace)
-        return {"request_id": self.id} | ({"trace_id": trace} if trace else {})
+    def named(self) -> dict[str, str | None]:
+        """What every log line about it carries, in whoever's task; never its words."""
+        return {"request_id": self.id, "trace_id": trace_of(self.trace)}
 
     @property
     def prompt_tokens(self) -> int:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.requests import Request
+from structlog.contextvars import bind_contextvars
 
 from specsot.errors import InvalidRequest
 from specsot.members import Head
 from specsot.params import Ask
-from specsot.tracing import TRACEPARENT, caller, well_formed
+from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 from specsot_master.desk import Desk
 from specsot_master.gateway.refusals import in_words
 from specsot_master.gateway.together import Events
@@ -79,6 +80,7 @@ def caller_of(request: Request) -> Caller:
     caller.set(well_formed(request.headers.get(TRACEPARENT)))
     with in_words({"request_id": REQUEST_ID}):
         id = checked_id(request.headers.get(REQUEST_ID, "")) or secrets.token_hex(12)
+    bind_contextvars(request_id=id, trace_id=trace_of(caller.get()))
     return Caller(id, client_of(request), timeout_of(request.headers.get(TIMEOUT)))
 
 
