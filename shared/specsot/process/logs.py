@@ -40,7 +40,7 @@ def leave_absent_out(logger: Any, method: str, line: Line) -> Line:
 
 def _for_machines(service: str) -> list[Any]:
     def name(logger: Any, method: str, line: Line) -> Line:
-        return line | {"service": service}
+        return {**line, "service": service}
 
     return [name, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
