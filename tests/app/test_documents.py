@@ -18,6 +18,7 @@ DOCUMENTS = [
     "docs/architecture.md",
     "docs/eagle.md",
     "docs/models.md",
+    "docs/security.md",
     "models/demo/README.md",
 ]
 

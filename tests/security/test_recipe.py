@@ -1,4 +1,4 @@
-"""The recipe of docs/security.md: certificates by openssl, services as compose.tls.yaml has them, clients' lines.
+"""The recipe of docs/security.md: certificates by openssl, services as in compose.tls.yaml, clients' lines.
 
 Refuses to know containers: the same processes stand here on loopback.
 """
