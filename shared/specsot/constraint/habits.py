@@ -6,10 +6,12 @@ the base's own is ever accepted: so it is learned as the base writes.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 LONGEST_STRETCH = 16  # tokens
+MOST = 4096  # stretches; strangers' forms bring ever new ones
 
 
 class Forcing(Protocol):
@@ -21,15 +23,24 @@ class Forcing(Protocol):
 
 
 class Habits:
-    """With which token one base begins each forced stretch. Shared by all its texts."""
+    """With which token one base begins each forced stretch. Shared by all its texts; those that were noted
+    longest ago are forgotten.
+    """
 
     def __init__(self) -> None:
-        self._firsts: dict[tuple[int, ...], int] = {}
+        self._firsts: OrderedDict[tuple[int, ...], int] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Stretches that are known."""
+        return len(self._firsts)
 
     def note(self, rules: Forcing, state: Any, token: int) -> None:
         """The base wrote `token` in this state."""
         if stretch := _stretch(rules, state):
             self._firsts[stretch] = token
+            self._firsts.move_to_end(stretch)
+            if len(self._firsts) > MOST:
+                self._firsts.popitem(last=False)
 
     def forced(self, rules: Forcing, state: Any, most: int = LONGEST_STRETCH) -> tuple[int, ...]:
         """What must follow this state, as far as there is no choice; at most `most` tokens."""

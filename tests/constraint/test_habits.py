@@ -1,0 +1,31 @@
+"""What is remembered of forced stretches: the newest, and no more than is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specsot.constraint.habits import MOST, Habits
+
+
+class Numbers:
+    """State n forces token n, then nothing."""
+
+    def advance(self, state: int, token: int) -> int:
+        return -1
+
+    def finished(self, state: int) -> bool:
+        return state < 0
+
+    def forced(self, state: int) -> Sequence[int]:
+        return (state,)
+
+
+def test_strangers_stretches_do_not_add_up() -> None:
+    habits, rules = Habits(), Numbers()
+    for state in range(MOST):
+        habits.note(rules, state, state + 1)
+    habits.note(rules, 0, 7)  # noted again, so the newest
+    for state in range(MOST, MOST + 10):
+        habits.note(rules, state, state + 1)
+    assert len(habits) == MOST
+    assert [habits.forced(rules, state) for state in (0, 1, 10, 11)] == [(7,), (1,), (10,), (12,)]
