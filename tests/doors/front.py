@@ -18,6 +18,7 @@ from specsot.info import Info
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.v1 import master_pb2, master_pb2_grpc
+from specsot_master.desk import Desk
 from specsot_master.server import FleetService, MasterService, open_master_door
 from tests.master.letters import SAYS
 from tests.master.stage import Stage
@@ -27,8 +28,8 @@ from tests.rpc.test_uplink import FakeFleet
 class Front:
     """`going`: laps are played while it is set."""
 
-    def __init__(self, stage: Stage, service: MasterService, address: str) -> None:
-        self.stage, self.service, self.address = stage, service, address
+    def __init__(self, stage: Stage, desk: Desk, service: MasterService, address: str) -> None:
+        self.stage, self.desk, self.service, self.address = stage, desk, service, address
         self.going = asyncio.Event()
         self.going.set()
 
@@ -63,9 +64,10 @@ async def turn() -> None:
 async def front(says: Mapping[str, str] = SAYS, patience: float = 60.0, **more: Any) -> AsyncIterator[Front]:
     """`more` goes to the Stage."""
     stage = Stage(says, **more)
-    service = MasterService(stage.conductor, Info, patience)
+    desk = Desk(stage.conductor, lambda: Info(ready=True, requests=stage.conductor.requests()))
+    service = MasterService(desk, desk.info, patience)
     door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
-    one = Front(stage, service, f"127.0.0.1:{door.port}")
+    one = Front(stage, desk, service, f"127.0.0.1:{door.port}")
     playing = asyncio.create_task(one.play())
     try:
         yield one

@@ -6,22 +6,28 @@ Refuses to know models; the calls are real ones, cut in every way a client can.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc
 import pytest
 
+from specsot.info import Info, ModelInfo
+from specsot.rpc.client import MasterClient
 from specsot.v1 import master_pb2
 from specsot_master.conductor import ConductorConfig
-from tests.doors.front import Front, front, question, stub, turn
-from tests.master.letters import TIGHT
+from specsot_master.gateway.metrics import Metrics
+from specsot_master.gateway.watching import RequestWatch
+from tests.doors.front import Front, front, question, stub, told, turn
+from tests.master.letters import DIRECT, TIGHT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
-CALLS, AT_ONCE = 1000, 8
+CALLS, SHORT, AT_ONCE = 1000, 400, 8
 CONFIG = ConductorConfig(model="demo", live=3, queue=3, keep_for=5.0, keep=8)
 WAYS = ("read", "hang up", "cancel", "deadline", "refused", "left")
 
@@ -42,6 +48,36 @@ async def test_invariant_5_a_thousand_random_ends() -> None:
         assert ended["stop"] > 100, "those that were read, or left to themselves"
         assert ended["cancelled"] > 100
         assert found.refused > 20, "there was more than fits"
+
+
+async def test_invariant_5_memory_does_not_grow_with_requests() -> None:
+    """Not by one block of Python's memory a request, once what is kept on purpose is full."""
+    async with front(config=replace(CONFIG, queue=AT_ONCE)) as one:
+        metrics = Metrics(lambda: Info(models=(ModelInfo("demo", "abc", 8, 2048),)))
+        one.desk.watch(lambda _: RequestWatch(metrics, one.stage.time.now))
+        client = await one.client()
+        await short_requests(one, client, SHORT)
+        before = blocks(one)
+        await short_requests(one, client, SHORT)
+        assert blocks(one) - before < SHORT
+        await client.close()
+
+
+async def short_requests(one: Front, client: MasterClient, count: int) -> None:
+    """Every other one is kept for a while, and read by nobody else."""
+    for number in range(0, count, AT_ONCE):
+        asks = (replace(DIRECT, resumable=bool(n % 2)) for n in range(AT_ONCE))
+        await asyncio.gather(*(told(client, ask, f"r{number + n}") for n, ask in enumerate(asks)))
+    one.stage.time.advance(1000)
+    await one.quiet()
+
+
+def blocks(one: Front) -> int:
+    """In use, without what the fakes remember of everybody."""
+    one.stage.ring.orders.clear()
+    one.stage.prompts_seen.clear()
+    gc.collect()
+    return sys.getallocatedblocks()
 
 
 def standing() -> dict[str, int]:
