@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import uvloop
@@ -23,9 +24,13 @@ class Background:
         self._thread = threading.Thread(target=self._loop.run_forever, name="specsot", daemon=True)
         self._thread.start()
 
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """For a caller that does something else meanwhile."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result, for a caller without a loop. Ctrl-C cancels the work."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.start(work)
         try:
             return future.result()
         except BaseException:
@@ -34,7 +39,7 @@ class Background:
 
     async def await_(self, work: Coroutine[Any, Any, T]) -> T:
         """The result, for a caller on another loop; cancelling the caller cancels the work."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(self.start(work))
 
     async def iterate(self, source: AsyncGenerator[T]) -> AsyncIterator[T]:
         """What an async generator yields over there, one by one: a slow reader slows it down."""

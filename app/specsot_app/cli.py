@@ -13,7 +13,7 @@ import typer
 
 from specsot import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot_app.commands import bench, health, infer, info, serve, verify
+from specsot_app.commands import bench, chat, health, infer, info, serve, verify
 from specsot_app.words import Word, source_of
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 for name, word in {
     "infer": infer.infer,
+    "chat": chat.chat,
     "serve": serve.serve,
     "info": info.info,
     "health": health.health,

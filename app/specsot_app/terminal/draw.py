@@ -17,6 +17,8 @@ from rich.text import Text
 from specsot.events import Reason, Started
 from specsot.view import Panel, View
 
+Figures = list[tuple[str, str]]  # name and value, one line each
+
 PANEL_WIDTH = 38  # narrower than this, prose becomes hard to read
 LEAST_LINES = 3
 PHASES = ("skeleton", "branches", "direct")
@@ -147,9 +149,10 @@ def status(view: View) -> Text:
     return Text(f"{counts} · {tokens} tokens", style="dim", no_wrap=True)
 
 
-def conclude(view: View) -> RenderableType:
-    """What stays on the screen: the merged answer, then the summary."""
-    return Group(answer(view.merged), Text(""), summary(view))
+def conclude(view: View, rows: Figures | None = None) -> RenderableType:
+    """What stays on the screen: the merged answer, then its figures, or those that are given."""
+    written = (answer(view.merged), Text("")) if view.merged else ()
+    return Group(*written, summary(figures(view) if rows is None else rows))
 
 
 def answer(text: str) -> Text:
@@ -160,15 +163,31 @@ def answer(text: str) -> Text:
     return shown
 
 
-def summary(view: View) -> RenderableType:
-    """The figures of a finished request."""
+def summary(rows: Figures) -> RenderableType:
+    """Figures as a table, or as the one line they are."""
+    if len(rows) == 1:
+        return Text(" · ".join(rows[0]) + "\n", style="dim")
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, value in figures(view):
+    for name, value in rows:
         table.add_row(Text(name, style="dim"), value)
     return table
 
 
-def figures(view: View) -> list[tuple[str, str]]:
+def in_short(view: View, positions: int | None) -> Figures:
+    """The same on one line, for one of many answers. positions: of the model's context."""
+    if view.finished is None:
+        return []
+    told, reason = view.finished.statistics, view.finished.reason
+    parts = [
+        f"{told.merged_tokens} tokens in {told.seconds:.2f} s",
+        f"prompt {told.prompt_tokens}" + (f" of {positions} positions" if positions else ""),
+        *([f"ended by {reason.value}"] if reason is not Reason.STOP else []),
+    ]
+    mode = f"{told.mode}, {told.branches} branches" if told.branches else told.mode
+    return [(mode, " · ".join(parts))]
+
+
+def figures(view: View) -> Figures:
     """Name and value of each line of the summary; empty before the end."""
     if view.finished is None:
         return []

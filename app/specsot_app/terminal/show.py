@@ -5,7 +5,7 @@ Refuses to know fleets and options; it reads numbered events and writes to the t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
@@ -15,8 +15,9 @@ from rich.live import Live
 from specsot.events import MergedText, Numbered
 from specsot.lines import line_of
 from specsot.view import View, advance
-from specsot_app.terminal.draw import Size, conclude, draw, figures
+from specsot_app.terminal.draw import Figures, Size, conclude, draw, figures
 
+Summary = Callable[[View], Figures]
 Manner = Literal["live", "plain", "json"]
 FRAMES_PER_SECOND = 8
 
@@ -37,15 +38,17 @@ def manner_of(streams: Streams, json: bool) -> Manner:
     return "live" if console.is_terminal and not console.is_dumb_terminal else "plain"
 
 
-async def show(events: AsyncIterator[Numbered], manner: Manner, streams: Streams) -> View:
+async def show(
+    events: AsyncIterator[Numbered], manner: Manner, streams: Streams, summary: Summary = figures
+) -> View:
     """Read the events to their end, showing each; returns what was seen."""
     match manner:
         case "json":
             return await show_json(events, streams)
         case "plain":
-            return await show_plain(events, streams)
+            return await show_plain(events, streams, summary)
         case "live":
-            return await show_live(events, Console(file=streams.out))
+            return await show_live(events, Console(file=streams.out), summary)
 
 
 async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
@@ -57,7 +60,7 @@ async def show_json(events: AsyncIterator[Numbered], streams: Streams) -> View:
     return view
 
 
-async def show_plain(events: AsyncIterator[Numbered], streams: Streams) -> View:
+async def show_plain(events: AsyncIterator[Numbered], streams: Streams, summary: Summary = figures) -> View:
     """The merged answer as it grows; a summary on the other stream at the end."""
     view, written = View(), 0
     async for numbered in events:
@@ -67,7 +70,7 @@ async def show_plain(events: AsyncIterator[Numbered], streams: Streams) -> View:
             written = len(view.merged)
     if written and not view.merged.endswith("\n"):
         print(file=streams.out, flush=True)
-    for name, value in figures(view):
+    for name, value in summary(view):
         print(f"{name}: {value}", file=streams.err)
     return view
 
@@ -83,11 +86,11 @@ class Picture:
         return draw(self.view, Size(self._console.width, self._console.height))
 
 
-async def show_live(events: AsyncIterator[Numbered], console: Console) -> View:
+async def show_live(events: AsyncIterator[Numbered], console: Console, summary: Summary = figures) -> View:
     """Panels while the request runs; then the answer and the summary stay."""
     picture = Picture(console)
     with Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND):
         async for numbered in events:
             picture.view = advance(picture.view, numbered.event)
-    console.print(conclude(picture.view))
+    console.print(conclude(picture.view, summary(picture.view)))
     return picture.view

@@ -1,0 +1,126 @@
+"""`specsot chat`: a conversation, answer by answer before your eyes.
+
+Refuses to know how a fleet works, how lines are read and how an answer is drawn.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specsot.params import Ask
+from specsot_app.asking import ask_of
+from specsot_app.commands import options
+from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
+
+if TYPE_CHECKING:
+    from specsot_app.terminal.keyboard import Keyboard
+    from specsot_app.terminal.show import Streams
+    from specsot_app.terminal.talk import Talk
+
+TERMINATED = 143
+
+
+def chat(
+    ctx: typer.Context,
+    system_prompt: Annotated[str, typer.Option(help="What the model is told before the conversation.")] = "",
+    mode: options.AnyMode = "auto",
+    drafter: options.Drafter = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    max_branch_tokens: options.MaxBranchTokens = None,
+    max_parallel: options.MaxParallel = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    constraint: options.Constraint = True,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    draft_format: options.DraftFormat = "safetensors",
+    model_format: options.ModelFormat = "safetensors",
+    drafter_rope_theta: options.RopeTheta = None,
+    aux_layers: options.AuxLayers = None,
+    draft_mode: options.DraftShape = None,
+    draft_tokens: options.DraftTokens = None,
+    draft_breadth: options.DraftBreadth = None,
+    draft_nodes: options.DraftNodes = None,
+    draft_threshold: options.DraftThreshold = None,
+    tuner: options.Tuner = "measured",
+    blend: options.Blend = True,
+    dtype: options.Numbers = "auto",
+    device: options.Device = "cpu",
+    branch_layout: options.BranchLayout = "batched",
+    stages: options.Stages = None,
+    layers: options.Layers = None,
+    fleet: options.FleetKind = "embedded",
+    master: options.Master = None,
+    tls_ca: options.TlsCa = None,
+    token_file: options.TokenFile = None,
+) -> int:
+    """Talk to the model: questions and answers in turn, until Ctrl-D. /help there tells the commands.
+
+    Ctrl-C ends the answer that is being written; between answers it leaves.
+    """
+    wanted = options.wanted_by(ctx.params)
+    if master is None:
+        models_of(wanted)  # what cannot be is told before anything is loaded
+    asked = options.asked_by(ctx.params) | {"model": model if master else None}
+    ask_of("What cannot be asked?", **asked)
+    from specsot_app.terminal.keyboard import keyboard_of
+    from specsot_app.terminal.show import Streams
+    from specsot_app.terminal.talk import Talk
+
+    streams = Streams(sys.stdout, sys.stderr)
+    keyboard, talk = keyboard_of(sys.stdin, sys.stdout), Talk(mode, system_prompt)
+    signal.signal(signal.SIGTERM, leave)
+    return converse(wanted, talk, asked, keyboard, streams)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """The fleet is closed on the way out."""
+    raise SystemExit(TERMINATED)
+
+
+def converse(
+    wanted: Wanted,
+    talk: Talk,
+    asked: Mapping[str, Any],
+    keyboard: Keyboard,
+    streams: Streams,
+    opener: Opener = open_fleet,
+) -> int:
+    """Open the fleet, talk, close the fleet."""
+    from specsot_app.background import Background
+    from specsot_app.terminal.chat import Chat
+    from specsot_app.terminal.show import manner_of
+
+    def asker(talk: Talk, question: str) -> Ask:
+        return ask_of(talk.with_question(question), **{**asked, "mode": talk.mode})
+
+    background = Background()
+    try:
+        fleet = background.run(opener(wanted))
+        try:
+            known = background.run(fleet.info()).models
+            positions = known[0].max_positions if known else None
+            if sys.stdin.isatty():
+                print(
+                    f"{known[0].name} · {positions} positions · /help" if known else "/help", file=streams.err
+                )
+            return Chat(
+                background, fleet, asker, keyboard, streams, manner_of(streams, False), positions
+            ).go_on(talk)
+        finally:
+            background.run(fleet.close())
+    finally:
+        background.stop()

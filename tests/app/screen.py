@@ -1,0 +1,72 @@
+"""A program at a pseudo-terminal: what it shows, what is typed, how it ends.
+
+Refuses to know which program. Waits for what is shown, never for time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Sequence
+
+ROWS, COLUMNS = 30, 100
+
+
+class Screen:
+    """`seen`: everything shown so far, escapes included."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.seen, self._read = "", 0
+        self._terminal, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color"},
+            start_new_session=True,
+            preexec_fn=take_terminal,
+        )
+        os.close(theirs)
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+    def wait_for(self, text: str) -> None:
+        """Until it is shown, after what was waited for before."""
+        while (found := self.seen.find(text, self._read)) < 0:
+            assert self._more(), f"{text!r} was never shown: {self.seen[self._read :]!r}"
+        self._read = found + len(text)
+
+    def type(self, keys: str) -> None:
+        os.write(self._terminal, keys.encode())
+
+    def ends(self) -> int:
+        """Its exit status, once it is gone."""
+        while self._more():
+            pass
+        return self.process.wait(30)
+
+    def _more(self) -> bool:
+        try:
+            read = os.read(self._terminal, 65536)
+        except OSError:  # Linux tells the end of a terminal like this
+            return False
+        self.seen += read.decode(errors="replace")
+        return bool(read)
+
+
+def take_terminal() -> None:
+    """So that Ctrl-C reaches it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

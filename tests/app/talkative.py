@@ -1,0 +1,78 @@
+"""A fleet that answers by echoing, at length when asked to, and `specsot chat` over it as a program.
+
+Refuses to know models. A question "long ..." is written on and on, until somebody cancels it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import AsyncGenerator
+
+from specsot.errors import InvalidRequest, Unavailable
+from specsot.events import Event, Finished, MergedText, Numbered, Planned, Reason, Started, Statistics
+from specsot.info import Info, ModelInfo
+from specsot.params import Ask
+from specsot_app.fleets import Wanted
+
+POSITIONS = 100  # characters of a conversation, that is
+
+
+class TalkativeFleet:
+    """`asked`: what came. `writing`: set once a long answer has begun."""
+
+    def __init__(self, positions: int = POSITIONS) -> None:
+        self.asked: list[Ask] = []
+        self.writing, self.closed = threading.Event(), 0
+        self._positions, self._cancelled = positions, asyncio.Event()
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Numbered]:
+        question = ask.messages[-1].content
+        if question == "broken":
+            raise Unavailable("the ring broke")
+        length = sum(len(message.content) for message in ask.messages)
+        if length > self._positions:
+            raise InvalidRequest(f"{length} do not fit {self._positions}", field="max_new_tokens")
+        self.asked.append(ask)
+        written = ""
+        yield Numbered(0, Started("r-1", "echo", ask.mode, 1, length))
+        yield Numbered(1, Planned(()))
+        for place, word in enumerate(["yes,", " ", question], start=2):
+            yield Numbered(place, MergedText(len(written), word))
+            written += word
+        if question.startswith("long"):
+            self.writing.set()
+            await self._cancelled.wait()
+        yield Numbered(9, self._end(written, length))
+
+    def _end(self, written: str, length: int) -> Event:
+        reason = Reason.CANCELLED if self._cancelled.is_set() else Reason.STOP
+        self._cancelled.clear()
+        return Finished(reason, written, (), Statistics(merged_tokens=3, prompt_tokens=length))
+
+    async def cancel(self, request: str) -> bool:
+        self._cancelled.set()
+        return True
+
+    async def info(self) -> Info:
+        return Info(models=(ModelInfo("echo", "", 1, self._positions),))
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+async def opened(wanted: Wanted) -> TalkativeFleet:
+    return TalkativeFleet()
+
+
+if __name__ == "__main__":
+    from specsot_app.commands.chat import converse, leave
+    from specsot_app.terminal.keyboard import keyboard_of
+    from specsot_app.terminal.show import Streams
+    from specsot_app.terminal.talk import Talk
+
+    keyboard, streams = keyboard_of(sys.stdin, sys.stdout), Streams(sys.stdout, sys.stderr)
+    signal.signal(signal.SIGTERM, leave)
+    sys.exit(converse(Wanted(), Talk(), {}, keyboard, streams, opened))

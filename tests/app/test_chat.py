@@ -1,0 +1,135 @@
+"""Conversations with a fleet that echoes: what is sent, remembered, left out, stopped, refused."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pytest
+
+from specsot.params import Message
+from specsot_app.cli import main
+from specsot_app.commands.chat import converse
+from specsot_app.fleets import Wanted
+from specsot_app.terminal.show import Streams
+from specsot_app.terminal.talk import Talk
+from tests.app.talkative import TalkativeFleet
+
+
+class Script:
+    """A person who types these lines; a line of `meanwhile` comes once a long answer is being written."""
+
+    def __init__(self, fleet: TalkativeFleet, lines: Sequence[str], meanwhile: Sequence[str] = ()) -> None:
+        self._fleet, self._lines, self._meanwhile = fleet, iter(lines), list(meanwhile)
+
+    def read(self, prompt: str) -> str | None:
+        line = next(self._lines, None)
+        if line == "^C":
+            raise KeyboardInterrupt
+        return line
+
+    def during(self, work: Future[Any]) -> Iterator[str]:
+        if self._meanwhile and self._fleet.writing.wait(10):
+            yield from self._meanwhile
+            self._meanwhile = []
+        wait([work])
+
+
+class Session:
+    def __init__(
+        self, *lines: str, meanwhile: Sequence[str] = (), positions: int = 1000, **talk: Any
+    ) -> None:
+        self.fleet = TalkativeFleet(positions)
+        out, err = io.StringIO(), io.StringIO()
+
+        async def opener(wanted: Wanted) -> TalkativeFleet:
+            return self.fleet
+
+        script = Script(self.fleet, lines, meanwhile)
+        self.status = converse(Wanted(), Talk(**talk), {"seed": 7}, script, Streams(out, err), opener)
+        self.out, self.err = out.getvalue(), err.getvalue()
+
+    def sent(self, number: int) -> list[str]:
+        return [message.content for message in self.fleet.asked[number].messages]
+
+
+def test_every_question_comes_with_all_that_was_said() -> None:
+    session = Session("a?", "/mode sot", "b?", "/clear", "c?", system="Be brief.")
+    assert session.out == "yes, a?\nyes, b?\nyes, c?\n"
+    assert session.sent(1) == ["Be brief.", "a?", "yes, a?", "b?"]
+    assert session.sent(2) == ["Be brief.", "c?"]
+    assert [ask.mode for ask in session.fleet.asked] == ["auto", "sot", "sot"]
+    assert {ask.seed for ask in session.fleet.asked} == {7}
+    assert (session.status, session.fleet.closed) == (0, 1)
+
+
+def test_a_stopped_answer_stays_as_far_as_it_was_written() -> None:
+    session = Session("long one", "then?", meanwhile=["/stop"])
+    assert session.out == "yes, long one\nyes, then?\n"
+    assert "ended by cancelled" in session.err
+    assert session.sent(1) == ["long one", "yes, long one", "then?"]
+    assert session.status == 0
+
+
+def test_what_is_typed_during_an_answer_comes_after_it() -> None:
+    session = Session("long one", "last?", meanwhile=["next?", "/stop"])
+    assert session.out == "yes, long one\nyes, next?\nyes, last?\n"
+
+
+def test_the_oldest_exchanges_are_left_out_where_they_do_not_fit_and_that_is_said() -> None:
+    session = Session("1234567890?", "abcdefghij?", "ABCDEFGHIJ?", positions=50)
+    assert session.sent(2) == ["abcdefghij?", "yes, abcdefghij?", "ABCDEFGHIJ?"]
+    said = "the oldest exchange no longer fits the model's context of 50 positions, and was left out"
+    assert session.err.count("left out") == 1
+    assert said in session.err
+
+
+def test_a_question_that_never_fits_is_refused_and_nothing_is_forgotten() -> None:
+    session = Session("short?", "x" * 60, "then?", positions=50)
+    assert "specsot: 60 do not fit 50" in session.err
+    assert session.sent(1) == ["short?", "yes, short?", "then?"]
+    assert session.status == 1
+
+
+def test_a_failure_is_one_line_and_the_conversation_goes_on() -> None:
+    session = Session("a?", "broken", "b?")
+    assert "specsot: the ring broke\n" in session.err
+    assert session.sent(1) == ["a?", "yes, a?", "b?"]
+    assert session.status == 1
+
+
+def test_ctrl_c_at_the_prompt_leaves() -> None:
+    session = Session("a?", "^C", "b?")
+    assert (session.out, session.status, session.fleet.closed) == ("yes, a?\n", 0, 1)
+
+
+def test_remarks_are_not_part_of_the_conversation() -> None:
+    session = Session("/help", "/stop", "/fly", "", "/exit", "a?")
+    assert session.out == ""
+    assert "/mode auto|sot|direct" in session.err
+    assert "nothing is being written\nno command is called /fly; /help tells all\n" in session.err
+    assert session.fleet.asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--temperature", "-1"], "temperature must be a number >= 0"),
+        (["--model", "no/where"], "no/where: no such model directory"),
+        (["--mode", "fast"], "'--mode': 'fast' is not one of"),
+        (["Why?"], "Why?"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_loaded(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", *words]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_turns_are_messages() -> None:
+    assert Session("a?").fleet.asked[0].messages == (Message("user", "a?"),)

@@ -1,0 +1,92 @@
+"""`specsot chat` at a pseudo-terminal and in a pipe, as a program of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.app.screen import Screen
+
+pytestmark = pytest.mark.processes
+
+ECHO = "tests.app.talkative"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.chdir(request.config.rootpath)
+
+
+def test_a_person_asks_stops_and_leaves() -> None:
+    with Screen([ECHO]) as screen:
+        screen.wait_for("echo · 100 positions · /help")
+        screen.wait_for("> ")
+        screen.type("short?\n")
+        screen.wait_for("yes, short?")
+        screen.wait_for("3 tokens in")
+        screen.wait_for("> ")
+        screen.type("/mode sot\n")
+        screen.wait_for("sot> ")
+        screen.type("long one\n")
+        screen.wait_for("yes, long one")  # in its frame, as it is written
+        screen.type("/stop\n")
+        screen.wait_for("ended by cancelled")
+        screen.wait_for("sot> ")
+        screen.type("long two\n")
+        screen.wait_for("yes, long two")
+        screen.type("\x03")
+        screen.wait_for("ended by cancelled")
+        screen.wait_for("sot> ")
+        screen.type("\x03")
+        assert screen.ends() == 0
+        assert "/stop" not in screen.seen  # it would have torn the picture
+
+
+def test_a_prompt_can_be_edited_and_left_by_ctrl_d() -> None:
+    with Screen([ECHO]) as screen:
+        screen.wait_for("> ")
+        screen.type("whx\x7fy?\n")
+        screen.wait_for("yes, why?")
+        screen.wait_for("> ")
+        screen.type("\x1b[A\n")  # the line before
+        screen.wait_for("yes, why?")
+        screen.wait_for("> ")
+        screen.type("\x04")
+        assert screen.ends() == 0
+
+
+def test_told_to_end_during_an_answer_it_ends() -> None:
+    with Screen([ECHO]) as screen:
+        screen.wait_for("> ")
+        screen.type("long one\n")
+        screen.wait_for("yes, long one")
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.ends() != 0
+
+
+def test_a_pipe_gets_plain_text() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", ECHO], input="a?\n/mode direct\nb?", capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "yes, a?\nyes, b?\n"
+    assert done.stderr.startswith("direct: 3 tokens in 0.00 s · prompt 2 of 100 positions\nmode direct\n")
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.torch
+def test_the_demo_model_talks(demo_model: Path) -> None:
+    words = ["--mode", "direct", "--max-new-tokens", "8", "--drafter", "none"]
+    done = subprocess.run(
+        [sys.executable, "-m", "specsot_app", "chat", *words],
+        input="Explain Photosynthesis.\nMore?\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second = done.stderr.splitlines()
+    assert first.startswith("direct: 8 tokens in ")
+    assert int(second.split("prompt ")[1].split()[0]) > int(first.split("prompt ")[1].split()[0])

@@ -1,0 +1,67 @@
+"""What typed lines mean, and what a conversation remembers. Pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from specsot.params import Message
+from specsot_app.terminal.talk import (
+    Clear,
+    Leave,
+    Meaning,
+    Nothing,
+    Question,
+    SetMode,
+    Stop,
+    Talk,
+    meaning_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "meaning"),
+    [
+        ("  Why?\n", Question("Why?")),
+        ("/mode sot\n", SetMode("sot")),
+        ("/mode   direct", SetMode("direct")),
+        ("/mode fast", Nothing("/mode takes one of auto, sot, direct")),
+        ("/mode", Nothing("/mode takes one of auto, sot, direct")),
+        ("/stop", Stop()),
+        ("/clear ", Clear()),
+        ("/exit", Leave()),
+        ("\n", Nothing()),
+        ("/stop it", Nothing("no command is called /stop it; /help tells all")),
+        ("what is /stop?", Question("what is /stop?")),
+    ],
+)
+def test_what_lines_mean(line: str, meaning: Meaning) -> None:
+    assert meaning_of(line) == meaning
+
+
+def test_help_names_every_command() -> None:
+    reply = meaning_of("/help")
+    assert isinstance(reply, Nothing)
+    assert [line.split()[0] for line in reply.reply.splitlines()] == [
+        "/mode",
+        "/stop",
+        "/clear",
+        "/help",
+        "/exit",
+    ]
+
+
+def test_a_conversation_is_sent_whole_and_loses_its_oldest_exchange_first() -> None:
+    talk = Talk(system="Be brief.").answered("a?", "A.").answered("b?", "B.")
+    assert [message.content for message in talk.with_question("c?")] == [
+        "Be brief.",
+        "a?",
+        "A.",
+        "b?",
+        "B.",
+        "c?",
+    ]
+    assert [message.role for message in talk.without_oldest().with_question("c?")] == [
+        "system", "user", "assistant", "user",
+    ]  # fmt: skip
+    assert talk.without_oldest().turns == (Message("user", "b?"), Message("assistant", "B."))
+    assert Talk().answered("a?", "  ") == Talk()
