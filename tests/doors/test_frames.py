@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import grpc
 import pytest
 
 from specsot.errors import TimedOut
 from specsot.events import Event, Finished
-from specsot.frames import Frame
+from specsot.frames import Frame, Opening
+from specsot.info import Info
 from specsot.params import Ask, Limits, Message
+from specsot.v1 import master_pb2
+from specsot.wire.requests import encode_ask
 from specsot_master.conductor import ConductorConfig
+from specsot_master.desk import Desk
+from specsot_master.server import FleetService, MasterService, open_master_door
 from tests.doors.frames import STATE, Framed, free
+from tests.doors.front import stub, turn
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
+from tests.rpc.test_uplink import FakeFleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -40,13 +50,11 @@ async def test_no_row_of_a_cancelled_request_two_laps_later(way: str, laps: int,
     ring = Framed(flight=flight, seed=laps)
     other = ring.listen(COUNT)
     client = ring.listen(PLAN, "mine", timeout=10_000.0)
-    while not any(one.ordinal or one.limit > 400 for one in ring.openings.values()):
+    while not writing(ring, PLAN):
         await ring.lap()
     for _ in range(laps):
         await ring.lap()
-    theirs = {one.sequence for one in ring.openings.values() if one.decodes and one.seed == PLAN.seed}
-    theirs -= {one for one in theirs if ring.openings[one].limit == 400}
-    last = ring.frames[-1].number
+    theirs, last = writing(ring, PLAN), ring.frames[-1].number
     match way:
         case "cancel":
             assert ring.conductor.cancel("mine")
@@ -56,14 +64,66 @@ async def test_no_row_of_a_cancelled_request_two_laps_later(way: str, laps: int,
             ring.time.advance(10_001)
     await asyncio.wait([client])
     await ring.play(other)
-    assert ring.rows_of(theirs, since=0) > 0
-    assert ring.rows_of(theirs, since=last + 2) == 0
-    closings = {one for frame in ring.frames for one in frame.closings}
-    assert theirs <= closings
+    assert_gone(ring, theirs, last)
     if way == "deadline":
         assert isinstance(client.exception(), TimedOut)
     assert finished(other.result()).text == SAYS["Count"]
     ring.assert_clean()
+
+
+@pytest.mark.parametrize("flight", [1, 3])
+@pytest.mark.parametrize("way", ["cancel", "drop the call", "drop the connection"])
+async def test_no_row_two_laps_after_it_ended_at_the_door(way: str, flight: int) -> None:
+    """The same, by a call over the network: only what the master hears of it may take time."""
+    ring = Framed(flight=flight)
+    async with opened(ring) as channel:
+        other = ring.listen(COUNT)
+        call = stub(channel).Generate(encode_ask(PLAN, "mine"))
+        await call.read()
+        while len(writing(ring, PLAN)) < 3:  # the plan, and two of its branches
+            await ring.lap()
+        theirs = writing(ring, PLAN)
+        match way:
+            case "cancel":
+                response = await stub(channel).Cancel(master_pb2.CancelRequest(request_id="mine"))
+                assert response.cancelled
+            case "drop the call":
+                call.cancel()
+            case _:
+                await channel.close()
+        while ("cancelled", 1) not in ring.conductor.requests().ended:
+            await turn()
+        last = ring.frames[-1].number
+        await ring.play(other)
+        assert_gone(ring, theirs, last)
+        ring.assert_clean()
+
+
+@asynccontextmanager
+async def opened(ring: Framed) -> AsyncIterator[grpc.aio.Channel]:
+    """A gRPC door before the ring's conductor, and a channel to it."""
+    desk = Desk(ring.conductor, Info)
+    door = await open_master_door("127.0.0.1:0", MasterService(desk, Info), FleetService(FakeFleet()))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+        yield channel
+    await door.close(0)
+
+
+def writing(ring: Framed, ask: Ask) -> set[int]:
+    """The writing sequences that were opened for it."""
+    return {one.sequence for one in ring.openings.values() if one.decodes and is_for(one, ask)}
+
+
+def is_for(opening: Opening, ask: Ask) -> bool:
+    """Its seed is that of COUNT, whose limit is 400."""
+    return opening.seed == ask.seed and opening.limit != 400
+
+
+def assert_gone(ring: Framed, theirs: set[int], last: int) -> None:
+    """They were in frames, but in none two laps after frame `last`, and all of them are closed."""
+    assert ring.rows_of(theirs, since=0) > 0
+    assert ring.rows_of(theirs, since=last + 2) == 0
+    assert theirs <= {one for frame in ring.frames for one in frame.closings}
 
 
 async def test_a_cancelled_request_that_waits_was_never_in_a_frame() -> None:
