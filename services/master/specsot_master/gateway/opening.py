@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from specsot.members import Head
+from specsot.rpc.exposure import exposed
 from specsot.rpc.options import Terms
 from specsot_master.assembly import Master
 from specsot_master.desk import Desk
@@ -16,6 +17,7 @@ from specsot_master.gateway.counting import count
 from specsot_master.gateway.door import HttpDoor, open_http_door
 from specsot_master.gateway.house import House
 from specsot_master.gateway.metrics import Metrics
+from specsot_master.gateway.names import OwnNames
 
 
 async def open_gateway(
@@ -39,4 +41,6 @@ async def open_gateway(
         figures=metrics.written,
         began=int(time.time()),
     )
-    return await open_http_door(listen, build_app(house, terms.tokens), terms.tls)
+    app = build_app(house, terms.tokens)
+    own = terms.tokens is None and not exposed(listen)
+    return await open_http_door(listen, OwnNames(app) if own else app, terms.tls)

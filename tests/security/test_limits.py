@@ -1,0 +1,60 @@
+"""What a stranger can make large, at the doors themselves; what requests may hold is tested where it counts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from specsot.params import MAX_BIASES, MAX_MESSAGES
+from specsot.rpc.options import HANDSHAKE, METADATA_BYTES, MOST_STREAMS, PUBLIC_BYTES, RING_BYTES, Terms
+from specsot.rpc.serve import open_door
+from specsot.v1 import master_pb2, master_pb2_grpc
+from specsot_master.conductor.accepting import MAX_STOPS, MAX_TOOLS
+from specsot_master.gateway.door import HEADER_BYTES, MOST_CONNECTIONS
+from specsot_master.gateway.intake import BODY_SECONDS
+from tests.conftest import REPOSITORY
+from tests.http.house import served
+from tests.rpc.test_serve import ATTACH
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.parametrize("method", ["Cancel", "Generate"])
+async def test_a_message_that_unpacks_to_more_than_allowed(method: str) -> None:
+    """64 MiB in 64 KiB of gzip: refused by what it would become, and the door lives."""
+    door = await open_door("127.0.0.1:0", ATTACH, Terms(largest=1 << 20))
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}", options=options) as channel:
+        call = channel.unary_unary(f"/specsot.v1.Master/{method}")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(bytes(64 << 20), compression=grpc.Compression.Gzip)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        stub = master_pb2_grpc.MasterStub(channel)
+        assert (await stub.Cancel(master_pb2.CancelRequest(request_id="x"))).cancelled
+    await door.close(0)
+
+
+async def test_a_head_that_does_not_end() -> None:
+    async with served() as house:
+        reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
+        writer.write(b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * HEADER_BYTES)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"at most {PUBLIC_BYTES >> 20} MiB (within the ring: one frame's {RING_BYTES >> 20} MiB)",
+        f"metadata {METADATA_BYTES >> 10} KiB",
+        f"{MOST_STREAMS:,} calls and {HANDSHAKE:g} s to begin",
+        f"a head {HEADER_BYTES >> 10} KiB, a body {PUBLIC_BYTES >> 20} MiB in {BODY_SECONDS:g} s",
+        f"{MOST_CONNECTIONS:,} connections",
+        f"{MAX_STOPS} stop strings, {MAX_TOOLS} tools, {MAX_BIASES:,} biases, {MAX_MESSAGES:,} messages",
+    ],
+)
+def test_the_limits_are_told_as_they_are(said: str) -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text()
+    assert said in " ".join(page.split())
