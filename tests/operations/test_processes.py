@@ -163,18 +163,29 @@ async def test_one_trace_through_all_services(told: Told) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_board_asks_for_figures_that_there_are(told: Told) -> None:
-    there = {
-        sample
-        for page in told.pages.values()
-        for family in text_string_to_metric_families(page)
-        for sample in names_of(family)
-    }
+    there = known(told)
     for panel in json.loads(BOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
             wanted = re.findall(r"(?:specsot:|process_)\w+", target["expr"])
             assert wanted, target["expr"]
             lacking = [name for name in wanted if name not in there and ":gpu_" not in name]
             assert not lacking, f"{panel['title']}: {lacking}"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_page_tells_of_figures_that_there_are(told: Told) -> None:
+    """And of all that are ours."""
+    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    named = {name for name in re.findall(r"specsot:\w+", page) if ":gpu_" not in name}
+    bare = {re.sub("_(bucket|count|sum)$", "", name) for name in known(told)}
+    assert named <= bare
+    assert {name for name in bare if name.startswith("specsot:")} <= named
+
+
+def known(told: Told) -> set[str]:
+    """Names of samples, of all services."""
+    families = (text_string_to_metric_families(page) for page in told.pages.values())
+    return {name for page in families for family in page for name in names_of(family)}
 
 
 def names_of(family: Any) -> set[str]:
