@@ -1,4 +1,4 @@
-"""What a stranger can make large, at the doors themselves; what requests may hold is tested where it counts."""
+"""What a stranger can make large, at the doors themselves; what requests may hold is tested elsewhere."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ Read as syntax trees, so that words in comments do not count, and neither do oth
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -120,3 +122,14 @@ def test_what_would_be_found(bad: str) -> None:
 )
 def test_what_would_not(fine: str) -> None:
     assert list(offences(fine)) == []
+
+
+def test_asking_for_health_waits_for_nothing_heavy() -> None:
+    """The words of the command, and what a probe with certificates needs."""
+    code = (
+        "import sys; import specsot_app.cli, specsot.rpc.probe; "
+        "heavy = ('torch', 'transformers', 'structlog', 'fastapi', 'cryptography'); "
+        "print([one for one in heavy if one in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"

@@ -9,11 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import structlog
-
 from specsot.errors import SpecsotError
-
-log = structlog.get_logger()
 
 T = TypeVar("T")
 Stamp = tuple[int, int, int] | None
@@ -40,6 +36,9 @@ class Fresh(Generic[T]):
         return self._value
 
     def _renew(self) -> None:
+        import structlog  # only here: a client never comes this far, and should not wait for it
+
+        log = structlog.get_logger()
         try:
             self._value = self._read()
         except SpecsotError as error:
