@@ -13,7 +13,7 @@ import typer
 
 from specsot import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot_app.commands import bench, chat, health, infer, info, serve, verify
+from specsot_app.commands import bench, chat, health, infer, info, serve, status, verify
 from specsot_app.words import Word, source_of
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -29,6 +29,7 @@ for name, word in {
     "infer": infer.infer,
     "chat": chat.chat,
     "serve": serve.serve,
+    "status": status.status,
     "info": info.info,
     "health": health.health,
     "verify": verify.verify,

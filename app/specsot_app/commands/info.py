@@ -1,4 +1,4 @@
-"""`specsot info`: what a master serves and how its ring stands.
+"""`specsot info`: one look at what a master serves and how its ring stands.
 
 Refuses to know how the master found out.
 """
@@ -11,20 +11,32 @@ from typing import Annotated
 
 import typer
 
-from specsot.info import Info, MemberInfo, PagesInfo, RequestsInfo
+from specsot.info import Info
 from specsot_app.commands import options
 from specsot_app.reaching import Reach, reach_of
 from specsot_app.running import run
 
+HERE = "127.0.0.1:50050"
+
+Master = Annotated[str, typer.Option(help="host:port of the master.")]
+Json = Annotated[bool, typer.Option("--json", help="The same as one JSON object.")]
+
 
 def info(
-    master: Annotated[str, typer.Option(help="host:port of the master.")] = "127.0.0.1:50050",
+    master: Master = HERE,
     tls_ca: options.TlsCa = None,
     token_file: options.TokenFile = None,
-    json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+    json: Json = False,
 ) -> int:
-    """Models, members, layer ranges, pages, epoch. Exit status 1 while the ring is not complete."""
-    found = run(ask(master, reach_of(tls_ca, token_file)))
+    """Models, members, layer ranges, pages, requests, laps. Exit status 1 while the ring is not complete."""
+    return show(master, reach_of(tls_ca, token_file), json)
+
+
+def show(master: str, reach: Reach, json: bool) -> int:
+    """Print what the master tells."""
+    from specsot_app.terminal.standing import lines_of
+
+    found = run(ask(master, reach))
     print(notation.dumps(dataclasses.asdict(found)) if json else "\n".join(lines_of(found)))
     return 0 if found.ready else 1
 
@@ -37,32 +49,3 @@ async def ask(master: str, reach: Reach) -> Info:
         return await client.info()
     finally:
         await client.close()
-
-
-def lines_of(found: Info) -> list[str]:
-    """For people: one fact a line."""
-    models = [
-        f"model     {one.name} · {one.layers} layers · {one.max_positions} positions" for one in found.models
-    ]
-    members = [line_of(member) for member in found.members]
-    waiting = [f"waiting   {line}" for line in found.waiting_for]
-    pages = [pages_line(found.pages)] if found.pages else []
-    requests = [requests_line(found.requests)] if found.requests else []
-    state = f"epoch     {found.epoch} · {'ready' if found.ready else 'not ready'}"
-    return [*models, *members, *pages, *requests, state, *waiting, f"version   {found.version}"]
-
-
-def pages_line(pages: PagesInfo) -> str:
-    return f"pages     {pages.free} of {pages.total} free · {pages.kept} hold beginnings of prompts"
-
-
-def requests_line(requests: RequestsInfo) -> str:
-    """Of this moment; the prompt tokens since the master began."""
-    share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
-    now = f"{requests.running} running · {requests.waiting} waiting"
-    return f"requests  {now} · {share:.0%} of prompt tokens were there"
-
-
-def line_of(member: MemberInfo) -> str:
-    layers = f" · layers {member.layers}" if member.layers else ""
-    return f"{member.kind:<9} {member.name} at {member.address}{layers}"

@@ -17,7 +17,7 @@ from specsot.errors import InvalidRequest
 CONFIG = "config"  # the flag that names the file
 PROGRAMS = (
     *("master", "worker", "drafter"),
-    *("infer", "chat", "serve", "info", "health", "verify", "bench-demo", "bench-load"),
+    *("infer", "chat", "serve", "status", "info", "health", "verify", "bench-demo", "bench-load"),
 )  # each may have a table in a file
 
 

@@ -1,0 +1,116 @@
+"""How a master stands: as lines, one fact each, and as a picture for somebody who keeps looking.
+
+Pure. Refuses to know how the master was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from specsot.info import Info, LapsInfo, MemberInfo, PagesInfo, RequestsInfo
+
+BARS = "▁▂▃▄▅▆▇█"
+BAR_WIDTH = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known after some looks. lost: why the newest look saw nothing.
+
+    pace: laps per second at each look, the newest last.
+    """
+
+    info: Info
+    pace: tuple[float, ...] = ()
+    lost: str | None = None
+
+
+def lines_of(found: Info) -> list[str]:
+    return [f"{name:<9} {value}" for name, value in facts(found)]
+
+
+def facts(found: Info) -> list[tuple[str, str]]:
+    """Name and value of all there is to tell."""
+    models = [
+        ("model", f"{one.name} · {one.layers} layers · {one.max_positions} positions") for one in found.models
+    ]
+    members = [(one.kind, describe_member(one, found)) for one in found.members]
+    pages = [("pages", describe_pages(found.pages))] if found.pages else []
+    requests = [("requests", describe_requests(found.requests))] if found.requests else []
+    laps = [("laps", describe_laps(found.laps))] if found.laps else []
+    epoch = ("epoch", f"{found.epoch} · {'ready' if found.ready else 'not ready'}")
+    waiting = [("waiting", line) for line in found.waiting_for]
+    return [*models, *members, *pages, *requests, *laps, epoch, *waiting, ("version", found.version)]
+
+
+def describe_member(member: MemberInfo, found: Info) -> str:
+    """Its place, its layers, and what a lap takes there."""
+    layers = f" · layers {member.layers}" if member.layers else ""
+    seconds = stage_seconds(member, found)
+    return f"{member.name} at {member.address}{layers}" + (
+        f" · {seconds * 1e3:.1f} ms a lap" if seconds else ""
+    )
+
+
+def stage_seconds(member: MemberInfo, found: Info) -> float | None:
+    """Of the stage that this worker is; None before the first lap, and for others."""
+    ranges = sorted(one.layers.first for one in found.members if one.layers)
+    if member.layers is None or found.laps is None or len(found.laps.stages) != len(ranges):
+        return None
+    return found.laps.stages[ranges.index(member.layers.first)]
+
+
+def describe_pages(pages: PagesInfo) -> str:
+    return f"{pages.free} of {pages.total} free · {pages.kept} hold beginnings of prompts"
+
+
+def describe_requests(requests: RequestsInfo) -> str:
+    """Of this moment; ends and prompt tokens since the master began."""
+    share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
+    ended = " · ".join(f"{count} {why}" for why, count in requests.ended)
+    parts = [
+        f"{requests.running} running in {requests.writing} sequences",
+        f"{requests.waiting} waiting",
+        *([ended] if ended else []),
+        *([f"{requests.refused} refused"] if requests.refused else []),
+        f"{share:.0%} of prompt tokens were there",
+    ]
+    return " · ".join(parts)
+
+
+def describe_laps(laps: LapsInfo) -> str:
+    """Of the last seconds, and all there were."""
+    tokens = laps.per_second * laps.tokens_per_lap
+    pace = (
+        f"{laps.per_second:.1f}/s with {laps.tokens_per_lap:.1f} tokens and {laps.rows_per_lap:.1f} rows each"
+    )
+    return f"{pace} · {tokens:.0f} tokens/s · {laps.laps} laps, {laps.tokens} tokens in all"
+
+
+def draw_standing(standing: Standing) -> RenderableType:
+    """The facts, used pages as a bar, the pace as a curve."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    for name, value in facts(standing.info):
+        table.add_row(name, value)
+        if name == "pages" and standing.info.pages:
+            pages = standing.info.pages
+            table.add_row("", ProgressBar(pages.total, pages.total - pages.free, width=BAR_WIDTH))
+        if name == "laps":
+            table.add_row("", Text(curve(standing.pace), style="cyan"))
+    return Group(table, Text(standing.lost or "Ctrl-C leaves", style="red" if standing.lost else "dim"))
+
+
+def curve(values: Sequence[float]) -> str:
+    """One sign for each value, as high as it is beside the highest."""
+    highest = max(values, default=0.0)
+    if not highest:
+        return BARS[0] * len(values)
+    return "".join(BARS[round(value / highest * (len(BARS) - 1))] for value in values)

@@ -1,0 +1,121 @@
+"""How a master's state is told: lines, a picture, look after look; and at a pseudo-terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from specsot.errors import Unavailable
+from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, RequestsInfo
+from specsot.members import Range
+from specsot_app.terminal.standing import Standing, curve, draw_standing, lines_of
+from specsot_app.terminal.watching import MEMORY, standings
+from tests.app.screen import Screen
+
+INFO = Info(
+    models=(ModelInfo("demo", "abc", 8, 2048),),
+    members=(
+        MemberInfo("worker", "late", "b:2", "abc", Range(4, 8)),
+        MemberInfo("worker", "early", "a:1", "abc", Range(0, 4)),
+        MemberInfo("drafter", "head", "c:3", "abc"),
+    ),
+    epoch=2,
+    ready=True,
+    pages=PagesInfo(total=512, free=384, rows=256, kept=3),
+    laps=LapsInfo(100, 420, 12.5, 4.2, 31.0, (0.001, 0.002)),
+    requests=RequestsInfo(1, 2, 9, 0, 3, (("stop", 7),), 200, 50),
+    version="1.2.3",
+)
+
+
+def test_every_fact_is_a_line() -> None:
+    assert lines_of(INFO) == [
+        "model     demo · 8 layers · 2048 positions",
+        "worker    late at b:2 · layers 4:8 · 2.0 ms a lap",
+        "worker    early at a:1 · layers 0:4 · 1.0 ms a lap",
+        "drafter   head at c:3",
+        "pages     384 of 512 free · 3 hold beginnings of prompts",
+        "requests  2 running in 9 sequences · 1 waiting · 7 stop · 3 refused"
+        " · 25% of prompt tokens were there",
+        "laps      12.5/s with 4.2 tokens and 31.0 rows each · 52 tokens/s · 100 laps, 420 tokens in all",
+        "epoch     2 · ready",
+        "version   1.2.3",
+    ]
+
+
+def test_a_master_without_a_ring_says_what_it_waits_for() -> None:
+    lines = lines_of(Info(waiting_for=("1 of 1 workers",), version="1"))
+    assert lines == ["epoch     0 · not ready", "waiting   1 of 1 workers", "version   1"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_picture_is_one_line_a_fact_at_any_width(width: int) -> None:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(draw_standing(Standing(INFO, (0.0, 6.25, 12.5), "nobody answers")))
+    lines = console.export_text().splitlines()
+    assert len(lines) == len(lines_of(INFO)) + 3  # pages used, the pace, the last line
+    assert any("▁▅█" in line for line in lines)
+    assert lines[-1].startswith("nobody answers")
+
+
+def test_the_curve_of_nothing_is_flat() -> None:
+    assert curve((0.0, 0.0)) == "▁▁"
+    assert curve(()) == ""
+
+
+async def test_a_lost_master_is_looked_for_and_found_again() -> None:
+    answers: Iterator[Info | Exception] = iter(
+        [INFO, Unavailable("nobody answers at a:1"), replace(INFO, epoch=3), *[INFO] * MEMORY]
+    )
+
+    async def look() -> Info:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def pause() -> None: ...
+
+    seen = standings(look, pause)
+    first, lost, found = [await anext(seen) for _ in range(3)]
+    assert (first.lost, lost.info, found.lost, found.info.epoch) == (None, INFO, None, 3)
+    assert lost.lost == "nobody answers at a:1; looking again. Ctrl-C leaves"
+    assert len([await anext(seen) for _ in range(MEMORY)][-1].pace) == MEMORY
+
+
+async def test_a_master_that_was_never_there_is_an_error() -> None:
+    async def look() -> Info:
+        raise Unavailable("nobody answers at a:1")
+
+    async def pause() -> None: ...
+
+    with pytest.raises(Unavailable):
+        await anext(standings(look, pause))
+
+
+@pytest.mark.processes
+def test_somebody_watches_a_master_that_goes_away(demo_model: Path) -> None:
+    words = ["--model", str(demo_model / "base"), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "specsot_master", *words, "--log-format", "json"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as master:
+        assert master.stderr is not None
+        address = json.loads(master.stderr.readline())["at"]
+        with Screen(["specsot_app", "status", "--master", address, "--every", "0.1"]) as screen:
+            screen.wait_for("1 of 1 workers")
+            screen.wait_for("Ctrl-C leaves")
+            screen.wait_for("Ctrl-C leaves")  # another look
+            master.kill()
+            screen.wait_for("looking again")
+            screen.type("\x03")
+            assert screen.ends() == 0
