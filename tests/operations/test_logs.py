@@ -8,7 +8,10 @@ import threading
 import pytest
 import structlog
 
+from specsot.errors import Unavailable
 from specsot.process.logs import write_logs
+from tests.master.letters import DIRECT, SAYS, SOT
+from tests.master.stage import Stage
 
 
 def test_a_line_from_any_thread_says_whose(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,3 +33,25 @@ def test_people_get_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("finished request_id=r1")
     assert "service" not in line
+
+
+async def test_every_request_that_begins_has_an_end() -> None:
+    """Finished, abandoned by its client, failed with its ring: one line each, with its name."""
+    stage = Stage(SAYS)
+    with structlog.testing.capture_logs() as lines:
+        await stage.play(stage.listen(DIRECT, "r-done"))
+        left = stage.conductor.generate(SOT, "r-left")
+        await anext(left)
+        await left.aclose()
+        broken = stage.listen(SOT, "r-broken")
+        await stage.lap()
+        stage.conductor.epoch_ended("w0 is gone")
+        with pytest.raises(Unavailable):
+            await broken
+    told = [(line["event"], line["request_id"]) for line in lines]
+    assert [one for one in told if one[0] != "request"] == [
+        ("finished", "r-done"),
+        ("abandoned", "r-left"),
+        ("request failed", "r-broken"),
+    ]
+    assert [id for event, id in told if event == "request"] == ["r-done", "r-left", "r-broken"]

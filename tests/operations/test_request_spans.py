@@ -11,22 +11,22 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk")
 
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry import propagate as propagate
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from specsot.errors import Overloaded
 from specsot.info import Info
 from specsot.params import Ask, Limits
-from specsot.tracing import Tracer, caller, current, followed
+from specsot.rpc.tracing import outgoing
+from specsot.tracing import Tracer, caller, current, followed, trace_of
 from specsot.tracing.collecting import collect
 from specsot_master.desk import Desk
-from specsot_master.server import FleetService, MasterService, open_master_door
 from specsot_master.spans import RequestSpans
-from tests.doors.front import Front, question, stub
+from tests.doors.front import front, question, stub
 from tests.http.house import Served, served
 from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage
-from tests.rpc.test_uplink import FakeFleet
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -113,19 +113,11 @@ async def test_a_reader_that_leaves_ends_every_span(collection: Collection) -> N
 
 
 async def test_over_grpc_it_is_the_callers_child(collection: Collection) -> None:
-    stage = Stage(SAYS)
-    desk = Desk(stage.conductor, Info)
-    collection.watch(desk)
-    service = MasterService(desk, Info)
-    door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
-    one = Front(stage, service, f"127.0.0.1:{door.port}")
-    playing = asyncio.create_task(one.play())
-    async with one.channel() as channel:
+    async with front() as one, one.channel() as channel:
+        collection.watch(one.desk)
         for brought in (CALLER, "00-zz-1-01"):
             async for _ in stub(channel).Generate(question(), metadata=(("traceparent", brought),)):
                 pass
-    playing.cancel()
-    await door.close(0)
     first, second = (span for span in collection.exporter.get_finished_spans() if span.name == "request")
     assert f"{first.context.trace_id:032x}" == TRACE
     assert f"{first.parent.span_id:016x}" == "00f067aa0ba902b7"
@@ -164,6 +156,14 @@ async def test_spans_carry_no_text(collection: Collection) -> None:
     assert "request" in told
     assert "zanzibar" not in told
     assert "pomegranate" not in told
+
+
+def test_a_program_that_traces_itself_hands_its_context_on() -> None:
+    assert outgoing() == ()
+    with TracerProvider().get_tracer("a program").start_as_current_span("work") as span:
+        ((key, context),) = outgoing()
+    assert key == "traceparent"
+    assert trace_of(context) == f"{span.get_span_context().trace_id:032x}"
 
 
 def test_without_a_watch_nothing_is_set() -> None:

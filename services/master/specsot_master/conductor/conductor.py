@@ -174,6 +174,7 @@ class Conductor:
         self._sharing.begin_epoch(0)
         self._epoch = None
         for request in self._roster.clear():
+            log.warning("request failed", **request.named, reason=reason)
             request.feed.end(Unavailable(reason))
             self._counts.end(Unavailable(reason))
             self._readers.over(request)
@@ -247,6 +248,8 @@ class Conductor:
         if self._roster.find(request.id) is not request:
             return
         request.feed.end()
+        if not (request.feed.error or request.plan.reason):
+            log.info("abandoned", **request.named)
         self._counts.end(request.feed.error or request.plan.reason or "cancelled")
         self._readers.over(request)
         self._hints.left(self._clock.now())
