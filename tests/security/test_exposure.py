@@ -35,7 +35,7 @@ def test_addresses_that_others_may_reach(address: str) -> None:
     assert exposed(address)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0", "unix:/run/ring"])
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0", "unix:/run/ring", "nowhere"])
 def test_loopback_needs_nothing(address: str) -> None:
     setting = read_master([*MASTER, "--listen", address]).setting
     assert (setting.listen, setting.insecure, setting.tls.paths) == (address, False, ())

@@ -92,8 +92,12 @@ def read_member_setting(flags: Flags, given: argparse.Namespace) -> Setting:
 def check_exposure(
     flags: Flags, setting: Setting, flag: str, address: str | None, needs: str, secured: bool
 ) -> None:
-    """Exits with status 2 and one line where strangers could come in and nobody said that they may."""
-    if address is not None and exposed(address) and not secured and not setting.insecure:
+    """Exits with status 2 and one line where strangers could come in and nobody said that they may.
+
+    What has no port cannot be opened; the door says so.
+    """
+    open = address is not None and ":" in address and exposed(address)
+    if open and not secured and not setting.insecure:
         flags.error(f"--{flag} {address} is open to other machines: give {needs}, or --insecure")
 
 
