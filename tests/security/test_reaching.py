@@ -1,0 +1,55 @@
+"""What clients show, and what they keep to themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specsot import SpecSoT
+from specsot.errors import InvalidRequest
+from specsot.rpc.client import connect
+from specsot_app.fleets import Models, Wanted
+from specsot_app.processes import services_of
+from specsot_app.reaching import Reach, reach_of
+from tests.security.papers import Authority
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7:1", "fleet.example:1", "fleet.example", "0.0.0.0:1"])
+async def test_a_token_does_not_leave_the_machine_in_the_clear(address: str) -> None:
+    with pytest.raises(
+        InvalidRequest, match=f"a token would travel to {address} in the clear: give --tls-ca"
+    ):
+        await connect(address, token="secret")
+
+
+def test_where_a_token_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    assert reach_of(None, None, {}) == Reach()
+    assert reach_of(None, None, {"SPECSOT_TOKEN": ""}) == Reach()
+    assert reach_of(None, None, {"SPECSOT_TOKEN": " from-variable\n"}).token == "from-variable"
+    assert reach_of(None, file, {"SPECSOT_TOKEN": "from-variable"}).token == "from-file"
+    with pytest.raises(InvalidRequest, match="nowhere: no such file"):
+        reach_of(None, tmp_path / "nowhere", {})
+
+
+def test_nobody_is_shown_a_token_by_accident() -> None:
+    with SpecSoT.connect("gw:1", token="secret") as model:
+        assert "secret" not in repr(model._wanted)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_fleet_within_the_machine_is_not_given_what_the_client_has(tmp_path: Path) -> None:
+    """Its services would ask for tokens, or for certificates nobody in it has."""
+    wanted = Wanted(kind="processes", drafter="ngram")
+    for service in services_of(wanted, Models(tmp_path, None, drafter="ngram"), 50050, tmp_path):
+        given = dict(service.environment)
+        papers = ("TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
+        assert [given[f"SPECSOT_{name}"] for name in papers] == [""] * len(papers), service.name
+
+
+async def test_bad_certificates_are_one_line(authority: Authority) -> None:
+    authority.file.write_text("nonsense")
+    with pytest.raises(InvalidRequest, match=r"ca\.pem: no certificates in PEM") as caught:
+        await connect("127.0.0.1:1", tls=authority.known)
+    assert "\n" not in str(caught.value)
