@@ -23,6 +23,7 @@ from specsot_app.reaching import Reach
 
 T = TypeVar("T")
 
+Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
 Kind = Literal["embedded", "processes"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -204,8 +205,11 @@ def demo() -> Path:
     raise ModelError(f"no demo model at {DEMO}; name one with --model")
 
 
-async def open_fleet(wanted: Wanted) -> Fleet:
-    """Raises Unavailable (no master there), ModelError, HeadMismatch."""
+async def open_fleet(wanted: Wanted, watch: Watch | None = None) -> Fleet:
+    """Raises Unavailable (no master there), ModelError, HeadMismatch.
+
+    watch: hears what is there already, perhaps on another thread.
+    """
     if wanted.master is not None:
         from specsot.rpc.client import connect
 
@@ -213,11 +217,11 @@ async def open_fleet(wanted: Wanted) -> Fleet:
     if wanted.kind == "processes":
         from specsot_app.processes import ProcessFleet
 
-        return await ProcessFleet.start(wanted, models_of(wanted))
-    return await open_local(wanted, models_of(wanted))
+        return await ProcessFleet.start(wanted, models_of(wanted), watch=watch)
+    return await open_local(wanted, models_of(wanted), watch)
 
 
-async def open_local(wanted: Wanted, models: Models) -> Fleet:
+async def open_local(wanted: Wanted, models: Models, watch: Watch | None = None) -> Fleet:
     from specsot_app.hush import hush
     from specsot_app.local import LocalFleet, LocalOptions
 
@@ -238,4 +242,15 @@ async def open_local(wanted: Wanted, models: Models) -> Fleet:
         layout=wanted.layout,
         shape=TreeShape(fixed=wanted.tree == "fixed"),
     )
-    return await LocalFleet.start(options)
+    return await LocalFleet.start(options, loaded=watch and adding_up(watch, read_config(models.base).layers))
+
+
+def adding_up(watch: Watch, layers: int) -> Callable[[str, int], None]:
+    """Every worker tells of its own layers; `watch` hears of all."""
+    there: dict[str, int] = {}
+
+    def loaded(worker: str, count: int) -> None:
+        there[worker] = count
+        watch("layers", min(sum(there.values()), layers), layers)
+
+    return loaded

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from specsot.drafting import DEFAULT, DraftOptions
@@ -24,6 +25,7 @@ from specsot_master.conductor import ConductorConfig
 from specsot_master.fleet import Fleet
 
 PartMaker = Callable[[str, Dialer, Executor], Part]
+Loaded = Callable[[str, int], None]  # hears how many layers a worker has
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +67,20 @@ class LocalFleet:
         self._master, self._members, self._leaving = master, members, leaving
 
     @classmethod
-    async def start(cls, options: LocalOptions, parts: dict[str, PartMaker] | None = None) -> LocalFleet:
+    async def start(
+        cls, options: LocalOptions, parts: dict[str, PartMaker] | None = None, loaded: Loaded | None = None
+    ) -> LocalFleet:
         """Load everything and wait until the ring is complete. Raises what loading raises.
 
         parts: members by name, instead of those the options describe (tests put fakes here).
+        loaded: called on the thread that loads.
         """
         master = assemble(_settings(options))
         exchange, leaving = Exchange(), asyncio.Event()
         compute = ThreadPoolExecutor(1, thread_name_prefix="specsot-compute")
         members = [
             asyncio.create_task(_live(name, make, master.fleet, exchange, compute, leaving))
-            for name, make in (parts or _parts(options)).items()
+            for name, make in (parts or _parts(options, loaded)).items()
         ]
         fleet = cls(master, members, leaving)
         try:
@@ -170,17 +175,17 @@ def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
     return options.layers or (None,) * (options.stages or 1)
 
 
-def _parts(options: LocalOptions) -> dict[str, PartMaker]:
+def _parts(options: LocalOptions, loaded: Loaded | None) -> dict[str, PartMaker]:
     """Workers in ring order, and the drafter."""
     parts: dict[str, PartMaker] = {
-        f"worker-{n}": _worker_maker(options, layers) for n, layers in enumerate(_ranges(options))
+        f"worker-{n}": _worker_maker(options, layers, loaded) for n, layers in enumerate(_ranges(options))
     }
     if options.drafts:
         parts["drafter"] = _drafter_maker(options)
     return parts
 
 
-def _worker_maker(options: LocalOptions, layers: Range | None) -> PartMaker:
+def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_worker.part import WorkerPart
         from specsot_worker.source import Source, Supply
@@ -194,6 +199,7 @@ def _worker_maker(options: LocalOptions, layers: Range | None) -> PartMaker:
             options.device,
             options.kv_memory,
             options.model_format,
+            partial(loaded, name) if loaded else None,
         )
         return WorkerPart(Source(supply), dialer, compute)
 

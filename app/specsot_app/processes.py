@@ -24,7 +24,7 @@ from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import check_free
 from specsot_app.children import Child, Service, Tell, start
-from specsot_app.fleets import Models, Wanted, options_of, overrides_of, public_name
+from specsot_app.fleets import Models, Wanted, Watch, options_of, overrides_of, public_name
 
 T = TypeVar("T")
 
@@ -78,6 +78,7 @@ class ProcessFleet:
         tell: Tell = keep_quiet,
         http_port: int | None = None,
         serving: Serving = PRIVATE,
+        watch: Watch | None = None,
     ) -> ProcessFleet:
         """Start everything and wait until the ring is complete.
 
@@ -92,7 +93,7 @@ class ProcessFleet:
             stack.push_async_callback(end_all, children)
             for service in services_of(wanted, models, port, folder, http_port, serving):
                 children.append(await start(service, tell))
-            whole = ready_client(children[0].service.address, len(children) - 1)
+            whole = ready_client(children[0].service.address, len(children) - 1, watch)
             client = await unless_one_ends(children, whole)
             stack.push_async_callback(client.close)
             return cls(children, client, stack.pop_all())
@@ -202,12 +203,14 @@ def is_free(port: int) -> bool:
     return True
 
 
-async def ready_client(address: str, members: int) -> MasterClient:
+async def ready_client(address: str, members: int, watch: Watch | None = None) -> MasterClient:
     """A client of the master at `address`, once its ring is complete and all `members` have joined."""
     while True:
         try:
             client = await connect(address)
             info = await client.info()
+            if watch:
+                watch("services", 1 + len(info.members) - (not info.ready), 1 + members)
             if info.ready and len(info.members) == members:
                 return client
             await client.close()

@@ -77,13 +77,14 @@ def chat(
     asked = options.asked_by(ctx.params) | {"model": model if master else None}
     ask_of("What cannot be asked?", **asked)
     from specsot_app.terminal.keyboard import keyboard_of
+    from specsot_app.terminal.progress import opening
     from specsot_app.terminal.show import Streams
     from specsot_app.terminal.talk import Talk
 
     streams = Streams(sys.stdout, sys.stderr)
     keyboard, talk = keyboard_of(sys.stdin, sys.stdout), Talk(mode, system_prompt)
     signal.signal(signal.SIGTERM, leave)
-    return converse(wanted, talk, asked, keyboard, streams)
+    return converse(wanted, talk, asked, keyboard, streams, opening(sys.stderr))
 
 
 def leave(number: int, frame: FrameType | None) -> None:

@@ -91,10 +91,11 @@ def infer(
         "json_schema": read_schema(json_schema) if json_schema is not None else None,
     }
     ask = ask_of(question if question not in (None, "-") else read_question(), **asked)
+    from specsot_app.terminal.progress import opening
     from specsot_app.terminal.show import Streams, manner_of
 
     streams = Streams(sys.stdout, sys.stderr)
-    return run(answer(ask, wanted, streams, manner_of(streams, json)))
+    return run(answer(ask, wanted, streams, manner_of(streams, json), opening(sys.stderr)))
 
 
 def read_question() -> str:

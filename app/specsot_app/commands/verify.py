@@ -5,6 +5,7 @@ Refuses to know what is compared; specsot_app.verify does, and is imported only 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -57,6 +58,7 @@ def verify(
 
         return check(vectors)
     wanted = options.wanted_by(ctx.params)
+    from specsot_app.terminal.progress import opening
     from specsot_app.verify import pair
 
-    return pair.verify(wanted, prompts, max_new_tokens, near, json)
+    return pair.verify(wanted, prompts, max_new_tokens, near, json, opening(sys.stderr))

@@ -17,6 +17,7 @@ from specsot.params import DrafterName
 from specsot_app.fleets import Opener, Wanted, models_of, open_fleet, overrides_of
 from specsot_app.hush import hush
 from specsot_app.running import run
+from specsot_app.terminal.progress import counting
 from specsot_app.verify.questions import choose_questions
 from specsot_app.verify.reference import Reference
 from specsot_app.verify.report import Answer, Report, as_json, lines_of
@@ -64,15 +65,13 @@ def examine(task: Task, opener: Opener) -> Report:
     """Ask the fleet, then Transformers, then the head. Raises what opening and loading raise."""
     hush()
     models, drafter = models_of(task.wanted), _drafter(task.wanted)
-    _tell(f"asking {len(task.questions)} questions")
     served = run(_serve(task, drafter, opener))
-    _tell("reading the answers with Transformers")
     answers = _compare(task, served)
     fit = None
     spoken = [(one.prompt, one.tokens) for one in served if one.tokens]
     if models.draft is not None and drafter == "eagle" and spoken:
-        _tell("drafting the answers with the head")
-        fit = try_head(_pair(task.wanted, models.base, models.draft), spoken)
+        with counting(sys.stderr, "drafting them with the head", 1):
+            fit = try_head(_pair(task.wanted, models.base, models.draft), spoken)
     return Report(answers, task.near, drafter, fit)
 
 
@@ -85,7 +84,9 @@ async def _serve(task: Task, drafter: DrafterName, opener: Opener) -> list[Serve
     base = models_of(task.wanted).base
     fleet = await opener(task.wanted)
     try:
-        return await ask_all(fleet, Prompts(base, Text(base)), task.questions, drafter, task.tokens)
+        prompts = Prompts(base, Text(base))
+        with counting(sys.stderr, "asking the fleet", len(task.questions)) as step:
+            return await ask_all(fleet, prompts, task.questions, drafter, task.tokens, step)
     finally:
         await fleet.close()
 
@@ -94,15 +95,13 @@ def _compare(task: Task, served: list[Served]) -> tuple[Answer, ...]:
     wanted, base = task.wanted, models_of(task.wanted).base
     reference = Reference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
     ends = Text(base).end_ids
-    return tuple(
-        Answer(
-            one.question,
-            len(one.tokens),
-            one.per_lap,
-            tuple(reference.compare(one.prompt, one.tokens, ends if one.ended else None)),
-        )
-        for one in served
-    )
+    answers: list[Answer] = []
+    with counting(sys.stderr, "reading the answers with Transformers", len(served)) as step:
+        for one in served:
+            found = reference.compare(one.prompt, one.tokens, ends if one.ended else None)
+            answers.append(Answer(one.question, len(one.tokens), one.per_lap, tuple(found)))
+            step()
+    return tuple(answers)
 
 
 def _pair(wanted: Wanted, base: Path, draft: Path) -> Pair:
@@ -117,9 +116,3 @@ def _put_to_the_test(wanted: Wanted) -> Wanted:
     if wanted.stages is None and wanted.layers is None:
         wanted = replace(wanted, stages=min(STAGES, read_config(models_of(wanted).base).layers))
     return replace(wanted, tree="fixed")
-
-
-def _tell(line: str) -> None:
-    """What it is at, for people who watch."""
-    if sys.stderr.isatty():
-        print(f"specsot: {line} ...", file=sys.stderr)

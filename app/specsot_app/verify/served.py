@@ -6,7 +6,7 @@ Refuses to know whether they are right.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
@@ -37,14 +37,21 @@ class Served:
 
 
 async def ask_all(
-    fleet: Fleet, prompts: Prompts, questions: Sequence[str], drafter: DrafterName, tokens: int
+    fleet: Fleet,
+    prompts: Prompts,
+    questions: Sequence[str],
+    drafter: DrafterName,
+    tokens: int,
+    step: Callable[[], None],
 ) -> list[Served]:
-    """Every question once, `tokens` tokens at most, in the order of the questions."""
+    """Every question once, `tokens` tokens at most, in the order of the questions; a step for each."""
     places = asyncio.Semaphore(SIDE_BY_SIDE)
 
     async def one(question: str) -> Served:
         async with places:
-            return await _ask(fleet, prompts, question, drafter, tokens)
+            served = await _ask(fleet, prompts, question, drafter, tokens)
+        step()
+        return served
 
     tasks = [asyncio.ensure_future(one(question)) for question in questions]
     try:

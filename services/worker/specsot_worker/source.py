@@ -15,7 +15,7 @@ from specsot.errors import ModelError
 from specsot.frames import Opening
 from specsot.members import Configuration, Curve, Range, Registration, WeightFormat
 from specsot.model.config import read_config
-from specsot.model.decoder import Decoder
+from specsot.model.decoder import Decoder, Loaded
 from specsot.model.fingerprint import fingerprint
 from specsot.model.fitting import Need, check_fit, room_on, weights_of
 from specsot.model.measure import measure_rows
@@ -28,7 +28,10 @@ from specsot_worker.verdict import LastStage
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What a worker is started with. `layers` None: the master decides. kv_memory in bytes."""
+    """What a worker is started with. `layers` None: the master decides. kv_memory in bytes.
+
+    loaded: hears of every layer that is loaded.
+    """
 
     name: str
     address: str
@@ -38,6 +41,7 @@ class Supply:
     device: str = "cpu"
     kv_memory: int = 1 << 30
     model_format: WeightFormat = "safetensors"
+    loaded: Loaded | None = None
 
 
 class Source:
@@ -117,5 +121,7 @@ class Source:
             self._decoder = None  # as in _check
             supply = self._supply
             pickled = supply.model_format == "bin"
-            self._decoder = Decoder.load(supply.model, layers, self._dtype, supply.device, pickled)
+            self._decoder = Decoder.load(
+                supply.model, layers, self._dtype, supply.device, pickled, supply.loaded
+            )
         return self._decoder

@@ -5,7 +5,7 @@ Refuses to know sequences, sampling, and which other ranges exist.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -24,17 +24,29 @@ from specsot.model.norms import AnyNorm
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, WeightFiles, Weights
 
+Loaded = Callable[[int], None]  # hears how many layers are there
+
 
 class Decoder:
     """Layers first .. last - 1; with the first one the embedding, with the last one norm and lm_head."""
 
     def __init__(
-        self, config: ModelConfig, files: Weights, layers: Range, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        files: Weights,
+        layers: Range,
+        dtype: torch.dtype,
+        device: torch.device,
+        loaded: Loaded | None = None,
     ) -> None:
         fetch = Fetch(files, dtype, device)
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
         self._rotary = Rotary(config.rope, config.heads, config.kv_heads, config.head_dim, device)
-        self._blocks = [Block(fetch, index, config) for index in range(layers.first, layers.last)]
+        self._blocks: list[Block] = []
+        for index in range(layers.first, layers.last):
+            self._blocks.append(Block(fetch, index, config))
+            if loaded:
+                loaded(len(self._blocks))
         self._embedding = fetch_embedding(fetch, config) if layers.first == 0 else None
         self._norm: AnyNorm | None = None
         self._head: Linear | None = None
@@ -50,6 +62,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device | str,
         allow_pickle_bin: bool = False,
+        loaded: Loaded | None = None,
     ) -> Decoder:
         """Read this range's weights, and no others, from a Hugging Face directory.
 
@@ -59,7 +72,8 @@ class Decoder:
         config = read_config(directory)
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
-        return cls(config, WeightFiles(directory, allow_pickle_bin), layers, dtype, torch.device(device))
+        files = WeightFiles(directory, allow_pickle_bin)
+        return cls(config, files, layers, dtype, torch.device(device), loaded)
 
     @property
     def edges(self) -> HeldEdges:
