@@ -5,23 +5,32 @@ Refuses to know what else is counted. Needs prometheus-client: imported only whe
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from threading import Thread
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import (
     CollectorRegistry,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
+    generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from specsot import __version__
 from specsot.errors import Unavailable
 from specsot.process.gpus import look_at_gpus
-from specsot.rpc.serve import check_free, split_address
-from specsot.rpc.tls import PLAIN, Tls
+from specsot.rpc.serve import check_free, reason, split_address
+from specsot.rpc.tls import PLAIN, Tls, secured_context
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 LAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
 
@@ -42,8 +51,8 @@ class Looked(Collector):
 class FiguresDoor:
     """A page of figures, served by a thread of its own. `port` is the real one."""
 
-    def __init__(self, server: Any, thread: Any) -> None:
-        self._server, self._thread, self.port = server, thread, int(server.server_port)
+    def __init__(self, server: WSGIServer, thread: Thread) -> None:
+        self._server, self._thread, self.port = server, thread, server.server_port
 
     def close(self) -> None:
         self._server.shutdown()
@@ -80,23 +89,45 @@ def gpu_families() -> Iterator[Metric]:
 
 
 def open_figures_door(listen: str, registry: CollectorRegistry, tls: Tls = PLAIN) -> FiguresDoor:
-    """Serve them at host:port. Raises Unavailable, in one line, when the address cannot be had.
+    """Serve them at host:port. Raises, in one line, Unavailable (the address cannot be had), InvalidRequest.
 
     tls: who this is; with those who vouch for others, a reader must show a certificate of theirs.
     """
     check_free(listen)
     host, port = split_address(listen)
     try:
-        return FiguresDoor(
-            *start_http_server(
-                port,
-                host,
-                registry,
-                certfile=None if tls.cert is None else str(tls.cert),
-                keyfile=None if tls.key is None else str(tls.key),
-                client_cafile=None if tls.ca is None else str(tls.ca),
-                client_auth_required=tls.mutual,
-            )
-        )
+        server = make_server(host, port, _page(registry), _server_at(host), _Quiet)
     except OSError as error:
-        raise Unavailable(f"cannot listen at {listen}: {error}") from None
+        raise Unavailable(f"cannot listen at {listen}: {reason(error)}") from None
+    if (context := secured_context(tls)) is not None:
+        context.verify_mode = ssl.CERT_REQUIRED if tls.mutual else ssl.CERT_NONE
+        # Each connection's own thread shakes hands: who stalls there keeps nobody else waiting.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = Thread(target=server.serve_forever, name="figures", daemon=True)
+    thread.start()
+    return FiguresDoor(server, thread)
+
+
+def _page(registry: CollectorRegistry) -> WSGIApplication:
+    """Always the plain format: in the other one the client library spells colons as underscores for
+    readers that do not ask for UTF-8, as Prometheus 2 does not.
+    """
+
+    def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        start("200 OK", [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)])
+        return [generate_latest(registry)]
+
+    return answer
+
+
+def _server_at(host: str) -> type[ThreadingWSGIServer]:
+    class Server(ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    return Server
+
+
+class _Quiet(WSGIRequestHandler):
+    """One line a scrape would be all the log."""
+
+    def log_message(self, format: str, *args: object) -> None: ...

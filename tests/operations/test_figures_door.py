@@ -1,0 +1,97 @@
+"""The page of figures: what Prometheus' scrapers of any age read there, and over TLS whoever may."""
+
+from __future__ import annotations
+
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trustme
+from prometheus_client import CollectorRegistry, Counter
+
+from specsot.errors import Unavailable
+from specsot.process import figures
+from specsot.process.figures import FiguresDoor, gpu_families, open_figures_door, registry_of
+from specsot.process.gpus import Gpu, look_at_gpus
+from specsot.rpc.tls import PLAIN, Tls
+
+pytestmark = pytest.mark.timeout(30)
+
+PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+PROMETHEUS_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.3"
+
+
+@contextmanager
+def opened(tls: Tls = PLAIN) -> Iterator[FiguresDoor]:
+    registry = registry_of("worker")
+    Counter("specsot:worker_frames", "Frames", registry=registry).inc(3)
+    door = open_figures_door("127.0.0.1:0", registry, tls)
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+def read(url: str, accept: str = "", context: ssl.SSLContext | None = None) -> str:
+    handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)]
+    request = urllib.request.Request(url, headers={"Accept": accept} if accept else {})
+    with urllib.request.build_opener(*handlers).open(request, timeout=10) as answer:
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        return answer.read().decode()
+
+
+@pytest.mark.parametrize("accept", ["", PROMETHEUS_2, PROMETHEUS_3])
+def test_names_keep_their_colons_whoever_asks(accept: str) -> None:
+    with opened() as door:
+        page = read(f"http://127.0.0.1:{door.port}/metrics", accept)
+    assert "specsot:worker_frames_total 3.0" in page
+    assert 'specsot_build_info{service="worker"' in page
+    assert "process_resident_memory_bytes" in page
+
+
+def test_an_address_in_use_is_one_line() -> None:
+    with opened() as door, pytest.raises(Unavailable, match=r"cannot listen at .*: address already in use"):
+        open_figures_door(f"127.0.0.1:{door.port}", CollectorRegistry())
+
+
+def test_with_certificates_a_reader_must_show_one_too(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    own.cert_chain_pems[0].write_to_path(tmp_path / "own.pem")
+    own.private_key_pem.write_to_path(tmp_path / "own.key")
+    stranger = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    reader = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    authority.issue_cert("prometheus").configure_cert(reader)
+    with opened(Tls(tmp_path / "ca.pem", tmp_path / "own.pem", tmp_path / "own.key")) as door:
+        url = f"https://127.0.0.1:{door.port}/metrics"
+        assert "specsot:worker_frames_total" in read(url, context=reader)
+        with pytest.raises((ssl.SSLError, OSError)):
+            read(url, context=stranger)
+
+
+def test_gpus_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [Gpu(0, "H100", 5, 80, 0.5), Gpu(1, "H100", 7, 80, 0.0)]
+    monkeypatch.setattr(figures, "look_at_gpus", lambda: gpus)
+    told = {(s.name, s.labels["gpu"]): s.value for family in gpu_families() for s in family.samples}
+    assert told["specsot:gpu_memory_used_bytes", "1"] == 7
+    assert told["specsot:gpu_busy_ratio", "0"] == 0.5
+
+
+def test_without_nvidias_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise OSError("no such library")
+
+    from specsot.process import gpus
+
+    gpus._ready.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", SimpleNamespace(nvmlInit=missing))
+    try:
+        assert look_at_gpus() == []
+        assert list(gpu_families()) == []
+    finally:
+        gpus._ready.cache_clear()
