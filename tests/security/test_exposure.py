@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from specsot.rpc.exposure import exposed
+from specsot.rpc.options import Terms
+from specsot.rpc.serve import open_door
+from specsot.rpc.tls import Tls
+from specsot.rpc.tokens import Tokens
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
@@ -123,3 +128,28 @@ def test_or_one_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("SPECSOT_INSECURE", "on")
     assert read_worker([*MASTER, "--listen", OUT]).setting.insecure
     refused(read_worker, (*MASTER, "--listen", OUT, "--insecure", "off"), "is open to other machines", capsys)
+
+
+@pytest.mark.parametrize(
+    ("terms", "reflects"),
+    [
+        (Terms(), True),
+        (Terms(reflection=False), False),
+        (Terms(tokens=Tokens(token="t")), False),
+        (Terms(tls=Tls(Path("ca"), Path("cert"), Path("key"))), False),
+        (Terms(tls=Tls(None, Path("cert"), Path("key"))), True),
+        (Terms(tokens=Tokens(token="t"), reflection=True), True),
+    ],
+)
+def test_strangers_are_not_told_what_is_here(terms: Terms, reflects: bool) -> None:
+    """Where they must show who they are; unless somebody said so."""
+    assert terms.reflects is reflects
+
+
+@pytest.mark.parametrize(("terms", "warned"), [(Terms(), 1), (Terms(tokens=Tokens(token="t")), 0)])
+async def test_a_door_that_lets_everybody_in_says_so(terms: Terms, warned: int) -> None:
+    """Once, when it opens."""
+    with capture_logs() as said:
+        door = await open_door("0.0.0.0:0", {}, terms)
+    await door.close(0)
+    assert [one["log_level"] for one in said] == ["warning"] * warned
