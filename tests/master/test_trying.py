@@ -100,7 +100,6 @@ async def test_who_comes_when_too_many_wait_is_told_to_come_again() -> None:
     results = await asyncio.gather(*checks, return_exceptions=True)
     assert sum(isinstance(one, Overloaded) for one in results) == 3
     await forms.check(regex(1000))
-    assert forms.waiting == 0
 
 
 async def test_one_client_cannot_take_every_place() -> None:
@@ -130,7 +129,6 @@ async def test_a_trial_that_nobody_waits_for_keeps_its_turn() -> None:
     await held.begun()
     gone.cancel()
     await asyncio.wait([gone])
-    assert forms.waiting == 0
     checks = [asyncio.create_task(forms.check(regex(n))) for n in (1, 0)]
     await asyncio.sleep(0)
     assert held.tried == [regex(0)]
@@ -169,7 +167,7 @@ async def test_others_go_on_while_a_form_is_tried() -> None:
 async def test_a_deadline_that_passes_while_a_form_is_tried() -> None:
     held = Held()
     stage = Stage(SAYS, forms=Forms(held))
-    with pytest.raises(TimedOut, match="the deadline passed while the constraint was tried"):
+    with pytest.raises(TimedOut, match="the deadline passed while the request was looked into"):
         await stage.listen(HELD, timeout=0.01)
     held.release()
     stage.assert_clean()

@@ -5,14 +5,16 @@ Refuses to know queues, sequences and results.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
+from dataclasses import dataclass
 
 from specsot.errors import InvalidRequest, NotFound, Unavailable
 from specsot.params import Ask
 from specsot.skeleton import Point
 from specsot.tracing import caller, current
-from specsot_master.conductor.admission import Sizes, begin_answer, begin_plan
+from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
 from specsot_master.plan import RequestPlan, rules_of
@@ -22,7 +24,18 @@ ROLES = ("system", "user", "assistant", "tool")
 LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
 MAX_STOPS, LONGEST_STOP, MAX_TOOLS, LONGEST_ID = 16, 256, 64, 128
 
+LONG = 16 << 10  # characters; shorter prompts are tokens in a few milliseconds
+
 _PROBE = Point(id=1, length=1, title="-")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes."""
+
+    answer: tuple[int, ...] = ()
+    conversation: Conversation | None = None
+    sizes: Sizes | None = None
 
 
 class Acceptance:
@@ -32,16 +45,26 @@ class Acceptance:
         self._ring, self._prompts, self._model, self._vocabulary = ring, prompts, model, vocabulary
         self._arrivals = itertools.count()
 
-    def prepare(self, ask: Ask, id: str | None, client: str, now: float) -> LiveRequest:
-        """Raises NotFound (the model), Unavailable (no ring), InvalidRequest (it can never fit)."""
+    def check(self, ask: Ask, id: str | None) -> None:
+        """What can be said at once. Raises NotFound (the model), Unavailable (no ring), InvalidRequest."""
         if ask.model not in ("", self._model):
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
         ring = require_ring(self._ring)
         check_words(ask, id, ring.max_positions)
         check_tokens(ask, self._vocabulary)
         check_drafter(ask, ring)
+
+    async def word(self, ask: Ask) -> Words:
+        """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""
+        if size_of(ask) < LONG:
+            return self._word(ask)
+        return await asyncio.to_thread(self._word, ask)
+
+    def prepare(self, ask: Ask, id: str | None, client: str, now: float, words: Words) -> LiveRequest:
+        """Raises Unavailable (no ring), InvalidRequest (it can never fit)."""
+        ring = require_ring(self._ring)
         id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
-        request = LiveRequest(
+        return LiveRequest(
             id=id,
             client=client,
             arrival=next(self._arrivals),
@@ -50,25 +73,35 @@ class Acceptance:
             plan=RequestPlan(ask, id, seed, self._model, now),
             since=now,
             trace=current.get() or caller.get(),
+            answer=words.answer,
+            conversation=words.conversation,
+            beginning=begin(ask, words, ring),
         )
-        self._word(request, ring)
-        return request
 
-    def _word(self, request: LiveRequest, ring: RingState) -> None:
-        """Its prompts, and the pages they ask for."""
-        ask, messages = request.ask, messages_of(request.ask)
+    def _word(self, ask: Ask) -> Words:
+        messages = messages_of(ask)
         if ask.mode == "direct":
-            request.answer = ask.tokens or self._prompts.chat(messages)
-            _check_prompt(request.answer)
-            request.beginning = begin_answer(request.answer, ask, ring)
-        else:
-            said = request.conversation = self._prompts.plan(messages, rules_of(ask))
-            request.beginning = begin_plan(said.prefix, _measure(said), ask, ring)
+            return Words(ask.tokens or self._prompts.chat(messages))
+        said = self._prompts.plan(messages, rules_of(ask))
+        return Words((), said, _measure(said))
+
+
+def begin(ask: Ask, words: Words, ring: RingState) -> Beginning:
+    """What its prompts begin with, and the pages they ask for. Raises InvalidRequest."""
+    if words.conversation is None or words.sizes is None:
+        _check_prompt(words.answer)
+        return begin_answer(words.answer, ask, ring)
+    return begin_plan(words.conversation.prefix, words.sizes, ask, ring)
+
+
+def size_of(ask: Ask) -> int:
+    """Characters that must be turned into tokens."""
+    return len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
 
 
 def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
     """Raises InvalidRequest for what is too long to even look at, and for roles no template knows."""
-    size = len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
+    size = size_of(ask)
     rules = (
         (len(ask.tokens) < max_positions, "tokens", f"{len(ask.tokens)} tokens cannot fit the context"),
         (

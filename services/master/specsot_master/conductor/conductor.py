@@ -6,6 +6,7 @@ and leases; here, in the course and by the readers they are carried out, on one 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import ParamSpec
@@ -14,11 +15,10 @@ import structlog
 
 from specsot.errors import NotFound, Overloaded, SpecsotError, TimedOut, Unavailable
 from specsot.events import Finished, Numbered
-from specsot.forms import Form
 from specsot.frames import Outcome, Result
 from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
-from specsot_master.conductor.accepting import Acceptance
+from specsot_master.conductor.accepting import Acceptance, Words
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
@@ -66,6 +66,7 @@ class Conductor:
         self._readers = Readers(config, self._clock, self._drop, self._renew)
         self._counts = Counts()
         self._epoch: int | None = None
+        self._arriving = 0  # requests that are looked into
 
     @property
     def idle(self) -> bool:
@@ -123,9 +124,7 @@ class Conductor:
         if known is not None and known.ask.resumable:
             request = self._take_up(known, ask, timeout)
         else:
-            if ask.form:
-                timeout = await self._try(ask.form, client, timeout)
-            request = self._accept(ask, request_id, client, timeout)
+            request = await self._arrive(ask, request_id, client, timeout)
         async with aclosing(self._readers.follow(request, 0)) as events:
             async for event in events:
                 yield event
@@ -185,23 +184,40 @@ class Conductor:
 
     # --- arrival and departure ---
 
-    async def _try(self, form: Form, client: str, timeout: float | None) -> float | None:
-        """Let only a form in that can be followed; the seconds that are left then. Who would be refused
-        anyway is refused before.
+    async def _arrive(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
+        """Have it tried and worded, which may take its time; then it waits for its turn. Who would be
+        refused anyway is refused before.
         """
         check_time(timeout)
         self._find_room(client)
-        if self._forms.waiting >= self._config.queue:
+        if self._arriving >= self._config.queue:
             raise self._overloaded()
+        self._acceptance.check(ask, id)
         begun = self._clock.now()
-        await self._forms.check(form, client, timeout)
-        return None if timeout is None else timeout - (self._clock.now() - begun)
+        self._arriving += 1
+        try:
+            async with asyncio.timeout(timeout):
+                words = await self._look_into(ask, client)
+        except TimeoutError:
+            raise TimedOut("the deadline passed while the request was looked into") from None
+        finally:
+            self._arriving -= 1
+        left = None if timeout is None else timeout - (self._clock.now() - begun)
+        return self._accept(ask, id, client, left, words)
 
-    def _accept(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
+    async def _look_into(self, ask: Ask, client: str) -> Words:
+        """Raises InvalidRequest, Overloaded."""
+        if ask.form:
+            await self._forms.check(ask.form, client)
+        return await self._acceptance.word(ask)
+
+    def _accept(
+        self, ask: Ask, id: str | None, client: str, timeout: float | None, words: Words
+    ) -> LiveRequest:
         check_time(timeout)
         self._roster.check(id)
         last = self._find_room(client)
-        request = self._acceptance.prepare(ask, id, client, self._clock.now())
+        request = self._acceptance.prepare(ask, id, client, self._clock.now(), words)
         if last is not None:
             self._fail(last, self._overloaded())
         log.info("request", **request.named, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)

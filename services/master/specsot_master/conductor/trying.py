@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
 
-from specsot.errors import InvalidRequest, Overloaded, TimedOut, Unavailable
+from specsot.errors import InvalidRequest, Overloaded, Unavailable
 from specsot.forms import Form, refuse
 
 KNOWN = 256  # forms whose verdict is kept
@@ -43,22 +43,11 @@ class Forms:
         self._wanted: Counter[tuple[str, Form]] = Counter()  # requests that wait, by client and form
         self._now: tuple[Form, asyncio.Task[str]] | None = None
 
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for a verdict."""
-        return self._wanted.total()
-
-    async def check(self, form: Form, client: str = "", timeout: float | None = None) -> None:
-        """Raises InvalidRequest with the library's reason, Overloaded where too many are new at once,
-        TimedOut after `timeout` seconds.
-        """
+    async def check(self, form: Form, client: str = "") -> None:
+        """Raises InvalidRequest with the library's reason, Overloaded where too many are new at once."""
         complaint = self._recall(form)
         if complaint is None:
-            try:
-                async with asyncio.timeout(timeout):
-                    complaint = await self._wait(form, client)
-            except TimeoutError:
-                raise TimedOut("the deadline passed while the constraint was tried") from None
+            complaint = await self._wait(form, client)
         if complaint:
             raise InvalidRequest(complaint, field=refuse("").field)
 

@@ -1,0 +1,77 @@
+"""Long prompts on their way in: they are made into tokens beside everybody else's requests.
+
+Refuses to know models: scripts say what is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from specsot.errors import InvalidRequest, Overloaded, TimedOut
+from specsot.params import Ask
+from specsot_master.conductor import ConductorConfig
+from specsot_master.conductor.accepting import LONG
+from specsot_master.text import Text
+from tests.master.letters import ANSWER, DIRECT, SAYS, SOT, finished
+from tests.master.stage import BASE, Stage
+
+ENDLESS = Ask(prompt="word " * LONG, mode="direct")  # more than the context holds
+
+
+class Slow(Text):
+    """Long texts take until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(BASE)
+        self._go, self._begun = threading.Event(), threading.Semaphore(0)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        if len(text) > LONG:
+            self._begun.release()
+            assert self._go.wait(20)
+        return super().encode(text)
+
+    async def begun(self) -> None:
+        assert await asyncio.to_thread(self._begun.acquire, timeout=20)
+
+    def release(self) -> None:
+        self._go.set()
+
+
+@pytest.mark.parametrize("mode", ["direct", "sot"])
+async def test_others_go_on_while_a_long_prompt_is_made_into_tokens(mode: str) -> None:
+    text = Slow()
+    stage = Stage(SAYS, text=text)
+    long = stage.listen(Ask(prompt=ENDLESS.prompt, mode=mode))  # type: ignore[arg-type]
+    await text.begun()
+    assert finished(await stage.answer(SOT)).text == ANSWER
+    assert not long.done()
+    text.release()
+    with pytest.raises(InvalidRequest, match="positions, the model has 2048"):
+        await long
+    stage.assert_clean()
+
+
+async def test_a_deadline_that_passes_meanwhile() -> None:
+    text = Slow()
+    stage = Stage(SAYS, text=text)
+    with pytest.raises(TimedOut, match="the deadline passed while the request was looked into"):
+        await stage.listen(ENDLESS, timeout=0.01)
+    text.release()
+    stage.assert_clean()
+
+
+async def test_there_is_no_more_room_there_than_in_the_queue() -> None:
+    text = Slow()
+    stage = Stage(SAYS, text=text, config=ConductorConfig(model="demo", queue=2))
+    long = [stage.listen(ENDLESS) for _ in range(2)]
+    await text.begun()
+    with pytest.raises(Overloaded):
+        await stage.listen(ENDLESS)
+    text.release()
+    await asyncio.wait(long)
+    assert finished(await stage.answer(DIRECT)).text == SAYS["What is"]
+    stage.assert_clean()
