@@ -6,13 +6,18 @@ import asyncio
 import os
 import select
 import sys
+from pathlib import Path
 
 import pytest
 
 from specsot.errors import ModelError, Unavailable
+from specsot.members import Range
 from specsot_app.children import Service, start
-from specsot_app.fleets import Models, Wanted, demo
+from specsot_app.fleets import Models, Wanted, demo, models_of
 from specsot_app.processes import free_port, services_of, unless_one_ends
+from specsot_drafter.config import read_config as read_drafter
+from specsot_master.config import read_config as read_master
+from specsot_worker.config import read_config as read_worker
 
 pytestmark = pytest.mark.processes
 
@@ -102,3 +107,21 @@ def test_a_fleet_is_a_master_workers_and_a_drafter(tmp_path) -> None:
     flags = dict(zip(plain[0].arguments[::2], plain[0].arguments[1::2]))
     assert flags["--drafter"] == "none"
     assert flags["--name"] == "demo"
+
+
+def test_a_fleet_s_services_are_told_all_that_variables_could_mean_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The command's variables reach its children; what they would mean there must not count."""
+    wanted = Wanted(kind="processes", layers="0:4,4:8")
+    master, worker, _, drafter = services_of(wanted, models_of(wanted), 50999, tmp_path)
+    for name in ("NAME", "LAYERS", "CONFIG", "BLEND", "LISTEN", "ADVERTISE", "MASTER", "TOP_K", "MODEL"):
+        monkeypatch.setenv(f"SPECSOT_{name}", "none of yours")
+    monkeypatch.setenv("SPECSOT_GRACE", "0.5")  # this one is for them
+    for service in (master, worker, drafter):
+        for variable, value in service.environment:
+            monkeypatch.setenv(variable, value)
+    configs = read_master(master.arguments), read_worker(worker.arguments), read_drafter(drafter.arguments)
+    assert (configs[0].ring.name, configs[1].name, configs[2].name) == ("demo", "worker-0", "drafter")
+    assert configs[1].layers == Range(0, 4)
+    assert {config.setting.grace for config in configs} == {0.5}

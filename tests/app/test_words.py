@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from specsot import __version__
 from specsot.errors import InvalidRequest
 from specsot.process.sources import PROGRAMS
+from specsot.process.spellings import SPELLINGS
 from specsot_app.cli import app, main
 from specsot_app.words import Word
 
@@ -162,3 +163,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_asked_for_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert capsys.readouterr().err.startswith("Usage: ")
+
+
+def test_the_page_tells_every_word_and_every_other_name(request: pytest.FixtureRequest) -> None:
+    page = (request.config.rootpath / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert all(f"`--{other}`" in page for other in SPELLINGS)
+    assert all(f"`{name}`" in page or f"`specsot {name}" in page or f"[{name}]" in page for name in PROGRAMS)
