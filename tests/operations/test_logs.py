@@ -35,6 +35,24 @@ def test_people_get_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "service" not in line
 
 
+@pytest.mark.parametrize("format", ["console", "json"])
+def test_a_failure_is_told_without_the_values_of_its_frames(
+    format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_logs("master", format, "info")  # pyright: ignore[reportArgumentType]
+
+    def fail(prompt: str) -> None:
+        raise KeyError(len(prompt))
+
+    try:
+        fail("my " + "secret")
+    except KeyError as error:
+        structlog.get_logger().error("a call failed", exc_info=error)
+    told = capsys.readouterr().err
+    assert "KeyError: 9" in told
+    assert "my secret" not in told
+
+
 async def test_every_request_that_begins_has_an_end() -> None:
     """Finished, abandoned by its client, failed with its ring: one line each, with its name."""
     stage = Stage(SAYS)

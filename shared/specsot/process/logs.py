@@ -46,4 +46,6 @@ def _for_machines(service: str) -> list[Any]:
 
 
 def _for_people() -> list[Any]:
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)]
+    """A traceback without the values of its frames: they hold prompts."""
+    plain = structlog.dev.plain_traceback
+    return [structlog.dev.ConsoleRenderer(0, sys.stderr.isatty(), exception_formatter=plain)]
