@@ -21,6 +21,7 @@ DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "ngram", "none")
 MAX_BIASES = 1024  # they travel with every sequence a request opens
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 20  # of a prompt, whatever the model
+MAX_MESSAGES = 4096  # of a conversation
 MOST_PRIORITY = 10
 MOST_SHOWN = 100  # characters of a wrong value
 
@@ -182,5 +183,7 @@ class Ask:
             for token in self.tokens:
                 _require_whole(0, 2**31 - 1, "tokens", token)
             return
+        few = len(self.messages) <= MAX_MESSAGES
+        _require(few, "messages", f"at most {MAX_MESSAGES}", len(self.messages))
         said = self.prompt if self.prompt is not None else self.messages[-1].content
         _require(bool(said.strip()), "prompt", "not empty", said)

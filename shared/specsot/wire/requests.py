@@ -6,12 +6,13 @@ impossible sizes later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message as Proto
 
 from specsot.errors import InvalidRequest
-from specsot.params import Ask, Limits, Message, Mode
+from specsot.params import MAX_MESSAGES, Ask, Limits, Message, Mode
 from specsot.v1 import master_pb2
 from specsot.wire.forms import decode_form, encode_form
 from specsot.wire.values import DRAFTERS, decode_sampling, encode_drafter, encode_sampling
@@ -58,7 +59,7 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
     """Unset fields have the defaults of specsot.params. Raises InvalidRequest with the field's name."""
     return Ask(
         prompt=request.prompt if request.HasField("prompt") else None,
-        messages=tuple(Message(m.role, m.content) for m in request.messages),
+        messages=decode_messages(request.messages),
         tokens=tuple(request.tokens),
         model=request.model,
         mode=named_choice(MODES, request.mode, "mode"),
@@ -70,6 +71,13 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
         form=decode_form(request.form) if request.HasField("form") else None,
         **given_fields(request, "constraint", "seed", "ignore_eos", "logprobs", "priority", "resumable"),
     )
+
+
+def decode_messages(messages: Sequence[master_pb2.Message]) -> tuple[Message, ...]:
+    """Empty ones take two bytes each, so their number is looked at before they are."""
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(f"messages must be at most {MAX_MESSAGES}, got {len(messages)}", "messages")
+    return tuple(Message(message.role, message.content) for message in messages)
 
 
 def resumes(request: master_pb2.GenerateRequest) -> bool:

@@ -7,12 +7,12 @@ answer and are not served are refused, unless they ask for what happens anyway.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from specsot.errors import InvalidRequest
-from specsot.params import DrafterName, Mode
+from specsot.params import MAX_BIASES, MAX_MESSAGES, DrafterName, Mode
 
 MOST_CHOICES = 128  # answers to one call
 
@@ -26,7 +26,18 @@ def _check_text(text: str) -> str:
     return text
 
 
+def _check_few(given: Any) -> Any:
+    """Before every one of them is looked at."""
+    if isinstance(given, dict) and len(given) > MAX_BIASES:  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError(f"at most {MAX_BIASES} entries are allowed")
+    return given
+
+
+T = TypeVar("T")
+
 Words = Annotated[str, AfterValidator(_check_text)]
+Many = Annotated[list[T], Field(fail_fast=True)]  # a body holds millions; the first that is wrong is enough
+Few = BeforeValidator(_check_few)
 Count = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 
@@ -42,7 +53,7 @@ class Planning(BaseModel):
     mode: Mode | None = None
     drafter: DrafterName | None = None
     constraint: bool | None = None
-    tools: list[Words] | None = None
+    tools: Many[Words] | None = None
     priority: Count | None = None
     max_parallel: Count | None = None
     max_branch_tokens: Count | None = None
@@ -73,7 +84,7 @@ class StructuredOutputs(Model):
     json_schema: Annotated[dict[str, Any] | Words | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: Words | None = None
-    choice: list[Words] | None = None
+    choice: Many[Words] | None = None
 
 
 class Asking(Model):
@@ -83,7 +94,7 @@ class Asking(Model):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    max_tokens: Count | None = None
+    max_tokens: Annotated[Count | None, Field(examples=[64])] = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Count | None = None
@@ -91,17 +102,17 @@ class Asking(Model):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: Words | list[Words] | None = None
+    logit_bias: Annotated[dict[str, float] | None, Few] = None
+    stop: Words | Many[Words] | None = None
     seed: Count | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: Annotated[StructuredOutputs | None, Few] = None
     guided_json: dict[str, Any] | Words | None = None
     guided_regex: Words | None = None
-    guided_choice: list[Words] | None = None
+    guided_choice: Annotated[Many[Words] | None, Field(examples=[["yes", "no"]])] = None
     user: Words | None = None
-    specsot: Planning | None = None
+    specsot: Annotated[Planning | None, Few] = None
 
 
 class Part(Model):
@@ -115,22 +126,27 @@ class Turn(Model):
     """A message; its `name` is tolerated."""
 
     role: Words
-    content: Words | list[Part] | None = None
+    content: Words | Many[Part] | None = None
+
+
+_CONVERSATION = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
 class ChatBody(Asking):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Turn], Field(min_length=1)]
-    max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: Count | None = None
+    messages: Annotated[Many[Turn], Field(min_length=1, max_length=MAX_MESSAGES, examples=[_CONVERSATION])]
+    max_completion_tokens: Annotated[Count | None, Field(examples=[64])] = None
+    logprobs: Annotated[bool | None, Field(examples=[True])] = None
+    top_logprobs: Annotated[Count | None, Field(examples=[2])] = None
 
 
 class CompletionBody(Asking):
     """POST /v1/completions. A prompt is text or token ids; several are answered side by side."""
 
-    prompt: Words | list[Words] | list[int] | list[list[int]]
+    prompt: Annotated[
+        Words | Many[Words] | Many[int] | Many[Many[int]], Field(examples=["The sky is blue as"])
+    ]
     logprobs: Count | None = None
     echo: bool | None = None
 
