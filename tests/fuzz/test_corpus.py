@@ -23,5 +23,5 @@ def test_what_was_found_stays_fixed(path: Path) -> None:
 
 def test_every_file_has_a_target() -> None:
     folders = {path.parent.name for path in CORPUS.rglob("*") if path.is_file()}
-    assert folders <= set(TARGETS) | {"http"}
+    assert folders <= set(TARGETS)
     assert FOUND

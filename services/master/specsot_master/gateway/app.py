@@ -14,6 +14,7 @@ from specsot import __version__
 from specsot.errors import SpecsotError
 from specsot.rpc.options import PUBLIC_BYTES
 from specsot.rpc.tokens import Tokens
+from specsot_master.gateway.answers import REFUSALS
 from specsot_master.gateway.bearer import Bearer
 from specsot_master.gateway.house import House
 from specsot_master.gateway.intake import Intake
@@ -24,8 +25,16 @@ from specsot_master.gateway.seeds import seed_routes
 
 
 def build_app(house: House, tokens: Tokens | None = None) -> ASGIApp:
-    """Everything that is served. The documents' own pages would fetch scripts from elsewhere: left out."""
-    app = FastAPI(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None)
+    """Everything that is served, behind whatever looks at requests first."""
+    inside = Intake(gather(house), PUBLIC_BYTES)
+    return inside if tokens is None else Bearer(inside, tokens)
+
+
+def gather(house: House) -> FastAPI:
+    """The endpoints. The documents' own pages would fetch scripts from elsewhere: left out."""
+    app = FastAPI(
+        title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS)
+    )
     for kind, answer in (
         (SpecsotError, refuse),
         (RequestValidationError, refuse_body),
@@ -35,5 +44,4 @@ def build_app(house: House, tokens: Tokens | None = None) -> ASGIApp:
         app.add_exception_handler(kind, answer)
     for routes in (openai_routes, seed_routes, ring_routes):
         app.include_router(routes(house))
-    inside = Intake(app, PUBLIC_BYTES)
-    return inside if tokens is None else Bearer(inside, tokens)
+    return app

@@ -64,6 +64,7 @@ _REFUSALS: dict[type[SpecsotError], Refusal] = {
     TimedOut: Refusal(504, "timeout_error", "deadline_exceeded"),
     SpecsotError: Refusal(500, "server_error"),
 }
+_SHAPES = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object")
 _WORDS = {
     404: "there is nothing at {path}",
     405: "{path} does not take {method}",
@@ -125,12 +126,25 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 async def refuse_body(request: Request, error: Exception) -> Response:
     """What the body's schema says, as the one field that is wrong and why."""
-    complaint = cast(RequestValidationError, error).errors()[0]
-    field = ".".join(str(part) for part in complaint["loc"] if part != "body")
+    error = cast(RequestValidationError, error)
+    complaint = error.errors()[0]
     if complaint["type"] == "json_invalid":
         return response_of(InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"))
-    said = complaint["msg"].removeprefix("Value error, ")
+    field = ".".join(_way_to(complaint, error.body))
+    said = _SHAPES.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
     return response_of(InvalidRequest(f"{field or 'body'}: {said}", field=field or None))
+
+
+def _way_to(complaint: Mapping[str, Any], inside: Any) -> Generator[str]:
+    """The names that lead to what is wrong; those of types that were tried for it are left out."""
+    for part in complaint["loc"][1:]:
+        if isinstance(inside, dict) and (part in inside or complaint["type"] == "missing"):
+            inside = cast(dict[str, Any], inside).get(part)
+        elif isinstance(inside, list) and isinstance(part, int):
+            inside = cast(list[Any], inside)[part]
+        else:
+            continue
+        yield str(part)
 
 
 async def refuse_http(request: Request, error: Exception) -> Response:

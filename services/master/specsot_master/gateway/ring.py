@@ -5,17 +5,17 @@ Refuses to know requests.
 
 from __future__ import annotations
 
-import dataclasses
 from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST as TEXT_FORMAT
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from specsot import __version__
+from specsot.info import Info
+from specsot_master.gateway.answers import Version
 from specsot_master.gateway.house import House
 
 
@@ -29,16 +29,16 @@ def ring_routes(house: House) -> APIRouter:
         return HTMLResponse(page, headers=headers)
 
     @router.get("/ring")
-    async def show_ring() -> dict[str, Any]:
+    async def show_ring() -> Info:
         """Models, members, layer ranges, KV pages, and how the newest laps went."""
-        return dataclasses.asdict(house.desk.info())
+        return house.desk.info()
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def show_figures() -> Response:
         """Figures in Prometheus' text format."""
         return Response(house.figures(), media_type=TEXT_FORMAT)
 
-    @router.get("/version")
+    @router.get("/version", response_model=Version)
     async def show_version() -> dict[str, str]:
         return {"version": __version__}
 

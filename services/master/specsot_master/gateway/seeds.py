@@ -6,15 +6,16 @@ Refuses to know OpenAI's.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from specsot.events import Finished
 from specsot.params import Ask, Limits, Sampling
 from specsot.process.gpus import look_at_gpus
+from specsot_master.gateway import answers
 from specsot_master.gateway.house import House, caller_of
 from specsot_master.gateway.openai.bodies import Words
 from specsot_master.gateway.openai.choices import reason_of
@@ -30,7 +31,7 @@ class GenerateBody(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    prompt: Words
+    prompt: Annotated[Words, Field(examples=["Why is the sky blue?"])]
     max_new_tokens: int = 512
     temperature: float = 0.0
     top_p: float = 0.0
@@ -41,7 +42,7 @@ class GenerateBody(BaseModel):
 def seed_routes(house: House) -> APIRouter:
     router = APIRouter(tags=["as before"])
 
-    @router.post("/generate")
+    @router.post("/generate", responses=answers.told(answers.Generated), openapi_extra=answers.CALLERS)
     async def generate(request: Request, body: GenerateBody) -> Response:
         """One answer, whole."""
         caller = caller_of(request)
@@ -50,7 +51,7 @@ def seed_routes(house: House) -> APIRouter:
             finished = await unless_gone(request, last_of(events))
         return JSONResponse(told(finished), headers=caller.headers)
 
-    @router.get("/health")
+    @router.get("/health", responses=answers.told(answers.Health, 200, 503))
     async def health() -> Response:
         """200 while requests are answered, 503 while they are not."""
         ready = house.healthy()
@@ -58,7 +59,7 @@ def seed_routes(house: House) -> APIRouter:
         body = {"status": status_of(house), "model_loaded": house.desk.info().ready, "gpu_memory_mb": used}
         return JSONResponse(body, 200 if ready else 503)
 
-    @router.get("/info")
+    @router.get("/info", response_model=answers.Served)
     async def info() -> dict[str, Any]:
         """What is served."""
         found, head = house.desk.info(), house.head()

@@ -14,6 +14,14 @@ from starlette.responses import JSONResponse, Response
 
 from specsot.errors import NotFound
 from specsot.info import ModelInfo
+from specsot_master.gateway.answers import (
+    CALLERS,
+    ChatCompletion,
+    Completion,
+    ModelCard,
+    ModelList,
+    told,
+)
 from specsot_master.gateway.house import House, caller_of
 from specsot_master.gateway.openai import chat, completions
 from specsot_master.gateway.openai.asks import (
@@ -41,7 +49,7 @@ COMPLETION = Shape(
 def openai_routes(house: House) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
-    @router.post("/chat/completions")
+    @router.post("/chat/completions", responses=told(ChatCompletion, stream=True), openapi_extra=CALLERS)
     async def complete_chat(request: Request, body: ChatBody) -> Response:
         """An answer to a conversation, whole or as server-sent events."""
         refuse_unserved(body)
@@ -51,7 +59,7 @@ def openai_routes(house: House) -> APIRouter:
         call = Call(asks, CHAT, telling_of(body, bool(body.logprobs)), words, body.n or 1)
         return await answer(house, request, body, call)
 
-    @router.post("/completions")
+    @router.post("/completions", responses=told(Completion, stream=True), openapi_extra=CALLERS)
     async def complete(request: Request, body: CompletionBody) -> Response:
         """How texts go on, whole or as server-sent events."""
         refuse_unserved(body)
@@ -63,12 +71,12 @@ def openai_routes(house: House) -> APIRouter:
         call = Call(asks, COMPLETION, telling, words, body.n or 1, echoes)
         return await answer(house, request, body, call)
 
-    @router.get("/models")
+    @router.get("/models", response_model=ModelList)
     async def list_models() -> dict[str, Any]:
         """What can be asked for."""
         return {"object": "list", "data": [model_of(house, model) for model in house.desk.info().models]}
 
-    @router.get("/models/{name:path}")
+    @router.get("/models/{name:path}", response_model=ModelCard)
     async def show_model(name: str) -> dict[str, Any]:
         """One of them."""
         for model in house.desk.info().models:
