@@ -12,8 +12,8 @@ import torch
 from cryptography.hazmat.primitives import serialization as form
 
 from specsot.errors import InvalidRequest, Refused, Unavailable
-from specsot.frames import Drafts, Frame
-from specsot.links import Inbox
+from specsot.frames import Drafts, Frame, Result
+from specsot.links import Inbox, Lost
 from specsot.rpc.links import GrpcDialer
 from specsot.rpc.options import Terms
 from specsot.rpc.serve import open_door
@@ -29,11 +29,11 @@ async def test_frames_over_mutual_tls(authority: Authority) -> None:
     async with listening(authority.issue("worker"), inbox) as address:
         link = await GrpcDialer("here", tls=authority.issue("worker", into="other")).dial(address, 3)
         await link.send(Frame(3, 0, hidden=hidden))
-        await link.send(Drafts(3))
+        await link.send(Result(3, 0))
         await link.close()
-        frame, drafts = [(await inbox.get()).message for _ in range(2)]
+        frame, result = [(await inbox.get()).message for _ in range(2)]
     assert torch.equal(frame.hidden, hidden)
-    assert drafts == Drafts(3)
+    assert result == Result(3, 0)
 
 
 async def test_who_is_dialed_is_checked_by_role(authority: Authority) -> None:
@@ -51,6 +51,22 @@ async def test_who_dials_is_checked_by_role(authority: Authority, names: tuple[s
     async with listening(authority.issue("worker"), inbox) as address:
         with pytest.raises(Refused, match=r"here shows a certificate for .*; worker or drafter is needed"):
             await GrpcDialer("here", tls=authority.issue(*names, into="mine")).dial(address, 1)
+    assert inbox.take() is None
+
+
+async def test_nobody_speaks_out_of_its_role(authority: Authority) -> None:
+    """A drafter may draft, and not pose as the stage before: the link ends, and both ends hear why."""
+    inbox, own = Inbox(), Inbox()
+    async with listening(authority.issue("worker"), inbox) as address:
+        link = await GrpcDialer("mallory", own, tls=authority.issue("drafter")).dial(address, 1)
+        await link.send(Drafts(1))
+        await link.send(Frame(1, 0))
+        assert (await inbox.get()).message == Drafts(1)
+        lost = (await inbox.get()).message
+        assert (lost.peer, lost.epoch) == ("mallory", 1)
+        assert lost.reason == "mallory shows a certificate for drafter, localhost; worker is needed"
+        assert isinstance((await own.get()).message, Lost)
+        await link.close()
     assert inbox.take() is None
 
 

@@ -36,7 +36,7 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials | None:
     return grpc.ssl_channel_credentials(pems.ca, key, cert)
 
 
-def roles_of(context: Any) -> frozenset[str] | None:
+def names_of(context: Any) -> frozenset[str] | None:
     """The names in the peer's certificate; None where the door asks for no certificates."""
     known = context.auth_context()
     if "x509_pem_cert" not in known:
@@ -44,9 +44,8 @@ def roles_of(context: Any) -> frozenset[str] | None:
     return frozenset(name.decode(errors="replace") for name in known.get("peer_dns", ()))
 
 
-def check_role(context: Any, who: str, *roles: Role) -> None:
-    """Raises Refused when the peer's certificate is for none of these."""
-    names = roles_of(context)
+def check_role(names: frozenset[str] | None, who: str, *roles: Role) -> None:
+    """Raises Refused when a peer's certificate, which has these names, is for none of the roles."""
     if names is not None and names.isdisjoint(roles):
         shown = ", ".join(sorted(names)) or "nobody"
         raise Refused(f"{who} shows a certificate for {shown}; {' or '.join(roles)} is needed")

@@ -16,7 +16,7 @@ from grpc.aio import AioRpcError, ServicerContext, StreamUnaryCall
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.links import Inbox, Lost
 from specsot.members import PROTOCOL, Kind
-from specsot.rpc.credentials import check_role
+from specsot.rpc.credentials import Role, check_role, names_of
 from specsot.rpc.dial import PATIENCE, reach
 from specsot.rpc.outbox import Outbox
 from specsot.rpc.statuses import error_of
@@ -27,6 +27,13 @@ from specsot.wire.checks import named
 
 SERVICE = "specsot.v1.Ring"
 NAME_KEY = "specsot-name"  # initial metadata: who answered
+SPEAKERS: dict[str, Role] = {  # who says what, by the field of a message
+    "frame": "worker",
+    "result": "worker",
+    "features": "worker",
+    "drafts": "drafter",
+    "tap": "drafter",
+}
 FAREWELL = 2.0  # seconds a closing link has to deliver what is still in it
 
 _Call = StreamUnaryCall[bytes, ring_pb2.CarryResponse]
@@ -140,26 +147,36 @@ class RingService(ring_pb2_grpc.RingServicer):
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
         hello = await _first_word(request_iterator)
-        check_role(context, hello.sender, "worker", "drafter")
+        names = names_of(context)
+        check_role(names, hello.sender, "worker", "drafter")
         await context.send_initial_metadata(((NAME_KEY, self.name),))
         reason = "its link broke"
         try:
-            if await self._deliver(hello.sender, request_iterator):
+            if await self._deliver(hello.sender, names, request_iterator):
                 reason = ""
         except WireError as error:
             reason = f"it sent what does not decode: {error}"
+            raise
+        except Refused as error:
+            reason = str(error)
             raise
         finally:
             if reason:
                 self._inbox.put(hello.sender, Lost(hello.sender, reason, hello.epoch))
         return ring_pb2.CarryResponse()
 
-    async def _deliver(self, sender: str, requests: AsyncIterator[ring_pb2.CarryRequest]) -> bool:
-        """Put messages into the inbox until goodbye (True) or the end (False)."""
+    async def _deliver(
+        self, sender: str, names: frozenset[str] | None, requests: AsyncIterator[ring_pb2.CarryRequest]
+    ) -> bool:
+        """Put messages into the inbox until goodbye (True) or the end (False).
+
+        names: in the sender's certificate, where it must show one. Raises Refused for what it may not say.
+        """
         reader = CarryReader()
         async for request in requests:
             if request.HasField("goodbye"):
                 return True
+            check_role(names, sender, SPEAKERS.get(request.WhichOneof("message") or "", "worker"))
             message = reader.read(request)
             if message is not None:
                 self._inbox.put(sender, message)

@@ -14,7 +14,7 @@ from grpc.aio import ServicerContext
 from specsot.errors import WireError
 from specsot.links import Link
 from specsot.members import PROTOCOL, Beat, Registration
-from specsot.rpc.credentials import check_role
+from specsot.rpc.credentials import check_role, names_of
 from specsot.rpc.outbox import Outbox
 from specsot.rpc.pulse import Pulse, Watch
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
@@ -60,7 +60,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
     ) -> None:
         registration = await _first_word(request_iterator)
-        check_role(context, registration.name, registration.kind)
+        check_role(names_of(context), registration.name, registration.kind)
         outbox: Outbox[fleet_pb2.JoinResponse] = Outbox()
         outbox.put(_JOINED, _JOINED.ByteSize())
         await self._members.join(registration, Downlink(outbox))
