@@ -50,7 +50,7 @@ class Front:
         while True:
             await self.going.wait()
             await turn()
-            self.stage.ring.news.clear()
+            self.stage.ring.news.clear()  # before the lap: what is ordered during it is news
             if not await self.stage.lap():
                 await self.stage.ring.news.wait()
 

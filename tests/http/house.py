@@ -120,8 +120,8 @@ class Served:
         while True:
             await self.going.wait()
             await turn()
+            self.stage.ring.news.clear()  # before the lap: what is ordered during it is news
             if not await self.stage.lap():
-                self.stage.ring.news.clear()
                 await self.stage.ring.news.wait()
 
 
