@@ -1,0 +1,73 @@
+"""Any call at the HTTP door, made by schemathesis from its own document: answered or refused as that says.
+
+Refuses to know models: the ring is a fake that writes one sentence. Nothing is drawn by chance, so what is
+found stays found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi import checks as said
+
+from specsot_app.background import Background
+from specsot_master.gateway.app import gather
+from tests.http.house import Served, served
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+SAYS_ANYTHING = {"": "It is so."}
+WISHES = schemathesis.Config.from_dict(
+    {
+        "generation": {"deterministic": True, "database": "none", "max-examples": 20},
+        "phases": {"examples": {"enabled": False}, "stateful": {"enabled": False}},
+    }
+)
+DOORS = schemathesis.openapi.from_dict(gather(cast(Any, None)).openapi(), config=WISHES)
+CHECKS = (
+    said.status_code_conformance,
+    said.content_type_conformance,
+    said.response_schema_conformance,
+    said.negative_data_rejection,
+    said.unsupported_method,
+)
+TOO_LATE = 504  # some calls leave a second or less
+UNKNOWN = "x-schemathesis-unknown-property"
+PYTHON = ("Traceback", "object at 0x", "pydantic", "validation error", "<class", "function-", "dictionary")
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[Served]:
+    """On a loop of its own: who knocks here waits for answers."""
+    background, opening = Background(), served(SAYS_ANYTHING)
+    one = background.run(opening.__aenter__())
+    yield one
+    background.run(one.quiet())
+    one.stage.assert_clean()
+    background.run(opening.__aexit__(None, None, None))
+    background.stop()
+
+
+@DOORS.parametrize()
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_is_said(case: schemathesis.Case, house: Served) -> None:
+    if UNKNOWN in case.headers:
+        return  # of headers every client has more than we know
+    response = case.call(base_url=house.url, timeout=60)
+    case.validate_response(response, checks=list(CHECKS))
+    assert response.status_code < 500 or response.status_code == TOO_LATE, response.text
+    if response.status_code >= 400:
+        check_refusal(response.text)
+
+
+def check_refusal(text: str) -> None:
+    """Clear words, and none of Python's."""
+    error: dict[str, Any] = json.loads(text)["error"]
+    assert 0 < len(error["message"]) <= 1000
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert not any(word in text for word in PYTHON)
