@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from specsot.errors import InvalidRequest
+from specsot.errors import InvalidRequest, WireError
 from specsot.params import MAX_BIASES, MAX_MESSAGES
-from specsot.v1 import master_pb2
+from specsot.v1 import master_pb2, ring_pb2, values_pb2
+from specsot.wire.carry import CarryReader
+from specsot.wire.checks import MOST
 from specsot.wire.requests import decode_ask
 from specsot_master.gateway.openai.bodies import ChatBody, CompletionBody
 
@@ -48,6 +50,29 @@ def test_as_many_as_are_allowed_are_looked_at() -> None:
     bias = {str(number): 1.0 for number in range(MAX_BIASES)}
     body = ChatBody.model_validate({"messages": HI * MAX_MESSAGES, "logit_bias": bias})
     assert (len(body.messages), body.logit_bias) == (MAX_MESSAGES, bias)
+
+
+MOST_PARTS = [
+    ring_pb2.CarryRequest(frame=ring_pb2.Frame(openings=[ring_pb2.Opening()] * (MOST + 1))),
+    ring_pb2.CarryRequest(frame=ring_pb2.Frame(segments=[ring_pb2.Segment()] * (MOST + 1))),
+    ring_pb2.CarryRequest(features=ring_pb2.Features(openings=[ring_pb2.Opening()] * (MOST + 1))),
+    ring_pb2.CarryRequest(features=ring_pb2.Features(lessons=[ring_pb2.Lesson()] * (MOST + 1))),
+    ring_pb2.CarryRequest(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome()] * (MOST + 1))),
+    ring_pb2.CarryRequest(result=ring_pb2.Result(outcomes=[ring_pb2.Outcome(tokens=[1] * (MOST + 1))])),
+    ring_pb2.CarryRequest(drafts=ring_pb2.Drafts(drafts=[ring_pb2.Draft()] * (MOST + 1))),
+]
+
+
+@pytest.mark.parametrize("request_", MOST_PARTS)
+def test_a_message_of_very_many_parts(request_: ring_pb2.CarryRequest) -> None:
+    with pytest.raises(WireError, match=f"{MOST + 1} .* in one message, {MOST} are allowed"):
+        CarryReader().read(request_)
+
+
+def test_very_many_biases() -> None:
+    bias = dict.fromkeys(range(MANY), 1.0)
+    with pytest.raises(InvalidRequest, match="at most 1024 tokens"):
+        decode_ask(master_pb2.GenerateRequest(prompt="a", sampling=values_pb2.Sampling(logit_bias=bias)))
 
 
 def test_a_conversation_of_very_many_turns() -> None:

@@ -13,7 +13,7 @@ from specsot.frames import Drafts, Features, Frame, Payload, Result
 from specsot.members import Tap
 from specsot.tracing import well_formed
 from specsot.v1 import ring_pb2, values_pb2
-from specsot.wire.checks import chosen, duration, durations, require
+from specsot.wire.checks import chosen, duration, durations, few, require
 from specsot.wire.taps import TapReader, cut_tap
 from specsot.wire.tensors import decode_tensor, write_tensor
 from specsot.wire.values import (
@@ -92,8 +92,8 @@ def decode_frame(message: ring_pb2.Frame) -> Frame:
     return Frame(
         epoch=message.epoch,
         number=message.number,
-        openings=tuple(map(decode_opening, message.openings)),
-        segments=tuple(map(decode_segment, message.segments)),
+        openings=tuple(map(decode_opening, few(message.openings, "openings"))),
+        segments=tuple(map(decode_segment, few(message.segments, "segments"))),
         closings=tuple(message.closings),
         hidden=decode_rows(message, "hidden"),
         fused=decode_rows(message, "fused"),
@@ -116,7 +116,7 @@ def write_features(features: Features, message: ring_pb2.Features) -> None:
 
 
 def decode_features(message: ring_pb2.Features) -> Features:
-    lessons = tuple(map(decode_lesson, message.lessons))
+    lessons = tuple(map(decode_lesson, few(message.lessons, "lessons")))
     rows = decode_rows(message, "rows")
     taught = sum(len(lesson.tokens) for lesson in lessons)
     came = 0 if rows is None else rows.shape[0]
@@ -125,7 +125,7 @@ def decode_features(message: ring_pb2.Features) -> Features:
     return Features(
         epoch=message.epoch,
         number=message.number,
-        openings=tuple(map(decode_opening, message.openings)),
+        openings=tuple(map(decode_opening, few(message.openings, "openings"))),
         lessons=lessons,
         closings=tuple(message.closings),
         rows=rows,

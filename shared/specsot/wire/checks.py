@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError, Message
 
 from specsot.errors import WireError
 
+MOST = 1 << 14  # sequences, trees, points of a curve in one message
+
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
@@ -29,6 +31,12 @@ def parse(kind: type[M], data: bytes) -> M:
 def require(holds: bool, complaint: str) -> None:
     if not holds:
         raise WireError(complaint)
+
+
+def few(parts: Sequence[T], what: str) -> Sequence[T]:
+    """Parts of a message, not yet looked at: an empty one takes two bytes, a value hundreds."""
+    require(len(parts) <= MOST, f"{len(parts)} {what} in one message, {MOST} are allowed")
+    return parts
 
 
 def chosen(message: Message, oneof: str) -> str:

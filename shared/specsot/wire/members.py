@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from specsot.members import Configuration, Curve, Head, Kind, Layout, Range, Registration, Stage, TreeShape
 from specsot.v1 import fleet_pb2, values_pb2
-from specsot.wire.checks import ascending, duration, known, named, require
+from specsot.wire.checks import ascending, duration, few, known, named, require
 from specsot.wire.values import DRAFTERS, encode_drafter
 
 KIND_NUMBERS: dict[Kind, values_pb2.Kind] = {
@@ -46,7 +46,7 @@ def encode_curve(curve: Curve) -> list[values_pb2.Cost]:
 
 
 def decode_curve(costs: Sequence[values_pb2.Cost]) -> Curve:
-    ascending([cost.rows for cost in costs], "a curve's rows")
+    ascending([cost.rows for cost in few(costs, "points")], "a curve's rows")
     return tuple((cost.rows, duration(cost.seconds, "a curve's time")) for cost in costs)
 
 
@@ -83,7 +83,7 @@ def decode_registration(message: fleet_pb2.Registration) -> Registration:
         curve=decode_curve(message.curve),
         head=decode_head(message.head) if message.HasField("head") else None,
         protocol=message.protocol,
-        drafters=tuple(known(DRAFTERS, number, "drafter") for number in message.drafters),
+        drafters=tuple(known(DRAFTERS, number, "drafter") for number in few(message.drafters, "drafters")),
         shape=decode_shape(message.shape) if message.HasField("shape") else None,
     )
 
@@ -111,7 +111,7 @@ def decode_configuration(message: fleet_pb2.Configuration) -> Configuration:
     return Configuration(
         epoch=message.epoch,
         you=named(message.you, "a member's name"),
-        stages=tuple(map(decode_stage, message.stages)),
+        stages=tuple(map(decode_stage, few(message.stages, "stages"))),
         pages=message.pages,
         page_rows=message.page_rows,
         slots=message.slots,

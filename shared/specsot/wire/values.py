@@ -6,6 +6,7 @@ Refuses to know tensors and streams; frames with their rows are in `specsot.wire
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TypeVar
 
 from specsot.errors import InvalidRequest
@@ -26,12 +27,12 @@ from specsot.frames import (
     Result,
     Segment,
 )
-from specsot.params import DrafterName, Sampling
+from specsot.params import MAX_BIASES, DrafterName, Sampling
 from specsot.skeleton import PlanRules
 from specsot.tracing import well_formed
 from specsot.tree import Tree
 from specsot.v1 import fleet_pb2, ring_pb2, values_pb2
-from specsot.wire.checks import WireError, ascending, chosen, durations, known, require
+from specsot.wire.checks import WireError, ascending, chosen, durations, few, known, require
 from specsot.wire.forms import decode_form, encode_form
 
 M = TypeVar("M")
@@ -63,9 +64,8 @@ def encode_tree(tree: Tree) -> values_pb2.Tree:
 
 
 def decode_tree(message: values_pb2.Tree) -> Tree:
-    require(
-        len(message.tokens) <= MAX_NODES, f"tree has {len(message.tokens)} nodes, {MAX_NODES} are allowed"
-    )
+    nodes = max(len(message.tokens), len(message.parents))
+    require(nodes <= MAX_NODES, f"tree has {nodes} nodes, {MAX_NODES} are allowed")
     return Tree(tuple(message.tokens), tuple(message.parents))
 
 
@@ -85,7 +85,8 @@ def encode_sampling(sampling: Sampling) -> values_pb2.Sampling:
 def decode_sampling(message: values_pb2.Sampling) -> Sampling:
     """Unset fields have the defaults of specsot.params. Raises InvalidRequest."""
     given = {field.name: value for field, value in message.ListFields()}
-    given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
+    few_biases = islice(message.logit_bias.items(), MAX_BIASES + 1)  # one too many is enough to be refused
+    given["logit_bias"] = tuple(sorted(few_biases))
     return Sampling(**given)
 
 
@@ -208,7 +209,7 @@ def encode_result(result: Result) -> ring_pb2.Result:
 
 
 def decode_result(message: ring_pb2.Result) -> Result:
-    outcomes = tuple(map(decode_outcome, message.outcomes))
+    outcomes = tuple(map(decode_outcome, few(message.outcomes, "outcomes")))
     return Result(
         message.epoch,
         message.number,
@@ -234,11 +235,12 @@ def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
 
 def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
     accepted = ascending(message.accepted, "accepted nodes")
-    tokens, chances = tuple(message.tokens), tuple(map(decode_chance, message.chances))
+    tokens, chances = tuple(few(message.tokens, "tokens")), message.chances
     told = len(chances) in (0, len(tokens))
     require(told, f"{len(tokens)} tokens came with the chances of {len(chances)}")
     end = known(ENDS, message.end, "end")
-    return Outcome(message.sequence, message.step, accepted, tokens, end, chances, tuple(message.forced))
+    forced, known_chances = tuple(message.forced), tuple(map(decode_chance, chances))
+    return Outcome(message.sequence, message.step, accepted, tokens, end, known_chances, forced)
 
 
 def encode_chance(chance: Chance) -> ring_pb2.Chance:
@@ -250,7 +252,7 @@ def encode_chance(chance: Chance) -> ring_pb2.Chance:
 
 
 def decode_chance(message: ring_pb2.Chance) -> Chance:
-    tokens, logprobs = message.top_tokens, message.top_logprobs
+    tokens, logprobs = few(message.top_tokens, "likeliest tokens"), message.top_logprobs
     require(len(tokens) == len(logprobs), f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
     return Chance(message.logprob, tuple(zip(tokens, logprobs)))
 
@@ -278,7 +280,7 @@ def encode_drafts(drafts: Drafts) -> ring_pb2.Drafts:
 
 
 def decode_drafts(message: ring_pb2.Drafts) -> Drafts:
-    return Drafts(message.epoch, tuple(map(decode_draft, message.drafts)), message.rest)
+    return Drafts(message.epoch, tuple(map(decode_draft, few(message.drafts, "drafts"))), message.rest)
 
 
 def encode_draft(draft: Draft) -> ring_pb2.Draft:
