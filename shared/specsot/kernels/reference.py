@@ -29,7 +29,22 @@ def organize_draft_results(
     return DraftResults(known.astype(np.int64), selected, tokens.astype(np.int64))
 
 
-def find_parents(parent_list: Array, top_scores_index: Array, topk: int) -> Array:
+def build_trees(
+    verified: Array,
+    parent_list: Array,
+    selected: Array,
+    drafts: Array,
+    seq_lens: Array,
+    topk: int,
+    mode: TreeMaskMode,
+    total: int | None,
+) -> TreeArrays:
+    """Of nobody's child no parent is known: see `arrange_trees`."""
+    tokens = np.concatenate((verified[:, None], drafts), axis=1)
+    return arrange_trees(tokens, _find_parents(parent_list, selected, topk), seq_lens, mode, total)
+
+
+def _find_parents(parent_list: Array, top_scores_index: Array, topk: int) -> Array:
     """int64 [bs, n]: node number of each node's parent; -1 for the root and for an orphan."""
     batch, chosen = top_scores_index.shape
     parents = np.full((batch, chosen + 1), -1, np.int64)
@@ -41,13 +56,10 @@ def find_parents(parent_list: Array, top_scores_index: Array, topk: int) -> Arra
     return parents
 
 
-def join(verified_id: Array, draft_tokens: Array) -> Array:
-    """Tokens of whole trees [bs, n]: the root's, then the drafts'."""
-    return np.concatenate((verified_id[:, None], draft_tokens), axis=1)
-
-
-def arrange_trees(tokens: Array, parents: Array, seq_lens: Array, mode: TreeMaskMode) -> TreeArrays:
-    """An orphan is nobody's child: it attends the root and itself."""
+def arrange_trees(
+    tokens: Array, parents: Array, seq_lens: Array, mode: TreeMaskMode, total: int | None
+) -> TreeArrays:
+    """An orphan is nobody's child: it attends the root and itself. total: needed on devices alone."""
     batch, nodes = tokens.shape
     links = np.full((2, batch, nodes), -1, np.int64)
     masks = np.zeros((batch, nodes, nodes), np.bool_)

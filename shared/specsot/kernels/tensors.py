@@ -1,7 +1,7 @@
 """The tree functions in torch, all requests at once, on whatever device the arrays are.
 
 Refuses to know checks of shapes (the caller's). No loop is longer than a tree is deep, and nothing waits
-for the device but the length of a full mask, which depends on the sequences.
+for the device but the length of a full mask where nobody told the sum of the sequences.
 """
 
 from __future__ import annotations
@@ -45,8 +45,23 @@ def organize_draft_results(
     return DraftResults(known.long(), selected, tokens.long())
 
 
-def find_parents(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> Tensor:
+def build_trees(
+    verified: Tensor,
+    parent_list: Tensor,
+    selected: Tensor,
+    drafts: Tensor,
+    seq_lens: Tensor,
+    topk: int,
+    mode: TreeMaskMode,
+    total: int | None,
+) -> TreeArrays:
     """See `reference`."""
+    tokens = torch.cat((verified[:, None], drafts), dim=1)
+    return arrange_trees(tokens, _find_parents(parent_list, selected, topk), seq_lens, mode, total)
+
+
+def _find_parents(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> Tensor:
+    """int64 [bs, n]: see `reference`."""
     selected, groups = top_scores_index.long(), top_scores_index.long() // topk
     wanted = parent_list.long().gather(1, groups)
     place = _first(selected[:, None, :] == wanted[:, :, None])
@@ -54,18 +69,15 @@ def find_parents(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> Te
     return pad(found, (1, 0), value=-1)
 
 
-def join(verified_id: Tensor, draft_tokens: Tensor) -> Tensor:
-    """See `reference`."""
-    return torch.cat((verified_id[:, None], draft_tokens), dim=1)
-
-
-def arrange_trees(tokens: Tensor, parents: Tensor, seq_lens: Tensor, mode: TreeMaskMode) -> TreeArrays:
+def arrange_trees(
+    tokens: Tensor, parents: Tensor, seq_lens: Tensor, mode: TreeMaskMode, total: int | None
+) -> TreeArrays:
     """See `reference`."""
     batch, nodes = tokens.shape
     first, following = _links(parents)
     masks, lengths = _masks(parents), seq_lens.long()
     return TreeArrays(
-        _lay_out(masks, lengths, mode),
+        _lay_out(masks, lengths, mode, total),
         (lengths[:, None] + masks.sum(2) - 1).flatten(),
         torch.arange(batch * nodes, device=tokens.device).view(batch, nodes),
         first,
@@ -104,24 +116,25 @@ def _masks(parents: Tensor) -> Tensor:
     return seen
 
 
-def _lay_out(masks: Tensor, seq_lens: Tensor, mode: TreeMaskMode) -> Tensor:
+def _lay_out(masks: Tensor, seq_lens: Tensor, mode: TreeMaskMode, total: int | None) -> Tensor:
     """bool [bs, n, n] as the mode has it."""
     if mode == TreeMaskMode.QLEN_ONLY:
         return masks.flatten()
     if mode == TreeMaskMode.FULL_MASK:
-        return _full(masks, seq_lens)
+        return _full(masks, seq_lens, total)
     nodes = masks.shape[-1]
     word = next(kind for most, kind in WORDS if nodes <= most)
     bits = torch.ones((), dtype=torch.long, device=masks.device) << torch.arange(nodes, device=masks.device)
     return (masks.flatten(0, 1) * bits).sum(1).to(word)
 
 
-def _full(masks: Tensor, seq_lens: Tensor) -> Tensor:
+def _full(masks: Tensor, seq_lens: Tensor, total: int | None) -> Tensor:
     """Each row's tree columns behind as many true ones as its sequence is long."""
     batch, nodes, _ = masks.shape
     widths = (seq_lens + nodes).repeat_interleave(nodes)
     ends = widths.cumsum(0)
-    mask = torch.ones(int(ends[-1]) if batch else 0, dtype=torch.bool, device=masks.device)
+    text = int(seq_lens.sum()) if total is None else total
+    mask = torch.ones(nodes * (text + batch * nodes), dtype=torch.bool, device=masks.device)
     columns = (ends - nodes)[:, None] + torch.arange(nodes, device=masks.device)
     mask[columns] = masks.flatten(0, 1)
     return mask

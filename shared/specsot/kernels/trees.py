@@ -1,13 +1,15 @@
 """EAGLE's tree functions over arrays: build trees, verify them. The contract is AITER's and SGLang's.
 
 Refuses to know models, and how each library computes: NumPy arrays (or lists) go to `reference`, torch
-tensors to `tensors`, and the results are of the same library, on the same device.
+tensors to `tensors`, on a GPU with Triton to `gpu`; the results are of the same library, on the same device.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -58,11 +60,13 @@ def build_tree_structure(
     spec_steps: int,
     num_draft_tokens: int,
     tree_mask_mode: int = TreeMaskMode.FULL_MASK,
+    seq_lens_sum: int | None = None,
 ) -> TreeArrays:
     """Trees from the chosen candidates, each below its request's newest token.
 
     verified_id: [bs], that token. seq_lens: [bs], tokens before it. topk: k. spec_steps: S.
     num_draft_tokens: n. The other arrays: see DraftResults.
+    seq_lens_sum: of seq_lens, for those who know it; a full mask on a GPU then waits for nothing.
     A candidate whose parent was not chosen is nobody's child and is never accepted.
     Raises InvalidRequest for shapes that do not fit each other, or a mode that cannot hold so many nodes.
     """
@@ -77,23 +81,28 @@ def build_tree_structure(
     check_shape("draft_tokens", drafts, batch, chosen)
     check_shape("seq_lens", lengths, batch)
     mode = check_mode(tree_mask_mode, num_draft_tokens)
-    above, tokens = rules.find_parents(parents, selected, topk), rules.join(verified, drafts)
-    return rules.arrange_trees(tokens, above, lengths, mode)
+    return rules.build_trees(verified, parents, selected, drafts, lengths, topk, mode, seq_lens_sum)
 
 
 def arrange_trees(
-    tokens: Array, parents: Array, seq_lens: Array, tree_mask_mode: int = TreeMaskMode.FULL_MASK
+    tokens: Array,
+    parents: Array,
+    seq_lens: Array,
+    tree_mask_mode: int = TreeMaskMode.FULL_MASK,
+    seq_lens_sum: int | None = None,
 ) -> TreeArrays:
     """Trees whose parents are known, however they were drafted.
 
     tokens, parents: [bs, n], the root first, parents before children; a parent is a node's number, -1
-    for the root and for a node that hangs on nothing. seq_lens: [bs], tokens before each root.
+    for the root and for a node that hangs on nothing. seq_lens: [bs], tokens before each root;
+    seq_lens_sum: see `build_tree_structure`.
     Raises InvalidRequest for shapes that do not fit each other, or a mode that cannot hold so many nodes.
     """
     rules, (nodes, above, lengths) = _prepare(tokens, parents, seq_lens)
     check_shape("parents", above, *nodes.shape)
     check_shape("seq_lens", lengths, nodes.shape[0])
-    return rules.arrange_trees(nodes, above, lengths, check_mode(tree_mask_mode, nodes.shape[1]))
+    mode = check_mode(tree_mask_mode, nodes.shape[1])
+    return rules.arrange_trees(nodes, above, lengths, mode, seq_lens_sum)
 
 
 def verify_tree_greedy(
@@ -181,4 +190,17 @@ def _prepare(*arrays: Array | None) -> tuple[Any, tuple[Array, ...]]:
         return reference, tuple(None if array is None else np.asarray(array) for array in arrays)
     from specsot.kernels import tensors
 
-    return tensors, tensors.on_one_device(arrays)
+    prepared = tensors.on_one_device(arrays)
+    return _rules_on(prepared[0].device.type), prepared
+
+
+@cache
+def _rules_on(device: str) -> Any:
+    """Kernels where there is a GPU and Triton; AMD's devices are called cuda too."""
+    if device == "cuda" and find_spec("triton") is not None:
+        from specsot.kernels import gpu
+
+        return gpu
+    from specsot.kernels import tensors
+
+    return tensors

@@ -1,0 +1,18 @@
+"""The tree functions as Triton kernels: `tensors`' functions, each in one or two launches.
+
+Refuses to know checks of shapes (the caller's), and machines without Triton (the extra `gpu`). What a kernel computes is
+`reference`'s, bit for bit, but for the order in which the last draw adds up a vocabulary.
+"""
+
+from specsot.kernels.gpu.building import arrange_trees, build_trees
+from specsot.kernels.gpu.sampling import tree_speculative_sampling
+from specsot.kernels.gpu.walking import verify_tree_greedy
+from specsot.kernels.tensors import organize_draft_results
+
+__all__ = [
+    "arrange_trees",
+    "build_trees",
+    "organize_draft_results",
+    "tree_speculative_sampling",
+    "verify_tree_greedy",
+]

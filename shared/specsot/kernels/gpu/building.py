@@ -1,0 +1,212 @@
+"""Trees from chosen candidates, or from known parents: one program a request.
+
+Refuses to know scores, and how trees are verified. Parents stand before their children: what points at
+itself or onwards counts as an orphan, so no walk upwards can run in a circle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot.kernels.contract import TreeArrays, TreeMaskMode
+from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
+from specsot.kernels.tensors import WORDS
+
+FULL = tl.constexpr(TreeMaskMode.FULL_MASK.value)
+PACKED = tl.constexpr(TreeMaskMode.QLEN_ONLY_BITPACKING.value)
+ROWS = 64  # of a tile at most: 64 x 64 nodes fit the registers of four warps
+
+
+def build_trees(
+    verified: Tensor,
+    parent_list: Tensor,
+    selected: Tensor,
+    drafts: Tensor,
+    seq_lens: Tensor,
+    topk: int,
+    mode: TreeMaskMode,
+    total: int | None,
+) -> TreeArrays:
+    """See `reference`."""
+    batch, nodes = len(verified), drafts.shape[1] + 1
+    rows = verified.new_empty((6, batch * nodes), dtype=torch.long)
+    mask = _blank_mask(batch, nodes, seq_lens, mode, total)
+    given = (each.contiguous() for each in (verified, parent_list, selected, drafts, seq_lens))
+    with on_device_of(verified):
+        _build[(batch,)](
+            *given, rows, mask, nodes, topk, parent_list.shape[1], mask.numel(), mode.value, _tile(nodes)
+        )
+    return _arrays(rows, mask, batch)
+
+
+def arrange_trees(
+    tokens: Tensor, parents: Tensor, seq_lens: Tensor, mode: TreeMaskMode, total: int | None
+) -> TreeArrays:
+    """See `reference`."""
+    batch, nodes = tokens.shape
+    rows = tokens.new_empty((6, batch * nodes), dtype=torch.long)
+    rows[4].view(batch, nodes).copy_(tokens)
+    mask = _blank_mask(batch, nodes, seq_lens, mode, total)
+    with on_device_of(tokens):
+        _arrange[(batch,)](
+            parents.contiguous(),
+            seq_lens.contiguous(),
+            rows,
+            mask,
+            nodes,
+            mask.numel(),
+            mode.value,
+            _tile(nodes),
+        )
+    return _arrays(rows, mask, batch)
+
+
+def _tile(nodes: int) -> int:
+    return min(power_of_two(nodes), ROWS)
+
+
+def _blank_mask(batch: int, nodes: int, seq_lens: Tensor, mode: TreeMaskMode, total: int | None) -> Tensor:
+    """Room for the mask; of a full one, the columns of the text are true already."""
+    if mode == TreeMaskMode.QLEN_ONLY:
+        return seq_lens.new_empty(batch * nodes * nodes, dtype=torch.bool)
+    if mode == TreeMaskMode.QLEN_ONLY_BITPACKING:
+        return seq_lens.new_empty(batch * nodes, dtype=next(kind for most, kind in WORDS if nodes <= most))
+    text = int(seq_lens.sum()) if total is None else total
+    return seq_lens.new_ones(nodes * text + batch * nodes * nodes, dtype=torch.bool)
+
+
+def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
+    positions, index, first, following, tokens, _ = rows.unbind()
+    return TreeArrays(
+        mask, positions, index.view(batch, -1), first.view(batch, -1), following.view(batch, -1), tokens
+    )
+
+
+@kernel
+def _build(
+    verified: Any,
+    parent_list: Any,
+    selected: Any,
+    drafts: Any,
+    seq_lens: Any,
+    rows: Any,
+    mask: Any,
+    nodes: Any,
+    topk: Any,
+    groups: Any,
+    size: Any,
+    mode: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    b = tl.program_id(0).to(tl.int64)
+    count = tl.num_programs(0) * nodes
+    tokens, parents = rows + 4 * count + b * nodes, rows + 5 * count + b * nodes
+    chosen = selected + b * (nodes - 1) - 1  # node 1 is the first that was chosen
+    for top in range(0, nodes, tile):
+        node = top + tl.arange(0, tile)
+        drafted = (node > 0) & (node < nodes)
+        token = tl.load(drafts + b * (nodes - 1) - 1 + node, mask=drafted, other=0).to(tl.int64)
+        token = tl.where(node == 0, tl.load(verified + b).to(tl.int64), token)
+        tl.store(tokens + node, token, mask=node < nodes)
+        group = tl.load(chosen + node, mask=drafted, other=0).to(tl.int64) // topk
+        known = drafted & (group >= 0) & (group < groups)
+        wanted = tl.load(parent_list + b * groups + group, mask=known, other=-1).to(tl.int64)
+        above = tl.full((tile,), -1, tl.int32)
+        for left in range(1, nodes, tile):
+            other = left + tl.arange(0, tile)
+            flat = tl.load(chosen + other, mask=other < nodes, other=-2).to(tl.int64)
+            same = flat[None, :] == wanted[:, None]
+            above = tl.maximum(above, tl.max(tl.where(same, other[None, :], -1), 1))
+        above = tl.where(group == 0, 0, above)
+        tl.store(parents + node, tl.where(drafted, above, -1), mask=node < nodes)
+    tl.debug_barrier()  # each thread reads parents that others wrote
+    _lay_out(parents, seq_lens, rows, mask, nodes, size, mode, tile)
+
+
+@kernel
+def _arrange(
+    parents: Any,
+    seq_lens: Any,
+    rows: Any,
+    mask: Any,
+    nodes: Any,
+    size: Any,
+    mode: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    b = tl.program_id(0).to(tl.int64)
+    _lay_out(parents + b * nodes, seq_lens, rows, mask, nodes, size, mode, tile)
+
+
+@kernel
+def _lay_out(
+    parents: Any,
+    seq_lens: Any,
+    rows: Any,
+    mask: Any,
+    nodes: Any,
+    size: Any,
+    mode: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    """Everything that follows from the parents of one request's nodes, tile by tile."""
+    b = tl.program_id(0).to(tl.int64)
+    count = tl.num_programs(0) * nodes
+    length = tl.load(seq_lens + b).to(tl.int64)
+    start, stride = b * nodes * nodes, length * 0 + nodes
+    if mode == FULL:
+        start, stride = start + nodes * _sum_before(seq_lens, b) + length, length + nodes
+    for top in range(0, nodes, tile):
+        node = top + tl.arange(0, tile)
+        own = _parent(parents, node, nodes)
+        first, following = tl.full((tile,), nodes, tl.int32), tl.full((tile,), nodes, tl.int32)
+        depth = tl.zeros((tile,), tl.int32)
+        for left in range(0, nodes, tile):
+            other = left + tl.arange(0, tile)
+            theirs = _parent(parents, other, nodes)
+            child = theirs[None, :] == node[:, None]
+            first = tl.minimum(first, tl.min(tl.where(child, other[None, :], nodes), 1))
+            sibling = (theirs[None, :] == own[:, None]) & (other[None, :] > node[:, None])
+            sibling = sibling & (own[:, None] >= 0)
+            following = tl.minimum(following, tl.min(tl.where(sibling, other[None, :], nodes), 1))
+            seen = (other[None, :] == 0) | (other[None, :] == node[:, None])
+            depth, at = (node > 0).to(tl.int32), own
+            while tl.max(at, 0) > 0:
+                seen = seen | (other[None, :] == at[:, None])
+                depth += (at > 0).to(tl.int32)
+                at = tl.where(at > 0, _parent(parents, at, nodes), -1)
+            if mode == PACKED:  # one tile holds every word that there is
+                word = tl.sum(
+                    tl.where(seen & (other < nodes)[None, :], 1, 0).to(tl.int64) << other[None, :], 1
+                )
+                tl.store(mask + b * nodes + node, word, mask=node < nodes)
+            else:
+                place = start + node[:, None] * stride + other[None, :]
+                fits = (node < nodes)[:, None] & (other < nodes)[None, :] & (place < size)
+                tl.store(mask + place, seen, mask=fits)
+        row = b * nodes + node
+        tl.store(rows + row, length + depth, mask=node < nodes)
+        tl.store(rows + count + row, row, mask=node < nodes)
+        tl.store(rows + 2 * count + row, tl.where(first == nodes, -1, first), mask=node < nodes)
+        tl.store(rows + 3 * count + row, tl.where(following == nodes, -1, following), mask=node < nodes)
+
+
+@kernel
+def _parent(parents: Any, node: Any, nodes: Any) -> Any:
+    """The parents of a tile's nodes; -1 where there is none."""
+    above = tl.load(parents + node, mask=(node >= 0) & (node < nodes), other=-1).to(tl.int32)
+    return tl.where(above < node, above, -1)
+
+
+@kernel
+def _sum_before(seq_lens: Any, b: Any) -> Any:
+    """Tokens of the requests before request b."""
+    total = b * 0
+    for start in range(0, b, 128):
+        each = start + tl.arange(0, 128)
+        total += tl.sum(tl.load(seq_lens + each, mask=each < b, other=0).to(tl.int64), 0)
+    return total

@@ -1,0 +1,221 @@
+"""Walks by chance and the draw behind them: the vocabulary is weighed part by part, then drawn from.
+
+Refuses to know how chances came about. Sums are taken in double precision: a vocabulary's worth of small
+chances must not lose its tail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot.kernels.contract import Verified
+from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
+from specsot.kernels.gpu.walking import blank, number_at, put_at
+
+PART = 2048  # tokens that one program weighs
+
+
+def tree_speculative_sampling(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_final: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor | None,
+    threshold_single: float,
+    threshold_acc: float,
+    steps: int,
+) -> Verified:
+    """See `reference`. Every program of a request walks the same walk; the first writes it down."""
+    batch, nodes, kinds = target_probs.shape
+    parts = -(-kinds // PART)
+    found, ends = blank(candidates, steps, more=2 * batch)
+    masses = target_probs.new_empty((batch, parts, 2), dtype=torch.float64)
+    links = (candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    tree = [each.contiguous() for each in links]
+    drafts = target_probs if draft_probs is None else draft_probs
+    chances = (target_probs.contiguous(), drafts.contiguous())
+    sizes, kind = (nodes, steps, kinds), draft_probs is not None
+    with on_device_of(candidates):
+        _weigh[(batch, parts)](
+            *tree,
+            uniform_samples.contiguous(),
+            *chances,
+            *found,
+            ends,
+            masses,
+            *sizes,
+            float(threshold_single),
+            float(threshold_acc),
+            kind,
+            PART,
+        )
+        _draw[(batch,)](
+            *tree,
+            uniform_samples_final.contiguous(),
+            *chances,
+            *found,
+            ends,
+            masses,
+            *sizes,
+            parts,
+            kind,
+            PART,
+            power_of_two(parts),
+        )
+    return found
+
+
+@kernel
+def _weigh(
+    candidates: Any,
+    slots: Any,
+    first: Any,
+    following: Any,
+    coins: Any,
+    target: Any,
+    draft: Any,
+    predicts: Any,
+    accepted: Any,
+    counts: Any,
+    ends: Any,
+    masses: Any,
+    nodes: Any,
+    steps: Any,
+    kinds: Any,
+    single: tl.constexpr,
+    acc: tl.constexpr,
+    drafted: tl.constexpr,
+    part: tl.constexpr,
+) -> None:
+    b, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    rows, row, writes = tl.num_programs(0) * nodes, b * nodes, number == 0
+    nothing = tl.full((), 0, tl.int64)
+    taken, looked, at = nothing, nothing, nothing
+    enough, share = tl.full((), single, tl.float64), tl.full((), acc, tl.float64)
+    slot = number_at(slots + row, at, nodes)
+    tl.store(accepted + b * (steps + 1), slot, mask=writes)
+    coin, mass = _chance(coins + row) * share, tl.full((), 0.0, tl.float64)
+    child = number_at(first + row, at, nodes)
+    while (child >= 0) & (child < nodes) & (taken < steps) & (looked < nodes):
+        looked += 1
+        token = number_at(candidates + row, child, nodes)
+        chance = _chances(target + (row + at) * kinds, token, (token >= 0) & (token < kinds))
+        mass += chance
+        if ((chance > 0) & (coin <= mass)) | (chance >= enough):
+            put_at(predicts, slot, tl.where(writes, rows, 0), token)
+            slot = number_at(slots + row, child, nodes)
+            taken += 1
+            tl.store(accepted + b * (steps + 1) + taken, slot, mask=writes)
+            at, mass = child, mass * 0
+            coin = _chance(coins + row + at) * share
+            child = number_at(first + row, child, nodes)
+        else:
+            child = number_at(following + row, child, nodes)
+    tl.store(counts + b, taken, mask=writes)
+    tl.store(ends + 2 * b, at, mask=writes)
+    tl.store(ends + 2 * b + 1, slot, mask=writes)
+    tokens = number * part + tl.arange(0, part)
+    left, whole = _left(
+        candidates + row, first + row, following + row, target, draft, row, at, taken == steps,
+        tokens, nodes, kinds, drafted,
+    )  # fmt: skip
+    place = masses + (b * tl.num_programs(1) + number) * 2
+    tl.store(place, tl.sum(left, 0))
+    tl.store(place + 1, tl.sum(whole, 0))
+
+
+@kernel
+def _draw(
+    candidates: Any,
+    slots: Any,
+    first: Any,
+    following: Any,
+    coins: Any,
+    target: Any,
+    draft: Any,
+    predicts: Any,
+    accepted: Any,
+    counts: Any,
+    ends: Any,
+    masses: Any,
+    nodes: Any,
+    steps: Any,
+    kinds: Any,
+    parts: Any,
+    drafted: tl.constexpr,
+    part: tl.constexpr,
+    room: tl.constexpr,
+) -> None:
+    b = tl.program_id(0).to(tl.int64)
+    row = b * nodes
+    at, slot = tl.load(ends + 2 * b).to(tl.int64), tl.load(ends + 2 * b + 1).to(tl.int64)
+    numbers = tl.arange(0, room)
+    places = masses + (b * parts + numbers) * 2
+    rest = tl.load(places, mask=numbers < parts, other=0.0)
+    rest_there = tl.sum(rest, 0) > 0
+    weights = tl.where(rest_there, rest, tl.load(places + 1, mask=numbers < parts, other=0.0))
+    goal = _chance(coins + b) * tl.sum(weights, 0)
+    number = _reach(weights, numbers, goal, room)
+    tokens = number * part + tl.arange(0, part)
+    left, whole = _left(
+        candidates + row, first + row, following + row, target, draft, row, at, tl.load(counts + b) == steps,
+        tokens, nodes, kinds, drafted,
+    )  # fmt: skip
+    passed = tl.sum(tl.where(numbers < number, weights, 0.0), 0)
+    token = _reach(tl.where(rest_there, left, whole), tokens, goal - passed, kinds)
+    put_at(predicts, slot, tl.num_programs(0) * nodes, token)
+
+
+@kernel
+def _reach(weights: Any, numbers: Any, goal: Any, size: Any) -> Any:
+    """The first number at which the sum passes the goal; rounding or not, one that weighs something."""
+    there = weights > 0
+    passed = there & (tl.cumsum(weights, 0) > goal)
+    reached = tl.min(tl.where(passed, numbers, size), 0)
+    return tl.where(reached < size, reached, tl.maximum(tl.max(tl.where(there, numbers, 0), 0), 0))
+
+
+@kernel
+def _left(
+    candidates: Any,
+    first: Any,
+    following: Any,
+    target: Any,
+    draft: Any,
+    row: Any,
+    at: Any,
+    whole: Any,
+    tokens: Any,
+    nodes: Any,
+    kinds: Any,
+    drafted: tl.constexpr,
+) -> Any:
+    """Of these tokens' chances behind node `at`: what is left (all where `whole`), and all."""
+    start = (row + at) * kinds
+    chance = _chances(target + start, tokens, tokens < kinds)
+    left = chance
+    if drafted:
+        left = tl.maximum(chance - _chances(draft + start, tokens, tokens < kinds), 0.0)
+    child, looked = number_at(first, at, nodes), at * 0
+    while (child >= 0) & (looked < nodes):  # refused, every one
+        looked += 1
+        left = tl.where(tokens == number_at(candidates, child, nodes), 0.0, left)
+        child = number_at(following, child, nodes)
+    return tl.where(whole, chance, left), chance
+
+
+@kernel
+def _chances(array: Any, tokens: Any, there: Any) -> Any:
+    return tl.load(array + tokens, mask=there, other=0.0).to(tl.float64)
+
+
+@kernel
+def _chance(place: Any) -> Any:
+    return tl.load(place).to(tl.float64)
