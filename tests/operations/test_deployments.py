@@ -37,6 +37,7 @@ rules:
   document-start: disable
   line-length: {max: 120}
   truthy: {check-keys: false}
+  comments: {min-spaces-from-content: 1}
 """
 
 Manifest = dict[str, Any]
@@ -114,6 +115,22 @@ def test_pods_are_as_locked_as_the_containers_allow() -> None:
         assert own["readOnlyRootFilesystem"]
         assert not own["allowPrivilegeEscalation"]
         assert own["capabilities"]["drop"] == ["ALL"]
+
+
+def test_the_ring_is_for_its_members_alone() -> None:
+    manifests = rendered("base")
+    labels = {
+        name: one["spec"]["template"]["metadata"]["labels"] for name, one in workloads(manifests).items()
+    }
+    policies = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"}
+    allowed = policies["specsot-ring"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
+    for name, own in labels.items():
+        assert allowed.items() <= own.items(), name
+        chosen = all(
+            own[rule["key"]] in rule["values"]
+            for rule in policies["specsot-ring"]["podSelector"]["matchExpressions"]
+        )
+        assert chosen == (name != "specsot-master")
 
 
 def test_members_find_each_other_before_they_are_ready() -> None:
