@@ -67,7 +67,7 @@ class Chat:
         try:
             return self._keyboard.read("> " if talk.mode == "auto" else f"{talk.mode}> ")
         except KeyboardInterrupt:
-            self._remark("\n")
+            print(file=self._streams.err)
             return None
 
     def _answer(self, talk: Talk, question: str) -> Talk:
