@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import urllib.request
 from collections.abc import Iterator
@@ -58,20 +59,53 @@ def test_an_address_in_use_is_one_line() -> None:
         open_figures_door(f"127.0.0.1:{door.port}", CollectorRegistry())
 
 
+class Papers:
+    """A CA, and files of what it gave to a service."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority, self._folder = trustme.CA(), folder
+        self.authority.cert_pem.write_to_path(folder / "ca.pem")
+        self.tls = Tls(folder / "ca.pem", folder / "own.pem", folder / "own.key")
+        self.renew()
+
+    def renew(self) -> None:
+        own = self.authority.issue_cert("127.0.0.1")
+        own.cert_chain_pems[0].write_to_path(self._folder / "own.pem")
+        own.private_key_pem.write_to_path(self._folder / "own.key")
+
+    def context(self, shown: bool) -> ssl.SSLContext:
+        """A reader's."""
+        context = ssl.create_default_context(cafile=str(self._folder / "ca.pem"))
+        if shown:
+            self.authority.issue_cert("prometheus").configure_cert(context)
+        return context
+
+
 def test_with_certificates_a_reader_must_show_one_too(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    own = authority.issue_cert("127.0.0.1")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    own.cert_chain_pems[0].write_to_path(tmp_path / "own.pem")
-    own.private_key_pem.write_to_path(tmp_path / "own.key")
-    stranger = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-    reader = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-    authority.issue_cert("prometheus").configure_cert(reader)
-    with opened(Tls(tmp_path / "ca.pem", tmp_path / "own.pem", tmp_path / "own.key")) as door:
+    papers = Papers(tmp_path)
+    with opened(papers.tls) as door:
         url = f"https://127.0.0.1:{door.port}/metrics"
-        assert "specsot:worker_frames_total" in read(url, context=reader)
+        assert "specsot:worker_frames_total" in read(url, context=papers.context(shown=True))
         with pytest.raises((ssl.SSLError, OSError)):
-            read(url, context=stranger)
+            read(url, context=papers.context(shown=False))
+
+
+def test_a_renewed_certificate_is_taken_in_service(tmp_path: Path) -> None:
+    papers = Papers(tmp_path)
+    with opened(papers.tls) as door:
+        before = shown_at(door.port, papers)
+        papers.renew()
+        assert shown_at(door.port, papers) != before
+        with pytest.raises((ssl.SSLError, OSError)):
+            read(f"https://127.0.0.1:{door.port}/metrics", context=papers.context(shown=False))
+
+
+def shown_at(port: int, papers: Papers) -> bytes | None:
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        papers.context(shown=True).wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        return secured.getpeercert(binary_form=True)
 
 
 def test_gpus_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
