@@ -202,7 +202,7 @@ async def test_answers_that_do_not_finish_in_time_end_with_an_error() -> None:
         while standing(house).running < 2:
             await turn()
         assert not await house.desk.drain(0)
-        house.stage.conductor.epoch_ended("the master is shutting down")
+        house.stage.conductor.end("the master is shutting down")
         assert await house.desk.drain(5)
         told = await reading
         assert (told[-1], told[-2]["error"]["code"]) == ("[DONE]", "unavailable")

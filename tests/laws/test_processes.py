@@ -13,8 +13,9 @@ pytest.importorskip("torch")
 from specsot.errors import Unavailable
 from specsot.events import BranchText, Finished, MergedText, Reason
 from specsot_app.asking import ask_of
+from specsot_app.children import start
 from specsot_app.fleets import Models, Wanted, open_fleet
-from specsot_app.processes import ProcessFleet
+from specsot_app.processes import ProcessFleet, keep_quiet
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
@@ -93,14 +94,43 @@ async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(
         await inside.close()
 
 
-async def test_law_4_a_killed_drafter_changes_nothing_and_a_killed_worker_ends_it_clearly(demo_model):
+async def restarted(fleet, name):
+    """A service is killed; once it is gone another one is started in its place."""
+    (number,) = [n for n, child in enumerate(fleet.children) if child.service.name == name]
+    child = fleet.children[number]
+    os.kill(child.pid, signal.SIGKILL)
+    await child.ended()
+    fleet.children[number] = await start(child.service, keep_quiet)
+
+
+@pytest.mark.parametrize("options", [{"mode": "sot"}, SHAPED], ids=["greedy", "shaped"])
+async def test_law_4_killed_workers_that_come_back_change_nothing(demo_model, options):
+    """In the skeleton, then among the branches: first and last stage."""
+    async with apart(demo_model) as fleet:
+        undisturbed = await answer(fleet, **options)
+        after = {12: "worker-1", len(undisturbed) // 2: "worker-0"}
+        events = []
+        async for one in fleet.generate(ask_of(QUESTION, **options)):
+            events.append(one)
+            if one.offset in after:
+                await restarted(fleet, after[one.offset])
+        check_stream(events)
+        assert events[-1].event.text == undisturbed[-1].event.text
+        check_logprobs(events, undisturbed, asked="logprobs" in options)
+        assert (await fleet.info()).epoch >= 3
+
+
+async def test_law_4_a_killed_drafter_changes_nothing_and_a_killed_worker_ends_it_clearly(
+    demo_model, monkeypatch
+):
+    monkeypatch.setenv("SPECSOT_REPAIR_FOR", "1")
     async with apart(demo_model) as fleet:
         undisturbed = (await answer(fleet, mode="sot"))[-1].event.text
         pids = {child.service.name: child.pid for child in fleet.children}
         events = await kill_at(fleet, 12, pids["drafter"])
         check_stream(events)
         assert events[-1].event.text == undisturbed
-        with pytest.raises(Unavailable, match="worker-1"):
+        with pytest.raises(Unavailable, match=r"worker-1.* after 1 s .* waiting for 1 of 2 workers"):
             await kill_at(fleet, 12, pids["worker-1"])
         with pytest.raises(Unavailable, match="1 of 2 workers"):
             await answer(fleet)

@@ -39,7 +39,7 @@ class Player:
 
     @property
     def committed(self) -> int:
-        return len(self.prompt) + max(len(self.written) - 1, 0)
+        return len(self.prompt) - self.opening.generated + max(len(self.written) - 1, 0)
 
     @property
     def ready(self) -> bool:
@@ -71,6 +71,15 @@ class FakeRing:
         self._slots = state.slots
         self._newest = 0
         self._laps = 0
+
+    def break_off(self) -> None:
+        """It loses a member, and everything with it."""
+        self.now = None
+        self.live.clear()
+
+    def form(self, state: RingState) -> None:
+        """It is complete again, and empty."""
+        self.now, self._table = state, PageTable(state.pages, state.page_rows)
 
     @property
     def free_pages(self) -> int:
@@ -118,11 +127,16 @@ class FakeRing:
         assert order.tokens, "a sequence needs a token of its own"
         assert len(prompt) == opening.prompt
         open_one(self._table, opening)
-        script = list(self._script(opening, prompt)) if opening.decodes else []
-        self.live[opening.sequence] = Player(opening, prompt, order.lease, script)
+        asked = prompt[: len(prompt) - opening.generated]
+        written, script = list(prompt[len(asked) :]), list[int]()
+        if opening.decodes:
+            script = list(self._script(opening, asked))
+            assert script[: len(written)] == written, "it goes on where it was"
+        player = Player(opening, prompt, order.lease, script[len(written) :], written)
+        self.live[opening.sequence] = player
         slots = self._slots if opening.decodes else 0
         limit = opening.limit if opening.decodes else 0
-        self._table.reserve(opening.sequence, opening.prompt + limit + slots)
+        self._table.reserve(opening.sequence, len(asked) + limit + slots)
         self.most_live = max(self.most_live, sum(one.opening.decodes for one in self.live.values()))
 
     def _close(self, sequence: int) -> None:

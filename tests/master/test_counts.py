@@ -56,7 +56,7 @@ async def test_how_requests_stand() -> None:
         await stage.lap()
     found = stage.conductor.requests()
     assert (found.waiting, found.running, found.kept) == (3, 2, 1)
-    stage.conductor.epoch_ended("a worker is gone")
+    stage.conductor.end("a worker is gone")
     await asyncio.wait(clients)
     assert dict(stage.conductor.requests().ended) == {"stop": 1, "unavailable": 5}
 

@@ -185,7 +185,7 @@ async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
 async def test_what_ended_it_ends_whoever_resumes_too() -> None:
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine"), 3))
-    stage.conductor.epoch_ended("worker-2 is gone")
+    stage.conductor.end("worker-2 is gone")
     events = stage.conductor.resume("mine", 2)
     assert (await anext(events)).offset == 2
     with pytest.raises(Unavailable, match="worker-2 is gone"):

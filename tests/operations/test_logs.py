@@ -63,7 +63,7 @@ async def test_every_request_that_begins_has_an_end() -> None:
         await left.aclose()
         broken = stage.listen(SOT, "r-broken")
         await stage.lap()
-        stage.conductor.epoch_ended("w0 is gone")
+        stage.conductor.end("w0 is gone")
         with pytest.raises(Unavailable):
             await broken
     told = [(line["event"], line["request_id"]) for line in lines]

@@ -137,7 +137,11 @@ def assemble(settings: MasterSettings) -> Master:
         conductor.epoch_ended(reason)
         changed.set()
 
-    fleet = Fleet(wishes, hear, changed.set, end, lambda: conductor.idle)
+    def begin() -> None:
+        conductor.epoch_began()
+        changed.set()
+
+    fleet = Fleet(wishes, hear, begin, end, lambda: conductor.idle)
     ring.fleet = fleet
     return Master(settings, text, conductor, fleet, model, changed, laps)
 

@@ -122,6 +122,9 @@ def add_conduct(flags: Flags) -> None:
         "unread-for", seconds, usual.unread_for, "seconds after which a client that reads nothing goes"
     )
     flags.flag("keep-for", seconds, usual.keep_for, "seconds for which a resumable request is kept")
+    flags.flag(
+        "repair-for", seconds, usual.repair_for, "seconds for which requests wait when their ring breaks"
+    )
     flags.flag("keep", positive, usual.keep, "resumable requests that are over, kept at once")
 
 
@@ -134,4 +137,5 @@ def read_conduct(given: argparse.Namespace) -> ConductorConfig:
         unread_for=given.unread_for,
         keep_for=given.keep_for,
         keep=given.keep,
+        repair_for=given.repair_for,
     )

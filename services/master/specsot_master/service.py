@@ -94,7 +94,7 @@ async def leave(master: Master, desk: Desk, members: FleetService, door: Door, g
     master.serving = False
     await door.report(MASTER, False)
     if not await desk.drain(grace):
-        master.conductor.epoch_ended("the master is shutting down")
+        master.conductor.end("the master is shutting down")
         await desk.drain(1.0)
     await members.close()
 

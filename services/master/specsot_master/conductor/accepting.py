@@ -94,6 +94,12 @@ def begin(ask: Ask, words: Words, ring: RingState) -> Beginning:
     return begin_plan(words.conversation.prefix, words.sizes, ask, ring)
 
 
+def fit(request: LiveRequest, ring: RingState) -> None:
+    """The same for a request that met another ring before. Raises InvalidRequest."""
+    said = request.conversation
+    request.beginning = begin(request.ask, Words(request.answer, said, said and _measure(said)), ring)
+
+
 def size_of(ask: Ask) -> int:
     """Characters that must be turned into tokens."""
     return len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)

@@ -18,7 +18,7 @@ from specsot.events import Finished, Numbered
 from specsot.frames import Outcome, Result
 from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
-from specsot_master.conductor.accepting import Acceptance, Words
+from specsot_master.conductor.accepting import Acceptance, Words, fit
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
@@ -27,7 +27,7 @@ from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.openings import Openings
 from specsot_master.conductor.outbox import Outbox
 from specsot_master.conductor.readers import Readers, check_same
-from specsot_master.conductor.ring import ConductorConfig, Ring
+from specsot_master.conductor.ring import ConductorConfig, Ring, RingState
 from specsot_master.conductor.roster import Full, Roster
 from specsot_master.conductor.sequences import Sequences
 from specsot_master.conductor.sharing import Sharing
@@ -37,7 +37,8 @@ from specsot_master.text import Text
 
 log = structlog.get_logger()
 
-DEADLINE = "deadline"  # an alarm
+DEADLINE, REPAIR = "deadline", "repair"  # alarms
+MOST_BREAKS = 3  # rings in a row that may break under a request that gets nowhere: it may be the reason
 
 _P = ParamSpec("_P")
 
@@ -66,6 +67,7 @@ class Conductor:
         self._readers = Readers(config, self._clock, self._drop, self._renew)
         self._counts = Counts()
         self._epoch: int | None = None
+        self._over = 0  # the last epoch that is known to have ended
         self._arriving = 0  # requests that are looked into
 
     @property
@@ -166,12 +168,23 @@ class Conductor:
         if self._sequences.freed:
             self._fill()
 
+    def epoch_began(self) -> None:
+        """The ring is complete: who waited for it goes on."""
+        self._fill()
+
     def epoch_ended(self, reason: str) -> None:
-        """The ring broke: every request ends with Unavailable(reason)."""
-        self._outbox.clear()
-        self._sequences.clear()
-        self._sharing.begin_epoch(0)
-        self._epoch = None
+        """The ring broke: every request waits for the next one, where it goes on from its log."""
+        self._forget()
+        for request in self._roster.suspend():
+            request.lose()
+            if request.breaks > MOST_BREAKS:
+                self._fail(request, Unavailable(f"{reason}, once more while this request ran"))
+            else:
+                self._await_ring(request, reason)
+
+    def end(self, reason: str) -> None:
+        """Every request ends with Unavailable(reason)."""
+        self._forget()
         for request in self._roster.clear():
             log.warning("request failed", **request.named, reason=reason)
             request.feed.end(Unavailable(reason))
@@ -259,6 +272,23 @@ class Conductor:
         doing = "was answered" if self._roster.is_live(request) else "waited for its turn"
         self._fail(request, TimedOut(f"the deadline passed while the request {doing}"))
 
+    def _forget(self) -> None:
+        """Nothing of this epoch is in the ring any more."""
+        self._outbox.clear()
+        self._sequences.clear()
+        self._sharing.begin_epoch(0)
+        self._over, self._epoch = max(self._over, self._epoch or 0), None
+
+    def _await_ring(self, request: LiveRequest, reason: str) -> None:
+        limit = self._config.repair_for
+
+        def give_up() -> None:
+            lacking = f"waiting for {self._ring.waiting_for()}"
+            self._fail(request, Unavailable(f"{reason}; after {limit:g} s the ring is still {lacking}"))
+
+        request.alarms.clear(REPAIR)
+        request.alarms.set(REPAIR, self._clock, limit, give_up)
+
     def _drop(self, request: LiveRequest) -> None:
         """The request is over, or nobody wants it any more: leave nothing of it in the ring."""
         if self._roster.find(request.id) is not request:
@@ -298,20 +328,30 @@ class Conductor:
         """First those who wait, then further branches of those who run."""
         self._sequences.freed = False
         state = self._ring.state()
-        if state is None:
+        if state is None or state.epoch <= self._over:
             return
-        now = self._clock.now()
         if self._epoch != state.epoch:
-            self._sharing.begin_epoch(state.pages)
-            self._epoch = state.epoch
+            self._begin_epoch(state)
+        now = self._clock.now()
 
         def admit(request: LiveRequest) -> bool:
             return self._sharing.admit(request, state)
 
         while (request := self._roster.admit_next(now, admit)) is not None:
-            self._counts.enter(request.prompt_tokens, request.found)
+            if not request.begun:
+                self._counts.enter(request.prompt_tokens, request.found)
             self._guard(request, self._course.begin, request, now)
+        for request in self._roster.interrupted:
+            self._guard(request, self._course.go_on, request, self._roster.crowded)
         self._add_branches()
+
+    def _begin_epoch(self, state: RingState) -> None:
+        """An empty ring, perhaps of another size."""
+        self._sharing.begin_epoch(state.pages)
+        self._epoch = state.epoch
+        for request in self._roster.everybody:
+            request.alarms.clear(REPAIR)
+            self._guard(request, fit, request, state)
 
     def _add_branches(self) -> None:
         """One branch at a time for whoever's turn it is, until nobody wants one or nothing fits."""

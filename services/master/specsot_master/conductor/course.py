@@ -34,8 +34,22 @@ class Course:
         self._tell, self._fail = tell, fail
 
     def begin(self, request: LiveRequest, now: float) -> None:
-        """It was admitted."""
+        """It was admitted, or again to a new ring: then it goes on where it was."""
+        if request.begun:
+            self.go_on(request)
+            return
+        request.begun = True
         self.obey(request, request.plan.start(request.prompt_tokens, now, request.found))
+
+    def go_on(self, request: LiveRequest, reserved_only: bool = False) -> None:
+        """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""
+        state = require_ring(self._ring)
+        for sequence in request.lost:
+            turn = request.turn(sequence.ordinal)
+            pages = pages_of(request, turn, sequence.log.opening.limit, state)
+            if not self._sharing.take(request, pages, reserved_only):
+                return
+            self._sequences.reopen(request, sequence, pages, state)
 
     def add_branch(self, request: LiveRequest, point: Point, reserved_only: bool) -> None:
         """Open it if its pages are there. reserved_only: from the request's own grant, as others wait."""
@@ -51,6 +65,7 @@ class Course:
     def learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
         """One lap brought these outcomes for it."""
         request.plan.lapped(outcomes, now)
+        request.breaks = 0
         for outcome in outcomes:
             if found := self._sequences.find(outcome.sequence):
                 self._learn_one(request, found[1], outcome, now)

@@ -26,13 +26,17 @@ from specsot_master.text import Detokenizer
 
 @dataclass(slots=True)
 class LiveSequence:
-    """A sequence in the ring. `pages`: charged for it. `spell`: a token's bytes."""
+    """A sequence in the ring. `pages`: charged for it. `spell`: a token's bytes.
+
+    lost: with its epoch; it waits to be opened again.
+    """
 
     log: SequenceLog
     pages: int
     lease: int
     detokenizer: Detokenizer
     spell: Callable[[int], bytes]
+    lost: bool = False
 
     @property
     def id(self) -> int:
@@ -70,7 +74,7 @@ class LiveSequence:
         """The order that opens it."""
         opening = self.log.opening
         shared = opening.fork.length if opening.fork else 0
-        return Open(opening, self.log.prompt[shared:], self.lease)
+        return Open(opening, self.log.tokens[shared:], self.lease)
 
 
 @dataclass(slots=True)
@@ -83,6 +87,7 @@ class LiveRequest:
     node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
           prompt that were in the ring before it.
     family: its sequences ride in the same frames.
+    begun: it has been in the ring. breaks: how often its ring broke since it last wrote something.
     """
 
     id: str
@@ -100,6 +105,8 @@ class LiveRequest:
     shared: int = 0
     found: int = 0
     family: int | None = None
+    begun: bool = False
+    breaks: int = 0
     feed: Feed = field(init=False)
     alarms: Alarms = field(default_factory=Alarms)
     sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
@@ -131,13 +138,29 @@ class LiveRequest:
             self._turns[order.point.id] = turn
         return self._turns[order.point.id]
 
+    def turn(self, ordinal: int) -> Turn:
+        """The prompt of a sequence that was opened."""
+        return self._turns.get(ordinal) or self.first_turn
+
+    @property
+    def lost(self) -> list[LiveSequence]:
+        """Those that wait to be opened again, in the plan's order."""
+        return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]
+
+    def lose(self) -> None:
+        """Its epoch is over, with all that was in the ring."""
+        self.node, self.family = None, None
+        self.breaks += any(not sequence.lost for sequence in self.sequences.values())
+        for sequence in self.sequences.values():
+            sequence.lost = True
+
     def fork(self, turn: Turn) -> Fork | None:
         return Fork(self.node.sequence, turn.shared) if self.node and turn.shared else None
 
 
 def drafts(request: LiveRequest, state: RingState) -> bool:
     """Whether the ring drafts for it."""
-    return state.has_drafter and request.ask.drafter != "none"
+    return state.has_drafter and request.ask.drafter in (None, *state.drafters)
 
 
 def check_room(request: LiveRequest, turn: Turn, budget: int, state: RingState) -> None:

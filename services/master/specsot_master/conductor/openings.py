@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from specsot.frames import Fork, Opening
 from specsot.params import Ask
@@ -58,4 +59,19 @@ class Openings:
             family=id if family is None else family,
             drafter=ask.drafter,
             trace=trace,
+        )
+
+    def again(
+        self, opening: Opening, written: int, *, drafted: bool, fork: Fork | None, family: int | None
+    ) -> Opening:
+        """The same, for a ring that knows nothing of it. written: how many tokens it has to its name."""
+        id = next(self._ids)
+        return replace(
+            opening,
+            sequence=id,
+            prompt=opening.prompt - opening.generated + written,
+            generated=written,
+            drafted=drafted,
+            fork=fork,
+            family=id if family is None else family,
         )

@@ -61,6 +61,7 @@ class ConductorConfig:
             that are over.
     aging:  seconds of waiting that raise a request by one priority, up to the highest that waits.
     retry_after: seconds after which a refused caller may try again, while nothing better is known.
+    repair_for: seconds for which requests wait for a new ring when theirs breaks.
     """
 
     model: str = ""
@@ -75,3 +76,4 @@ class ConductorConfig:
     keep: int = 64
     aging: float = 10.0
     retry_after: float = 1.0
+    repair_for: float = 30.0

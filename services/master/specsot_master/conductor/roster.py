@@ -51,6 +51,15 @@ class Roster:
         """Requests in the ring."""
         return len(self._live)
 
+    @property
+    def everybody(self) -> list[LiveRequest]:
+        return [*self._live.values(), *self._waiting.values()]
+
+    @property
+    def interrupted(self) -> list[LiveRequest]:
+        """Those in the ring of which not all is there again."""
+        return [request for request in self._live.values() if request.lost]
+
     def check(self, id: str | None) -> None:
         """Raises InvalidRequest (the id is in use)."""
         if id is not None and self.find(id):
@@ -63,7 +72,8 @@ class Roster:
         """
         if self.waiting < self._config.queue:
             return None
-        last = displaced(self._claims(self._waiting, {}), Claim("", client, 0, 0, 0))
+        fresh = {id: one for id, one in self._waiting.items() if not one.begun}
+        last = displaced(self._claims(fresh, {}), Claim("", client, 0, 0, 0))
         if last is None:
             raise Full
         return self._waiting[last.request]
@@ -74,11 +84,14 @@ class Roster:
     def admit_next(self, now: float, admit: Callable[[LiveRequest], bool]) -> LiveRequest | None:
         """The next request that may run; None when nobody waits, or there is no room for whose turn it is.
 
-        Strictly in turn: a large request is not passed by smaller ones for ever.
+        Strictly in turn: a large request is not passed by smaller ones for ever. Those that ran before their
+        ring broke come first.
         """
         if self.live >= self._config.live:
             return None
-        claim = fairest(self._claims(self._waiting, self._admitted(), now), self._config.aging)
+        interrupted = {id: one for id, one in self._waiting.items() if one.begun}
+        claims = self._claims(interrupted or self._waiting, self._admitted(), now)
+        claim = fairest(claims, self._config.aging)
         request = self._waiting[claim.request] if claim else None
         if request is None or not admit(request):
             return None
@@ -101,9 +114,15 @@ class Roster:
         elif self.is_live(request):
             del self._live[request.id]
 
+    def suspend(self) -> list[LiveRequest]:
+        """Everybody waits for the next ring; returns who that is."""
+        self._waiting = {**self._live, **self._waiting}
+        self._live = {}
+        return list(self._waiting.values())
+
     def clear(self) -> list[LiveRequest]:
         """Everybody goes; returns who was there."""
-        everybody = [*self._live.values(), *self._waiting.values()]
+        everybody = self.everybody
         self._live.clear()
         self._waiting.clear()
         return everybody

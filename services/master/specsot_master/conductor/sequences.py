@@ -79,14 +79,30 @@ class Sequences:
         pages = pages_of(request, turn, limit, state)
         request.sequences[ordinal] = self._launch(request, opening, turn.tokens, pages)
 
+    def reopen(self, request: LiveRequest, sequence: LiveSequence, pages: int, state: RingState) -> None:
+        """A sequence whose epoch is over goes on where it was; its pages have been taken."""
+        log = sequence.log
+        opening = self._openings.again(
+            log.opening,
+            len(log.written),
+            drafted=drafts(request, state),
+            fork=request.fork(request.turn(sequence.ordinal)),
+            family=request.family,
+        )
+        request.family = opening.family
+        log.reopen(opening)
+        sequence.pages, sequence.lease, sequence.lost = pages, first_lease(opening.prompt, self._grant), False
+        self._enter(request, sequence)
+
     def retire(self, request: LiveRequest, sequence: LiveSequence, ledger: PageLedger, close: bool) -> None:
         """Forget a sequence; `close`: order its end, because it has not ended by itself."""
+        if request.sequences.pop(sequence.ordinal, None) is None:
+            return
         if self._by_id.pop(sequence.id, None) is None:
             return
         self.freed = True
         if close:
             self._outbox.put(Close(sequence.id))
-        del request.sequences[sequence.ordinal]
         ledger.give(request.id, sequence.pages)
 
     def renew(self, sequence: LiveSequence) -> None:
@@ -104,9 +120,12 @@ class Sequences:
         sequence = LiveSequence(
             SequenceLog(opening, prompt), pages, lease, self._text.detokenizer(), self._text.spell
         )
+        self._enter(request, sequence)
+        return sequence
+
+    def _enter(self, request: LiveRequest, sequence: LiveSequence) -> None:
         self._by_id[sequence.id] = (request, sequence)
         self._outbox.put(sequence.order())
-        return sequence
 
 
 def pages_of(request: LiveRequest, turn: Turn, limit: int, state: RingState) -> int:

@@ -1,7 +1,7 @@
 """The tree functions as Triton kernels: `tensors`' functions, each in one or two launches.
 
-Refuses to know checks of shapes (the caller's), and machines without Triton (the extra `gpu`). What a kernel computes is
-`reference`'s, bit for bit, but for the order in which the last draw adds up a vocabulary.
+Refuses to know checks of shapes (the caller's), and machines without Triton (the extra `gpu`). What a
+kernel computes is `reference`'s, bit for bit, but for the order in which the last draw adds up a vocabulary.
 """
 
 from specsot.kernels.gpu.building import arrange_trees, build_trees

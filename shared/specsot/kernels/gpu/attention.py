@@ -1,0 +1,158 @@
+"""Attention of a frame's rows over KV pages: pieces side by side, then each row's pieces merged.
+
+Refuses to know layers, weights and sequences. The same entry point as `specsot.model.attention`: one plan a
+frame, `attend` for every layer. Scores, sums and merges are fp32 whatever the pages hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
+from specsot.kernels.stretches import Span, Tables, tabulate
+
+COLUMNS = 64  # of a tile
+LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlan:
+    """What `plan_attention` decided, on the device; opaque. Good for one frame."""
+
+    tables: tuple[Tensor, ...]
+    rows: int
+    slots: int
+    page_rows: int
+    tile: int
+
+
+def plan_attention(
+    spans: Sequence[Span], page_rows: int, heads_per_kv: int, device: torch.device | str
+) -> TreePlan:
+    """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device."""
+    rows = sum(span.rows for span in spans)
+    tile = min(max(power_of_two(rows * heads_per_kv), 16), 128)
+    tables = tabulate(spans, page_rows, max(tile // heads_per_kv, 1))
+    return TreePlan(_sent(tables, device), rows, len(tables.slots), page_rows, tile)
+
+
+def _sent(tables: Tables, device: torch.device | str) -> tuple[Tensor, ...]:
+    flat = torch.from_numpy(np.concatenate([each.reshape(-1) for each in tables])).to(device)
+    parts = flat.split([each.size for each in tables])
+    return tuple(part.view(each.shape) for part, each in zip(parts, tables))
+
+
+def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
+    """Attention output of every row.
+
+    q:        [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
+    kv_layer: [2, pages, kv_heads, page_rows, head_dim]; all but the last may be strided.
+    returns   [rows, kv_heads * g * head_dim].
+    """
+    rows, kv_heads, g, dim = q.shape
+    pieces, pages, leads, bases, bits, starts, slots = plan.tables
+    parts = q.new_empty((plan.slots, kv_heads * g, dim), dtype=torch.float32)
+    weights = q.new_empty((plan.slots, kv_heads * g), dtype=torch.float32)
+    out = q.new_empty((rows, kv_heads * g * dim))
+    room = max(power_of_two(dim), 16)
+    with on_device_of(q):
+        _read[(len(pieces), kv_heads)](
+            q, kv_layer, pieces, pages, leads, bases, bits, parts, weights, *q.stride()[:3],
+            *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, COLUMNS,
+            num_warps=8 if plan.tile > 64 else 4,
+        )  # fmt: skip
+        _merge[(rows, kv_heads * g)](parts, weights, starts, slots, out, dim, room, num_warps=1)
+    return out
+
+
+@kernel
+def _read(
+    q: Any,
+    kv: Any,
+    pieces: Any,
+    pages: Any,
+    leads: Any,
+    bases: Any,
+    bits: Any,
+    parts: Any,
+    weights: Any,
+    q_row: Any,
+    q_group: Any,
+    q_head: Any,
+    kv_half: Any,
+    kv_page: Any,
+    kv_head: Any,
+    kv_row: Any,
+    g: Any,
+    page_rows: Any,
+    words: Any,
+    dim: Any,
+    room: tl.constexpr,
+    tile: tl.constexpr,
+    wide: tl.constexpr,
+) -> None:
+    """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp."""
+    piece, head = pieces + tl.program_id(0) * 7, tl.program_id(1)
+    top_row, high, where = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
+    columns, at, common, slot = tl.load(piece + 3), tl.load(piece + 4), tl.load(piece + 5), tl.load(piece + 6)
+    line, d = tl.arange(0, tile), tl.arange(0, room)
+    row, live = top_row + line // g, line < high * g
+    there = live[:, None] & (d < dim)[None, :]
+    from_q = row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
+    queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
+    lead = tl.load(leads + row, mask=live, other=0)
+    base = tl.load(bases + row, mask=live, other=0)
+    highest = tl.full((tile,), LOWEST, tl.float32)
+    total, sums = tl.zeros((tile,), tl.float32), tl.zeros((tile, room), tl.float32)
+    for left in range(0, columns, wide):
+        column = left + tl.arange(0, wide)
+        inside = column < columns
+        page = tl.load(pages + where + column // page_rows, mask=inside, other=0).to(tl.int64)
+        place = kv + page * kv_page + head * kv_head + (column % page_rows) * kv_row
+        held = inside[:, None] & (d < dim)[None, :]
+        keys = tl.load(place[:, None] + d[None, :], mask=held, other=0.0)
+        values = tl.load(place[:, None] + kv_half + d[None, :], mask=held, other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        column += at
+        seen = inside[None, :] & (column[None, :] < lead[:, None])
+        if at + left + wide > common:
+            bit = column[None, :] - base[:, None]
+            told = live[:, None] & (bit >= 0) & (bit < words * 32)
+            word = tl.load(bits + row[:, None] * words + bit // 32, mask=told, other=0)
+            seen = seen | (inside[None, :] & (((word >> (bit & 31)) & 1) == 1))
+        scores = tl.where(seen, scores, LOWEST)
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        chances = tl.where(seen, tl.exp(scores - higher[:, None]), 0.0)
+        kept = tl.exp(highest - higher)
+        total = total * kept + tl.sum(chances, 1)
+        sums = tl.dot(chances.to(values.dtype), values, sums * kept[:, None], input_precision="ieee")
+        highest = higher
+    given = (slot + line // g).to(tl.int64) * (tl.num_programs(1) * g) + head * g + line % g
+    tl.store(
+        weights + given, tl.where(total > 0, highest + tl.log(tl.maximum(total, 1e-30)), LOWEST), mask=live
+    )
+    tl.store(parts + given[:, None] * dim + d[None, :], sums / tl.maximum(total, 1e-30)[:, None], mask=there)
+
+
+@kernel
+def _merge(parts: Any, weights: Any, starts: Any, slots: Any, out: Any, dim: Any, room: tl.constexpr) -> None:
+    """One head of one row: its pieces by their log-sum-exp."""
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    d = tl.arange(0, room)
+    highest, total = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
+    sums = tl.zeros((room,), tl.float32)
+    for each in range(tl.load(starts + row), tl.load(starts + row + 1)):
+        slot = tl.load(slots + each).to(tl.int64) * heads + head
+        weight = tl.load(weights + slot)
+        higher = tl.maximum(highest, weight)
+        kept, share = tl.exp(highest - higher), tl.exp(weight - higher)
+        sums = sums * kept + share * tl.load(parts + slot * dim + d, mask=d < dim, other=0.0)
+        total, highest = total * kept + share, higher
+    tl.store(out + (row.to(tl.int64) * heads + head) * dim + d, sums / total, mask=d < dim)

@@ -1,0 +1,110 @@
+"""Tree attention against a softmax written out in double precision, sequence by sequence."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from specsot.kernels.stretches import tabulate
+from specsot.model.segments import Span
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which is next
+from specsot.kernels.gpu.attention import attend, plan_attention  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PAGE = 16
+PAGES = 40
+NEAR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+# Triton's interpreter multiplies no bf16, and is slow
+KINDS = (torch.float16,) if DEVICE == "cpu" else tuple(NEAR)
+
+
+def a_tree(rng: random.Random, rows: int, before: int) -> tuple[int, ...]:
+    """Each row sees the tail's committed part, itself, and a random earlier row's line."""
+    seen: list[int] = []
+    for row in range(rows):
+        above = seen[rng.randrange(row)] if row else (1 << before) - 1
+        seen.append(above | 1 << (before + row))
+    return tuple(seen)
+
+
+def branches(rng: random.Random, count: int, shared: int, rows: int) -> list[Span]:
+    """Trees of sequences with the same first pages, and causal rows of one that shares fewer."""
+    fresh = iter(rng.sample(range(20, PAGES), PAGES - 20))
+    common = tuple(range(3, 3 + shared))
+    spans: list[Span] = []
+    for number in range(count):
+        base, before = shared * PAGE + rng.randrange(PAGE), number % 3
+        pages = common + tuple(next(fresh) for _ in range(-(-(base + before + rows) // PAGE) - shared))
+        spans.append(Span(rows, base, before + rows, pages, a_tree(rng, rows, before)))
+    own = max(shared - 1, 0)
+    return [*spans, Span(5, own * PAGE, 5, (*common[:own], next(fresh)))]
+
+
+def written_out(q: torch.Tensor, kv: torch.Tensor, spans: Sequence[Span]) -> np.ndarray:
+    """[rows, kv_heads * g * dim] in double precision."""
+    queries, (keys, values) = q.double().cpu().numpy(), kv.double().cpu().numpy()
+    out, row = np.zeros(queries.shape), 0
+    for span in spans:
+        lines = [np.concatenate(each[list(span.pages)].swapaxes(1, 2)) for each in (keys, values)]
+        for seen in span.seen:
+            columns = [*range(span.base), *(span.base + j for j in range(span.tail) if seen >> j & 1)]
+            k, v = (each[columns] for each in lines)
+            scores = np.einsum("hgd,chd->hgc", queries[row], k)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            out[row] = np.einsum("hgc,chd->hgd", weights / weights.sum(-1, keepdims=True), v)
+            row += 1
+    return out.reshape(row, -1)
+
+
+def check(spans: Sequence[Span], kv_heads: int, g: int, dim: int, kind: torch.dtype) -> None:
+    torch.manual_seed(dim + g)
+    rows = sum(span.rows for span in spans)
+    q = (torch.randn(rows, kv_heads, g + 1, dim) / dim**0.5).to(DEVICE, kind)[:, :, :g]  # strided
+    kv = torch.randn(2, 2, PAGES, kv_heads, PAGE, dim).to(DEVICE, kind)[:, 1]  # one layer of two
+    kv[:, 0] = torch.nan  # nobody's page
+    found = attend(q, kv, plan_attention(spans, PAGE, g, DEVICE))
+    wanted = written_out(q, kv, spans)
+    assert (found.dtype, tuple(found.shape)) == (kind, wanted.shape)
+    error = np.linalg.norm(found.double().cpu().numpy() - wanted) / np.linalg.norm(wanted)
+    assert error < NEAR[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kv_heads", "g", "dim"), [(2, 1, 64), (1, 4, 80), (1, 7, 96), (1, 8, 128)])
+def test_trees_behind_a_shared_prefix(kv_heads: int, g: int, dim: int, kind: torch.dtype) -> None:
+    check(branches(random.Random(g), 2, 5, 6), kv_heads, g, dim, kind)
+
+
+@pytest.mark.parametrize("g", range(1, 9))
+def test_any_number_of_heads_shares_a_kv_head(g: int) -> None:
+    check(branches(random.Random(g), 1, 1, 3), 1, g, 64, torch.float32)
+
+
+@pytest.mark.parametrize(("shared", "rows"), [(0, 1), (3, 35)])
+def test_trees_of_many_rows_or_one(shared: int, rows: int) -> None:
+    check(branches(random.Random(rows), 2, shared, rows), 1, 2, 64, torch.float32)
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    spans = branches(random.Random(1), 4, 8, 3)
+    tables = tabulate(spans, PAGE, 64)
+    assert tables.pages.tolist().count(3 + 6) == 1, "all five sequences"
+    assert tables.pages.tolist().count(3 + 7) == 1, "the four that share it"
+    read = {int(row): 0 for row in range(sum(span.rows for span in spans))}
+    for top, high, _, columns, *_ in tables.pieces.tolist():
+        for row in range(top, top + high):
+            read[row] += columns
+    totals = [span.total for span in spans for _ in range(span.rows)]
+    assert list(read.values()) == totals, "every row meets every column of its sequence once"

@@ -1,0 +1,171 @@
+"""Repair: when a ring breaks, its requests go on in the next one, and nobody can tell from the answer.
+
+Refuses to know models and members; a fake ring breaks wherever a test wants.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from specsot.errors import InvalidRequest, Unavailable
+from specsot.events import BranchText, Started
+from specsot.frames import Open
+from specsot_master.conductor import ConductorConfig
+from tests.master.fake_ring import STATE
+from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
+from tests.master.stage import Stage, of
+
+TEXTS = {SOT: ANSWER, COUNT: SAYS["Count"], DIRECT: "It is naïve 你好."}
+
+
+async def break_and_form(stage: Stage, epoch: int, **changes: object) -> None:
+    stage.ring.break_off()
+    stage.conductor.epoch_ended("worker-2 is gone")
+    await stage.settle()
+    state = replace(STATE, epoch=epoch, **changes)  # type: ignore[arg-type]
+    stage.ring.form(state)
+    stage.state = state
+    stage.conductor.epoch_began()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_rings_that_break_at_any_lap(seed: int) -> None:
+    """Pages, page sizes, slots and the drafter may be others in every new ring."""
+    chance, stage, epoch = random.Random(seed), Stage(SAYS, seed=seed), 1
+    clients = {ask: stage.listen(ask) for ask in TEXTS}
+    while not all(client.done() for client in clients.values()):
+        for _ in range(4):  # so that everybody gets somewhere
+            await stage.lap()
+        if chance.random() < 0.6:
+            epoch += 1
+            pages, rows = chance.choice([(64, 64), (24, 64), (90, 32)])
+            drafts = chance.random() < 0.5
+            await break_and_form(stage, epoch, pages=pages, page_rows=rows, has_drafter=drafts)
+    assert epoch > 2
+    for ask, text in TEXTS.items():
+        events = clients[ask].result()
+        assert finished(events).text == text
+        assert len(of(Started, events)) == 1
+        written: dict[int, int] = {}
+        for one in of(BranchText, events):
+            assert one.offset == written.get(one.branch, 0)
+            written[one.branch] = one.offset + len(one.text)
+    stage.assert_clean()
+
+
+async def test_what_was_written_is_part_of_the_prompt() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(COUNT)
+    for _ in range(5):
+        await stage.lap()
+    (before,) = [player for player in stage.ring.live.values() if player.opening.decodes]
+    written = len(before.written)
+    await break_and_form(stage, 2)
+    await stage.settle()
+    again = openings(stage)[-1]
+    assert (again.generated, again.prompt) == (written, before.opening.prompt + written)
+    assert (again.limit, again.seed) == (before.opening.limit, before.opening.seed)
+    assert again.sequence > before.opening.sequence
+    await stage.play(client)
+    stage.assert_clean()
+
+
+async def test_a_shared_prefix_is_fed_once() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(SOT)
+    while sum(player.opening.decodes for player in stage.ring.live.values()) < 2:
+        await stage.lap()
+    stage.ring.orders.clear()
+    await break_and_form(stage, 2)
+    await stage.settle()
+    opened = [order.opening for order in stage.ring.orders if isinstance(order, Open)]
+    assert [one.decodes for one in opened] == [False, True, True]
+    assert {one.fork.sequence for one in opened[1:] if one.fork} == {opened[0].sequence}
+    await stage.play(client)
+
+
+async def test_who_ran_goes_before_who_waits() -> None:
+    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=1))
+    first, second = stage.listen(COUNT), stage.listen(replace(DIRECT, priority=9))
+    for _ in range(3):
+        await stage.lap()
+    await break_and_form(stage, 2)
+    await stage.settle()
+    (player,) = [player for player in stage.ring.live.values() if player.opening.decodes]
+    assert player.opening.generated
+    await stage.play(first, second)
+
+
+async def test_branches_that_do_not_fit_together_follow_each_other() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(SOT)
+    while sum(player.opening.decodes for player in stage.ring.live.values()) < 2:
+        await stage.lap()
+    stage.ring.most_live = 0
+    grant = next(iter(stage.conductor._sharing.ledger._accounts.values())).grant  # pyright: ignore[reportPrivateUsage]
+    await break_and_form(stage, 2, pages=stage.conductor.kept_pages + grant + 2)
+    (events,) = await stage.play(client)
+    assert finished(events).text == ANSWER
+    stage.assert_clean()
+
+
+async def test_a_ring_too_small_for_it_ends_a_request_alone() -> None:
+    stage = Stage(SAYS)
+    large, small = stage.listen(DIRECT), stage.listen(COUNT)
+    for _ in range(2):
+        await stage.lap()
+    await break_and_form(stage, 2, max_positions=500)
+    (events,) = await stage.play(small)
+    assert finished(events).text == SAYS["Count"]
+    with pytest.raises(InvalidRequest, match=r"needs \d+ positions, the model has 500"):
+        await large
+    stage.assert_clean()
+
+
+async def test_a_request_under_which_every_ring_breaks_is_given_up() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(DIRECT)
+    await stage.lap()
+    for epoch in range(2, 6):
+        await break_and_form(stage, epoch)
+        await stage.settle()
+    with pytest.raises(Unavailable, match="worker-2 is gone, once more while this request ran"):
+        await client
+    stage.assert_clean()
+
+
+async def test_a_cancelled_one_does_not_come_back() -> None:
+    stage = Stage(SAYS)
+    client = stage.listen(SOT, "mine")
+    for _ in range(6):
+        await stage.lap()
+    stage.ring.break_off()
+    stage.conductor.epoch_ended("worker-2 is gone")
+    assert stage.conductor.cancel("mine")
+    await client
+    stage.ring.form(replace(STATE, epoch=2))
+    stage.conductor.epoch_began()
+    await stage.settle()
+    assert not stage.ring.live
+    stage.assert_clean()
+
+
+async def test_an_epoch_that_is_over_takes_no_orders() -> None:
+    """A link may break before the fleet has noticed."""
+    stage = Stage(SAYS)
+    client = stage.listen(COUNT)
+    for _ in range(3):
+        await stage.lap()
+    stage.conductor.epoch_ended("stage 0 does not answer")
+    stage.ring.orders.clear()
+    stage.conductor.epoch_began()
+    await stage.settle()
+    assert not stage.ring.orders
+    stage.ring.break_off()
+    stage.ring.form(replace(STATE, epoch=2))
+    stage.conductor.epoch_began()
+    (events,) = await stage.play(client)
+    assert finished(events).text == SAYS["Count"]
