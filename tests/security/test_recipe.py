@@ -83,6 +83,18 @@ def test_the_override_only_changes_papers() -> None:
         assert port.startswith("127.0.0.1:")
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_containers_can_do_little(role: str) -> None:
+    service = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"][role]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "user", "cap_add", "devices"} & set(service)
+    stages = (REPOSITORY / "docker" / "Dockerfile").read_text().split("\nFROM ")
+    assert next(one for one in stages if "USER 1000:1000" in one).startswith("ground AS service")
+    assert any(one.startswith(f"service AS {role}") for one in stages)
+
+
 class Fleet:
     """Processes with the environment that the override gives them, at addresses of this machine."""
 
