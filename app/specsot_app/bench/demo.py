@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from specsot.events import Finished
@@ -27,11 +27,13 @@ from specsot_app.bench.pairs import Comparison, Run, Sample, as_json, compare
 from specsot_app.bench.rivals import Rival
 from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
 from specsot_app.running import run
+from specsot_app.terminal.progress import counting
 from specsot_master.prompts import Prompts, messages_of
 from specsot_master.text import Text
 
 DIRECT_TOKENS = 128
 BRANCH_TOKENS = 64  # of every branch, where all are to be equally long
+COMPARISONS = 9  # those whose runs are made for them
 OFF_TOPIC = "Write a long letter to my landlord about a broken window."
 
 
@@ -63,18 +65,28 @@ def measure(runs: int, output: Path | None) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """How often each comparison is made, and who hears of every run."""
+
+    runs: int
+    step: Callable[[], None]
+
+    async def compare(self, name: str, a: Run, b: Run, aim: float) -> Comparison:
+        """Once unmeasured, so that nothing cold is counted; then in pairs."""
+        await a(0)
+        await b(0)
+        return await compare(name, a, b, self.runs, aim, self.step)
+
+
 async def _measure(runs: int) -> list[Comparison]:
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("measuring", total=4)
-        comparisons: list[Comparison] = []
-        for room in (_against_transformers, _drafted, _planned, _apart):
-            comparisons += await room(runs)
-            progress.advance(task)
-        return comparisons
+    with counting(sys.stderr, "measuring", COMPARISONS * 2 * runs) as step:
+        series = Series(runs, step)
+        rooms = _against_transformers, _drafted, _planned, _apart
+        return [one for room in rooms for one in await room(series)]
 
 
-async def _against_transformers(runs: int) -> list[Comparison]:
+async def _against_transformers(series: Series) -> list[Comparison]:
     """Plain decoding against Transformers generate: the same prompts, the same number of tokens."""
     text = Text(demo() / "base")
     prompts, dtype = Prompts(demo() / "base", text), resolve_dtype("auto", "cpu")
@@ -89,10 +101,10 @@ async def _against_transformers(runs: int) -> list[Comparison]:
             async def ours(pair: int) -> Sample:
                 return (await answer(fleet, _direct(pair))).whole()
 
-            return [await _compare("plain / Transformers generate", ours, theirs, runs, 1.6)]
+            return [await series.compare("plain / Transformers generate", ours, theirs, 1.6)]
 
 
-async def _drafted(runs: int) -> list[Comparison]:
+async def _drafted(series: Series) -> list[Comparison]:
     """EAGLE against plain: branch turns of known topics one by one, and direct answers off them."""
     async with opened(Wanted()) as fleet:
 
@@ -111,27 +123,27 @@ async def _drafted(runs: int) -> list[Comparison]:
             return run
 
         return [
-            await _compare(
-                "eagle / plain, branch turns", branch_turns("eagle"), branch_turns("none"), runs, 1.4
+            await series.compare(
+                "eagle / plain, branch turns", branch_turns("eagle"), branch_turns("none"), 1.4
             ),
-            await _compare(
-                "eagle / plain, off its topics", off_topic("eagle"), off_topic("none"), runs, 0.97
+            await series.compare(
+                "eagle / plain, off its topics", off_topic("eagle"), off_topic("none"), 0.97
             ),
         ]
 
 
-async def _planned(runs: int) -> list[Comparison]:
+async def _planned(series: Series) -> list[Comparison]:
     """SoT against direct plain decoding of equally many tokens, with and without the drafter."""
     async with opened(Wanted()) as fleet:
         return [
             one
             for drafter in ("none", "eagle")
             for equal in (False, True)
-            for one in await _planned_by(fleet, drafter, equal, runs)
+            for one in await _planned_by(fleet, drafter, equal, series)
         ]
 
 
-async def _planned_by(fleet: Fleet, drafter: str, equal: bool, runs: int) -> list[Comparison]:
+async def _planned_by(fleet: Fleet, drafter: str, equal: bool, series: Series) -> list[Comparison]:
     """One set of runs, looked at whole and in its branch phase alone.
 
     equal: every branch writes BRANCH_TOKENS, so that the demo model's habit of short points does not count.
@@ -153,11 +165,11 @@ async def _planned_by(fleet: Fleet, drafter: str, equal: bool, runs: int) -> lis
         return (await answer(fleet, _direct(pair, lengths[pair]))).whole()
 
     name = f"sot ({drafter}{', equal branches' if equal else ''}) / direct plain"
-    whole = await _compare(f"{name}, whole", planned, direct, runs, 3.0)
-    return [whole, Comparison(f"{name}, branches", tuple(phases[-runs:]), whole.b, 4.5)]
+    whole = await series.compare(f"{name}, whole", planned, direct, 3.0)
+    return [whole, Comparison(f"{name}, branches", tuple(phases[-series.runs :]), whole.b, 4.5)]
 
 
-async def _apart(runs: int) -> list[Comparison]:
+async def _apart(series: Series) -> list[Comparison]:
     """Services as processes against the same fleet inside this one: two stages and a drafter each."""
     async with (
         opened(Wanted(stages=2)) as inside,
@@ -177,16 +189,9 @@ async def _apart(runs: int) -> list[Comparison]:
             return run
 
         return [
-            await _compare("processes / in-process, sot", sot(apart), sot(inside), runs, 0.85),
-            await _compare("processes / in-process, plain", plain(apart), plain(inside), runs, 0.75),
+            await series.compare("processes / in-process, sot", sot(apart), sot(inside), 0.85),
+            await series.compare("processes / in-process, plain", plain(apart), plain(inside), 0.75),
         ]
-
-
-async def _compare(name: str, a: Run, b: Run, runs: int, aim: float) -> Comparison:
-    """Once unmeasured, so that nothing cold is counted; then in pairs."""
-    await a(0)
-    await b(0)
-    return await compare(name, a, b, runs, aim)
 
 
 @asynccontextmanager

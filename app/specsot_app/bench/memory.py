@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +26,7 @@ from specsot_app.children import Child
 from specsot_app.fleets import models_of
 from specsot_app.processes import ProcessFleet
 from specsot_app.running import run
+from specsot_app.terminal.progress import counting
 
 STEPS = (500, 1000, 1500, 2000)  # requests after which is looked
 AIM = 16 << 20  # bytes a process may have grown from the first look to the last
@@ -64,10 +67,12 @@ async def _measure(load: Load) -> tuple[Info, list[Look]]:
     fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted))
     try:
         address, numbers, looks = fleet.children[0].service.address, itertools.count(), list[Look]()
-        for before, step in pairwise((0, *STEPS)):
-            level = await ask_at_once(address, AT_ONCE, islice(numbers, step - before), load.ask)
-            unanswered = len(level.heard) - len(level.answered)
-            looks.append(Look(step, unanswered, resident(fleet.children)))
+        with counting(sys.stderr, "asking", len(STEPS)) as looked:
+            for before, step in pairwise((0, *STEPS)):
+                level = await ask_at_once(address, AT_ONCE, islice(numbers, step - before), load.ask)
+                unanswered = len(level.heard) - len(level.answered)
+                looks.append(Look(step, unanswered, resident(fleet.children)))
+                looked()
         return await info_of(address), looks
     finally:
         await fleet.close()
@@ -95,8 +100,10 @@ def grown(looks: Sequence[Look]) -> dict[str, int]:
 
 def table_of(looks: Sequence[Look]) -> Table:
     """One row a process, in MiB."""
-    table = Table(title="specsot bench load --memory", caption="resident MiB")
-    for heading in ("process", *(f"after {look.requests}" for look in looks), "grown", "allowed"):
+    table = Table(
+        title="specsot bench load --memory", caption="resident MiB after so many requests", box=SIMPLE_HEAD
+    )
+    for heading in ("process", *(str(look.requests) for look in looks), "grown", "allowed"):
         table.add_column(heading, justify="left" if heading == "process" else "right")
     for name, growth in grown(looks).items():
         held = (look.held[name] for look in looks)

@@ -66,11 +66,18 @@ def turns(a: Side, b: Side, count: int) -> Iterator[tuple[int, Side]]:
             yield pair, side
 
 
-async def compare(name: str, a: Run, b: Run, count: int, aim: float | None = None) -> Comparison:
-    """Run pair 0, 1, ... in the order AB BA AB BA ...; a run is told the number of its pair."""
+async def compare(
+    name: str, a: Run, b: Run, count: int, aim: float | None = None, step: Callable[[], None] | None = None
+) -> Comparison:
+    """Run pair 0, 1, ... in the order AB BA AB BA ...; a run is told the number of its pair.
+
+    step: called after each run.
+    """
     taken: dict[Run, list[Sample]] = {a: [], b: []}
     for pair, run in turns(a, b, count):
         taken[run].append(await run(pair))
+        if step:
+            step()
     return Comparison(name, tuple(taken[a]), tuple(taken[b]), aim)
 
 
