@@ -5,6 +5,7 @@ Refuses to know models: a conductor on a fake ring stands behind a real gRPC doo
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from specsot.params import Ask
 from specsot_app.bench.clients import ask_at_once
@@ -66,6 +68,17 @@ def test_a_level_without_an_answer_has_no_figures() -> None:
     level = Level(1, 1.0, (Heard(0.0, 0.1, error="Unavailable"),))
     assert level.row()["requests_per_second"] == 0
     assert table_of([level]).row_count == 1
+
+
+def test_the_table_fits_a_terminal() -> None:
+    slow = Heard(0.0, 99.0, (12.345, 99.0), tokens=3)
+    levels = [Level(64, 1.0, (slow, Heard(0.0, 0.1, error="Overloaded")))]
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(table_of(levels))
+    shown = console.export_text()
+    assert "12345/12345" in shown
+    assert "Overloaded" in shown
+    assert "…" not in shown
 
 
 async def test_every_request_is_asked_once() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -116,21 +117,22 @@ def settings_of(load: Load, info: Info) -> Row:
 
 
 def table_of(levels: Sequence[Level]) -> Table:
-    """One row a level; waits in milliseconds, p50 / p99."""
-    table = Table(title="specsot bench load", caption="waits in ms: p50 / p99")
-    headings = ("clients", "asked", "errors", "answers/s", "tokens/s", "first text", "between", "per token")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=heading != "errors")
+    """One row a level; waits in milliseconds, p50/p99."""
+    table = Table(title="specsot bench load", caption="waits in ms: p50/p99", box=SIMPLE_HEAD)
+    table.collapse_padding, table.pad_edge = True, False
+    for heading in ("clients", "asked", "req/s", "tok/s", "first text", "between", "per token"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("errors", justify="right", min_width=10)
     for level in levels:
         row = level.row()
         waits = (row["first_text_seconds"], row["between_texts_seconds"], row["per_token_seconds"])
         table.add_row(
             str(level.clients),
             str(len(level.heard)),
-            ", ".join(f"{count} {why}" for why, count in level.errors.items()) or "0",
             f"{row['requests_per_second']:.2f}",
             f"{row['tokens_per_second']:.0f}",
             *map(in_milliseconds, waits),
+            ", ".join(f"{count} {why}" for why, count in level.errors.items()) or "0",
         )
     return table
 
@@ -138,4 +140,4 @@ def table_of(levels: Sequence[Level]) -> Table:
 def in_milliseconds(found: object) -> str:
     """A spread as people read it."""
     assert isinstance(found, dict)
-    return " / ".join("-" if value is None else f"{value * 1000:.0f}" for value in found.values())
+    return "/".join("-" if value is None else f"{value * 1000:.0f}" for value in found.values())
