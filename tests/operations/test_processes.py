@@ -66,7 +66,7 @@ class Told:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def told() -> AsyncIterator[Told]:
-    """A planned request that is traced, one whose client leaves, one that is refused; then the fleet is gone."""
+    """One request is traced, one left by its client, one refused; then the fleet is gone."""
     told = Told()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (
