@@ -16,8 +16,10 @@ DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
+    "docs/cli.md",
     "docs/eagle.md",
     "docs/models.md",
+    "docs/operations.md",
     "docs/security.md",
     "models/demo/README.md",
 ]
