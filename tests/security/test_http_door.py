@@ -31,7 +31,6 @@ CLOSED = [
     "/openapi.json",
     "/nothing",
     "/health/",
-    "//",
 ]
 QUESTION = {"messages": [{"role": "user", "content": "What is it?"}], "specsot": {"mode": "direct"}}
 
