@@ -97,7 +97,8 @@ def begin(ask: Ask, words: Words, ring: RingState) -> Beginning:
 def fit(request: LiveRequest, ring: RingState) -> None:
     """The same for a request that met another ring before. Raises InvalidRequest."""
     said = request.conversation
-    request.beginning = begin(request.ask, Words(request.answer, said, said and _measure(said)), ring)
+    sizes = _measure(said) if said else None
+    request.beginning = begin(request.ask, Words(request.answer, said, sizes), ring)
 
 
 def size_of(ask: Ask) -> int:
