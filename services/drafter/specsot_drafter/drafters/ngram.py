@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsot.frames import Features
 from specsot_drafter.acceptance import Acceptance
@@ -18,48 +19,44 @@ from specsot_drafter.texts import Text
 
 LONGEST, SHORTEST = 4, 2  # tokens that must have been written before
 
-Gram = tuple[int, ...]
-
 
 @dataclass(slots=True)
 class Index:
-    """Where each stretch of SHORTEST .. LONGEST tokens of one text was written last, as far as it is known.
+    """One text as an array, in which what was written before is looked for. It costs nothing until then.
 
-    source: of the text it forks, until something is looked up. ends: the place behind each stretch.
     suggested: what was suggested behind so many tokens, until it is known.
     """
 
     text: Text
-    source: Index | None = None
-    ends: dict[Gram, int] = field(default_factory=dict)
     known: int = 0
     suggested: tuple[int, tuple[int, ...]] = (0, ())
-
-    def catch_up(self) -> None:
-        """All but the stretches that end with the newest token: they would only find themselves."""
-        if self.source:
-            self._share(self.source)
-        tokens = self.text.tokens
-        for end in range(max(self.known, SHORTEST), len(tokens)):
-            for size in range(SHORTEST, min(LONGEST, end) + 1):
-                self.ends[tuple(tokens[end - size : end])] = end
-        self.known = max(len(tokens), self.known)
-
-    def _share(self, source: Index) -> None:
-        self.source = None
-        source.catch_up()
-        if self.text.tokens[: source.known] == source.text.tokens:
-            self.ends, self.known = source.ends.copy(), source.known
+    room: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
     def look(self, most: int) -> tuple[int, ...]:
-        """The tokens behind the longest stretch that was written before, at most `most`."""
-        self.catch_up()
+        """The tokens behind the longest stretch that was written before, at most `most`; of several, behind
+        the last.
+        """
+        written = self._catch_up()
+        if len(written) <= SHORTEST:
+            return ()
+        ends = np.flatnonzero((written[1:-1] == written[-1]) & (written[:-2] == written[-2])) + SHORTEST
+        for size in range(SHORTEST + 1, LONGEST + 1):
+            longer = ends[ends >= size]
+            longer = longer[written[longer - size] == written[-size]]
+            if not len(longer):
+                break
+            ends = longer
+        return tuple(written[ends[-1] : ends[-1] + most].tolist()) if len(ends) else ()
+
+    def _catch_up(self) -> NDArray[np.int32]:
         tokens = self.text.tokens
-        for size in range(LONGEST, SHORTEST - 1, -1):
-            end = self.ends.get(tuple(tokens[-size:]))
-            if end is not None:
-                return tuple(tokens[end : end + most])
-        return ()
+        if len(tokens) > len(self.room):
+            room = np.empty(2 * len(tokens), np.int32)
+            room[: self.known] = self.room[: self.known]
+            self.room = room
+        self.room[self.known : len(tokens)] = tokens[self.known :]
+        self.known = len(tokens)
+        return self.room[: self.known]
 
 
 class NgramDrafter:
@@ -76,10 +73,7 @@ class NgramDrafter:
         return 0
 
     def open(self, text: Text) -> None:
-        """A fork knows what its source knows of what they share."""
-        fork = text.opening.fork
-        source = self._indices.get(fork.sequence) if fork else None
-        self._indices[text.sequence] = Index(text, source)
+        self._indices[text.sequence] = Index(text)
 
     def hear(self, batch: Features) -> None:
         """Compare what was suggested with what was written."""
