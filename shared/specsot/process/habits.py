@@ -9,7 +9,7 @@ import ctypes
 import os
 import sys
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # <malloc.h>
 
 _SETTINGS = {
     # A forward has dozens of short parallel stretches: threads that sleep between them (as the passive
@@ -31,8 +31,12 @@ def settle_habits() -> None:
 
 
 def keep_memory() -> None:
-    """Let glibc reuse freed memory for large messages instead of mapping it anew for each."""
+    """Let glibc reuse freed memory for large messages instead of mapping it anew for each.
+
+    Few arenas: what one thread frees, another can use; by default each of gRPC's threads gathers its own.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # musl has none
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 256 << 20)
+        libc.mallopt(M_ARENA_MAX, 2)
