@@ -4,11 +4,12 @@ Refuses to know layers, weights and sequences. The same entry point as `specsot.
 frame, `attend` for every layer. Scores, sums and merges are fp32 whatever the pages hold.
 """
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -74,30 +75,30 @@ def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
 
 @kernel
 def _read(
-    q: Any,
-    kv: Any,
-    pieces: Any,
-    pages: Any,
-    leads: Any,
-    bases: Any,
-    bits: Any,
-    parts: Any,
-    weights: Any,
-    q_row: Any,
-    q_group: Any,
-    q_head: Any,
-    kv_half: Any,
-    kv_page: Any,
-    kv_head: Any,
-    kv_row: Any,
-    g: Any,
-    page_rows: Any,
-    words: Any,
-    dim: Any,
+    q,
+    kv,
+    pieces,
+    pages,
+    leads,
+    bases,
+    bits,
+    parts,
+    weights,
+    q_row,
+    q_group,
+    q_head,
+    kv_half,
+    kv_page,
+    kv_head,
+    kv_row,
+    g,
+    page_rows,
+    words,
+    dim,
     room: tl.constexpr,
     tile: tl.constexpr,
     wide: tl.constexpr,
-) -> None:
+):
     """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp."""
     piece, head = pieces + tl.program_id(0) * 7, tl.program_id(1)
     top_row, high, where = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
@@ -142,7 +143,7 @@ def _read(
 
 
 @kernel
-def _merge(parts: Any, weights: Any, starts: Any, slots: Any, out: Any, dim: Any, room: tl.constexpr) -> None:
+def _merge(parts, weights, starts, slots, out, dim, room: tl.constexpr):
     """One head of one row: its pieces by their log-sum-exp."""
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     d = tl.arange(0, room)

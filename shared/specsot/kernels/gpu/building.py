@@ -4,9 +4,9 @@ Refuses to know scores, and how trees are verified. Parents stand before their c
 itself or onwards counts as an orphan, so no walk upwards can run in a circle.
 """
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton.language as tl
@@ -88,20 +88,20 @@ def _arrays(rows: Tensor, mask: Tensor, batch: int) -> TreeArrays:
 
 @kernel
 def _build(
-    verified: Any,
-    parent_list: Any,
-    selected: Any,
-    drafts: Any,
-    seq_lens: Any,
-    rows: Any,
-    mask: Any,
-    nodes: Any,
-    topk: Any,
-    groups: Any,
-    size: Any,
+    verified,
+    parent_list,
+    selected,
+    drafts,
+    seq_lens,
+    rows,
+    mask,
+    nodes,
+    topk,
+    groups,
+    size,
     mode: tl.constexpr,
     tile: tl.constexpr,
-) -> None:
+):
     b = tl.program_id(0).to(tl.int64)
     count = tl.num_programs(0) * nodes
     tokens, parents = rows + 4 * count + b * nodes, rows + 5 * count + b * nodes
@@ -128,31 +128,13 @@ def _build(
 
 
 @kernel
-def _arrange(
-    parents: Any,
-    seq_lens: Any,
-    rows: Any,
-    mask: Any,
-    nodes: Any,
-    size: Any,
-    mode: tl.constexpr,
-    tile: tl.constexpr,
-) -> None:
+def _arrange(parents, seq_lens, rows, mask, nodes, size, mode: tl.constexpr, tile: tl.constexpr):
     b = tl.program_id(0).to(tl.int64)
     _lay_out(parents + b * nodes, seq_lens, rows, mask, nodes, size, mode, tile)
 
 
 @kernel
-def _lay_out(
-    parents: Any,
-    seq_lens: Any,
-    rows: Any,
-    mask: Any,
-    nodes: Any,
-    size: Any,
-    mode: tl.constexpr,
-    tile: tl.constexpr,
-) -> None:
+def _lay_out(parents, seq_lens, rows, mask, nodes, size, mode: tl.constexpr, tile: tl.constexpr):
     """Everything that follows from the parents of one request's nodes, tile by tile."""
     b = tl.program_id(0).to(tl.int64)
     count = tl.num_programs(0) * nodes
@@ -196,14 +178,14 @@ def _lay_out(
 
 
 @kernel
-def _parent(parents: Any, node: Any, nodes: Any) -> Any:
+def _parent(parents, node, nodes):
     """The parents of a tile's nodes; -1 where there is none."""
     above = tl.load(parents + node, mask=(node >= 0) & (node < nodes), other=-1).to(tl.int32)
     return tl.where(above < node, above, -1)
 
 
 @kernel
-def _sum_before(seq_lens: Any, b: Any) -> Any:
+def _sum_before(seq_lens, b):
     """Tokens of the requests before request b."""
     total = b * 0
     for start in range(0, b, 128):

@@ -4,9 +4,9 @@ Refuses to know how chances came about. Sums are taken in double precision: a vo
 chances must not lose its tail.
 """
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton.language as tl
@@ -74,26 +74,26 @@ def tree_speculative_sampling(
 
 @kernel
 def _weigh(
-    candidates: Any,
-    slots: Any,
-    first: Any,
-    following: Any,
-    coins: Any,
-    target: Any,
-    draft: Any,
-    predicts: Any,
-    accepted: Any,
-    counts: Any,
-    ends: Any,
-    masses: Any,
-    nodes: Any,
-    steps: Any,
-    kinds: Any,
+    candidates,
+    slots,
+    first,
+    following,
+    coins,
+    target,
+    draft,
+    predicts,
+    accepted,
+    counts,
+    ends,
+    masses,
+    nodes,
+    steps,
+    kinds,
     single: tl.constexpr,
     acc: tl.constexpr,
     drafted: tl.constexpr,
     part: tl.constexpr,
-) -> None:
+):
     b, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     rows, row, writes = tl.num_programs(0) * nodes, b * nodes, number == 0
     nothing = tl.full((), 0, tl.int64)
@@ -133,26 +133,26 @@ def _weigh(
 
 @kernel
 def _draw(
-    candidates: Any,
-    slots: Any,
-    first: Any,
-    following: Any,
-    coins: Any,
-    target: Any,
-    draft: Any,
-    predicts: Any,
-    accepted: Any,
-    counts: Any,
-    ends: Any,
-    masses: Any,
-    nodes: Any,
-    steps: Any,
-    kinds: Any,
-    parts: Any,
+    candidates,
+    slots,
+    first,
+    following,
+    coins,
+    target,
+    draft,
+    predicts,
+    accepted,
+    counts,
+    ends,
+    masses,
+    nodes,
+    steps,
+    kinds,
+    parts,
     drafted: tl.constexpr,
     part: tl.constexpr,
     room: tl.constexpr,
-) -> None:
+):
     b = tl.program_id(0).to(tl.int64)
     row = b * nodes
     at, slot = tl.load(ends + 2 * b).to(tl.int64), tl.load(ends + 2 * b + 1).to(tl.int64)
@@ -174,7 +174,7 @@ def _draw(
 
 
 @kernel
-def _reach(weights: Any, numbers: Any, goal: Any, size: Any) -> Any:
+def _reach(weights, numbers, goal, size):
     """The first number at which the sum passes the goal; rounding or not, one that weighs something."""
     there = weights > 0
     passed = there & (tl.cumsum(weights, 0) > goal)
@@ -184,19 +184,8 @@ def _reach(weights: Any, numbers: Any, goal: Any, size: Any) -> Any:
 
 @kernel
 def _left(
-    candidates: Any,
-    first: Any,
-    following: Any,
-    target: Any,
-    draft: Any,
-    row: Any,
-    at: Any,
-    whole: Any,
-    tokens: Any,
-    nodes: Any,
-    kinds: Any,
-    drafted: tl.constexpr,
-) -> Any:
+    candidates, first, following, target, draft, row, at, whole, tokens, nodes, kinds, drafted: tl.constexpr
+):
     """Of these tokens' chances behind node `at`: what is left (all where `whole`), and all."""
     start = (row + at) * kinds
     chance = _chances(target + start, tokens, tokens < kinds)
@@ -212,10 +201,10 @@ def _left(
 
 
 @kernel
-def _chances(array: Any, tokens: Any, there: Any) -> Any:
+def _chances(array, tokens, there):
     return tl.load(array + tokens, mask=there, other=0.0).to(tl.float64)
 
 
 @kernel
-def _chance(place: Any) -> Any:
+def _chance(place):
     return tl.load(place).to(tl.float64)

@@ -4,9 +4,9 @@ Refuses to know chances. A walk looks at most at as many children as there are n
 cannot hold the device, and reads nothing outside of its arrays whatever they say.
 """
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton.language as tl
@@ -43,18 +43,7 @@ def verify_tree_greedy(
 
 
 @kernel
-def _verify(
-    candidates: Any,
-    targets: Any,
-    slots: Any,
-    first: Any,
-    following: Any,
-    predicts: Any,
-    accepted: Any,
-    counts: Any,
-    nodes: Any,
-    steps: Any,
-) -> None:
+def _verify(candidates, targets, slots, first, following, predicts, accepted, counts, nodes, steps):
     b = tl.program_id(0).to(tl.int64)
     rows, row = tl.num_programs(0) * nodes, b * nodes
     taken, looked = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
@@ -78,12 +67,12 @@ def _verify(
 
 
 @kernel
-def number_at(array: Any, place: Any, size: Any) -> Any:
+def number_at(array, place, size):
     """array[place] as int64; -1 where there is no such place."""
     return tl.load(array + place, mask=(place >= 0) & (place < size), other=-1).to(tl.int64)
 
 
 @kernel
-def put_at(array: Any, place: Any, size: Any, value: Any) -> None:
+def put_at(array, place, size, value):
     """array[place] = value, where there is such a place."""
     tl.store(array + place, value, mask=(place >= 0) & (place < size))
