@@ -49,6 +49,26 @@ def chosen_of(seed: int, k: int, steps: int, nodes: int, batch: int) -> tuple[An
     return roots, *organize_draft_results(*lists_of(draftings), nodes), lengths
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "tied"])
+@pytest.mark.parametrize(("k", "steps", "nodes", "batch"), SHAPES)
+def test_the_best_are_the_rules(
+    k: int, steps: int, nodes: int, batch: int, coarse: bool, kind: torch.dtype
+) -> None:
+    """Products of chances, or their logarithms, some of which are not numbers, or nothing at all."""
+    rng = random.Random(k)
+    scores, tokens, parents = lists_of([draft(rng, k, steps, coarse) for _ in range(batch)])
+    scores = [np.log(each) if k % 2 else each for each in scores]
+    scores[-1][0, 0, 0] = np.nan
+    scores[-1][-1, -1, -1] = -np.inf if k % 2 else -0.0
+    rounded = [torch.from_numpy(each).to(kind) for each in scores]
+    wanted = reference.organize_draft_results(
+        [each.double().numpy() for each in rounded], tokens, parents, nodes
+    )
+    lists = ([each.to(DEVICE) for each in rounded], on_device(*tokens), on_device(*parents))
+    check_same(gpu.organize_draft_results(*lists, nodes), wanted)
+
+
 @pytest.mark.parametrize("mode", list(TreeMaskMode))
 @pytest.mark.parametrize(("k", "steps", "nodes", "batch"), SHAPES)
 def test_trees_are_the_rules(k: int, steps: int, nodes: int, batch: int, mode: TreeMaskMode) -> None:

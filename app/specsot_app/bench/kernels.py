@@ -9,9 +9,11 @@ replayed: the same work as a captured graph: what is left where launches cost no
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from specsot.kernels import TreeMaskMode, gpu, reference, tensors
 from specsot.kernels.gpu import attention
+from specsot.model.attention import attend, plan_readings
 from specsot.model.segments import Span
 
 Call = Callable[[], object]
@@ -45,16 +48,23 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for shape in SHAPES:
         rows += measure_trees(*shape)
+    bandwidth = measure_copy()
     for branches, tree in ((1, 60), (6, 32)):
         for text in (1024, 8192):
-            rows.append(measure_attention(branches, tree, text))
+            rows.append(measure_attention(branches, tree, text, bandwidth))
     for row in rows:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
     if chosen.output:
         from specsot_app.bench.results import write_results
 
         device = torch.cuda.get_device_name()
-        settings = {"device": device, "torch": torch.__version__, "batch": BATCH, "vocabulary": VOCABULARY}
+        settings: dict[str, object] = {
+            "device": device,
+            "torch": torch.__version__,
+            "batch": BATCH,
+            "vocabulary": VOCABULARY,
+        }
+        settings |= {"triton": version("triton"), "copy TB/s": round(bandwidth / 1e12, 2)}
         write_results(chosen.output, "kernels", settings, rows)
 
 
@@ -144,8 +154,15 @@ def sample(linked: Sequence[Tensor], predict: Tensor, steps: int, kind: torch.dt
     return compare(calls, wanted)
 
 
-def measure_attention(branches: int, tree: int, text: int) -> dict[str, object]:
-    """One layer of trees behind one shared text, against the bytes that must be read."""
+def measure_copy() -> float:
+    """Bytes a second, read and written, of a large copy."""
+    source = torch.randn(2**29, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / called(lambda: target.copy_(source)) * 1e6
+
+
+def measure_attention(branches: int, tree: int, text: int, bandwidth: float) -> dict[str, object]:
+    """One layer of trees behind one shared text; the floor is each byte once at that bandwidth."""
     own = -(-(tree + PAGE) // PAGE)
     pages = text // PAGE
     spans: list[Span] = []
@@ -162,20 +179,22 @@ def measure_attention(branches: int, tree: int, text: int) -> dict[str, object]:
     q *= DIM**-0.5
     planned = bind(attention.plan_attention, spans, PAGE, HEADS // KV_HEADS, "cuda")
     plan: Any = planned()
-    turn = [0]
-
-    def read() -> object:
-        turn[0] = (turn[0] + 1) % len(layers)
-        return attention.attend(q, layers[turn[0]], plan)
-
+    fallback = plan_readings(spans, PAGE, HEADS // KV_HEADS, "packed", q.dtype, "cuda")
+    turns = itertools.cycle(layers)
+    found, wanted = attention.attend(q, kv, plan), attend(q, kv, fallback)
+    if (found - wanted).float().norm() > 0.02 * wanted.float().norm():
+        raise AssertionError("attention is not the fallback's")
+    read, other = (lambda: attention.attend(q, next(turns), plan)), (lambda: attend(q, next(turns), fallback))
     needed = 2 * (text + branches * tree) * KV_HEADS * DIM * 2 + 2 * q.nbytes
     return {
         "call": "attention bfloat16",
         "shape": f"branches={branches} nodes={tree} text={text} heads={HEADS}/{KV_HEADS} dim={DIM}",
         "called us": called(read),
         "replayed us": replayed(read, len(layers)),
+        "torch called us": called(other),
+        "torch replayed us": replayed(other, len(layers)),
         "plan us": called(planned),
-        "MB needed": round(needed / 1e6, 2),
+        "floor us": round(needed / bandwidth * 1e6, 1),
     }
 
 

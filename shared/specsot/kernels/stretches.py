@@ -37,6 +37,14 @@ class Span(Protocol):
     def lead(self) -> int: ...
 
 
+class Block(NamedTuple):
+    """A sequence's rows, from row `first` of the frame on, which all see the columns before `lead`."""
+
+    first: int
+    span: Span
+    lead: int
+
+
 class Stretch(NamedTuple):
     """Rows first .. first + rows - 1 read columns at .. at + columns - 1, which lie on these pages."""
 
@@ -71,10 +79,9 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
     """The work of one frame whose spans come in row order; a piece has at most tile_rows rows."""
     starts = (0, *accumulate(span.rows for span in spans))
     leads, bases, bits = _sights(spans)
-    stretches = tuple(_cut(list(zip(starts, spans)), 0, page_rows))
+    stretches = tuple(_cut([Block(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
     pieces: list[tuple[int, ...]] = []
     pages: list[int] = []
-    slots: list[list[int]] = [[] for _ in range(starts[-1])]
     used = 0
     step = _piece_columns(stretches, page_rows, tile_rows)
     for first, rows, at, columns, run in stretches:
@@ -85,12 +92,17 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
                 high = min(tile_rows, first + rows - top)
                 seen = int(leads[top : top + high].min())
                 pieces.append((top, high, where, wide, at + left, seen, used))
-                for row in range(high):
-                    slots[top + row].append(used + row)
                 used += high
-    ends = np.cumsum([0, *map(len, slots)])
-    flat = [slot for each in slots for slot in each]
-    return Tables(*map(_numbers, (pieces, pages, leads, bases, bits, ends, flat)))
+    table = _numbers(pieces).reshape(-1, 7)
+    return Tables(table, _numbers(pages), leads, bases, bits, *_merges(table, starts[-1]))
+
+
+def _merges(pieces: Numbers, rows: int) -> tuple[Numbers, Numbers]:
+    """Starts and slots: every row's slots, in the order of its columns."""
+    tops, highs, firsts = pieces[:, 0], pieces[:, 1], pieces[:, 6]
+    owners = np.repeat(tops - firsts, highs) + np.arange(highs.sum())
+    starts = np.concatenate(([0], np.bincount(owners, minlength=rows).cumsum()))
+    return _numbers(starts), _numbers(np.argsort(owners, kind="stable"))
 
 
 def _piece_columns(stretches: Sequence[Stretch], page_rows: int, tile_rows: int) -> int:
@@ -99,37 +111,40 @@ def _piece_columns(stretches: Sequence[Stretch], page_rows: int, tile_rows: int)
     return max(-(-max(work // PIECES, LEAST) // page_rows), 1) * page_rows
 
 
-def _cut(blocks: Sequence[tuple[int, Span]], level: int, page_rows: int) -> Iterator[Stretch]:
-    """Stretches of neighbours from the level-th page on; blocks are first rows and spans."""
+def _cut(blocks: Sequence[Block], level: int, page_rows: int) -> Iterator[Stretch]:
+    """Stretches of neighbours from the level-th page on."""
     for run in _runs(blocks, level, page_rows):
-        (first, span), at = run[0], level * page_rows
+        (first, span, _), at = run[0], level * page_rows
         end = -(-(span.base + span.tail) // page_rows)
         columns = span.base + span.tail - at
         if len(run) > 1:
-            end = level + 1
-            while len(_runs(run, end, page_rows)) == 1:
-                end += 1
+            end = _shared_until(run, level + 1, page_rows)
             columns = end * page_rows - at
         if columns > 0:
-            rows = sum(each.rows for _, each in run)
-            yield Stretch(first, rows, at, columns, span.pages[level:end])
+            yield Stretch(first, sum(each.span.rows for each in run), at, columns, span.pages[level:end])
         if len(run) > 1:
             yield from _cut(run, end, page_rows)
 
 
-def _runs(blocks: Sequence[tuple[int, Span]], level: int, page_rows: int) -> list[list[tuple[int, Span]]]:
+def _runs(blocks: Sequence[Block], level: int, page_rows: int) -> list[list[Block]]:
     """Neighbours whose level-th page is the same, full, and seen whole."""
-    runs: list[list[tuple[int, Span]]] = []
+    runs: list[list[Block]] = []
     before: int | None = None
     for block in blocks:
-        span = block[1]
-        page = span.pages[level] if span.lead >= (level + 1) * page_rows else None
+        page = block.span.pages[level] if block.lead >= (level + 1) * page_rows else None
         if runs and page is not None and page == before:
             runs[-1].append(block)
         else:
             runs.append([block])
         before = page
     return runs
+
+
+def _shared_until(run: Sequence[Block], level: int, page_rows: int) -> int:
+    """The first level from this one on whose page the run does not share."""
+    pages = [block.span.pages for block in run]
+    most = min(block.lead for block in run) // page_rows
+    return next((at for at in range(level, most) if len({each[at] for each in pages}) > 1), max(level, most))
 
 
 def _sights(spans: Sequence[Span]) -> tuple[Numbers, Numbers, Numbers]:

@@ -4,13 +4,15 @@ Refuses to know layers, weights and sequences.
 
 Each reading (rows over one stretch of a page, read where it lies) is a softmax of its own, and where a
 row has several they are merged by log-sum-exp: with o_i and l_i a reading's output and log-sum-exp,
-l = log(sum exp l_i) and o = sum exp(l_i - l) o_i.
+l = log(sum exp l_i) and o = sum exp(l_i - l) o_i. On a GPU with Triton, kernels do the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -50,12 +52,14 @@ class AttentionPlan:
 
     passes: first those that open every row (column 0), in row order, then the others.
     take, give: arranged rows as frame rows, and back; None when they are the same.
+    kernel: does all of it instead, given queries and a layer.
     """
 
     opening: tuple[_Pass, ...]
     further: tuple[_Pass, ...]
     take: Tensor | None
     give: Tensor | None
+    kernel: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def plan_attention(
@@ -66,7 +70,27 @@ def plan_attention(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> AttentionPlan:
-    """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows.
+    """Plan one frame's attention, for `attend`: `spans` in row order, pages of `page_rows` rows.
+
+    To the kernels of a GPU, both layouts are one.
+    """
+    if torch.device(device).type != "cuda" or find_spec("triton") is None:
+        return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device)
+    from specsot.kernels.gpu import attention
+
+    plan = attention.plan_attention(spans, page_rows, heads_per_kv, device)
+    return AttentionPlan((), (), None, None, partial(attention.attend, plan=plan))
+
+
+def plan_readings(
+    spans: Sequence[Span],
+    page_rows: int,
+    heads_per_kv: int,
+    layout: Layout,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> AttentionPlan:
+    """The plan that needs torch alone, on any device.
 
     packed: spans are read one by one, except that shared pages are read once.
     batched: spans whose pages are consecutive are read as one product, padded to equal row counts.
@@ -96,6 +120,8 @@ def attend(q: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
     kv_layer: [2, pages, kv_heads, page_rows, head_dim], one layer of KVPages.
     returns   [rows, kv_heads * g * head_dim].
     """
+    if plan.kernel is not None:
+        return plan.kernel(q, kv_layer)
     if plan.take is not None:
         q = q.index_select(0, plan.take)
     read = [_read(q, kv_layer, each) for each in plan.opening]

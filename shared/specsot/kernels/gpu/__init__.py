@@ -5,9 +5,9 @@ kernel computes is `reference`'s, bit for bit, but for the order in which the la
 """
 
 from specsot.kernels.gpu.building import arrange_trees, build_trees
+from specsot.kernels.gpu.choosing import organize_draft_results
 from specsot.kernels.gpu.sampling import tree_speculative_sampling
 from specsot.kernels.gpu.walking import verify_tree_greedy
-from specsot.kernels.tensors import organize_draft_results
 
 __all__ = [
     "arrange_trees",

@@ -19,7 +19,8 @@ from torch import Tensor
 from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
 from specsot.kernels.stretches import Span, Tables, tabulate
 
-COLUMNS = 64  # of a tile
+QUERIES, COLUMNS = 64, 64  # of a tile at most
+LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
 
 
@@ -39,7 +40,7 @@ def plan_attention(
 ) -> TreePlan:
     """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device."""
     rows = sum(span.rows for span in spans)
-    tile = min(max(power_of_two(rows * heads_per_kv), 16), 128)
+    tile = min(max(power_of_two(rows * heads_per_kv), 16), QUERIES)
     tables = tabulate(spans, page_rows, max(tile // heads_per_kv, 1))
     return TreePlan(_sent(tables, device), rows, len(tables.slots), page_rows, tile)
 
@@ -67,7 +68,7 @@ def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
         _read[(len(pieces), kv_heads)](
             q, kv_layer, pieces, pages, leads, bases, bits, parts, weights, *q.stride()[:3],
             *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, COLUMNS,
-            num_warps=8 if plan.tile > 64 else 4,
+            plan.page_rows % COLUMNS == 0,
         )  # fmt: skip
         _merge[(rows, kv_heads * g)](parts, weights, starts, slots, out, dim, room, num_warps=1)
     return out
@@ -94,10 +95,11 @@ def _read(
     g,
     page_rows,
     words,
-    dim,
+    dim: tl.constexpr,
     room: tl.constexpr,
     tile: tl.constexpr,
     wide: tl.constexpr,
+    flat: tl.constexpr,
 ):
     """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp."""
     piece, head = pieces + tl.program_id(0) * 7, tl.program_id(1)
@@ -110,36 +112,62 @@ def _read(
     queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
     lead = tl.load(leads + row, mask=live, other=0)
     base = tl.load(bases + row, mask=live, other=0)
-    highest = tl.full((tile,), LOWEST, tl.float32)
-    total, sums = tl.zeros((tile,), tl.float32), tl.zeros((tile, room), tl.float32)
-    for left in range(0, columns, wide):
-        column = left + tl.arange(0, wide)
-        inside = column < columns
-        page = tl.load(pages + where + column // page_rows, mask=inside, other=0).to(tl.int64)
-        place = kv + page * kv_page + head * kv_head + (column % page_rows) * kv_row
-        held = inside[:, None] & (d < dim)[None, :]
-        keys = tl.load(place[:, None] + d[None, :], mask=held, other=0.0)
-        values = tl.load(place[:, None] + kv_half + d[None, :], mask=held, other=0.0)
+    highest, total = tl.full((tile,), LOWEST, tl.float32), tl.zeros((tile,), tl.float32)
+    state = (highest, total, tl.zeros((tile, room), tl.float32))
+    pages, kv = pages + where, kv + head * kv_head
+    free = tl.minimum(tl.maximum(common - at, 0), columns) // wide * wide
+    for left in range(0, free, wide):
+        keys, values = _fetch(
+            kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat
+        )
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-        column += at
-        seen = inside[None, :] & (column[None, :] < lead[:, None])
-        if at + left + wide > common:
-            bit = column[None, :] - base[:, None]
-            told = live[:, None] & (bit >= 0) & (bit < words * 32)
-            word = tl.load(bits + row[:, None] * words + bit // 32, mask=told, other=0)
-            seen = seen | (inside[None, :] & (((word >> (bit & 31)) & 1) == 1))
-        scores = tl.where(seen, scores, LOWEST)
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        chances = tl.where(seen, tl.exp(scores - higher[:, None]), 0.0)
-        kept = tl.exp(highest - higher)
-        total = total * kept + tl.sum(chances, 1)
-        sums = tl.dot(chances.to(values.dtype), values, sums * kept[:, None], input_precision="ieee")
-        highest = higher
+        state = _take_in(state, scores, values)
+    for left in range(free, columns, wide):
+        keys, values = _fetch(
+            kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat
+        )
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        column = left + tl.arange(0, wide)
+        bit = at + column[None, :] - base[:, None]
+        told = live[:, None] & (bit >= 0) & (bit < words * 32)
+        word = tl.load(bits + row[:, None] * words + bit // 32, mask=told, other=0)
+        seen = ((at + column)[None, :] < lead[:, None]) | (((word >> (bit & 31)) & 1) == 1)
+        state = _take_in(state, tl.where(seen & (column < columns)[None, :], scores, LOWEST), values)
+    highest, total, sums = state
+    blind = highest == LOWEST
+    weight = tl.where(blind, LOWEST, (highest + tl.log2(tl.maximum(total, 1.0))) / LOG2E)
     given = (slot + line // g).to(tl.int64) * (tl.num_programs(1) * g) + head * g + line % g
-    tl.store(
-        weights + given, tl.where(total > 0, highest + tl.log(tl.maximum(total, 1e-30)), LOWEST), mask=live
-    )
-    tl.store(parts + given[:, None] * dim + d[None, :], sums / tl.maximum(total, 1e-30)[:, None], mask=there)
+    tl.store(weights + given, weight, mask=live)
+    tl.store(parts + given[:, None] * dim + d[None, :], sums / tl.maximum(total, 1.0)[:, None], mask=there)
+
+
+@kernel
+def _fetch(
+    kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim: tl.constexpr,
+    room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of a tile of columns; flat: they lie on one page."""
+    column, d = left + tl.arange(0, wide), tl.arange(0, room)
+    if flat:
+        page = tl.load(pages + left // page_rows).to(tl.int64)
+    else:
+        page = tl.load(pages + column // page_rows, mask=column < columns, other=0).to(tl.int64)
+    place = kv + page * kv_page + (column % page_rows) * kv_row
+    held = (column < columns)[:, None] & (d < dim)[None, :]
+    keys = tl.load(place[:, None] + d[None, :], mask=held, other=0.0)
+    return keys, tl.load(place[:, None] + kv_half + d[None, :], mask=held, other=0.0)
+
+
+@kernel
+def _take_in(state, scores, values):
+    """Running softmax in powers of two: highest score, sum of weights, weighted values."""
+    highest, total, sums = state
+    scores *= LOG2E
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    chances = tl.exp2(scores - higher[:, None])
+    kept = tl.exp2(highest - higher)
+    sums = tl.dot(chances.to(values.dtype), values, sums * kept[:, None], input_precision="ieee")
+    return higher, total * kept + tl.sum(chances, 1), sums
 
 
 @kernel
