@@ -2,8 +2,9 @@
 
 Refuses to know models and services. Every result is held against the plain rule before it is timed.
 
-called:   wall time of a call in a row of calls, Python and launches included; waited for at the end.
-replayed: the same work as a captured graph: what is left where launches cost nothing.
+called:    wall time of a public call in a row of calls, checks, Python and launches included; the device
+           is waited for at the end. unchecked: without the checks.
+replayed:  the same work as a captured graph: what is left where launches cost nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.kernels import TreeMaskMode, gpu, reference, tensors
+from specsot.kernels import (
+    TreeMaskMode,
+    build_tree_structure,
+    gpu,
+    organize_draft_results,
+    reference,
+    tensors,
+    tree_speculative_sampling,
+    verify_tree_greedy,
+)
 from specsot.kernels.gpu import attention
 from specsot.model.attention import attend, plan_readings
 from specsot.model.segments import Span
 
 Call = Callable[[], object]
 Many = tuple[Any, ...]
+Row = dict[str, object]
 RULE: Any = reference
 KERNELS: Any = gpu
 TORCH: Any = tensors
 
-CALLS = 100  # of a measurement
+TURN = 0.04  # seconds of a measurement
 TURNS = 9  # measurements, of which the median is told
 SHAPES = ((4, 3, 8), (8, 5, 32), (10, 7, 60))  # k, levels, nodes
 VOCABULARY, TEXT, BATCH = 128_256, 1024, 8
@@ -45,20 +56,16 @@ def main() -> None:
     )
     parser.add_argument("--output", "--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
-    rows: list[dict[str, object]] = []
-    for shape in SHAPES:
-        rows += measure_trees(*shape)
     bandwidth = measure_copy()
-    for branches, tree in ((1, 60), (6, 32)):
-        for text in (1024, 8192):
-            rows.append(measure_attention(branches, tree, text, bandwidth))
-    for row in rows:
-        print("  ".join(f"{name} {value}" for name, value in row.items()))
+    rows: list[Row] = []
+    for row in measure(bandwidth):
+        rows.append(row)
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     if chosen.output:
         from specsot_app.bench.results import write_results
 
         device = torch.cuda.get_device_name()
-        settings: dict[str, object] = {
+        settings: Row = {
             "device": device,
             "torch": torch.__version__,
             "batch": BATCH,
@@ -68,7 +75,15 @@ def main() -> None:
         write_results(chosen.output, "kernels", settings, rows)
 
 
-def measure_trees(k: int, steps: int, nodes: int) -> list[dict[str, object]]:
+def measure(bandwidth: float) -> Iterator[Row]:
+    for shape in SHAPES:
+        yield from measure_trees(*shape)
+    for branches, tree in ((1, 60), (6, 32)):
+        for text in (1024, 8192):
+            yield measure_attention(branches, tree, text, bandwidth)
+
+
+def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
     """Build, verify, sample, and the three calls of a greedy lap together, kernels beside torch."""
     lists, roots, lengths = draft(k, steps)
     on_device = [[torch.from_numpy(each).cuda() for each in one] for one in lists]
@@ -76,21 +91,23 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[dict[str, object]]:
     chosen = TORCH.organize_draft_results(*on_device, nodes)
     given: Many = (torch.from_numpy(roots).cuda(), *chosen, torch.from_numpy(lengths).cuda())
     plain: Many = RULE.organize_draft_results(*lists, nodes)
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     shape = f"k={k} levels={steps} nodes={nodes}"
     for mode in TreeMaskMode:
         if mode == TreeMaskMode.QLEN_ONLY_BITPACKING and nodes > 32:
             continue
         wanted = RULE.build_trees(roots, *plain, lengths, k, mode, None)
         calls = [bind(rules.build_trees, *given, k, mode, total) for rules in (KERNELS, TORCH)]
-        rows.append({"call": f"build {mode.name}", "shape": shape} | compare(calls, wanted))
+        public = bind(build_tree_structure, *given, k, steps, nodes, mode, total)
+        rows.append({"call": f"build {mode.name}", "shape": shape} | compare(calls, wanted, public))
     tree = KERNELS.build_trees(*given, k, TreeMaskMode.QLEN_ONLY, None)
     linked: Many = (tree.draft_tokens.view(BATCH, nodes), *tree[2:5])
     predict = likely(linked)
     walked: Many = (linked[0], predict, *linked[1:])
     wanted = RULE.verify_tree_greedy(*numpy_of(walked), steps)
     calls = [bind(rules.verify_tree_greedy, *walked, steps) for rules in (KERNELS, TORCH)]
-    rows.append({"call": "verify", "shape": shape} | compare(calls, wanted))
+    public = bind(verify_tree_greedy, *walked, steps)
+    rows.append({"call": "verify", "shape": shape} | compare(calls, wanted, public))
     for kind in (torch.float32, torch.bfloat16):
         rows.append(
             {"call": f"sample {str(kind)[6:]}", "shape": shape} | sample(linked, predict, steps, kind)
@@ -101,8 +118,13 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[dict[str, object]]:
         arrays = rules.build_trees(given[0], *best, given[-1], k, TreeMaskMode.QLEN_ONLY, total)
         return rules.verify_tree_greedy(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
 
+    def public_lap() -> object:
+        best = organize_draft_results(*on_device, nodes)
+        arrays = build_tree_structure(given[0], *best, given[-1], k, steps, nodes, 1, total)
+        return verify_tree_greedy(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
+
     laps = [bind(lap, rules) for rules in (KERNELS, TORCH)]
-    rows.append({"call": "organize + build + verify", "shape": shape} | compare(laps, wanted))
+    rows.append({"call": "organize + build + verify", "shape": shape} | compare(laps, wanted, public_lap))
     return rows
 
 
@@ -133,7 +155,7 @@ def likely(linked: Sequence[Tensor]) -> Tensor:
     return wanted.cuda()
 
 
-def sample(linked: Sequence[Tensor], predict: Tensor, steps: int, kind: torch.dtype) -> dict[str, object]:
+def sample(linked: Sequence[Tensor], predict: Tensor, steps: int, kind: torch.dtype) -> Row:
     """Chances that favour the last child of each node."""
     batch, nodes = predict.shape
     torch.manual_seed(1)
@@ -151,7 +173,7 @@ def sample(linked: Sequence[Tensor], predict: Tensor, steps: int, kind: torch.dt
     calls = [
         bind(rules.tree_speculative_sampling, *linked, *given, 1.0, 1.0, steps) for rules in (KERNELS, TORCH)
     ]
-    return compare(calls, wanted)
+    return compare(calls, wanted, bind(tree_speculative_sampling, *linked, *given, num_steps=steps))
 
 
 def measure_copy() -> float:
@@ -161,7 +183,7 @@ def measure_copy() -> float:
     return 2 * source.nbytes / called(lambda: target.copy_(source)) * 1e6
 
 
-def measure_attention(branches: int, tree: int, text: int, bandwidth: float) -> dict[str, object]:
+def measure_attention(branches: int, tree: int, text: int, bandwidth: float) -> Row:
     """One layer of trees behind one shared text; the floor is each byte once at that bandwidth."""
     own = -(-(tree + PAGE) // PAGE)
     pages = text // PAGE
@@ -202,20 +224,21 @@ def numpy_of(arrays: Iterable[Tensor]) -> Many:
     return tuple(each.cpu().numpy() for each in arrays)
 
 
-def bind(function: Callable[..., object], *given: Any) -> Call:
-    return lambda: function(*given)
+def bind(function: Callable[..., object], *given: Any, **named: Any) -> Call:
+    return lambda: function(*given, **named)
 
 
-def compare(calls: Sequence[Call], wanted: Any) -> dict[str, object]:
-    """Both give what the rule gives; then both are timed."""
-    for call in calls:
+def compare(calls: Sequence[Call], wanted: Any, public: Call) -> Row:
+    """All give what the rule gives; then they are timed; the public call is the kernels' with checks."""
+    for call in (*calls, public):
         found: Any = call()
         for name, ours, theirs in zip(wanted._fields, found, wanted):
             if ours.cpu().tolist() != theirs.tolist():
                 raise AssertionError(f"{name} is not the rule's")
     ours, theirs = calls
     return {
-        "called us": called(ours),
+        "called us": called(public),
+        "unchecked us": called(ours),
         "replayed us": replayed(ours),
         "torch called us": called(theirs),
         "torch replayed us": replayed(theirs),
@@ -223,9 +246,9 @@ def compare(calls: Sequence[Call], wanted: Any) -> dict[str, object]:
 
 
 def called(call: Call) -> float:
-    for _ in range(20):
+    for _ in range(5):
         call()
-    return _median(lambda: [call() for _ in range(CALLS)], CALLS)
+    return _median(call)
 
 
 def replayed(call: Call, calls: int = 1) -> float:
@@ -236,20 +259,23 @@ def replayed(call: Call, calls: int = 1) -> float:
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
-    times = max(CALLS // calls, 1)
-    return _median(lambda: [graph.replay() for _ in range(times)], times * calls)
+    return round(_median(graph.replay) / calls, 1)
 
 
-def _median(run: Call, calls: int) -> float:
-    """Microseconds of one of the calls in `run`."""
-    taken: list[float] = []
-    for _ in range(TURNS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        taken.append((time.perf_counter() - start) / calls * 1e6)
-    return round(statistics.median(taken), 1)
+def _median(call: Call) -> float:
+    """Microseconds of a call in a row of calls; a row takes some TURN seconds."""
+    once = _seconds(call, 3)
+    calls = max(int(TURN / once), 3)
+    return round(statistics.median(_seconds(call, calls) for _ in range(TURNS)) * 1e6, 1)
+
+
+def _seconds(call: Call, calls: int) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls
 
 
 if __name__ == "__main__":
