@@ -56,6 +56,8 @@ def main() -> None:
     )
     parser.add_argument("--output", "--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a GPU")
     bandwidth = measure_copy()
     rows: list[Row] = []
     for row in measure(bandwidth):

@@ -29,7 +29,6 @@ class TreePlan:
     """What `plan_attention` decided, on the device; opaque. Good for one frame."""
 
     tables: tuple[Tensor, ...]
-    rows: int
     slots: int
     page_rows: int
     tile: int
@@ -42,7 +41,7 @@ def plan_attention(
     rows = sum(span.rows for span in spans)
     tile = min(max(power_of_two(rows * heads_per_kv), 16), QUERIES)
     tables = tabulate(spans, page_rows, max(tile // heads_per_kv, 1))
-    return TreePlan(_sent(tables, device), rows, len(tables.slots), page_rows, tile)
+    return TreePlan(_sent(tables, device), len(tables.slots), page_rows, tile)
 
 
 def _sent(tables: Tables, device: torch.device | str) -> tuple[Tensor, ...]:
