@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = os.environ.get("SPECSOT_REFERENCE")
 HEAVY = ("torch", "grpc", "transformers")
 NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
 
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices; also for the services that tests start
 
 

@@ -175,7 +175,10 @@ async def test_refused_by_a_peer() -> None:
     """The dialer learns it while dialing, not with its first frame."""
 
     class Unwilling(ring_pb2_grpc.RingServicer):
-        async def Carry(self, request_iterator: object, context: object) -> ring_pb2.CarryResponse:
+        async def Carry(
+            self, request_iterator: AsyncIterator[ring_pb2.CarryRequest], context: object
+        ) -> ring_pb2.CarryResponse:
+            await anext(request_iterator)
             raise Refused("not you")
 
     attach = {SERVICE: lambda server: ring_pb2_grpc.add_RingServicer_to_server(Unwilling(), server)}

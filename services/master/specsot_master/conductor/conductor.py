@@ -6,29 +6,28 @@ and leases; here, in the course and by the readers they are carried out, on one 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import ParamSpec
 
 import structlog
 
-from specsot.errors import NotFound, Overloaded, SpecsotError, TimedOut, Unavailable
+from specsot.errors import NotFound, SpecsotError, TimedOut, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.frames import Outcome, Result
 from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
-from specsot_master.conductor.accepting import Acceptance, Words, fit
+from specsot_master.conductor.accepting import Acceptance, fit
+from specsot_master.conductor.arrivals import Arrivals, check_time
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
-from specsot_master.conductor.hints import Hints
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.openings import Openings
 from specsot_master.conductor.outbox import Outbox
 from specsot_master.conductor.readers import Readers, check_same
 from specsot_master.conductor.ring import ConductorConfig, Ring, RingState
-from specsot_master.conductor.roster import Full, Roster
+from specsot_master.conductor.roster import Roster
 from specsot_master.conductor.sequences import Sequences
 from specsot_master.conductor.sharing import Sharing
 from specsot_master.conductor.trying import Forms
@@ -56,19 +55,19 @@ class Conductor:
         forms: Forms | None = None,
     ) -> None:
         self._ring, self._config, self._clock = ring, config, clock or LoopClock()
-        self._forms = forms or Forms()
         self._acceptance = Acceptance(ring, prompts, config.model, config.vocabulary)
         self._outbox = Outbox(ring.order, self.epoch_ended)
         openings = Openings(text.end_ids)
         self._sequences = Sequences(text, openings, self._outbox, config.lease)
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
         self._course = Course(ring, self._sequences, self._sharing, self._tell, self._fail)
-        self._roster, self._hints = Roster(config), Hints(config.retry_after)
+        self._roster, self._counts = Roster(config), Counts()
         self._readers = Readers(config, self._clock, self._drop, self._renew)
-        self._counts = Counts()
+        self._arrivals = Arrivals(
+            self._acceptance, forms or Forms(), self._roster, self._counts, self._clock, config
+        )
         self._epoch: int | None = None
         self._over = 0  # the last epoch that is known to have ended
-        self._arriving = 0  # requests that are looked into
 
     @property
     def idle(self) -> bool:
@@ -198,58 +197,18 @@ class Conductor:
     # --- arrival and departure ---
 
     async def _arrive(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
-        """Have it tried and worded, which may take its time; then it waits for its turn. Who would be
-        refused anyway is refused before.
-        """
-        check_time(timeout)
-        self._find_room(client)
-        if self._arriving >= self._config.queue:
-            raise self._overloaded()
-        self._acceptance.check(ask, id)
-        begun = self._clock.now()
-        self._arriving += 1
-        try:
-            async with asyncio.timeout(timeout):
-                words = await self._look_into(ask, client)
-        except TimeoutError:
-            raise TimedOut("the deadline passed while the request was looked into") from None
-        finally:
-            self._arriving -= 1
-        left = None if timeout is None else timeout - (self._clock.now() - begun)
-        return self._accept(ask, id, client, left, words)
-
-    async def _look_into(self, ask: Ask, client: str) -> Words:
-        """Raises InvalidRequest, Overloaded."""
-        if ask.form:
-            await self._forms.check(ask.form, client)
-        return await self._acceptance.word(ask)
-
-    def _accept(
-        self, ask: Ask, id: str | None, client: str, timeout: float | None, words: Words
-    ) -> LiveRequest:
-        check_time(timeout)
+        """Once it has been looked into, it waits for its turn."""
+        words, left = await self._arrivals.look_into(ask, id, client, timeout)
         self._roster.check(id)
-        last = self._find_room(client)
+        last = self._arrivals.find_room(client)
         request = self._acceptance.prepare(ask, id, client, self._clock.now(), words)
         if last is not None:
-            self._fail(last, self._overloaded())
+            self._fail(last, self._arrivals.overloaded())
         log.info("request", **request.named, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
         self._roster.wait(request)
-        self._limit(request, timeout)
+        self._limit(request, left)
         self._fill()
         return request
-
-    def _find_room(self, client: str) -> LiveRequest | None:
-        """Who must leave the queue for this client, if anybody. Raises Overloaded."""
-        try:
-            return self._roster.make_room(client)
-        except Full:
-            raise self._overloaded() from None
-
-    def _overloaded(self) -> Overloaded:
-        self._counts.refused += 1
-        later = self._hints.refuse(self._clock.now())
-        return Overloaded(f"{self._roster.waiting} requests are waiting already", later)
 
     def _find(self, id: str) -> LiveRequest | None:
         return self._roster.find(id) or self._readers.find(id)
@@ -298,7 +257,7 @@ class Conductor:
             log.info("abandoned", **request.named)
         self._counts.end(request.feed.error or request.plan.reason or "cancelled")
         self._readers.over(request)
-        self._hints.left(self._clock.now())
+        self._arrivals.left()
         live = self._roster.is_live(request)
         self._course.leave(request)
         self._roster.leave(request)
@@ -380,12 +339,6 @@ class Conductor:
         """Longer leases where they are needed, unless the client has stopped reading."""
         if not self._readers.pauses(request):
             self._course.renew(request)
-
-
-def check_time(timeout: float | None) -> None:
-    """Raises TimedOut."""
-    if timeout is not None and timeout <= 0:
-        raise TimedOut("the deadline had passed when the request came")
 
 
 def _log_end(request: LiveRequest, end: Finished) -> None:
