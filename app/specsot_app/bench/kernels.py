@@ -120,10 +120,13 @@ def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
         arrays = rules.build_trees(given[0], *best, given[-1], k, TreeMaskMode.QLEN_ONLY, total)
         return rules.verify_tree_greedy(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
 
+    public_names: Any = (organize_draft_results, build_tree_structure, verify_tree_greedy)
+    organize, build, verify = public_names
+
     def public_lap() -> object:
-        best = organize_draft_results(*on_device, nodes)
-        arrays = build_tree_structure(given[0], *best, given[-1], k, steps, nodes, 1, total)
-        return verify_tree_greedy(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
+        best = organize(*on_device, nodes)
+        arrays = build(given[0], *best, given[-1], k, steps, nodes, 1, total)
+        return verify(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
 
     laps = [bind(lap, rules) for rules in (KERNELS, TORCH)]
     rows.append({"call": "organize + build + verify", "shape": shape} | compare(laps, wanted, public_lap))
