@@ -78,7 +78,8 @@ async def test_no_row_two_laps_after_it_ended_at_the_door(way: str, flight: int)
     ring = Framed(flight=flight)
     async with opened(ring) as channel:
         other = ring.listen(COUNT)
-        call = stub(channel).Generate(encode_ask(PLAN, "mine"))
+        beside = replace(PLAN, limits=Limits(max_new_tokens=200))  # so that there is room for both
+        call = stub(channel).Generate(encode_ask(beside, "mine"))
         await call.read()
         while len(writing(ring, PLAN)) < 3:  # the plan, and two of its branches
             await ring.lap()
