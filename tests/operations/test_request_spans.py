@@ -90,14 +90,14 @@ async def test_a_refused_request_says_by_what(collection: Collection) -> None:
     stage = Stage(SAYS)
     desk = Desk(stage.conductor, Info)
     collection.watch(desk)
-    stage.conductor._accept = _full  # type: ignore[method-assign]
+    stage.conductor._arrive = _full  # type: ignore[method-assign]
     with pytest.raises(Overloaded):
         await ask(stage, desk, SOT)
     assert collection.spans["request"].attributes["error.type"] == "Overloaded"
     assert not collection.spans["request"].status.is_ok
 
 
-def _full(*_: object) -> None:
+async def _full(*_: object) -> None:
     raise Overloaded("no room")
 
 
