@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -17,8 +16,6 @@ from specsot.model.segments import Span
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which is next
 from specsot.kernels.gpu.attention import attend, plan_attention  # noqa: E402
 
 pytestmark = pytest.mark.torch

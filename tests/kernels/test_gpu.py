@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from importlib.util import find_spec
 from typing import Any
@@ -19,8 +18,6 @@ from tests.kernels.test_trees import likely_targets
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which is next
 from specsot.kernels import gpu  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -228,7 +228,7 @@ class Conductor:
 
     def _expire(self, request: LiveRequest) -> None:
         """Its deadline is here."""
-        doing = "was answered" if self._roster.is_live(request) else "waited for its turn"
+        doing = "was answered" if request.begun else "waited for its turn"
         self._fail(request, TimedOut(f"the deadline passed while the request {doing}"))
 
     def _forget(self) -> None:
