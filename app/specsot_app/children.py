@@ -6,9 +6,7 @@ Refuses to know which service it is.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
-import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
@@ -21,7 +19,6 @@ Tell = Callable[[str, str], None]  # (service, line)
 
 GRACE = 10.0  # seconds a child may take to end by itself
 WRONG_INPUT = 2  # the exit status of a service that was given something unusable
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +85,8 @@ async def start(service: Service, tell: Tell) -> Child:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
+        "specsot_app.leash",
+        str(os.getpid()),
         service.module,
         *service.arguments,
         stdin=DEVNULL,
@@ -95,12 +94,6 @@ async def start(service: Service, tell: Tell) -> Child:
         stderr=STDOUT,
         env={**os.environ, **dict(service.environment)},
         start_new_session=True,
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,
         limit=1 << 20,
     )
     return Child(service, process, tell)
-
-
-def die_with_parent() -> None:
-    """Even a killed parent leaves nothing running."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
