@@ -14,6 +14,10 @@ PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
 Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
+Transport = Literal["grpc", "zmq"]  # what carries messages between members
+CommMode = Literal["p2p", "ring"]  # ring: the drafter speaks to the last stage alone, the rest rides along
+TRANSPORTS: tuple[Transport, ...] = ("grpc", "zmq")
+COMM_MODES: tuple[CommMode, ...] = ("p2p", "ring")
 WeightFormat = Literal["safetensors", "bin"]  # bin: pytorch_model.bin, read as weights only
 Curve = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
 
@@ -144,6 +148,8 @@ class Configuration:
     shape: TreeShape = TreeShape()
     draft_timeout: float = 1.0
     curve: Curve = ()
+    transport: Transport = "grpc"
+    comm_mode: CommMode = "p2p"
 
 
 @dataclass(frozen=True, slots=True)

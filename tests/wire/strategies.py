@@ -226,6 +226,8 @@ configurations = st.builds(
     shape=shapes,
     draft_timeout=seconds,
     curve=curves,
+    transport=st.sampled_from(["grpc", "zmq"]),
+    comm_mode=st.sampled_from(["p2p", "ring"]),
 )
 upward = st.one_of(
     registrations,

@@ -13,7 +13,7 @@ from pathlib import Path
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.frames import Result
 from specsot.info import Info, ModelInfo, PagesInfo
-from specsot.members import Layout, TreeShape
+from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot_master.conductor import Conductor, ConductorConfig, RingState
@@ -39,6 +39,8 @@ class MasterSettings:
     layout: Layout = "batched"
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
+    transport: Transport = "grpc"
+    comm_mode: CommMode = "p2p"
     conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
 
@@ -164,4 +166,6 @@ def _wishes(settings: MasterSettings, model: ModelInfo) -> Wishes:
         layout=settings.layout,
         shape=settings.shape,
         draft_timeout=settings.draft_timeout,
+        transport=settings.transport,
+        comm_mode=settings.comm_mode,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
-from specsot.members import TreeShape
+from specsot.members import COMM_MODES, TRANSPORTS, TreeShape
 from specsot.params import DRAFTERS
 from specsot.process.flags import Flags, positive, seconds
 from specsot.process.setting import Setting, add_setting, check_exposure, read_setting
@@ -54,6 +54,9 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     layouts = ("packed", "batched")
     flags.flag("branch-layout", default="batched", choices=layouts, help="how branches lie in a frame")
     flags.flag("draft-timeout", seconds, 1.0, "seconds stage 0 waits for a tree")
+    flags.flag("transport", default="grpc", choices=TRANSPORTS, help="what carries messages between members")
+    told = "p2p: the drafter speaks to every stage; ring: to the last one, the rest rides along"
+    flags.flag("comm-mode", default="p2p", choices=COMM_MODES, help=told)
     add_conduct(flags)
     flags.flag("stuck-after", seconds, 60.0, "seconds without a lap, while there is work, until unhealthy")
     flags.flag("http", help="where to serve HTTP too: host:port (0 for a free port)")
@@ -71,6 +74,8 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         layout=given.branch_layout,
         shape=TreeShape(given.depth, given.width, given.nodes, fixed=given.tree == "fixed"),
         draft_timeout=given.draft_timeout,
+        transport=given.transport,
+        comm_mode=given.comm_mode,
         conduct=read_conduct(given),
     )
     config = MasterConfig(

@@ -14,9 +14,27 @@ class Layout(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LAYOUT_UNSPECIFIED: _ClassVar[Layout]
     LAYOUT_PACKED: _ClassVar[Layout]
     LAYOUT_BATCHED: _ClassVar[Layout]
+
+class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRANSPORT_UNSPECIFIED: _ClassVar[Transport]
+    TRANSPORT_GRPC: _ClassVar[Transport]
+    TRANSPORT_ZMQ: _ClassVar[Transport]
+
+class CommMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMM_MODE_UNSPECIFIED: _ClassVar[CommMode]
+    COMM_MODE_P2P: _ClassVar[CommMode]
+    COMM_MODE_RING: _ClassVar[CommMode]
 LAYOUT_UNSPECIFIED: Layout
 LAYOUT_PACKED: Layout
 LAYOUT_BATCHED: Layout
+TRANSPORT_UNSPECIFIED: Transport
+TRANSPORT_GRPC: Transport
+TRANSPORT_ZMQ: Transport
+COMM_MODE_UNSPECIFIED: CommMode
+COMM_MODE_P2P: CommMode
+COMM_MODE_RING: CommMode
 
 class JoinRequest(_message.Message):
     __slots__ = ("register", "ready", "broken", "leaving", "beat", "result")
@@ -137,7 +155,7 @@ class TreeShape(_message.Message):
     def __init__(self, depth: _Optional[int] = ..., top_k: _Optional[int] = ..., nodes: _Optional[int] = ..., fixed: bool = ...) -> None: ...
 
 class Configuration(_message.Message):
-    __slots__ = ("epoch", "you", "stages", "pages", "page_rows", "slots", "rows", "flight", "layout", "drafter", "head", "shape", "draft_timeout", "curve")
+    __slots__ = ("epoch", "you", "stages", "pages", "page_rows", "slots", "rows", "flight", "layout", "drafter", "head", "shape", "draft_timeout", "curve", "transport", "comm_mode")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     YOU_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +170,8 @@ class Configuration(_message.Message):
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     CURVE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    COMM_MODE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     you: str
     stages: _containers.RepeatedCompositeFieldContainer[Stage]
@@ -166,7 +186,9 @@ class Configuration(_message.Message):
     shape: TreeShape
     draft_timeout: float
     curve: _containers.RepeatedCompositeFieldContainer[_values_pb2.Cost]
-    def __init__(self, epoch: _Optional[int] = ..., you: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., pages: _Optional[int] = ..., page_rows: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[int] = ..., flight: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., drafter: _Optional[str] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_timeout: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ...) -> None: ...
+    transport: Transport
+    comm_mode: CommMode
+    def __init__(self, epoch: _Optional[int] = ..., you: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., pages: _Optional[int] = ..., page_rows: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[int] = ..., flight: _Optional[int] = ..., layout: _Optional[_Union[Layout, str]] = ..., drafter: _Optional[str] = ..., head: _Optional[_Union[_values_pb2.Head, _Mapping]] = ..., shape: _Optional[_Union[TreeShape, _Mapping]] = ..., draft_timeout: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[_values_pb2.Cost, _Mapping]]] = ..., transport: _Optional[_Union[Transport, str]] = ..., comm_mode: _Optional[_Union[CommMode, str]] = ...) -> None: ...
 
 class Disband(_message.Message):
     __slots__ = ("epoch", "reason")

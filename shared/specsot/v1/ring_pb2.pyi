@@ -24,7 +24,7 @@ END_CANCELLED: End
 END_FAILED: End
 
 class CarryRequest(_message.Message):
-    __slots__ = ("hello", "frame", "result", "features", "drafts", "tap", "goodbye")
+    __slots__ = ("hello", "frame", "result", "features", "drafts", "tap", "goodbye", "remainder", "lost")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,8 @@ class CarryRequest(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     TAP_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    REMAINDER_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     frame: Frame
     result: Result
@@ -39,11 +41,49 @@ class CarryRequest(_message.Message):
     drafts: Drafts
     tap: Tap
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., tap: _Optional[_Union[Tap, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    remainder: Remainder
+    lost: Lost
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., drafts: _Optional[_Union[Drafts, _Mapping]] = ..., tap: _Optional[_Union[Tap, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., remainder: _Optional[_Union[Remainder, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ...) -> None: ...
 
 class CarryResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Remainder(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class Lost(_message.Message):
+    __slots__ = ("peer", "reason", "epoch")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    reason: str
+    epoch: int
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class MeetRequest(_message.Message):
+    __slots__ = ("hello", "key")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    key: bytes
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., key: _Optional[bytes] = ...) -> None: ...
+
+class MeetResponse(_message.Message):
+    __slots__ = ("name", "port", "path", "key")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    port: int
+    path: str
+    key: bytes
+    def __init__(self, name: _Optional[str] = ..., port: _Optional[int] = ..., path: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("sender", "epoch", "protocol")

@@ -40,6 +40,11 @@ class RingStub(object):
                 request_serializer=specsot_dot_v1_dot_ring__pb2.CarryRequest.SerializeToString,
                 response_deserializer=specsot_dot_v1_dot_ring__pb2.CarryResponse.FromString,
                 _registered_method=True)
+        self.Meet = channel.unary_unary(
+                '/specsot.v1.Ring/Meet',
+                request_serializer=specsot_dot_v1_dot_ring__pb2.MeetRequest.SerializeToString,
+                response_deserializer=specsot_dot_v1_dot_ring__pb2.MeetResponse.FromString,
+                _registered_method=True)
 
 
 class RingServicer(object):
@@ -54,6 +59,14 @@ class RingServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Meet(self, request, context):
+        """Begins a link over ZMQ: the same hello, answered with where to connect. The socket there takes one
+        peer, who must show the key named here, and then the messages of Carry behind its hello.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +74,11 @@ def add_RingServicer_to_server(servicer, server):
                     servicer.Carry,
                     request_deserializer=specsot_dot_v1_dot_ring__pb2.CarryRequest.FromString,
                     response_serializer=specsot_dot_v1_dot_ring__pb2.CarryResponse.SerializeToString,
+            ),
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=specsot_dot_v1_dot_ring__pb2.MeetRequest.FromString,
+                    response_serializer=specsot_dot_v1_dot_ring__pb2.MeetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +109,33 @@ class Ring(object):
             '/specsot.v1.Ring/Carry',
             specsot_dot_v1_dot_ring__pb2.CarryRequest.SerializeToString,
             specsot_dot_v1_dot_ring__pb2.CarryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specsot.v1.Ring/Meet',
+            specsot_dot_v1_dot_ring__pb2.MeetRequest.SerializeToString,
+            specsot_dot_v1_dot_ring__pb2.MeetResponse.FromString,
             options,
             channel_credentials,
             insecure,

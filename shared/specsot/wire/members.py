@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specsot.members import Configuration, Curve, Head, Kind, Layout, Range, Registration, Stage, TreeShape
+from specsot.members import (
+    CommMode,
+    Configuration,
+    Curve,
+    Head,
+    Kind,
+    Layout,
+    Range,
+    Registration,
+    Stage,
+    Transport,
+    TreeShape,
+)
 from specsot.v1 import fleet_pb2, values_pb2
 from specsot.wire.checks import ascending, duration, few, known, named, require
 from specsot.wire.values import DRAFTERS, encode_drafter
@@ -22,6 +34,16 @@ LAYOUT_NUMBERS: dict[Layout, fleet_pb2.Layout] = {
     "batched": fleet_pb2.LAYOUT_BATCHED,
 }
 LAYOUTS: dict[int, Layout] = {int(number): layout for layout, number in LAYOUT_NUMBERS.items()}
+TRANSPORT_NUMBERS: dict[Transport, fleet_pb2.Transport] = {
+    "grpc": fleet_pb2.TRANSPORT_GRPC,
+    "zmq": fleet_pb2.TRANSPORT_ZMQ,
+}
+TRANSPORTS: dict[int, Transport] = {0: "grpc", **{int(n): name for name, n in TRANSPORT_NUMBERS.items()}}
+MODE_NUMBERS: dict[CommMode, fleet_pb2.CommMode] = {
+    "p2p": fleet_pb2.COMM_MODE_P2P,
+    "ring": fleet_pb2.COMM_MODE_RING,
+}
+MODES: dict[int, CommMode] = {0: "p2p", **{int(n): name for name, n in MODE_NUMBERS.items()}}
 
 
 def encode_layers(layers: Range | None) -> values_pb2.Layers | None:
@@ -104,6 +126,8 @@ def encode_configuration(configuration: Configuration) -> fleet_pb2.Configuratio
         shape=encode_shape(configuration.shape),
         draft_timeout=configuration.draft_timeout,
         curve=encode_curve(configuration.curve),
+        transport=TRANSPORT_NUMBERS[configuration.transport],
+        comm_mode=MODE_NUMBERS[configuration.comm_mode],
     )
 
 
@@ -123,6 +147,8 @@ def decode_configuration(message: fleet_pb2.Configuration) -> Configuration:
         shape=decode_shape(message.shape),
         draft_timeout=duration(message.draft_timeout, "the draft timeout"),
         curve=decode_curve(message.curve),
+        transport=known(TRANSPORTS, message.transport, "transport"),
+        comm_mode=known(MODES, message.comm_mode, "comm mode"),
     )
 
 

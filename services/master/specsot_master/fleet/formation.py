@@ -10,7 +10,18 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from specsot.errors import Refused
-from specsot.members import PROTOCOL, Configuration, Curve, Layout, Range, Registration, Stage, TreeShape
+from specsot.members import (
+    PROTOCOL,
+    CommMode,
+    Configuration,
+    Curve,
+    Layout,
+    Range,
+    Registration,
+    Stage,
+    Transport,
+    TreeShape,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,8 @@ class Wishes:
     layout: Layout = "batched"
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
+    transport: Transport = "grpc"
+    comm_mode: CommMode = "p2p"
 
 
 def check(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> None:
@@ -75,6 +88,8 @@ def form(epoch: int, members: Sequence[Registration], wishes: Wishes) -> dict[st
         shape=shape,
         draft_timeout=wishes.draft_timeout,
         curve=lap_curve(members, stages),
+        transport=wishes.transport,
+        comm_mode=wishes.comm_mode,
     )
     names = [stage.name for stage in stages] + ([drafter.name] if drafter else [])
     return {name: replace(ring, you=name) for name in names}
