@@ -18,7 +18,7 @@ from specsot.frames import Drafts, Features
 from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import Configuration, Ready, Registration, Tap
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.source import Source
+from specsot_drafter.provider import Provider
 from specsot_drafter.watching import Watch
 
 
@@ -35,7 +35,9 @@ class _Epoch:
 class DrafterPart:
     """One drafter. `compute` runs tensor work, one job at a time, off the event loop; `watch` follows it."""
 
-    def __init__(self, source: Source, dialer: Dialer, compute: Executor, watch: Watch | None = None) -> None:
+    def __init__(
+        self, source: Provider, dialer: Dialer, compute: Executor, watch: Watch | None = None
+    ) -> None:
         self._source, self._dialer, self._compute = source, dialer, compute
         self._watch = watch or Watch()
         self._now: _Epoch | None = None

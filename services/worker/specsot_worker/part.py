@@ -19,9 +19,8 @@ from specsot.members import Configuration, Ready, Registration, Tap
 from specsot.pages import PageTable
 from specsot_worker.patience import Patience
 from specsot_worker.place import Links, connect, index_of, own_taps
+from specsot_worker.provider import LayerRange, Provider
 from specsot_worker.sequencer import Budget, Sequencer
-from specsot_worker.source import Source
-from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage, Verdict
 from specsot_worker.watching import Watch
 
@@ -31,7 +30,7 @@ class _Epoch:
     """Everything that lives exactly as long as one epoch."""
 
     configuration: Configuration
-    stage: Stage
+    stage: LayerRange
     links: Links
     missing_taps: set[int]
     sequencer: Sequencer | None
@@ -43,7 +42,7 @@ class WorkerPart:
 
     def __init__(
         self,
-        source: Source,
+        source: Provider,
         dialer: Dialer,
         compute: Executor,
         clock: Callable[[], float] = time.monotonic,
@@ -208,7 +207,7 @@ class WorkerPart:
             raise Unavailable(f"{self._source.name} failed: {str(error).splitlines()[0]}") from error
 
 
-def _run_and_judge(stage: Stage, judge: LastStage, frame: Frame) -> Verdict:
+def _run_and_judge(stage: LayerRange, judge: LastStage, frame: Frame) -> Verdict:
     return judge.judge(stage.run(frame))
 
 

@@ -22,6 +22,7 @@ from specsot.model.measure import measure_rows
 from specsot.model.precision import resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.vocabulary import Vocabulary, read_vocabulary
+from specsot_worker.provider import LayerRange
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
 
@@ -84,7 +85,7 @@ class Source:
         self._check(layers, configuration.pages * configuration.page_rows * self._row_bytes * len(layers))
         return Stage(self._load(layers), configuration.pages, configuration.page_rows, configuration.layout)
 
-    def judge(self, stage: Stage) -> LastStage:
+    def judge(self, stage: LayerRange) -> LastStage:
         """The end of the ring; needs the range that holds the last layer."""
         if (self._supply.model / "tokenizer.json").exists():
             _ = self._vocabulary  # read it now, not within the first request

@@ -1,0 +1,108 @@
+"""One layer range without weights: its KV holds states of texts, moved and copied as a frame's header says.
+
+Refuses to know what is written, and clocks but the one that its figures come from. A row that sees a wrong
+page, move or mask has a wrong state: the answer is another one then, or the next stage refuses the frame.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from specsot.arrange import Arrangement, Place, arrange
+from specsot.errors import WireError
+from specsot.frames import Frame, Growth, Segment, tokens_of
+from specsot.members import Range
+from specsot.pages import PageTable
+from specsot_app.mock.voice import START, Voice, read
+
+Spend = Callable[[int], None]  # takes as long as so many rows take
+LEAST_WIDTH = 3  # a row: the state's high half, its low half, the next token
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What all stages of a ring without weights have in common.
+
+    width: of a hidden row. spend: called with the number of rows of every frame.
+    """
+
+    voice: Voice
+    spend: Spend
+    width: int = LEAST_WIDTH
+
+
+class MockStage:
+    """See `LayerRange`."""
+
+    def __init__(self, body: Body, layers: Range, pages: int, page_rows: int) -> None:
+        self.table, self.layers = PageTable(pages, page_rows), layers
+        self._body = body
+        self._states: dict[int, int] = {}
+        self._fused = 0
+
+    def tap(self, layer: int, weight: Any) -> None:
+        """Fused rows of the weight's height travel from now on; they say nothing."""
+        self._fused = int(weight.shape[0])
+
+    def run(self, frame: Frame) -> Frame:
+        """Raises WireError when the stage before saw other texts."""
+        begun = time.perf_counter()
+        arrangement = arrange(self.table, frame)
+        self._move(arrangement)
+        hidden = self._enter(frame, arrangement) if arrangement.slots else None
+        self._wipe(arrangement)
+        if hidden is not None:
+            self._body.spend(len(hidden))
+        fused = torch.zeros(len(hidden), self._fused) if hidden is not None and self._fused else frame.fused
+        seconds = (*frame.seconds, time.perf_counter() - begun)
+        return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
+
+    def _move(self, arrangement: Arrangement) -> None:
+        size, states = self.table.page_rows, self._states
+        for copy in arrangement.copies:
+            for row in range(copy.rows):
+                states[copy.target * size + row] = states[copy.source * size + row]
+        moved = [states[source] for source, _ in arrangement.moves]
+        states.update(zip((target for _, target in arrangement.moves), moved))
+
+    def _wipe(self, arrangement: Arrangement) -> None:
+        size = self.table.page_rows
+        for page in arrangement.freed:
+            for slot in range(page * size, (page + 1) * size):
+                self._states.pop(slot, None)
+
+    def _enter(self, frame: Frame, arrangement: Arrangement) -> torch.Tensor:
+        """[rows, width] the rows as they leave; those that came must say the same."""
+        found = [
+            state
+            for segment, place in zip(frame.segments, arrangement.places)
+            for state in self._read(segment, place)
+        ]
+        self._states.update(zip(arrangement.slots, found))
+        voice = self._body.voice
+        said = torch.tensor([(state >> 16, state & 0xFFFF, voice.next(state)) for state in found])
+        hidden = torch.zeros(len(found), max(self._body.width, LEAST_WIDTH))
+        hidden[:, :LEAST_WIDTH] = said
+        if self.layers.first and not (frame.hidden is not None and torch.equal(hidden, frame.hidden)):
+            raise WireError(f"layers {self.layers} saw other texts in frame {frame.number} than came")
+        return hidden
+
+    def _read(self, segment: Segment, place: Place) -> Iterator[int]:
+        """The state behind every row: of its parent's text and its own token."""
+        tree = segment.tree.parents if isinstance(segment, Growth) else None
+        states = list[int]()
+        for row, token in enumerate(tokens_of(segment)):
+            parent = tree[row] if tree else row - 1
+            states.append(read(states[parent] if row else self._before(place), token))
+            yield states[-1]
+
+    def _before(self, place: Place) -> int:
+        if not place.base:
+            return START
+        page, row = divmod(place.base - 1, self.table.page_rows)
+        return self._states[place.pages[page] * self.table.page_rows + row]

@@ -1,0 +1,44 @@
+"""What a worker's part works with: whoever provides a layer range, and the range itself.
+
+Refuses to know whether there are weights behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from specsot.frames import Frame
+from specsot.members import Configuration, Range, Registration
+from specsot.pages import PageTable
+from specsot_worker.verdict import LastStage
+
+
+class LayerRange(Protocol):
+    """One stage of one epoch, with its pages. Frames come strictly in order."""
+
+    @property
+    def table(self) -> PageTable: ...
+
+    @property
+    def layers(self) -> Range: ...
+
+    def tap(self, layer: int, weight: Any) -> None:
+        """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
+        ...
+
+    def run(self, frame: Frame) -> Frame:
+        """Apply the header, run the rows; returns the frame as the next stage must have it."""
+        ...
+
+
+class Provider(Protocol):
+    """Stages of any epoch, and the end of the ring."""
+
+    @property
+    def name(self) -> str: ...
+
+    def registration(self) -> Registration: ...
+
+    def stage(self, configuration: Configuration, layers: Range) -> LayerRange: ...
+
+    def judge(self, stage: LayerRange) -> LastStage: ...

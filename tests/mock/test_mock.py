@@ -1,0 +1,100 @@
+"""The ring without weights: what it writes is the voice's, whoever drafts, and a wrong page is found out."""
+
+from functools import partial
+
+import pytest
+
+from specsot.errors import WireError
+from specsot.events import Finished
+from specsot.frames import Chunk, Frame, Growth, Opening
+from specsot.members import Range
+from specsot.tree import Tree
+from specsot_app.asking import ask_of
+from specsot_app.local import LocalFleet, LocalOptions
+from specsot_app.mock.members import Mock
+from specsot_app.mock.stage import Body, MockStage
+from specsot_app.mock.voice import Voice
+
+VOICE = Voice(range(400, 500))
+
+
+def unslept(seconds: float) -> None:
+    """Cheap laps."""
+
+
+async def answers_of(demo_model, drafter: str, mode: str = "direct") -> list[str]:
+    mock = Mock(demo_model / "base", VOICE, sleep=unslept)
+    parts = {name: partial(mock_worker, mock) for name in ("worker-0", "worker-1", "worker-2")}
+    parts["drafter"] = lambda name, dialer, compute: mock.drafter(name, name, dialer, compute)
+    options = LocalOptions(demo_model / "base", demo_model / "eagle3", stages=3)
+    fleet = await LocalFleet.start(options, parts)
+    try:
+        return [
+            await text_of(fleet, ask_of(question, mode=mode, drafter=drafter, max_new_tokens=60))
+            for question in ("One?", "Two?")
+        ]
+    finally:
+        await fleet.close()
+
+
+def mock_worker(mock, name, dialer, compute):
+    return mock.worker(name, name, dialer, compute)
+
+
+async def text_of(fleet, ask) -> str:
+    events = [numbered.event async for numbered in fleet.generate(ask)]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].statistics.completion_tokens
+    return events[-1].text
+
+
+@pytest.mark.torch
+async def test_a_ring_without_weights_answers_requests_alike_with_and_without_a_drafter(demo_model):
+    plain = await answers_of(demo_model, "none")
+    assert len(set(plain)) == 2
+    assert await answers_of(demo_model, "eagle") == plain
+
+
+@pytest.mark.torch
+async def test_it_plans_too_since_the_grammar_holds_it(demo_model):
+    assert all(await answers_of(demo_model, "eagle", "sot"))
+
+
+def stages() -> list[MockStage]:
+    body = Body(VOICE, lambda rows: None)
+    return [MockStage(body, layers, 16, 4) for layers in (Range(0, 2), Range(2, 4))]
+
+
+def through(chain: list[MockStage], frame: Frame) -> Frame:
+    for stage in chain:
+        frame = stage.run(frame)
+    return frame
+
+
+def nexts(frame: Frame) -> list[int]:
+    assert frame.hidden is not None
+    return [int(row[2]) for row in frame.hidden]
+
+
+@pytest.mark.torch
+def test_every_row_of_a_prompt_and_a_tree_sees_its_own_text():
+    ring, prompt = stages(), (1, 2, 3, 4, 5)
+    fed = through(ring, Frame(1, 1, (Opening(1, 5),), (Chunk(1, 0, prompt, True),)))
+    assert nexts(fed) == [VOICE.write(prompt[: n + 1], 1)[0] for n in range(5)]
+    (root,) = VOICE.write(prompt, 1)
+    right = VOICE.write((*prompt, root), 1)[0]
+    tree = Tree((root, 9, right, 7), (0, 0, 0, 2))
+    grown = through(ring, Frame(1, 2, (), (Growth(1, 1, 5, (), tree),)))
+    texts = ((root,), (root, 9), (root, right), (root, right, 7))
+    assert nexts(grown) == [VOICE.write((*prompt, *text), 1)[0] for text in texts]
+    kept = through(ring, Frame(1, 3, (), (Growth(1, 2, 7, (0, 2), Tree((8,), (0,))),)))
+    assert nexts(kept) == [VOICE.write((*prompt, root, right, 8), 1)[0]]
+
+
+@pytest.mark.torch
+def test_a_stage_that_lost_its_way_is_found_out():
+    ring = stages()
+    through(ring, Frame(1, 1, (Opening(1, 5),), (Chunk(1, 0, (1, 2, 3, 4, 5), True),)))
+    ring[1]._states[4] ^= 1  # what a wrong page would look like
+    with pytest.raises(WireError, match="other texts"):
+        through(ring, Frame(1, 2, (), (Growth(1, 1, 5, (), Tree((6,), (0,))),)))
