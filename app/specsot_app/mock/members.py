@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from specsot_drafter.engine import DraftEngine
 from specsot_drafter.part import DrafterPart
 from specsot_drafter.rules import rule_of
 from specsot_drafter.timing import Timing
+from specsot_master.text import Text
 from specsot_worker.part import WorkerPart
 from specsot_worker.provider import LayerRange
 from specsot_worker.verdict import LastStage
@@ -43,12 +44,14 @@ class Mock:
 
     model: whose tokenizer and number of layers. kv_memory: bytes of each member; a row takes 256 a layer.
     layer: seconds per rows of one layer; growth: of one level of all trees. sleep: how they are spent.
+    plan: what it writes as a skeleton; empty: the grammar's first choices. See `plan_of`.
     skill: how often a drafted token is right behind right ones; its scores say the same.
     width, fused: of hidden and fused rows, fp32; taps as those of a head of this model.
     """
 
     model: Path
     voice: Voice = field(default_factory=Voice)
+    plan: tuple[int, ...] = ()
     layer: Curve = FREE
     growth: Curve = FREE
     sleep: Sleep = time.sleep
@@ -67,6 +70,12 @@ class Mock:
         return DrafterPart(MockDrafter(self, name, address), dialer, compute)
 
 
+def plan_of(model: Path, points: int, length: int) -> tuple[int, ...]:
+    """A skeleton of so many points, `length` tokens wished for each, as the model's tokenizer spells it."""
+    lines = [f"{n}.<{length}><None>[-]Point {n}\n" for n in range(1, points + 1)]
+    return Text(model).encode_bare("[PLAN]\n" + "".join(lines) + "[END]")
+
+
 class MockWorker:
     """See specsot_worker.provider."""
 
@@ -82,7 +91,7 @@ class MockWorker:
         def spend(rows: int) -> None:
             mock.sleep(float(layer.at(rows)) * len(layers))
 
-        body = Body(mock.voice, spend, mock.width)
+        body = Body(mock.voice, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
 
     def judge(self, stage: LayerRange) -> LastStage:
@@ -92,7 +101,7 @@ class MockWorker:
         def logits(hidden: torch.Tensor) -> torch.Tensor:
             return torch.zeros(len(hidden), size).scatter_(1, hidden[:, 2:3].long(), 1.0)
 
-        def grammar(opening: Opening) -> Grammar | None:
+        def grammar(opening: Opening) -> Grammar | None | Future[Grammar]:
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
         return LastStage(logits, grammar)

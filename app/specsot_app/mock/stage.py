@@ -29,11 +29,13 @@ class Body:
     """What all stages of a ring without weights have in common.
 
     width: of a hidden row. spend: called with the number of rows of every frame.
+    plan: what is written instead where a skeleton is asked for, as long as it lasts.
     """
 
     voice: Voice
     spend: Spend
     width: int = LEAST_WIDTH
+    plan: tuple[int, ...] = ()
 
 
 class MockStage:
@@ -43,6 +45,7 @@ class MockStage:
         self.table, self.layers = PageTable(pages, page_rows), layers
         self._body = body
         self._states: dict[int, int] = {}
+        self._planning: dict[int, int] = {}  # by sequence: where its plan begins
         self._fused = 0
 
     def tap(self, layer: int, weight: Any) -> None:
@@ -53,9 +56,10 @@ class MockStage:
         """Raises WireError when the stage before saw other texts."""
         begun = time.perf_counter()
         arrangement = arrange(self.table, frame)
+        self._planning |= {one.sequence: one.prompt - one.generated for one in frame.openings if one.plan}
         self._move(arrangement)
         hidden = self._enter(frame, arrangement) if arrangement.slots else None
-        self._wipe(arrangement)
+        self._wipe(frame, arrangement)
         if hidden is not None:
             self._body.spend(len(hidden))
         fused = torch.zeros(len(hidden), self._fused) if hidden is not None and self._fused else frame.fused
@@ -70,8 +74,10 @@ class MockStage:
         moved = [states[source] for source, _ in arrangement.moves]
         states.update(zip((target for _, target in arrangement.moves), moved))
 
-    def _wipe(self, arrangement: Arrangement) -> None:
+    def _wipe(self, frame: Frame, arrangement: Arrangement) -> None:
         size = self.table.page_rows
+        for sequence in frame.closings:
+            self._planning.pop(sequence, None)
         for page in arrangement.freed:
             for slot in range(page * size, (page + 1) * size):
                 self._states.pop(slot, None)
@@ -79,18 +85,27 @@ class MockStage:
     def _enter(self, frame: Frame, arrangement: Arrangement) -> torch.Tensor:
         """[rows, width] the rows as they leave; those that came must say the same."""
         found = [
-            state
+            (segment.sequence, state)
             for segment, place in zip(frame.segments, arrangement.places)
             for state in self._read(segment, place)
         ]
-        self._states.update(zip(arrangement.slots, found))
-        voice = self._body.voice
-        said = torch.tensor([(state >> 16, state & 0xFFFF, voice.next(state)) for state in found])
+        self._states.update(zip(arrangement.slots, (state for _, state in found)))
+        said = [
+            (state >> 16, state & 0xFFFF, self._next(sequence, position, state))
+            for position, (sequence, state) in zip(arrangement.positions, found)
+        ]
         hidden = torch.zeros(len(found), max(self._body.width, LEAST_WIDTH))
-        hidden[:, :LEAST_WIDTH] = said
+        hidden[:, :LEAST_WIDTH] = torch.tensor(said)
         if self.layers.first and not (frame.hidden is not None and torch.equal(hidden, frame.hidden)):
             raise WireError(f"layers {self.layers} saw other texts in frame {frame.number} than came")
         return hidden
+
+    def _next(self, sequence: int, position: int, state: int) -> int:
+        """What follows the token at `position`."""
+        plan, start = self._body.plan, self._planning.get(sequence)
+        if start is not None and 0 <= position + 1 - start < len(plan):
+            return plan[position + 1 - start]
+        return self._body.voice.next(state)
 
     def _read(self, segment: Segment, place: Place) -> Iterator[int]:
         """The state behind every row: of its parent's text and its own token."""
