@@ -23,13 +23,19 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """A worker or drafter that has joined. layers: its range in the present epoch, if it has one."""
+    """A worker or drafter that has joined. layers: its range in the present epoch, if it has one.
+
+    host, gpu: where it runs, as far as that is known. stands_by: the present epoch runs without it.
+    """
 
     kind: Kind
     name: str
     address: str
     fingerprint: str
     layers: Range | None = None
+    host: str = ""
+    gpu: str = ""
+    stands_by: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,10 @@ class LapsInfo:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """How the ring stands. waiting_for: one line per missing thing, empty when `ready`."""
+    """How the ring stands. waiting_for: one line per missing thing, empty when `ready`.
+
+    plan: who runs what, in words, and how fast one sequence should be written without drafts.
+    """
 
     models: tuple[ModelInfo, ...] = ()
     members: tuple[MemberInfo, ...] = ()
@@ -94,3 +103,13 @@ class Info:
     requests: RequestsInfo | None = None
     version: str = __version__
     protocol: int = PROTOCOL
+    plan: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    """What came of a wish to share the layers out anew. changed False: `plan` is what runs already."""
+
+    changed: bool
+    epoch: int
+    plan: str

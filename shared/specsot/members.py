@@ -83,6 +83,15 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """Memory a base's weights take: of its largest layer, before the first one, behind the last one."""
+
+    layer: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """A member's first word.
 
@@ -95,6 +104,11 @@ class Registration:
     curve:       measured seconds per rows; of one layer for a worker, of one level for a drafter.
     drafters:    a drafter's ways to draft, the first for those who name none.
     shape:       how large its trees may be; None: as the master would have them.
+    host:        the machine it runs on; empty: nobody knows.
+    gpus:        ids of those a worker can run on, in the order of its own numbers.
+    memory:      bytes it has for weights and KV pages; None: nobody knows.
+    weights:     what the base's would take of it.
+    rtt:         seconds to the master and back; None: not measured.
     """
 
     kind: Kind
@@ -111,6 +125,11 @@ class Registration:
     protocol: int = PROTOCOL
     drafters: tuple[DrafterName, ...] = ()
     shape: TreeShape | None = None
+    host: str = ""
+    gpus: tuple[str, ...] = ()
+    memory: int | None = None
+    weights: WeightBytes | None = None
+    rtt: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +151,7 @@ class Configuration:
     flight:  frames in flight at most.
     draft_timeout: seconds stage 0 waits for a tree before it sends the bonus token alone.
     curve:   seconds per rows of one whole lap through the stages, for the drafter's tuner.
+    gpu:     the one of its own that this member is to run on; None: it has none.
     """
 
     epoch: int
@@ -150,6 +170,7 @@ class Configuration:
     curve: Curve = ()
     transport: Transport = "grpc"
     comm_mode: CommMode = "p2p"
+    gpu: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +194,13 @@ class Disband:
 
     epoch: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StandBy:
+    """The ring runs without this worker, which takes the place of the next one that is lost."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from specsot import events as ev
 from specsot import frames as fr
 from specsot import info, members, params
 from specsot.forms import Form
+from specsot.links import Lost
 from specsot.skeleton import PlanRules, Point
 from specsot.tree import Tree
 
@@ -186,7 +187,8 @@ drafts = st.builds(
     rest=small,
 )
 taps = st.builds(members.Tap, epoch=big, layer=small, weight=tensors())
-carried = st.one_of(frames, results, features(), drafts, taps)
+losses = st.builds(Lost, peer=names, reason=text, epoch=big)
+carried = st.one_of(frames, results, features(), drafts, taps, losses)
 
 layers = st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda p: members.Range(p[0], p[0] + p[1]))
 heads = st.builds(members.Head, taps=rising, width=small)
@@ -208,6 +210,11 @@ registrations = st.builds(
     protocol=small,
     drafters=st.lists(st.sampled_from(params.DRAFTERS), max_size=3).map(tuple),
     shape=st.none() | shapes,
+    host=text,
+    gpus=st.lists(names, max_size=2).map(tuple),
+    memory=st.none() | big,
+    weights=st.none() | st.builds(members.WeightBytes, big, big, big),
+    rtt=st.none() | seconds,
 )
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)
 configurations = st.builds(
@@ -228,6 +235,7 @@ configurations = st.builds(
     curve=curves,
     transport=st.sampled_from(["grpc", "zmq"]),
     comm_mode=st.sampled_from(["p2p", "ring"]),
+    gpu=st.none() | names,
 )
 upward = st.one_of(
     registrations,
@@ -240,6 +248,7 @@ upward = st.one_of(
 downward = st.one_of(
     configurations,
     st.builds(members.Disband, big, text),
+    st.builds(members.StandBy, big),
     st.just(members.Beat()),
     opens(),
     st.builds(fr.Close, big),
@@ -315,7 +324,15 @@ infos = st.builds(
     models=st.lists(st.builds(info.ModelInfo, text, text, small, small), max_size=2).map(tuple),
     members=st.lists(
         st.builds(
-            info.MemberInfo, st.sampled_from(["worker", "drafter"]), text, text, text, st.none() | layers
+            info.MemberInfo,
+            st.sampled_from(["worker", "drafter"]),
+            text,
+            text,
+            text,
+            st.none() | layers,
+            text,
+            text,
+            st.booleans(),
         ),
         max_size=2,
     ).map(tuple),
@@ -339,4 +356,5 @@ infos = st.builds(
     | st.builds(info.LapsInfo, big, big, seconds, seconds, seconds, st.lists(seconds, max_size=3).map(tuple)),
     version=text,
     protocol=small,
+    plan=text,
 )

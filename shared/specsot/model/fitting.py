@@ -13,8 +13,9 @@ from pathlib import Path
 import structlog
 import torch
 
+from specsot.amounts import in_words
 from specsot.errors import ModelError
-from specsot.members import Range
+from specsot.members import Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.weights import Weights
 
@@ -52,14 +53,34 @@ def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
 
 def weights_of(files: Weights, config: ModelConfig, layers: Range) -> int:
     """Numbers a range loads: its layers', the embedding with the first, norm and lm_head with the last."""
+    inner = sum(_layer(files, config, layer) for layer in range(layers.first, layers.last))
+    before = _before(files, config) if layers.first == 0 else 0
+    return inner + before + (_behind(files, config) if layers.last == config.layers else 0)
+
+
+def bytes_of(files: Weights, config: ModelConfig, itemsize: int) -> WeightBytes:
+    """What weights_of counts, by parts: of the largest layer, before the first one, behind the last one."""
+    layer = max(_layer(files, config, layer) for layer in range(config.layers))
+    edges = _before(files, config), _behind(files, config)
+    return WeightBytes(layer * itemsize, edges[0] * itemsize, edges[1] * itemsize)
+
+
+def _layer(files: Weights, config: ModelConfig, layer: int) -> int:
+    return _under(files, config.names.layer.format(layer))
+
+
+def _before(files: Weights, config: ModelConfig) -> int:
+    return _under(files, config.names.embedding)
+
+
+def _behind(files: Weights, config: ModelConfig) -> int:
     names = config.names
-    parts = [f"{names.layer.format(layer)}." for layer in range(layers.first, layers.last)]
-    if layers.first == 0:
-        parts.append(f"{names.embedding}.")
-    if layers.last == config.layers:
-        own = any(name.startswith(f"{names.head}.") for name in files.names())
-        parts += [f"{names.norm}.", f"{names.head if own else names.embedding}."]
-    return sum(numbers_of(files, (name for name in files.names() if name.startswith(part))) for part in parts)
+    own = any(name.startswith(f"{names.head}.") for name in files.names())
+    return _under(files, names.norm) + _under(files, names.head if own else names.embedding)
+
+
+def _under(files: Weights, part: str) -> int:
+    return numbers_of(files, (name for name in files.names() if name.startswith(f"{part}.")))
 
 
 def numbers_of(files: Weights, names: Iterable[str]) -> int:
@@ -98,12 +119,3 @@ def _of_container(cgroup: Path) -> int | None:
         return max(limit - used + int(told.get("inactive_file", "0")), 0)
     except (OSError, ValueError):
         return None
-
-
-def in_words(size: int) -> str:
-    """ "1.5 GiB"."""
-    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if value >= 100 or units[0] == "B" else f"{value:.1f} {units[0]}"

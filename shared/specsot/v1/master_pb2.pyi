@@ -283,6 +283,20 @@ class CancelResponse(_message.Message):
     cancelled: bool
     def __init__(self, cancelled: bool = ...) -> None: ...
 
+class RebalanceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RebalanceResponse(_message.Message):
+    __slots__ = ("changed", "epoch", "plan")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    epoch: int
+    plan: str
+    def __init__(self, changed: bool = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ...) -> None: ...
+
 class GetInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -300,18 +314,24 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("kind", "name", "address", "fingerprint", "layers")
+    __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "stands_by")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    STANDS_BY_FIELD_NUMBER: _ClassVar[int]
     kind: _values_pb2.Kind
     name: str
     address: str
     fingerprint: str
     layers: _values_pb2.Layers
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ...) -> None: ...
+    host: str
+    gpu: str
+    stands_by: bool
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., host: _Optional[str] = ..., gpu: _Optional[str] = ..., stands_by: bool = ...) -> None: ...
 
 class Pages(_message.Message):
     __slots__ = ("total", "free", "rows", "kept")
@@ -369,7 +389,7 @@ class Laps(_message.Message):
     def __init__(self, laps: _Optional[int] = ..., tokens: _Optional[int] = ..., per_second: _Optional[float] = ..., tokens_per_lap: _Optional[float] = ..., rows_per_lap: _Optional[float] = ..., stages: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages", "laps", "requests")
+    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages", "laps", "requests", "plan")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -380,6 +400,7 @@ class GetInfoResponse(_message.Message):
     PAGES_FIELD_NUMBER: _ClassVar[int]
     LAPS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     version: str
     protocol: int
     models: _containers.RepeatedCompositeFieldContainer[Model]
@@ -390,4 +411,5 @@ class GetInfoResponse(_message.Message):
     pages: Pages
     laps: Laps
     requests: Requests
-    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ...) -> None: ...
+    plan: str
+    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., plan: _Optional[str] = ...) -> None: ...

@@ -49,6 +49,11 @@ class MasterStub(object):
                 request_serializer=specsot_dot_v1_dot_master__pb2.GetInfoRequest.SerializeToString,
                 response_deserializer=specsot_dot_v1_dot_master__pb2.GetInfoResponse.FromString,
                 _registered_method=True)
+        self.Rebalance = channel.unary_unary(
+                '/specsot.v1.Master/Rebalance',
+                request_serializer=specsot_dot_v1_dot_master__pb2.RebalanceRequest.SerializeToString,
+                response_deserializer=specsot_dot_v1_dot_master__pb2.RebalanceResponse.FromString,
+                _registered_method=True)
 
 
 class MasterServicer(object):
@@ -79,6 +84,13 @@ class MasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rebalance(self, request, context):
+        """Share the layers out anew over all workers that help, those that stand by among them. Streams go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MasterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +108,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.GetInfo,
                     request_deserializer=specsot_dot_v1_dot_master__pb2.GetInfoRequest.FromString,
                     response_serializer=specsot_dot_v1_dot_master__pb2.GetInfoResponse.SerializeToString,
+            ),
+            'Rebalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rebalance,
+                    request_deserializer=specsot_dot_v1_dot_master__pb2.RebalanceRequest.FromString,
+                    response_serializer=specsot_dot_v1_dot_master__pb2.RebalanceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +196,33 @@ class Master(object):
             '/specsot.v1.Master/GetInfo',
             specsot_dot_v1_dot_master__pb2.GetInfoRequest.SerializeToString,
             specsot_dot_v1_dot_master__pb2.GetInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specsot.v1.Master/Rebalance',
+            specsot_dot_v1_dot_master__pb2.RebalanceRequest.SerializeToString,
+            specsot_dot_v1_dot_master__pb2.RebalanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

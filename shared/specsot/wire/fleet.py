@@ -10,7 +10,7 @@ from typing import Any
 
 from specsot.errors import WireError
 from specsot.frames import Close, Lease, Open, Result
-from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Ready, Registration
+from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Ready, Registration, StandBy
 from specsot.v1 import fleet_pb2
 from specsot.wire.checks import chosen
 from specsot.wire.members import (
@@ -31,7 +31,7 @@ from specsot.wire.values import (
 )
 
 Upward = Registration | Ready | Broken | Leaving | Beat | Result
-Downward = Configuration | Disband | Beat | Open | Close | Lease
+Downward = Configuration | Disband | StandBy | Beat | Open | Close | Lease
 
 
 def encode_upward(message: Upward) -> fleet_pb2.JoinRequest:
@@ -70,6 +70,8 @@ def encode_downward(message: Downward) -> fleet_pb2.JoinResponse:
         case Disband():
             disband = fleet_pb2.Disband(epoch=message.epoch, reason=message.reason)
             return fleet_pb2.JoinResponse(disband=disband)
+        case StandBy():
+            return fleet_pb2.JoinResponse(stand_by=fleet_pb2.StandBy(epoch=message.epoch))
         case _:
             raise WireError(f"the master does not tell a member a {type(message).__name__}")
 
@@ -85,6 +87,7 @@ _UPWARD: dict[str, Callable[[Any], Upward]] = {
 _DOWNWARD: dict[str, Callable[[Any], Downward]] = {
     "configure": decode_configuration,
     "disband": lambda message: Disband(message.epoch, message.reason),
+    "stand_by": lambda message: StandBy(message.epoch),
     "beat": lambda message: Beat(),
     "open": decode_open,
     "close": decode_close,

@@ -23,6 +23,7 @@ def encode_info(info: Info) -> master_pb2.GetInfoResponse:
         pages=encode_pages(info.pages),
         laps=encode_laps(info.laps),
         requests=encode_requests(info.requests),
+        plan=info.plan,
     )
 
 
@@ -39,6 +40,7 @@ def decode_info(message: master_pb2.GetInfoResponse) -> Info:
         requests=decode_requests(message.requests) if message.HasField("requests") else None,
         version=message.version,
         protocol=message.protocol,
+        plan=message.plan,
     )
 
 
@@ -62,13 +64,25 @@ def encode_member(member: MemberInfo) -> master_pb2.Member:
         address=member.address,
         fingerprint=member.fingerprint,
         layers=encode_layers(member.layers),
+        host=member.host,
+        gpu=member.gpu,
+        stands_by=member.stands_by,
     )
 
 
 def decode_member(message: master_pb2.Member) -> MemberInfo:
     kind = known(KINDS, message.kind, "kind")
     layers = decode_layers(message.layers) if message.HasField("layers") else None
-    return MemberInfo(kind, message.name, message.address, message.fingerprint, layers)
+    return MemberInfo(
+        kind,
+        message.name,
+        message.address,
+        message.fingerprint,
+        layers,
+        message.host,
+        message.gpu,
+        message.stands_by,
+    )
 
 
 def encode_pages(pages: PagesInfo | None) -> master_pb2.Pages | None:

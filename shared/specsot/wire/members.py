@@ -19,6 +19,7 @@ from specsot.members import (
     Stage,
     Transport,
     TreeShape,
+    WeightBytes,
 )
 from specsot.v1 import fleet_pb2, values_pb2
 from specsot.wire.checks import ascending, duration, few, known, named, require
@@ -88,6 +89,11 @@ def encode_registration(registration: Registration) -> fleet_pb2.Registration:
         protocol=registration.protocol,
         drafters=map(encode_drafter, registration.drafters),
         shape=encode_shape(registration.shape) if registration.shape else None,
+        host=registration.host,
+        gpus=registration.gpus,
+        memory=registration.memory,
+        weights=encode_weights(registration.weights),
+        rtt=registration.rtt,
     )
 
 
@@ -107,7 +113,22 @@ def decode_registration(message: fleet_pb2.Registration) -> Registration:
         protocol=message.protocol,
         drafters=tuple(known(DRAFTERS, number, "drafter") for number in few(message.drafters, "drafters")),
         shape=decode_shape(message.shape) if message.HasField("shape") else None,
+        host=message.host,
+        gpus=tuple(named(gpu, "a GPU") for gpu in few(message.gpus, "GPUs")),
+        memory=message.memory if message.HasField("memory") else None,
+        weights=decode_weights(message.weights) if message.HasField("weights") else None,
+        rtt=duration(message.rtt, "a round trip") if message.HasField("rtt") else None,
     )
+
+
+def encode_weights(weights: WeightBytes | None) -> fleet_pb2.WeightBytes | None:
+    if weights is None:
+        return None
+    return fleet_pb2.WeightBytes(layer=weights.layer, first=weights.first, last=weights.last)
+
+
+def decode_weights(message: fleet_pb2.WeightBytes) -> WeightBytes:
+    return WeightBytes(message.layer, message.first, message.last)
 
 
 def encode_configuration(configuration: Configuration) -> fleet_pb2.Configuration:
@@ -128,6 +149,7 @@ def encode_configuration(configuration: Configuration) -> fleet_pb2.Configuratio
         curve=encode_curve(configuration.curve),
         transport=TRANSPORT_NUMBERS[configuration.transport],
         comm_mode=MODE_NUMBERS[configuration.comm_mode],
+        gpu=configuration.gpu,
     )
 
 
@@ -149,6 +171,7 @@ def decode_configuration(message: fleet_pb2.Configuration) -> Configuration:
         curve=decode_curve(message.curve),
         transport=known(TRANSPORTS, message.transport, "transport"),
         comm_mode=known(MODES, message.comm_mode, "comm mode"),
+        gpu=message.gpu if message.HasField("gpu") else None,
     )
 
 
