@@ -13,9 +13,9 @@ import torch
 from specsot.members import Tap
 from specsot.v1 import ring_pb2
 from specsot.wire.checks import require
+from specsot.wire.pieces import PART_BYTES
 from specsot.wire.tensors import checked_size, decode_tensor, write_tensor
 
-PART_BYTES = 1 << 20
 MAX_TAP_BYTES = 1 << 30
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from specsot.errors import WireError
@@ -30,24 +31,37 @@ def write_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
 
     In place, because protobuf copies a whole message when it is put into another one.
     """
+    message.data = bytes(describe_tensor(tensor, message))
+
+
+def describe_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> memoryview:
+    """Fill in all but the data, which is returned: little-endian rows, not copied where they lie that way."""
     if tensor.dtype not in _NUMBERS:
         raise WireError(f"tensors of {tensor.dtype} do not travel")
     # numpy knows no bfloat16; its bits travel as those of an integer.
     rows = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
     message.dtype = _NUMBERS[tensor.dtype]
     message.shape.extend(tensor.shape)
-    message.data = rows.numpy(force=True).tobytes()
+    return memoryview(np.ascontiguousarray(rows.numpy(force=True)).reshape(-1).view(np.uint8))
 
 
-def decode_tensor(message: values_pb2.Tensor) -> torch.Tensor:
-    """A CPU tensor that owns its memory. Raises WireError unless the bytes are exactly the shape's."""
-    dtype = known(_TYPES, message.dtype, "tensor type")
-    shape, data = tuple(message.shape), message.data
-    size = checked_size(shape, dtype)
-    require(len(data) == size, f"tensor {list(shape)} needs {size} bytes, got {len(data)}")
+def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> torch.Tensor:
+    """A CPU tensor that owns its memory. pieces: what came behind the message's own data.
+
+    Raises WireError unless all bytes together are exactly the shape's.
+    """
+    size, shape = announced_size(message), tuple(message.shape)
+    came = len(message.data) + sum(map(len, pieces))
+    require(came == size, f"tensor {list(shape)} needs {size} bytes, got {came}")
+    dtype = _TYPES[message.dtype]
     if not size:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+    return torch.frombuffer(bytearray().join((message.data, *pieces)), dtype=dtype).view(shape)
+
+
+def announced_size(message: values_pb2.Tensor) -> int:
+    """Bytes of the whole tensor by its type and shape. Raises WireError past the limits."""
+    return checked_size(tuple(message.shape), known(_TYPES, message.dtype, "tensor type"))
 
 
 def checked_size(shape: Sequence[int], dtype: torch.dtype, limit: int = MAX_BYTES) -> int:
