@@ -23,13 +23,17 @@ WRONG_INPUT = 2  # the exit status of a service that was given something unusabl
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What to start: `python -m module arguments...`, at an address; `environment` adds to ours."""
+    """What to start: `python -m module arguments...`, at an address; `environment` adds to ours.
+
+    host: the other machine where it is for somebody else to start; None: here.
+    """
 
     name: str
     module: str
     address: str
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
+    host: str | None = None
 
 
 class Child:

@@ -1,4 +1,4 @@
-"""Which layers each stage runs, as a person writes them: "0:4,4:8", or "0:4,4:" with an open end.
+"""Which layers each stage runs, as people write them: "0:4,4:8", "0:4,4:" with an open end, or splits: "4".
 
 Refuses to know what runs them.
 """
@@ -27,5 +27,18 @@ def ranges_of(written: str | Sequence[str], layers: int) -> tuple[Range, ...]:
             f"layers must be ranges that follow each other from 0 to the model's {layers}, such as "
             f"0:{layers // 2},{layers // 2}:{layers}, got {said!r}",
             field="layers",
+        )
+    return tuple(Range(first, last) for first, last in edges)
+
+
+def ranges_between(splits: str, layers: int) -> tuple[Range, ...]:
+    """The ranges into which "14,28" cuts a model. Raises InvalidRequest for an empty one."""
+    cuts = [int(cut) if re.fullmatch(r"\s*\d{1,6}\s*", cut) else 0 for cut in splits.split(",")]
+    edges = list(pairwise([0, *cuts, layers]))
+    if any(first >= last for first, last in edges):
+        raise InvalidRequest(
+            f"layer_splits must be ascending numbers between 0 and the model's {layers} layers, such as "
+            f"{layers // 2}, got {splits!r}",
+            field="layer_splits",
         )
     return tuple(Range(first, last) for first, last in edges)

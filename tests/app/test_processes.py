@@ -15,7 +15,7 @@ import pytest
 from specsot_app.aliases import translate
 from specsot_app.api import wanted_of
 from specsot_app.fleets import Wanted, models_of, open_fleet
-from specsot_app.processes import services_of
+from specsot_app.lineup import services_of
 
 pytestmark = pytest.mark.processes
 

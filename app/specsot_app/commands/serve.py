@@ -1,24 +1,31 @@
-"""`specsot serve`: master, workers and drafter as processes of this machine, until told to stop.
+"""`specsot serve`: master, workers and drafter as processes, here and on other machines, until told to stop.
 
-Refuses to know how a service works; it starts them and passes their lines on.
+Refuses to know how a service works; it starts them and passes their lines on. Of those elsewhere it says how.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specsot.model.config import read_config
 from specsot_app.commands import options
 from specsot_app.fleets import Models, Wanted, models_of
+from specsot_app.places import check_stages, places_of
+from specsot_app.ranges import ranges_between
 from specsot_app.running import run
 
 if TYPE_CHECKING:
-    from specsot_app.processes import Serving
+    from specsot_app.children import Service
+    from specsot_app.lineup import Serving
+    from specsot_app.processes import Absent
 
 HTTP_PORT = 8000
 
@@ -41,6 +48,18 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in, whoever they are.")
     ] = False,
+    devices: Annotated[
+        str | None, typer.Option(help="A place for each stage: HOST#GPU or HOST#cpu, with commas.")
+    ] = None,
+    layer_splits: Annotated[
+        str | None, typer.Option("--layer-splits", "--layer_splits", help="Where stages begin: 14,28.")
+    ] = None,
+    fleet_listen: Annotated[
+        str | None, typer.Option(help="Where members elsewhere come in: HOST:PORT of this machine.")
+    ] = None,
+    certificates: Annotated[
+        Path | None, typer.Option(help="Folder of docker/certificates.sh: TLS, and tokens of clients.")
+    ] = None,
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory for KV pages of each worker and the drafter, such as 4G.")
     ] = None,
@@ -65,17 +84,29 @@ def serve(
     dtype: options.Numbers = "auto",
     device: options.Device = "cpu",
 ) -> int:
-    """Start a whole fleet here; Ctrl-C ends it."""
-    from specsot_app.processes import Serving, flags_of
+    """Start a whole fleet; Ctrl-C ends it. For --devices elsewhere it prints commands, and waits for them."""
+    from specsot_app.lineup import Serving, flags_of
+    from specsot_app.spreading import hosts_here, spread
 
     wanted = replace(options.wanted_by(ctx.params), kind="processes")
-    conduct = flags_of(
-        name=name, max_requests=max_requests, max_queue=max_queue, insecure="on" if insecure else None
-    )
-    serving = Serving(host, conduct, flags_of(kv_memory=kv_memory))
+    models = cut(models_of(wanted), layer_splits)
+    places = places_of(devices) if devices else ()
+    check_stages(len(models.layers) or wanted.stages or len(places), places)
+    open = flags_of(insecure="on" if insecure else None)
+    conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue) + open
+    members = flags_of(kv_memory=kv_memory) + open
+    here = hosts_here(place.host for place in places)
+    serving = Serving(host, conduct, members, places, here, certificates=certificates)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
-        run(keep(wanted, models_of(wanted), port, http_port_of(http_port), serving))
+        run(keep(wanted, models, port, http_port_of(http_port), spread(serving, fleet_listen, insecure)))
     return 0
+
+
+def cut(models: Models, splits: str | None) -> Models:
+    """Raises InvalidRequest."""
+    if splits is None:
+        return models
+    return replace(models, layers=ranges_between(splits, read_config(models.base).layers))
 
 
 def http_port_of(asked: int | None) -> int | None:
@@ -93,16 +124,36 @@ async def keep(wanted: Wanted, models: Models, port: int, http_port: int | None,
     """Run the fleet until it is told to stop, or one of its processes ends."""
     from specsot_app.processes import ProcessFleet
 
-    fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving)
+    fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving, absent=asking())
     try:
         for child in fleet.children:
             print(f"{child.service.name:<10} {child.service.address}  process {child.pid}", flush=True)
-        print(f'ready: specsot infer --master {fleet.children[0].service.address} "..."', flush=True)
+        papers = " ".join(("", *serving.shown))
+        print(f'ready: specsot infer --master {fleet.children[0].service.address}{papers} "..."', flush=True)
         if http_port is not None:
-            print(f"or by a browser, or an OpenAI client: http://{serving.reached(http_port)}/", flush=True)
+            page = f"{'https' if serving.certificates else 'http'}://{serving.reached(http_port)}/"
+            print(f"or by a browser, or an OpenAI client: {page}", flush=True)
         raise await fleet.ended()
     finally:
         await fleet.close()
+
+
+def asking() -> Absent:
+    """Says how those elsewhere are started, once; then who of them is still missing."""
+    from specsot_app.lineup import command_of
+
+    told: set[str] = set()
+
+    def ask(absent: Sequence[Service]) -> None:
+        for service in absent:
+            if service.name not in told:
+                print(f"on {service.host}: {command_of(service)}", flush=True)
+        told.update(service.name for service in absent)
+        if absent:
+            missing = ", ".join(f"{service.name} on {service.host}" for service in absent)
+            print(f"waiting for {missing}", flush=True)
+
+    return ask
 
 
 def pass_on(service: str, line: str) -> None:

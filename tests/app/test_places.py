@@ -1,0 +1,142 @@
+"""Devices and splits as the seeds wrote them: read, refused in one line, made into commands for hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specsot.errors import InvalidRequest
+from specsot.members import Range
+from specsot_app.children import Service
+from specsot_app.fleets import Models, Wanted
+from specsot_app.lineup import PRIVATE, Serving, command_of, services_of
+from specsot_app.places import Place, check_stages, places_of, ports_of
+from specsot_app.ranges import ranges_between
+from specsot_app.spreading import hosts_here, spread
+from specsot_master.config import read_config as read_master
+from specsot_worker.config import read_config as read_worker
+
+TWO = places_of("10.0.0.1#0,10.0.0.2#1")
+HERE = frozenset(["10.0.0.1"])
+
+
+@pytest.mark.parametrize(
+    ("written", "places"),
+    [
+        ("127.0.0.1#0,127.0.0.1#1", [("127.0.0.1", "cuda:0"), ("127.0.0.1", "cuda:1")]),
+        (" gpu-a#03 , gpu-b#cpu", [("gpu-a", "cuda:3"), ("gpu-b", "cpu")]),
+        (["h#cpu", "h#cpu", "[::1]#0"], [("h", "cpu"), ("h", "cpu"), ("[::1]", "cuda:0")]),
+    ],
+)
+def test_devices_are_places(written, places) -> None:
+    assert places_of(written) == tuple(Place(*one) for one in places)
+
+
+@pytest.mark.parametrize(
+    "written", ["", "10.0.0.1", "10.0.0.1#", "#0", "a#0,,b#0", "a#0 b#0", "a#-1", "a#gpu"]
+)
+def test_what_is_no_place_is_refused(written: str) -> None:
+    with pytest.raises(InvalidRequest, match="devices must be HOST#GPU or HOST#cpu"):
+        places_of(written)
+
+
+def test_a_gpu_runs_one_stage() -> None:
+    with pytest.raises(InvalidRequest, match="devices name b#1 twice"):
+        places_of("a#1,b#1,b#01")
+
+
+@pytest.mark.parametrize(
+    ("splits", "ranges"), [("14,28", "0:14,14:28,28:36"), ("18", "0:18,18:36"), (" 1 ,35", "0:1,1:35,35:36")]
+)
+def test_splits_are_where_stages_begin(splits: str, ranges: str) -> None:
+    assert ",".join(map(str, ranges_between(splits, 36))) == ranges
+
+
+@pytest.mark.parametrize("splits", ["", "0", "36", "28,14", "14,14", "14,", "-1", "half"])
+def test_splits_that_do_not_fit_are_refused(splits: str) -> None:
+    with pytest.raises(InvalidRequest, match="ascending numbers between 0 and the model's 36 layers"):
+        ranges_between(splits, 36)
+
+
+def test_every_stage_has_one_place() -> None:
+    check_stages(2, TWO)
+    check_stages(5, ())
+    with pytest.raises(InvalidRequest, match="devices are 2, stages 3"):
+        check_stages(3, TWO)
+
+
+def test_members_of_one_host_have_ports_of_their_own() -> None:
+    assert ports_of(["a", "b", "a", "a", "b"]) == (50051, 50051, 50052, 50053, 50052)
+
+
+def test_this_machine_is_told_from_others() -> None:
+    assert hosts_here(["127.0.0.1", "localhost", "192.0.2.1"]) == {"127.0.0.1", "localhost"}
+    with pytest.raises(InvalidRequest, match=r"nobody here knows the host nowhere\.invalid"):
+        hosts_here(["nowhere.invalid"])
+
+
+@pytest.mark.parametrize(
+    ("devices", "here", "said"),
+    [
+        ("10.0.0.1#0,10.0.0.2#0", {"10.0.0.1"}, "10.0.0.2 is another machine: give --certificates"),
+        ("127.0.0.1#0,10.0.0.2#0", {"127.0.0.1"}, "devices name 127.0.0.1, which 10.0.0.2 cannot reach"),
+        ("10.0.0.2#0", (), "10.0.0.2 is another machine"),
+    ],
+)
+def test_what_is_missing_is_said(devices: str, here, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        spread(replace(PRIVATE, places=places_of(devices), here=frozenset(here)), None, False)
+
+
+def test_a_machine_without_stages_must_say_where_it_is_reached() -> None:
+    serving = replace(PRIVATE, places=places_of("10.0.0.2#0"))
+    with pytest.raises(InvalidRequest, match="no device is here: give --fleet-listen HOST:50060"):
+        spread(serving, None, True)
+    assert spread(serving, "10.0.0.9:7", True).fleet == "10.0.0.9:7"
+
+
+def test_a_fleet_of_this_machine_alone_needs_none_of_it() -> None:
+    serving = replace(PRIVATE, places=places_of("127.0.0.1#0,127.0.0.1#1"), here=frozenset(["127.0.0.1"]))
+    assert spread(serving, None, False) == serving
+    master, *members = lineup(serving)
+    assert master.arguments.count("--fleet-listen") == 0
+    assert [given(one, "--device") for one in members] == ["cuda:0", "cuda:1", "cuda:1"]
+    assert all(one.host is None and one.address.startswith("unix:") for one in members)
+
+
+def test_those_elsewhere_get_a_command_that_their_service_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = replace(PRIVATE, places=TWO, here=HERE, members=("--insecure", "on"))
+    master, first, second, drafter = lineup(spread(serving, None, True))
+    assert [one.host for one in (master, first, second, drafter)] == [None, None, "10.0.0.2", "10.0.0.2"]
+    assert read_master([*master.arguments, "--insecure"]).fleet_listen == "10.0.0.1:50060"
+    assert given(first, "--listen") == "10.0.0.1:50051"
+    program, *words = command_of(second).split()
+    assert program == "specsot-worker"
+    read = read_worker(words)
+    assert (read.master, read.layers, read.device) == ("10.0.0.1:50060", Range(3, 8), "cuda:1")
+    assert (read.setting.listen, read.advertise, read.name) == (
+        "10.0.0.2:50051",
+        "10.0.0.2:50051",
+        "worker-1",
+    )
+    assert given(drafter, "--listen") == "10.0.0.2:50052"
+
+
+def test_certificates_reach_every_service_by_its_role(tmp_path: Path) -> None:
+    serving = spread(replace(PRIVATE, places=TWO, here=HERE, certificates=tmp_path), None, False)
+    for service in lineup(serving):
+        role = service.module.removeprefix("specsot_")
+        papers = [given(service, flag) for flag in ("--tls-ca", "--tls-cert", "--tls-key")]
+        assert papers == [str(tmp_path / role / name) for name in ("ca.pem", "own.pem", "own.key")]
+    assert given(lineup(serving)[0], "--token-file") == str(tmp_path / "master" / "tokens")
+
+
+def lineup(serving: Serving) -> list[Service]:
+    models = Models(Path("base"), Path("head"), (Range(0, 3), Range(3, 8)))
+    return services_of(Wanted(), models, 50050, Path("folder"), None, serving)
+
+
+def given(service: Service, flag: str) -> str:
+    return service.arguments[service.arguments.index(flag) + 1]
