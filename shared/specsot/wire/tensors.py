@@ -42,7 +42,7 @@ def describe_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> memoryv
     rows = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
     message.dtype = _NUMBERS[tensor.dtype]
     message.shape.extend(tensor.shape)
-    return memoryview(np.ascontiguousarray(rows.numpy(force=True)).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(rows.numpy(force=True)).reshape(-1).view(np.uint8).data
 
 
 def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> torch.Tensor:
