@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specsot.constraint import Habits
-from specsot.constraint.answers import AnswerAutomaton, answer_automaton
+from specsot.constraint.answers import AnswerAutomaton
 from specsot.constraint.compiling import compile_form
 from specsot.constraint.walker import Place
 from specsot.errors import InvalidRequest
@@ -60,7 +60,7 @@ def write(machine: AnswerAutomaton, seed: int, limit: int = 400, end: int | None
 def test_whatever_is_drawn_has_the_form(name: str, words: str) -> None:
     vocabulary = VOCABULARIES[words]
     end = next((one for one, text in enumerate(vocabulary.bytes) if text is None), None)
-    machine = answer_automaton(vocabulary, FORMS[name], () if end is None else (end,))
+    machine = AnswerAutomaton(vocabulary, FORMS[name], () if end is None else (end,))
     for seed in range(20):
         text = text_of(vocabulary, write(machine, seed, end=end))
         assert has_form(FORMS[name], text), text

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pytest
 import torch
 
-from specsot.constraint import TokenAutomaton, automaton
-from specsot.constraint.answers import answer_automaton
+from specsot.constraint import Grammar, TokenAutomaton, automaton, grammar_of
+from specsot.constraint.answers import AnswerAutomaton
 from specsot.forms import Form
 from specsot.frames import Features, Lesson
 from specsot.members import TreeShape
@@ -20,6 +21,7 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.single import engine_of
 from specsot_drafter.standing import own_tokens
+from specsot_drafter.texts import Texts
 from tests.drafter.ring import configuration, opening
 
 RULES = PlanRules(direct=False)
@@ -95,7 +97,8 @@ def test_every_node_may_follow_what_is_written(
 
 def test_every_node_may_follow_in_an_answer_with_a_form(head: DraftHead, vocabulary: Vocabulary) -> None:
     form = Form("json_schema", ('{"type": "array", "items": {"type": "integer"}, "maxItems": 9}',))
-    held, written = answer_automaton(vocabulary, form, (2,)), list[int]()
+    wait([grammar_of(vocabulary, opening(1, 9, form=form, stop_ids=(2,)), led=False)])
+    held, written = AnswerAutomaton(vocabulary, form, (2,)), list[int]()
     place = held.start()
     for token in (vocabulary.bytes.index(byte) for byte in (b"[", b"1", b",", b"2")):
         written.append(token)
@@ -165,3 +168,20 @@ def test_a_repaired_sequence_stands_where_it_stood(
 def test_only_what_the_sequence_wrote_counts(first: int, tokens: list[int], own: list[int]) -> None:
     """A prompt of five tokens of which the last two, positions 3 and 4, are its own."""
     assert own_tokens(opening(1, 5, generated=2), first, tokens) == own
+
+
+def test_a_grammar_that_comes_late_stands_where_the_text_is(rules: TokenAutomaton) -> None:
+    """Until then the text counts as free."""
+    coming: Future[Grammar] = Future()
+    text, written = Texts(None).open(opening(1, len(PROMPT))), plan_text(rules, 6)
+    text.coming = coming
+    text.hear(Lesson(1, 0, (*PROMPT, *written[:3]), written[3], 2))
+    assert text.standing is None
+    coming.set_result(rules)
+    assert text.standing is not None
+    state = rules.start()
+    for token in written[:4]:
+        state = rules.advance(state, token)
+    assert text.standing.state == state
+    text.hear(Lesson(1, text.committed, (written[3],), written[4], 3))
+    assert text.standing.state == rules.advance(state, written[4])

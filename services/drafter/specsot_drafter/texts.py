@@ -6,9 +6,10 @@ Refuses to know features, drafters and trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from specsot.constraint import grammar_of
+from specsot.constraint import Grammar, grammar_of
 from specsot.errors import NotFound
 from specsot.frames import Lesson, Opening
 from specsot.vocabulary import Vocabulary
@@ -21,17 +22,30 @@ class Text:
 
     tokens:    known tokens, the newest (the root of the next tree) not fed to the base yet.
     committed: how many of them were fed.
-    standing:  where its grammar stands behind the newest; None for free text.
+    coming:    its grammar, while that is still compiled.
     """
 
     opening: Opening
     tokens: list[int] = field(default_factory=list)
     committed: int = 0
-    standing: Standing | None = None
+    coming: Future[Grammar] | None = None
+    _standing: Standing | None = None
 
     @property
     def sequence(self) -> int:
         return self.opening.sequence
+
+    @property
+    def standing(self) -> Standing | None:
+        """Where its grammar stands behind the newest token; None for free text, and while that is coming."""
+        if self.coming and self.coming.done():
+            self.hold(self.coming.result())
+        return self._standing
+
+    def hold(self, grammar: Grammar) -> None:
+        """To this grammar, also what it wrote already."""
+        self._standing, self.coming = Standing(grammar, grammar.start()), None
+        self._standing.write(own_tokens(self.opening, 0, self.tokens))
 
     @property
     def root(self) -> int | None:
@@ -56,8 +70,8 @@ class Text:
         fresh = told[first - lesson.start :]
         self.tokens += fresh
         self.committed += len(lesson.tokens)
-        if self.standing:
-            self.standing.write(own_tokens(self.opening, first, fresh))
+        if self._standing:
+            self._standing.write(own_tokens(self.opening, first, fresh))
 
 
 class Texts:
@@ -81,8 +95,10 @@ class Texts:
             text.committed = opening.fork.length
             text.tokens = source.tokens[: text.committed]
         grammar = grammar_of(self._vocabulary, opening, led=False) if self._vocabulary else None
-        if grammar:
-            text.standing = Standing(grammar, grammar.start())
+        if isinstance(grammar, Future):
+            text.coming = grammar
+        elif grammar:
+            text.hold(grammar)
         self._texts[opening.sequence] = text
         return text
 

@@ -38,8 +38,11 @@ class Laps:
         self._listeners.append(listener)
 
     def heard(self, result: Result) -> None:
-        """One more lap."""
+        """One more lap; or what belongs to none, which has the number 0."""
         tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
+        if not result.number:
+            self._tokens += tokens
+            return
         self._newest.append(_Lap(self._clock(), tokens, result.rows))
         self._stages = _smoothed(self._stages, result.seconds)
         self._laps, self._tokens = self._laps + 1, self._tokens + tokens

@@ -33,7 +33,11 @@ class Written:
 
     def __post_init__(self) -> None:
         if self.grammar:
-            self.state = self.grammar.start()
+            self.hold(self.grammar)
+
+    def hold(self, grammar: Grammar) -> None:
+        """To this grammar, before anything was written."""
+        self.grammar, self.state = grammar, grammar.start()
 
     @property
     def remaining(self) -> int:

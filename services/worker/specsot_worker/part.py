@@ -24,6 +24,8 @@ from specsot_worker.sequencer import Budget, Sequencer
 from specsot_worker.verdict import LastStage, Verdict
 from specsot_worker.watching import Watch
 
+GLANCE = 0.01  # seconds
+
 
 @dataclass(slots=True)
 class _Epoch:
@@ -110,9 +112,18 @@ class WorkerPart:
                 pass
 
     async def settle(self) -> float | None:
-        """Compose and run the next frame, if this is stage 0 and one is due."""
+        """Judge what had to wait; compose and run the next frame, if this is stage 0 and one is due."""
         now = self._now
-        if now is None or now.sequencer is None or now.missing_taps:
+        if now is None:
+            return None
+        if now.judge and now.judge.late:
+            await self._announce(now, await self._run(now.judge.judge_late))
+        waits = [wait for wait in (await self._lead(now), _glance(now.judge)) if wait is not None]
+        return min(waits, default=None)
+
+    async def _lead(self, now: _Epoch) -> float | None:
+        """Compose and run the next frame, if this is stage 0 and one is due."""
+        if now.sequencer is None or now.missing_taps:
             return None
         frame = now.sequencer.compose(self._clock())
         await self._report_rejections(now)
@@ -205,6 +216,11 @@ class WorkerPart:
             raise
         except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for out of memory too
             raise Unavailable(f"{self._source.name} failed: {str(error).splitlines()[0]}") from error
+
+
+def _glance(judge: LastStage | None) -> float | None:
+    """When to look again for what holds a sequence, where one waits for that."""
+    return GLANCE if judge and judge.waits else None
 
 
 def _run_and_judge(stage: LayerRange, judge: LastStage, frame: Frame) -> Verdict:

@@ -6,6 +6,7 @@ Refuses to know the ring, frames and links.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,7 +93,7 @@ class Source:
         logits = self._load(stage.layers).logits
         return LastStage(logits, self._grammar)
 
-    def _grammar(self, opening: Opening) -> Grammar | None:
+    def _grammar(self, opening: Opening) -> Grammar | Future[Grammar] | None:
         held = opening.plan or opening.form
         return grammar_of(self._vocabulary, opening) if held else None
 

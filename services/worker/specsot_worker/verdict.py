@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,11 +19,12 @@ from specsot_worker.chances import add_chances
 from specsot_worker.history import History
 from specsot_worker.judge import Written, judge_prompt, judge_tree
 from specsot_worker.nodes import grammar_masks
+from specsot_worker.postponed import Postponed
 from specsot_worker.targets import Question, Targets, find_targets
 from specsot_worker.teaching import Teaching
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
-Grammars = Callable[[Opening], Grammar | None]
+Grammars = Callable[[Opening], Grammar | Future[Grammar] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +44,44 @@ class LastStage:
         self._texts: dict[int, list[int]] = {}
         self._habits = Habits()
         self._teaching = Teaching()
+        self._postponed = Postponed()
+
+    @property
+    def waits(self) -> bool:
+        """For what holds a sequence: something is not judged yet."""
+        return len(self._postponed) > 0
+
+    @property
+    def late(self) -> bool:
+        """Some of that can be judged now."""
+        return bool(self._postponed.ready)
 
     @torch.inference_mode()
     def judge(self, frame: Frame) -> Verdict:
-        """Outcomes of every decoding segment, and the true features of what was committed."""
+        """Outcomes of the decoding segments, and the true features of what was committed; but for those of
+        sequences that must wait.
+        """
         begun = time.perf_counter()
         for opening in frame.openings:
             self._open(opening)
-        self._recall(frame)
-        outcomes = self._outcomes(frame)
+        judged = self._postponed.keep(frame)
+        outcomes = self._outcomes(judged)
         now = time.perf_counter()
-        frame = _spent(frame, now - begun)
-        result = _result(frame, tuple(outcomes.values()))
+        spent = _spent(frame, now - begun)
+        result = _result(spent, tuple(outcomes.values()))
         self._forget(frame, outcomes)
-        return Verdict(result, self._teaching.tell(frame, outcomes, now))
+        return Verdict(result, self._teaching.tell(spent if judged is frame else judged, outcomes, now))
+
+    @torch.inference_mode()
+    def judge_late(self) -> Verdict:
+        """The same of segments that need not wait any more. Its result is no lap's: number 0."""
+        grammars, frame = self._postponed.take()
+        for sequence, grammar in grammars.items():
+            self._written[sequence].hold(grammar)
+        outcomes = self._outcomes(frame)
+        self._forget(frame, outcomes)
+        result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
+        return Verdict(result, self._teaching.tell(frame, outcomes, time.perf_counter()))
 
     def _open(self, opening: Opening) -> None:
         fork = opening.fork
@@ -63,6 +89,9 @@ class LastStage:
         self._texts[opening.sequence] = text
         if opening.decodes:
             grammar = self._grammars(opening)
+            if isinstance(grammar, Future):
+                self._postponed.wait(opening.sequence, grammar)
+                grammar = None
             history = History(text) if opening.sampling.penalises else None
             self._written[opening.sequence] = Written(opening, grammar, self._habits, history)
 
@@ -75,6 +104,7 @@ class LastStage:
 
     def _outcomes(self, frame: Frame) -> dict[int, Outcome]:
         """What each decoding segment led to, by sequence."""
+        self._recall(frame)
         rows, asked = list[int](), list[tuple[Segment, Question]]()
         first = 0
         for segment in frame.segments:
@@ -113,6 +143,7 @@ class LastStage:
             self._written.pop(sequence, None)
         for sequence in frame.closings:
             self._texts.pop(sequence, None)
+            self._postponed.forget(sequence)
 
 
 def _judged_rows(segment: Segment, first: int) -> range:

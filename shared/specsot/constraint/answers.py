@@ -133,11 +133,3 @@ class _Matchers:
 def _writing(vocabulary: Vocabulary) -> Mask:
     """[V] which tokens are text."""
     return np.array([bool(text) for text in vocabulary.bytes], dtype=np.bool_)
-
-
-@functools.lru_cache(maxsize=8)
-def answer_automaton(
-    vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True
-) -> AnswerAutomaton:
-    """The automaton of these, shared by everybody in the process. Raises InvalidRequest."""
-    return AnswerAutomaton(vocabulary, form, ends, led)

@@ -1,21 +1,28 @@
 """What holds a sequence: the skeleton's grammar, or the form its caller asked for.
 
-Refuses to know how either of them works.
+Refuses to know how either of them works. Forms are compiled on a thread of their own, one at a time: that
+may take as long as many laps, and no lap waits for it.
 """
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from specsot.constraint.answers import Mask, answer_automaton
+from specsot.constraint.answers import AnswerAutomaton, Mask
 from specsot.constraint.automaton import automaton
 from specsot.constraint.habits import Forcing
 from specsot.errors import InvalidRequest
+from specsot.forms import Form
 from specsot.frames import Opening
 from specsot.vocabulary import Vocabulary
+
+COMPILED = 8  # forms that are kept, the newest used
+_COMPILER = ThreadPoolExecutor(1, "forms")
 
 
 class Grammar(Forcing, Protocol):
@@ -27,9 +34,10 @@ class Grammar(Forcing, Protocol):
     def mask(self, state: Any, remaining: int, /) -> Mask: ...
 
 
-def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Grammar | None:
-    """What holds this sequence, None for free text. A form that cannot be compiled here, though it could
-    be where it was asked for, lets nothing be written: its sequence fails, alone.
+def grammar_of(
+    vocabulary: Vocabulary, opening: Opening, led: bool = True
+) -> Grammar | Future[Grammar] | None:
+    """What holds this sequence, or what will be that once it is compiled; None for free text.
 
     led: forms look at budgets, too. Who only guesses does without.
     """
@@ -37,8 +45,22 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Gr
         return automaton(vocabulary, opening.plan)
     if opening.form is None:
         return None
+    coming = _compiling(vocabulary, opening.form, opening.stop_ids, led)
+    return coming.result() if coming.done() else coming
+
+
+@functools.lru_cache(maxsize=COMPILED)
+def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Future[Grammar]:
+    """Shared by everybody in the process."""
+    return _COMPILER.submit(_compile, vocabulary, form, ends, led)
+
+
+def _compile(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Grammar:
+    """A form that cannot be compiled here, though it could be where it was asked for, lets nothing be
+    written: its sequence fails, alone.
+    """
     try:
-        return answer_automaton(vocabulary, opening.form, opening.stop_ids, led)
+        return AnswerAutomaton(vocabulary, form, ends, led)
     except InvalidRequest:
         return Nothing(vocabulary)
 

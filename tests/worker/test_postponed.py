@@ -1,0 +1,182 @@
+"""A sequence whose form is still compiled: it waits, with its rows, and nobody else does."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from specsot.arrange import arrange  # noqa: E402
+from specsot.forms import Form  # noqa: E402
+from specsot.frames import Close, Features, Open, Opening, Result, tokens_of  # noqa: E402
+from specsot.links import Arrival  # noqa: E402
+from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
+from specsot.pages import PageTable  # noqa: E402
+from specsot_worker.part import WorkerPart  # noqa: E402
+from specsot_worker.verdict import LastStage  # noqa: E402
+
+SIZE = 16  # tokens of the vocabulary
+HELD, FREE = 1, 2
+FORM = Form("json_object")
+CONFIGURATION = Configuration(
+    1, "w", (Stage("w", "w", Range(0, 1)),), pages=64, page_rows=4, slots=4, rows=6, drafter="d"
+)
+
+
+class Even:
+    """Even tokens alone; the state counts them."""
+
+    def start(self) -> int:
+        return 0
+
+    def advance(self, state: int, token: int) -> int | None:
+        return None if token % 2 else state + 1
+
+    def finished(self, state: int) -> bool:
+        return False
+
+    def forced(self, state: int) -> tuple[int, ...]:
+        return ()
+
+    def mask(self, state: int, remaining: int) -> np.ndarray:
+        return np.arange(SIZE) % 2 == 0
+
+
+class Rows:
+    """A range without layers: a row holds its token and position, and so does its feature."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.table, self.layers = PageTable(configuration.pages, configuration.page_rows), Range(0, 1)
+
+    def tap(self, layer: int, weight: object) -> None: ...
+
+    def prepare(self) -> None: ...
+
+    def run(self, frame):
+        places = arrange(self.table, frame).positions
+        tokens = [token for segment in frame.segments for token in tokens_of(segment)]
+        rows = torch.tensor(list(zip(tokens, places))) if tokens else None
+        return replace(frame, hidden=rows, fused=rows, seconds=(0.1,))
+
+
+class Provider:
+    name = "w"
+
+    def __init__(self, grammar: object) -> None:
+        self.grammar = grammar
+
+    def stage(self, configuration: Configuration, layers: Range) -> Rows:
+        return Rows(configuration)
+
+    def judge(self, stage: Rows) -> LastStage:
+        return LastStage(self.logits, lambda opening: self.grammar if opening.form else None)
+
+    def logits(self, rows):
+        """Mostly odd tokens."""
+        scores = torch.zeros(len(rows), SIZE)
+        for row, (token, place) in zip(scores, rows.tolist()):
+            row[(token * 5 + place * 2 + 1) % SIZE], row[(token + place) * 2 % SIZE] = 2.0, 1.0
+        return scores
+
+
+class Here(Executor):
+    """Does it at once."""
+
+    def submit(self, work, /, *arguments, **more):
+        done = Future()
+        done.set_result(work(*arguments, **more))
+        return done
+
+
+class Said(list):
+    """A link, and a dialer of such."""
+
+    async def send(self, message) -> None:
+        self.append(message)
+
+    async def close(self) -> None: ...
+
+    async def dial(self, address, epoch, kind="worker"):
+        return self
+
+
+class Lone:
+    """One worker that is the whole ring, with a drafter that listens."""
+
+    def __init__(self, grammar: object) -> None:
+        self.said = Said()
+        self.part = WorkerPart(Provider(grammar), self.said, Here(), clock=lambda: 0.0)
+
+    async def open(self, sequence: int, **more) -> None:
+        prompt = tuple(range(sequence, sequence + 9))  # takes two frames
+        opening = Opening(sequence, len(prompt), limit=12, drafted=sequence == HELD, **more)
+        await self.order(Open(opening, prompt, 100))
+
+    async def order(self, order) -> None:
+        await self.part.handle(Arrival("master", order))
+
+    async def turn(self, laps: int = 100) -> float | None:
+        """So many laps, or until nothing is due; when it wants to be called again."""
+        wait: float | None = 0.0
+        while laps and wait == 0.0:
+            wait, laps = await self.part.settle(), laps - 1
+        return wait
+
+    def written(self, sequence: int) -> list[int]:
+        outcomes = [one for said in self.said if isinstance(said, Result) for one in said.outcomes]
+        return [token for one in outcomes if one.sequence == sequence for token in one.tokens]
+
+    def taught(self) -> list[tuple[int, int]]:
+        """(token, position) of everything the drafter was told."""
+        told = [said.rows for said in self.said if isinstance(said, Features) and said.rows is not None]
+        return [tuple(row) for rows in told for row in rows.tolist()]
+
+
+async def lone(grammar: object) -> Lone:
+    ring = Lone(grammar)
+    await ring.part.configure(replace(CONFIGURATION, draft_timeout=0.0), ring.said)
+    assert ring.said == [Ready(1)]
+    await ring.open(HELD, form=FORM)
+    await ring.open(FREE)
+    return ring
+
+
+async def test_a_form_that_takes_long_stalls_nobody_else() -> None:
+    coming: Future[Even] = Future()
+    ring = await lone(coming)
+    soon = await ring.turn()
+    assert (len(ring.written(FREE)), ring.written(HELD)) == (12, [])
+    assert 0 < (soon or 0) < 0.1, "it looks again, but not all the time"
+    coming.set_result(Even())
+    assert await ring.turn() is None
+    assert len(ring.written(HELD)) == 12
+    assert not any(token % 2 for token in ring.written(HELD))
+
+
+@pytest.mark.parametrize("laps", range(1, 14))
+async def test_whenever_it_comes_the_text_and_its_features_are_the_same(laps: int) -> None:
+    coming: Future[Even] = Future()
+    prompt, late = await lone(Even()), await lone(coming)
+    await prompt.turn()
+    await late.turn(laps)
+    coming.set_result(Even())
+    await late.turn()
+    for sequence in (HELD, FREE):
+        assert late.written(sequence) == prompt.written(sequence)
+    assert late.taught() == prompt.taught()
+
+
+async def test_who_is_closed_meanwhile_is_forgotten() -> None:
+    coming: Future[Even] = Future()
+    ring = await lone(coming)
+    await ring.turn()
+    await ring.order(Close(HELD))
+    assert await ring.turn() is None
+    coming.set_result(Even())
+    assert await ring.turn() is None
+    assert ring.written(HELD) == []
+    assert ring.part.free_pages == CONFIGURATION.pages
