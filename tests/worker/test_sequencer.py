@@ -187,6 +187,24 @@ def test_without_credits_nobody_is_hurried():
     assert sequencer.deadline() is None
 
 
+def test_nobody_wakes_up_for_a_patience_that_is_lost():
+    """A branch of a family of which another is under way: only the result helps, looking again does not."""
+    from specsot.frames import Outcome, Result
+
+    sequencer = Sequencer(1, Budget(2, 3, 1), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer.obey(order_of(1, [1, 2], 9, decodes=False))
+    for sequence in (2, 3):
+        sequencer.obey(order_of(sequence, [4], 9, Fork(1, 2)))
+    frames = [sequencer.compose(0.0) for _ in range(2)]
+    assert frames[1] is not None
+    sequencer.learn(Result(1, frames[1].number, (Outcome(2, 0, (), (3,)),)), 0.0)
+    assert sequencer.deadline() == 0.5
+    sequencer.learn(Result(1, frames[1].number, (Outcome(3, 0, (), (3,)),)), 0.2)
+    assert sequencer.compose(0.5) is None
+    assert sequencer.deadline() == 0.7
+    assert sequencer.compose(0.7) is not None
+
+
 def test_a_family_goes_out_whole():
     from specsot.frames import Draft, Drafts, Outcome, Result
     from specsot.tree import chain

@@ -27,6 +27,7 @@ from specsot.frames import (
     rows_of,
 )
 from specsot.pages import PageTable
+from specsot_worker.flow import Flow
 from specsot_worker.live import Live, open_live
 from specsot_worker.patience import Patience
 
@@ -43,17 +44,31 @@ class Budget:
     slots: int = 64
 
 
+@dataclass(slots=True)
+class _Flown:
+    """A frame under way. at: since when. families: whose trees it carries. alone: nothing else flew so far."""
+
+    at: float
+    families: frozenset[int]
+    alone: bool
+
+
 class Sequencer:
     """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`."""
 
-    def __init__(self, epoch: int, budget: Budget, table: PageTable, patience: Patience) -> None:
+    def __init__(
+        self, epoch: int, budget: Budget, table: PageTable, patience: Patience, flow: Flow | None = None
+    ) -> None:
+        """flow: says how many frames pay, in a ring of several stages; None: as many as `budget` grants, and
+        families stay whole."""
         self._epoch, self._budget, self._table = epoch, budget, table
-        self._patience = patience
+        self._patience, self._flow = patience, flow
         self._live: dict[int, Live] = {}
         self._closings: list[int] = []
         self._rejected: list[Outcome] = []
-        self._flying: set[int] = set()
+        self._flying: dict[int, _Flown] = {}
         self._number = 0
+        self._composed = float("-inf")  # when `compose` was asked last
 
     @property
     def idle(self) -> bool:
@@ -75,7 +90,9 @@ class Sequencer:
         """Take a result: it returns a credit and moves its sequences on. Stale epochs are dropped."""
         if result.epoch != self._epoch:
             return
-        self._flying.discard(result.number)
+        flown = self._flying.pop(result.number, None)
+        if flown and self._flow:
+            self._flow.returned(result.rows, result.seconds, now - flown.at, flown.alone)
         for outcome in result.outcomes:
             live = self._live.get(outcome.sequence)
             if live is None:
@@ -85,14 +102,15 @@ class Sequencer:
             else:
                 live.learn(outcome, now)
 
-    def offer(self, drafts: Drafts) -> None:
-        """Take trees; late ones and those of a stale epoch are dropped."""
+    def offer(self, drafts: Drafts, now: float | None = None) -> None:
+        """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take."""
         if drafts.epoch != self._epoch:
             return
         for draft in drafts.drafts:
             live = self._live.get(draft.sequence)
+            since = live.waiting if live else None
             if live and live.offer(draft.step, draft.tree):
-                self._patience.kept()
+                self._patience.kept(None if now is None or since is None else now - since)
         if drafts.rest:
             self._patience.rest(drafts.rest)
 
@@ -107,55 +125,97 @@ class Sequencer:
 
     def compose(self, now: float) -> Frame | None:
         """The next frame, or None when nothing is ready or every credit is out."""
-        if len(self._flying) >= self._budget.flight:
-            return None
-        if self._budget.flight == 1 and self._held(now):
+        self._composed = now
+        most = self._most()
+        if len(self._flying) >= most or (most == 1 and self._held(now)):
             return None
         growths = self._grow(now)
         room = self._budget.rows - sum(map(rows_of, growths))
         openings, chunks = self._feed(room)
         if not (growths or chunks or openings or self._closings):
             return None
-        return self._launch(tuple(openings), (*growths, *chunks))
+        return self._launch(tuple(openings), (*growths, *chunks), now)
 
     def deadline(self) -> float | None:
-        """When the first waiting sequence loses patience; None when nobody waits, or no credit is left:
-        then the next result is what to wait for."""
+        """When the next waiting sequence loses patience; None when nobody waits, or no credit is left: then
+        the next result is what to wait for. So it is for those who had lost it when `compose` was asked."""
         if len(self._flying) >= self._budget.flight:
             return None
-        since = [live.waiting for live in self._live.values() if live.growable and live.waiting is not None]
-        return self._patience.deadline(min(since)) if since else None
+        waits = [live.waiting for live in self._live.values() if live.growable and live.waiting is not None]
+        due = [self._patience.deadline(since) for since in waits]
+        return min((one for one in due if one > self._composed), default=None)
 
     def _launch(self, openings: tuple[Opening, ...], segments: tuple[Segment, ...]) -> Frame:
         closings, self._closings = tuple(self._closings), []
         for sequence in closings:
             self._table.close(sequence)
         self._number += 1
-        self._flying.add(self._number)
+        self._take_off(segments, now)
         resting = self._patience.resting
         drafted = [self._live[one.sequence].send(resting) for one in segments]
         self._patience.spend(sum(drafted), sum(map(rows_of, segments)))
         return Frame(self._epoch, self._number, openings, segments, closings, resting=resting)
 
-    def _held(self, now: float) -> set[int]:
-        """Families (of one request, or of one prefix) in which a sequence still waits for its tree, and may.
+    def _take_off(self, segments: tuple[Segment, ...], now: float) -> None:
+        grown = [self._live[one.sequence] for one in segments if isinstance(one, Growth)]
+        for other in self._flying.values():
+            other.alone = False
+        families = frozenset(live.family for live in grown)
+        self._flying[self._number] = _Flown(now, families, not self._flying)
+        returned = [live.returned for live in grown if live.returned is not None]
+        if self._flow and returned:
+            self._flow.rested(now - max(returned))
 
-        A lap costs nearly the same for one sequence as for all of a family: it goes out whole.
-        """
+    def _held(self, now: float) -> set[int]:
+        """Families (of one request, or of one prefix) that wait for the tree of one of theirs."""
         return {
             live.family
             for live in self._live.values()
-            if live.waiting is not None and live.growable and now < self._patience.deadline(live.waiting)
+            if live.waiting is not None and live.growable and now < self._patience.others(live.waiting)
         }
 
+    def _ready(self, now: float) -> list[Live]:
+        """Who goes with the next frame: of every family its share, or all who are left if nobody is waited for.
+
+        A lap costs nearly the same for one sequence as for all of a family, so one frame usually is for all
+        of it; where it is not, `Flow` spreads a family, and each of its frames laps for itself.
+        """
+        held, ready = self._held(now), list[Live]()
+        for family, members in self._families().items():
+            under_way = sum(family in flown.families for flown in self._flying.values())
+            parts = self._spread(members)
+            share = -(-len(members) // parts)
+            able = [live for live in members if live.growable and not self._waits(live, now)]
+            if under_way < parts and (len(able) >= share or family not in held):
+                ready += able[:share]
+        return sorted(ready, key=lambda live: (live.family, live.opening.sequence))
+
+    def _families(self) -> dict[int, list[Live]]:
+        """All who write, by family; those first who have been here longest."""
+        families: dict[int, list[Live]] = {}
+        for live in sorted(self._live.values(), key=lambda live: live.returned or 0.0):
+            if live.root is not None:
+                families.setdefault(live.family, []).append(live)
+        return families
+
+    def _waits(self, live: Live, now: float) -> bool:
+        return live.waiting is not None and now < self._patience.deadline(live.waiting)
+
+    def _spread(self, members: list[Live]) -> int:
+        """Over how many frames a family goes; other requests' frames come first."""
+        if self._flow is None or len(members) < 2:
+            return 1
+        others = {live.family for live in self._live.values()} - {members[0].family}
+        sizes = [len(live.tree) for live in members if live.tree]
+        rows = round(len(members) * sum(sizes) / len(sizes)) if sizes else len(members)
+        return self._flow.spread(rows, len(members), max(self._budget.flight - 1 - len(others), 1))
+
     def _grow(self, now: float) -> list[Growth]:
-        """Trees of every family of which all who can are ready, and none is under way."""
-        away = {live.family for live in self._live.values() if live.in_flight} | self._held(now)
-        ready = [live for live in self._live.values() if live.growable and live.family not in away]
+        """Trees of all who go now."""
+        ready = self._ready(now)
         for live in ready:
             if live.waiting is not None and live.tree is None:
                 self._patience.missed()
-        ready.sort(key=lambda live: (live.family, live.opening.sequence))
         room, growths = self._budget.rows, list[Growth]()
         for place, live in enumerate(ready):
             others = len(ready) - place - 1
@@ -182,9 +242,14 @@ class Sequencer:
             if not live.opened and not self._open(live, fed, openings):
                 continue
             if room > 0 and not live.prefilled:
-                chunks.append(live.next_chunk(room))
+                chunks.append(live.next_chunk(min(room, self._chunk(live))))
                 room -= len(chunks[-1].tokens)
         return openings, chunks
+
+    def _chunk(self, live: Live) -> int:
+        """Rows of its prompt that go with one frame: all that fit, where there is one stage."""
+        rows = self._budget.rows
+        return self._flow.chunk(live.opening.prompt - live.fed, rows) if self._flow else rows
 
     def _open(self, live: Live, fed: dict[int, int], openings: list[Opening]) -> bool:
         """Open one sequence if its source is fed that far and its pages are there."""
