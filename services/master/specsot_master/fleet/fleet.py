@@ -45,12 +45,14 @@ class Fleet:
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         idle: Callable[[], bool],
+        after: int = 0,
     ) -> None:
+        """after: the newest epoch that masters before this one may have begun."""
         self._wishes, self._idle = wishes, idle
         self._on_result, self._on_ready, self._on_end = on_result, on_ready, on_end
         self._retry = FIRST_RETRY
         self._members: dict[str, _Member] = {}
-        self._epoch = 0
+        self._epoch = after
         self._plan: dict[str, Configuration] = {}
         self._complaint: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
