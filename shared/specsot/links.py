@@ -9,6 +9,7 @@ lost and both ends hear of it. A link is one direction; two members that talk bo
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,10 +20,14 @@ from specsot.members import Kind
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message and who sent it (a member's name, or "master")."""
+    """A message and who sent it (a member's name, or "master").
+
+    at: when it came here, by the monotonic clock in seconds; None where nobody noted it.
+    """
 
     sender: str
     message: Any
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Inbox:
         self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
 
     def put(self, sender: str, message: Any) -> None:
-        self._queue.put_nowait(Arrival(sender, message))
+        self._queue.put_nowait(Arrival(sender, message, time.monotonic()))
 
     async def get(self) -> Arrival:
         return await self._queue.get()

@@ -101,7 +101,7 @@ class MockWorker:
         def logits(hidden: torch.Tensor) -> torch.Tensor:
             return torch.zeros(len(hidden), size).scatter_(1, hidden[:, 2:3].long(), 1.0)
 
-        def grammar(opening: Opening) -> Grammar | None | Future[Grammar]:
+        def grammar(opening: Opening) -> Grammar | Future[Grammar] | None:
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
         return LastStage(logits, grammar)

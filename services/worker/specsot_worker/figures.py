@@ -22,6 +22,7 @@ class Figures(Watch):
         self._frames = Counter("specsot:worker_frames", "Frames computed here", registry=registry)
         self._rows = Counter("specsot:worker_rows", "Rows computed here", registry=registry)
         self._compute = _seconds("worker_compute_seconds", "Compute of one frame here", registry)
+        self._queue = _seconds("worker_queue_seconds", "How long a frame lay here before its turn", registry)
         self._lap = _seconds("worker_lap_seconds", "One lap, from stage 0 and back to it", registry)
         self._hop = _seconds("worker_hop_seconds", "Mean of a lap's hops: links, and waiting there", registry)
         self._flying: dict[int, float] = {}
@@ -35,6 +36,9 @@ class Figures(Watch):
     def launched(self, frame: Frame, now: float) -> Frame:
         self._flying[frame.number] = now
         return frame
+
+    def waited(self, frame: Frame, seconds: float) -> None:
+        self._queue.observe(seconds)
 
     def worked(self, frame: Frame, seconds: float) -> None:
         self._frames.inc()

@@ -22,6 +22,7 @@ class Live:
     waiting:   since when (seconds) it waits for a tree; None when it does not.
     forced:    what the constraint wants behind the root: the tree where no better one comes.
     told:      the drafter hears of what is in flight, so that a tree will come.
+    returned:  when (seconds) its last result came; None before the first.
     """
 
     opening: Opening
@@ -38,6 +39,7 @@ class Live:
     waiting: float | None = None
     forced: tuple[int, ...] = ()
     told: bool = True
+    returned: float | None = None
     family: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class Live:
         self.keep, self.root = outcome.accepted, outcome.tokens[-1]
         self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
         self.waiting = now if self.opening.drafted and self.told else None
+        self.returned = now
 
     def offer(self, step: int, tree: Tree) -> bool:
         """Take a draft if it is for the tree that comes next; the first one wins."""

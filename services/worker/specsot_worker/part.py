@@ -17,6 +17,7 @@ from specsot.frames import Close, Drafts, Frame, Lease, Open, Result
 from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import Configuration, Ready, Registration, Tap
 from specsot.pages import PageTable
+from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
 from specsot_worker.place import Links, connect, index_of, own_taps
 from specsot_worker.provider import LayerRange, Provider
@@ -97,11 +98,13 @@ class WorkerPart:
             return
         match message:
             case Frame():
+                if arrival.at is not None:
+                    self._watch.waited(message, max(self._clock() - arrival.at, 0.0))
                 await self._pass_on(now, message)
             case Result() if now.sequencer:
                 self._learn(now.sequencer, message)
             case Drafts() if now.sequencer:
-                now.sequencer.offer(message)
+                now.sequencer.offer(message, self._clock())
             case Open() | Close() | Lease() if now.sequencer:
                 now.sequencer.obey(message)
             case Tap():
@@ -231,4 +234,6 @@ def _sequencer(configuration: Configuration) -> Sequencer:
     budget = Budget(configuration.rows, configuration.flight, configuration.slots)
     table = PageTable(configuration.pages, configuration.page_rows)
     patience = Patience(configuration.draft_timeout, configuration.drafter is not None)
-    return Sequencer(configuration.epoch, budget, table, patience)
+    stages = len(configuration.stages)
+    flow = Flow(stages, configuration.curve) if stages > 1 else None
+    return Sequencer(configuration.epoch, budget, table, patience, flow)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # in trees not waited for
 MOST_KEPT = 8192  # rows that the last stage may have to keep through one rest
+SLOW = 4.0  # times the usual wait, after which a tree is one that others do not wait for
+WEIGHT = 0.2  # of one wait in what is usual
 
 
 class Patience:
@@ -18,6 +20,7 @@ class Patience:
         self._pause = FIRST_PAUSE
         self._left = 0
         self._rest = self._kept = 0
+        self._usual: float | None = None
 
     @property
     def resting(self) -> bool:
@@ -28,9 +31,17 @@ class Patience:
         """Until when a sequence that waits since `since` shall go on waiting."""
         return since + self._timeout if self._present and not (self._left or self._rest) else since
 
-    def kept(self) -> None:
-        """A tree came in time."""
+    def others(self, since: float) -> float:
+        """Until when the rest of its family shall wait for a sequence that waits since `since`."""
+        usual = self._timeout if self._usual is None else SLOW * self._usual
+        return min(self.deadline(since), since + usual)
+
+    def kept(self, waited: float | None = None) -> None:
+        """A tree came in time, after so many seconds."""
         self._pause, self._left = FIRST_PAUSE, 0
+        if waited is not None:
+            usual = waited if self._usual is None else self._usual
+            self._usual = usual + WEIGHT * (waited - usual)
 
     def missed(self) -> None:
         """A sequence went without its tree."""

@@ -26,6 +26,10 @@ class LayerRange(Protocol):
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
         ...
 
+    def prepare(self) -> None:
+        """Whatever makes later frames quicker; all taps are here."""
+        ...
+
     def run(self, frame: Frame) -> Frame:
         """Apply the header, run the rows; returns the frame as the next stage must have it."""
         ...

@@ -46,7 +46,7 @@ class Budget:
 
 @dataclass(slots=True)
 class _Flown:
-    """A frame under way. at: since when. families: whose trees it carries. alone: nothing else flew so far."""
+    """A frame under way. at: since when. families: whose trees it carries. alone: with no other so far."""
 
     at: float
     families: frozenset[int]
@@ -139,13 +139,18 @@ class Sequencer:
     def deadline(self) -> float | None:
         """When the next waiting sequence loses patience; None when nobody waits, or no credit is left: then
         the next result is what to wait for. So it is for those who had lost it when `compose` was asked."""
-        if len(self._flying) >= self._budget.flight:
+        if len(self._flying) >= self._most():
             return None
         waits = [live.waiting for live in self._live.values() if live.growable and live.waiting is not None]
-        due = [self._patience.deadline(since) for since in waits]
+        due = [until(since) for since in waits for until in (self._patience.others, self._patience.deadline)]
         return min((one for one in due if one > self._composed), default=None)
 
-    def _launch(self, openings: tuple[Opening, ...], segments: tuple[Segment, ...]) -> Frame:
+    def _most(self) -> int:
+        """Frames that may fly now."""
+        limit = self._budget.flight
+        return self._flow.most(limit - 1, limit) if self._flow and limit > 1 else limit
+
+    def _launch(self, openings: tuple[Opening, ...], segments: tuple[Segment, ...], now: float) -> Frame:
         closings, self._closings = tuple(self._closings), []
         for sequence in closings:
             self._table.close(sequence)
@@ -175,7 +180,7 @@ class Sequencer:
         }
 
     def _ready(self, now: float) -> list[Live]:
-        """Who goes with the next frame: of every family its share, or all who are left if nobody is waited for.
+        """Who goes with the next frame: of every family its share, or all who are able if none is waited for.
 
         A lap costs nearly the same for one sequence as for all of a family, so one frame usually is for all
         of it; where it is not, `Flow` spreads a family, and each of its frames laps for itself.

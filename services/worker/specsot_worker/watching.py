@@ -23,6 +23,9 @@ class Watch:
         """Stage 0 is about to send a frame on its way; this one goes."""
         return frame
 
+    def waited(self, frame: Frame, seconds: float) -> None:
+        """A frame lay here so long before its turn came."""
+
     def working(self, frame: Frame) -> AbstractContextManager[object]:
         """Entered while this stage computes a frame."""
         return nullcontext()
@@ -51,6 +54,10 @@ class Watches(Watch):
         for watch in self._watches:
             frame = watch.launched(frame, now)
         return frame
+
+    def waited(self, frame: Frame, seconds: float) -> None:
+        for watch in self._watches:
+            watch.waited(frame, seconds)
 
     def working(self, frame: Frame) -> AbstractContextManager[object]:
         stack = ExitStack()

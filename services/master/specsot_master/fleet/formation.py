@@ -81,7 +81,7 @@ def form(epoch: int, members: Sequence[Registration], wishes: Wishes) -> dict[st
         page_rows=wishes.page_rows,
         slots=shape.slots if drafter else 1,
         rows=wishes.rows,
-        flight=1 if len(stages) == 1 else len(stages),
+        flight=1 if len(stages) == 1 else len(stages) + 1,
         layout=wishes.layout,
         drafter=drafter.address if drafter else None,
         head=drafter.head if drafter else None,

@@ -1,0 +1,131 @@
+"""How many frames keep a ring busy: how many may fly, over how many a family is spread, how long a chunk is.
+
+Pure. Refuses to know sequences, frames and clocks: counts and measured seconds in, counts out. Nothing that
+is answered depends on it.
+
+A lap of n rows takes the stages' time for n rows one after the other, and the hops. While a stage takes the
+same time for many rows as for few, one frame for all is best: of several, each would take as long. Past the
+knee, or where rows take long to travel, frames of fewer rows follow each other through the stages.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from specsot.members import Curve
+
+WEIGHT = 0.2  # of one lap in what is typical
+GAIN = 0.1  # of a lap that another spread must bring, so that figures that waver change nothing
+CHUNKS = (1, 2, 4, 8)  # parts of the row budget that a chunk of a prompt may be
+
+
+class Seen:
+    """A measured quantity by rows: straight lines between what was seen, level beyond it."""
+
+    def __init__(self) -> None:
+        self._bins: dict[int, tuple[float, float]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._bins)
+
+    def note(self, rows: int, value: float) -> None:
+        at, before = self._bins.get(rows.bit_length(), (float(rows), value))
+        self._bins[rows.bit_length()] = at + WEIGHT * (rows - at), before + WEIGHT * (value - before)
+
+    def at(self, rows: float) -> float:
+        return _between(sorted(self._bins.values()), rows)
+
+
+class Flow:
+    """Feed it every lap that returns; ask it before frames are composed."""
+
+    def __init__(self, stages: int = 1, curve: Curve = ()) -> None:
+        """curve: seconds per rows of all stages together, measured beforehand; corrected by every lap."""
+        self._curve = [(float(rows), seconds) for rows, seconds in sorted(curve)]
+        self._stages = stages
+        self._shares = [1 / stages] * stages
+        self._worse, self._hops = Seen(), Seen()  # measured by expected seconds; seconds of all hops
+        self._beside = 0.0
+        self.parts = 1
+
+    def returned(self, rows: int, seconds: Sequence[float], elapsed: float, alone: bool) -> None:
+        """A lap is over. seconds: of every stage; elapsed: of the whole. alone: nothing else flew then."""
+        spent = sum(seconds)
+        if not rows or spent <= 0 or len(seconds) != self._stages:
+            return
+        self._shares = [old + WEIGHT * (new / spent - old) for old, new in zip(self._shares, seconds)]
+        self._worse.note(rows, spent / self._expected(rows))
+        if alone:
+            self._hops.note(rows, max(elapsed - spent, 0.0))
+
+    def rested(self, seconds: float) -> None:
+        """So long a family stayed with stage 0 between two of its laps: its trees were on their way."""
+        self._beside += WEIGHT * (seconds - self._beside)
+
+    def most(self, least: int, limit: int) -> int:
+        """Frames that may fly: as many as fit into a lap without waiting for each other, up to `limit`.
+        least: as long as nothing is known.
+        """
+        if not self._hops:
+            return min(least, limit)
+        lap, slowest = self._lap(1), self._slowest(1)
+        return min(max(round(lap / slowest), 1), limit) if slowest else limit
+
+    def spread(self, rows: int, branches: int, most: int) -> int:
+        """Over how many frames (at most `most`) a family of so many rows goes. It stays as it was, unless
+        something else is better by more than GAIN."""
+        choices = range(1, max(min(branches, most), 1) + 1)
+        cycles = {parts: self._cycle(rows, parts) for parts in choices}
+        best = min(choices, key=lambda parts: cycles[parts])
+        now = min(self.parts, choices[-1])
+        self.parts = best if cycles[best] < (1 - GAIN) * cycles[now] else now
+        return self.parts
+
+    def chunk(self, rows: int, budget: int) -> int:
+        """Rows of a prompt's chunk, such that so many rows are through all stages soonest."""
+        sizes = [max(budget // part, 1) for part in CHUNKS]
+        return min(sizes, key=lambda size: (self._passing(rows, size), -size))
+
+    def _passing(self, rows: int, size: int) -> float:
+        """Chunks follow each other: the last one passes all stages behind the others."""
+        return self._through(min(rows, size)) + (-(-rows // size) - 1) * self._slowest(min(rows, size))
+
+    def _cycle(self, rows: int, parts: int) -> float:
+        """Seconds from a family's frame to its next: a whole lap, or as long as its frames keep a stage or a
+        hop busy."""
+        each = -(-rows // parts)
+        sending = (self._travel(each) - self._travel(1)) / self._stages
+        return max(self._lap(each) + self._beside, parts * self._slowest(each), parts * sending)
+
+    def _lap(self, rows: int) -> float:
+        return self._through(rows) + self._travel(rows)
+
+    def _through(self, rows: int) -> float:
+        """All stages, one after the other."""
+        return self._expected(rows) * (self._worse.at(rows) if self._worse else 1.0)
+
+    def _slowest(self, rows: int) -> float:
+        return self._through(rows) * max(self._shares)
+
+    def _travel(self, rows: int) -> float:
+        return self._hops.at(rows) if self._hops else 0.0
+
+    def _expected(self, rows: int) -> float:
+        """As it was measured beforehand; beyond that as steep as it was last."""
+        if len(self._curve) < 2:
+            return 1.0
+        (first, low), (last, high) = self._curve[-2:]
+        beyond = max(rows - last, 0.0) * max(high - low, 0.0) / (last - first)
+        return max(_between(self._curve, rows) + beyond, 1e-9)
+
+
+def _between(points: Sequence[tuple[float, float]], rows: float) -> float:
+    """On the straight lines between points (rows ascending); level beyond them."""
+    place = bisect_left(points, (rows,))
+    if place == 0:
+        return points[0][1]
+    if place == len(points):
+        return points[-1][1]
+    (first, low), (last, high) = points[place - 1 : place + 1]
+    return low + (high - low) * (rows - first) / (last - first) if last > first else high
