@@ -121,8 +121,11 @@ class Master:
             await self.changed.wait()
 
 
-def assemble(settings: MasterSettings) -> Master:
-    """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError."""
+def assemble(settings: MasterSettings, after: int = 0) -> Master:
+    """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError.
+
+    after: the newest epoch that a master before this one may have begun.
+    """
     text, ring, changed = Text(settings.model), FleetRing(), asyncio.Event()
     model = _describe(settings)
     if not 0 < settings.workers <= model.layers:
@@ -143,7 +146,7 @@ def assemble(settings: MasterSettings) -> Master:
         conductor.epoch_began()
         changed.set()
 
-    fleet = Fleet(wishes, hear, begin, end, lambda: conductor.idle)
+    fleet = Fleet(wishes, hear, begin, end, lambda: conductor.idle, after)
     ring.fleet = fleet
     return Master(settings, text, conductor, fleet, model, changed, laps)
 

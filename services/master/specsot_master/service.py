@@ -6,6 +6,7 @@ Refuses to know how requests are led and rings are formed.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
 
 
 async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
-    master = assemble(config.ring)
+    master = assemble(config.ring, after=int(time.time()))  # a restarted master's epochs are new ones
     desk, members = Desk(master.conductor, master.info), FleetService(master.fleet)
     metrics = follow(master, desk, seen)
     async with open_doors(config, master, desk, members, metrics) as door:
