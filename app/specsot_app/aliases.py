@@ -71,7 +71,7 @@ ALIASES: Mapping[str, Alias] = {
     "use_semantic_constraint": Alias("constraint"),
     "use_scheduling": Alias(None),  # branches are always scheduled
     "num_samples": Alias("samples"),  # of a data set, the first ones
-    "comm_mode": Alias(None),  # results go straight to who needs them
+    "comm_mode": Alias(None),  # within one process all ways are one; `specsot serve` has it
 }
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specsot.members import CommMode, Transport
 from specsot.model.config import read_config
 from specsot_app.commands import options
 from specsot_app.fleets import Models, Wanted, models_of
@@ -53,6 +54,13 @@ def serve(
     ] = None,
     layer_splits: Annotated[
         str | None, typer.Option("--layer-splits", "--layer_splits", help="Where stages begin: 14,28.")
+    ] = None,
+    comm_mode: Annotated[
+        CommMode | None,
+        typer.Option("--comm-mode", "--comm_mode", help="p2p, or ring: stages talk to neighbours only."),
+    ] = None,
+    transport: Annotated[
+        Transport | None, typer.Option(help="What carries messages between members.")
     ] = None,
     fleet_listen: Annotated[
         str | None, typer.Option(help="Where members elsewhere come in: HOST:PORT of this machine.")
@@ -94,6 +102,7 @@ def serve(
     check_stages(len(models.layers) or wanted.stages or len(places), places)
     open = flags_of(insecure="on" if insecure else None)
     conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue) + open
+    conduct += flags_of(comm_mode=comm_mode, transport=transport)
     members = flags_of(kv_memory=kv_memory) + open
     here = hosts_here(place.host for place in places)
     serving = Serving(host, conduct, members, places, here, certificates=certificates)

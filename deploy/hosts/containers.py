@@ -1,0 +1,76 @@
+"""A worker's container is stopped, frozen, cut off, killed while an answer is written: what becomes of it.
+
+Refuses to know how containers came up: docker/faults.sh brings an engine, images and the services.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+
+from trials import Act, Step, Trial, Voices, run
+
+PROJECT = "specsot"
+VICTIM = f"{PROJECT}_worker_1"
+LOST = r"master.*member lost"
+
+
+def docker(*words: str) -> Act:
+    async def act() -> None:
+        await asyncio.to_thread(subprocess.run, ["docker", *words], check=True, stdout=subprocess.DEVNULL)
+
+    return act
+
+
+def crash() -> Act:
+    """End its process from outside, as a fault would: compose starts it again, unlike after `docker kill`."""
+
+    async def act() -> None:
+        look = ["docker", "inspect", "--format", "{{.State.Pid}}", VICTIM]
+        number = (await asyncio.to_thread(subprocess.check_output, look, text=True)).strip()
+        await asyncio.to_thread(subprocess.run, ["kill", "-9", number], check=True)
+
+    return act
+
+
+def trials() -> list[Trial]:
+    cut = f"{PROJECT}_ring"
+    return [
+        Trial("docker stop, then start", (Step(docker("stop", VICTIM)), Step(docker("start", VICTIM), LOST))),
+        Trial("its process is killed; compose starts it again", (Step(crash()), Step(nothing, LOST))),
+        Trial("docker kill, then start", (Step(docker("kill", VICTIM)), Step(docker("start", VICTIM), LOST))),
+        Trial(
+            "docker pause until the master misses it, then unpause",
+            (Step(docker("pause", VICTIM)), Step(docker("unpause", VICTIM), LOST)),
+        ),
+        Trial(
+            "docker network disconnect until the master misses it, then connect",
+            (
+                Step(docker("network", "disconnect", cut, VICTIM)),
+                Step(docker("network", "connect", cut, VICTIM), LOST),
+            ),
+        ),
+    ]
+
+
+async def nothing() -> None:
+    """It heals by itself."""
+
+
+async def main(workers: int, client: list[str]) -> int:
+    """client: the `specsot` command, as it reaches the master."""
+    voices = Voices()
+    follow = ["docker-compose", "logs", "--follow", "--no-color", "--tail", "0"]
+    logs = await asyncio.create_subprocess_exec(*follow, stdout=PIPE, stderr=STDOUT)
+    listening = asyncio.create_task(voices.listen(logs))
+    try:
+        return 0 if await run(trials(), client, voices, workers + 1) else 1
+    finally:
+        logs.terminate()
+        await listening
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(int(sys.argv[1]), sys.argv[2:])))

@@ -1,0 +1,207 @@
+"""Four hosts on one machine: network namespaces behind a switch, a fleet over them, cables that are pulled.
+
+Refuses to know how a service works. Needs root, Linux, iproute2 and `make install`:
+    python deploy/hosts/hosts.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from trials import LIMIT, Act, Step, Trial, Voices, run
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+SWITCH = "specsot-switch"
+HOSTS = {"a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3", "d": "10.77.0.4"}
+MEMBERS = 4  # three workers and the drafter
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@contextmanager
+def network() -> Generator[None]:
+    """Four namespaces with one address each, all plugged into one switch, which is a namespace too."""
+    spaces = [SWITCH, *(f"specsot-{host}" for host in HOSTS)]
+    try:
+        for space in spaces:
+            remove(space)  # what a run left that was killed
+            ip("netns", "add", space)
+            ip("-n", space, "link", "set", "lo", "up")
+        ip("-n", SWITCH, "link", "add", "bridge", "type", "bridge")
+        ip("-n", SWITCH, "link", "set", "bridge", "up")
+        for host, address in HOSTS.items():
+            plug_in(host, address)
+        yield
+    finally:
+        for space in spaces:
+            remove(space)
+
+
+def remove(space: str) -> None:
+    """With everything that still runs in it."""
+    running = subprocess.run(["ip", "netns", "pids", space], check=False, capture_output=True, text=True)
+    for process in running.stdout.split():
+        with suppress(ProcessLookupError):
+            os.kill(int(process), signal.SIGKILL)
+    subprocess.run(["ip", "netns", "del", space], check=False, stderr=subprocess.DEVNULL)
+
+
+def plug_in(host: str, address: str) -> None:
+    space = f"specsot-{host}"
+    ip("link", "add", f"to-{host}", "netns", SWITCH, "type", "veth", "peer", "name", "eth0", "netns", space)
+    ip("-n", SWITCH, "link", "set", f"to-{host}", "master", "bridge", "up")
+    ip("-n", space, "address", "add", f"{address}/24", "dev", "eth0")
+    ip("-n", space, "link", "set", "eth0", "up")
+
+
+def cable(host: str, state: str) -> Act:
+    """Pull a host's cable, or plug it in again."""
+
+    async def act() -> None:
+        ip("-n", SWITCH, "link", "set", f"to-{host}", state)
+
+    return act
+
+
+class Hosts:
+    """The processes on the hosts, by name."""
+
+    def __init__(self) -> None:
+        self.voices = Voices()
+        self._running: dict[str, Process] = {}
+        self._commands: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, name: str, host: str, *command: str) -> None:
+        """A service under a name of ours, listened to. Its own name is in its lines if it is `serve`."""
+        self._commands[name] = host, command
+        process = await asyncio.create_subprocess_exec(
+            *on(host), *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, cwd=ROOT, limit=1 << 20
+        )
+        self._running[name] = process
+        own = None if name == "serve" else name
+        self._tasks.append(asyncio.create_task(self.voices.listen(process, own)))
+
+    def tell(self, name: str, number: signal.Signals) -> Act:
+        async def act() -> None:
+            self._running[name].send_signal(number)
+
+        return act
+
+    def again(self, name: str) -> Act:
+        """The same command once more."""
+
+        async def act() -> None:
+            await self._running[name].wait()
+            host, command = self._commands[name]
+            await self.start(name, host, *command)
+
+        return act
+
+    async def end(self) -> None:
+        for process in self._running.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        await asyncio.gather(*(process.wait() for process in self._running.values()))
+
+
+def on(host: str) -> list[str]:
+    return ["ip", "netns", "exec", f"specsot-{host}", "env", f"PATH={BIN}:{os.environ['PATH']}"]
+
+
+def asked_for(line: str) -> tuple[str, str, list[str]] | None:
+    """Name, host and command of a line such as "on 10.77.0.2: specsot-worker ... --name worker-0 ..."."""
+    if not line.startswith("on "):
+        return None
+    address, _, command = line.removeprefix("on ").partition(": ")
+    words = shlex.split(command)
+    host = next(host for host, own in HOSTS.items() if own == address)
+    return words[words.index("--name") + 1], host, words
+
+
+async def serve(hosts: Hosts, *papers: str) -> None:
+    """A fleet, started as a person would: what `specsot serve` prints is typed on the other hosts."""
+    devices = ",".join(f"{HOSTS[host]}#cpu" for host in "bcd")
+    words = ("--devices", devices, "--layer-splits", "3,6", "--fleet-listen", f"{HOSTS['a']}:50060", *papers)
+    await hosts.start("serve", "a", "specsot", "serve", *words)
+    await hosts.voices.until("^waiting for|^specsot: ", 0)
+    for line in list(hosts.voices.lines):
+        if wanted := asked_for(line):
+            name, host, command = wanted
+            await hosts.start(name, host, *command)
+    await asyncio.wait_for(hosts.voices.until("^ready: ", 0), LIMIT)
+
+
+def missed(name: str) -> str:
+    """What the master says then."""
+    return rf"master \| .*member lost.*{name}"
+
+
+def trials(hosts: Hosts) -> list[Trial]:
+    tell, again = hosts.tell, hosts.again
+    return [
+        Trial(
+            "the cable of a worker is pulled, and plugged in again",
+            (Step(cable("b", "down")), Step(cable("b", "up"))),
+        ),
+        Trial(
+            "the cable of a worker is pulled until the master misses it",
+            (Step(cable("b", "down")), Step(cable("b", "up"), missed("worker-0"))),
+        ),
+        Trial(
+            "a worker is killed, and started again",
+            (Step(tell("worker-1", signal.SIGKILL)), Step(again("worker-1"), missed("worker-1"))),
+        ),
+        Trial(
+            "a worker stands still until the master misses it",
+            (
+                Step(tell("worker-1", signal.SIGSTOP)),
+                Step(tell("worker-1", signal.SIGCONT), missed("worker-1")),
+            ),
+        ),
+        Trial(
+            "the drafter is killed, and started again",
+            (Step(tell("drafter", signal.SIGKILL)), Step(again("drafter"), missed("drafter"))),
+        ),
+        Trial(
+            "the cable of the last worker and the drafter is pulled until the master misses them",
+            (
+                Step(cable("d", "down")),
+                Step(cable("d", "up"), missed("worker-2")),
+            ),
+        ),
+        Trial(
+            "the master's cable is pulled until it misses a worker",
+            (Step(cable("a", "down")), Step(cable("a", "up"), missed("worker-0"))),
+        ),
+    ]
+
+
+async def main(papers: list[str]) -> int:
+    hosts, self = Hosts(), asyncio.current_task()
+    assert self is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
+    try:
+        await serve(hosts, *(papers or ["--insecure"]))
+        print("\n".join(hosts.voices.lines))
+        return 0 if await run(trials(hosts), [*on("a"), "specsot"], hosts.voices, MEMBERS) else 1
+    finally:
+        await hosts.end()
+
+
+if __name__ == "__main__":
+    with network():
+        sys.exit(asyncio.run(main(sys.argv[1:])))

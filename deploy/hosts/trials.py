@@ -1,0 +1,191 @@
+"""Asks one question again and again while something breaks, and holds every answer to the undisturbed one.
+
+Refuses to know what breaks and how it heals: a trial brings its steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+QUESTION = "Give an overview of Stages of Sleep."
+ASKING = ("infer", "--json", "--mode", "sot", "--max-new-tokens", "600", QUESTION)
+MIDST = 100  # events after which a trial's first step is taken
+LIMIT = 600.0  # seconds one answer may take, whatever happens
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+Act = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do, once a service has said `after`; None: at once."""
+
+    act: Act
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    name: str
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """text None: there was no answer, and `error` says why. Seconds count from the first event.
+
+    silence: the longest time without one.
+    """
+
+    text: str | None
+    seconds: float
+    silence: float
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """said: lines of the services while the trial ran."""
+
+    trial: str
+    outcome: Outcome
+    said: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Voices:
+    """Everything the services say, in order. A line is "service | words"."""
+
+    lines: list[str] = field(default_factory=list[str])
+    _heard: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def listen(self, process: Process, name: str | None = None) -> None:
+        """To one process until it ends; name: of a service whose lines do not tell it."""
+        async for line in lines_of(process):
+            async with self._heard:
+                self.lines.append(f"{name} | {line}" if name else line)
+                self._heard.notify_all()
+
+    async def until(self, pattern: str, since: int) -> str:
+        """The first line behind the first `since` ones that has the pattern."""
+        async with self._heard:
+            while True:
+                found = [line for line in self.lines[since:] if re.search(pattern, line)]
+                if found:
+                    return found[0]
+                await self._heard.wait()
+
+
+async def run(trials: Iterable[Trial], specsot: Sequence[str], voices: Voices, members: int) -> bool:
+    """Whether all answers are the same. specsot: the command, as a client runs it.
+
+    members: how many the ring has when it is whole; every trial begins with such a one.
+    """
+    reports: list[Report] = []
+    for trial in (Trial("nothing"), *trials):
+        await asyncio.wait_for(until_whole(specsot, members), LIMIT)
+        reports.append(await attempt(trial, specsot, voices))
+        print("\n".join(("", *told(reports[0], reports[-1]))), flush=True)
+        if reports[0].outcome.text is None:
+            return False
+    print("\n".join(("", *table(reports))), flush=True)
+    return all(same(reports[0], report) for report in reports)
+
+
+async def until_whole(specsot: Sequence[str], members: int) -> None:
+    """Look again and again; a look takes its time."""
+    while True:
+        look = await asyncio.create_subprocess_exec(*specsot, "info", "--json", stdout=PIPE, stderr=DEVNULL)
+        words, _ = await look.communicate()
+        if look.returncode == 0 and len(json.loads(words)["members"]) == members:
+            return
+
+
+async def attempt(trial: Trial, specsot: Sequence[str], voices: Voices) -> Report:
+    """Ask, and take the trial's steps in the midst of the answer."""
+    since, midst = len(voices.lines), asyncio.Event()
+    steps = asyncio.create_task(take(trial, midst, voices, since))
+    outcome = await ask(specsot, midst)
+    if outcome.text is None:
+        midst.set()  # what is broken is healed all the same
+    await asyncio.wait_for(steps, LIMIT)
+    return Report(trial.name, outcome, tuple(voices.lines[since:]))
+
+
+async def take(trial: Trial, midst: asyncio.Event, voices: Voices, since: int) -> None:
+    await midst.wait()
+    for step in trial.steps:
+        if step.after is not None:
+            await voices.until(step.after, since)
+        await step.act()
+
+
+async def ask(specsot: Sequence[str], midst: asyncio.Event) -> Outcome:
+    """The question, by a client of its own; `midst` is set while the answer is written."""
+    asked = await asyncio.create_subprocess_exec(
+        *specsot, *ASKING, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, limit=1 << 24
+    )
+    times, last = list[float](), ""
+    try:
+        async with asyncio.timeout(LIMIT):
+            async for line in lines_of(asked):
+                last = line
+                times.append(time.monotonic())
+                if len(times) == MIDST:
+                    midst.set()
+    except TimeoutError:
+        asked.kill()
+        last = f"no answer within {LIMIT:g} s"
+    await asked.wait()
+    times.append(time.monotonic())
+    silences = [later - earlier for earlier, later in pairwise(times)]
+    return outcome_of(last, times[-1] - times[0], max(silences))
+
+
+async def lines_of(process: Process) -> AsyncIterator[str]:
+    assert process.stdout is not None
+    async for raw in process.stdout:
+        yield COLOURS.sub("", raw.decode(errors="replace")).rstrip()
+
+
+def outcome_of(last: str, seconds: float, silence: float) -> Outcome:
+    """By the last line that the client wrote."""
+    try:
+        event = json.loads(last)
+    except ValueError:
+        return Outcome(None, seconds, silence, last.strip() or "nothing was said")
+    if event.get("event") != "finished":
+        return Outcome(None, seconds, silence, f"the answer ended with {event.get('event')}")
+    return Outcome(event["text"], seconds, silence)
+
+
+def same(first: Report, report: Report) -> bool:
+    return report.outcome.text is not None and report.outcome.text == first.outcome.text
+
+
+def told(first: Report, report: Report) -> list[str]:
+    """One trial: how it ended, and what each service said."""
+    outcome = report.outcome
+    ended = outcome.error or ("the same answer" if same(first, report) else "ANOTHER ANSWER")
+    head = f"== {report.trial}: {ended}, {outcome.seconds:.1f} s, longest silence {outcome.silence:.1f} s"
+    return [head, *(f"   {line}" for line in report.said)]
+
+
+def table(reports: Sequence[Report]) -> list[str]:
+    """All trials, in Markdown."""
+    rows = [
+        "| what happened while an answer was written | answer | seconds | longest silence |",
+        "|---|---|---|---|",
+    ]
+    for report in reports:
+        outcome = report.outcome
+        ended = outcome.error or ("identical" if same(reports[0], report) else "**another one**")
+        rows.append(f"| {report.trial} | {ended} | {outcome.seconds:.1f} | {outcome.silence:.1f} |")
+    return rows

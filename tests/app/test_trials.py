@@ -1,0 +1,69 @@
+"""The pure parts of deploy/hosts: what an answer under faults is held to, and how that is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "deploy" / "hosts"))
+
+import hosts
+from trials import Outcome, Report, Step, Trial, Voices, outcome_of, same, table, take, told
+
+FIRST = Report("nothing", Outcome("An answer.", 2.0, 0.5), ())
+
+
+@pytest.mark.parametrize(
+    ("last", "text", "error"),
+    [
+        (json.dumps({"event": "finished", "text": "An answer."}), "An answer.", ""),
+        (json.dumps({"event": "merged_text", "text": "An"}), None, "the answer ended with merged_text"),
+        ("specsot: the ring is not complete", None, "specsot: the ring is not complete"),
+        ("", None, "nothing was said"),
+    ],
+)
+def test_a_client_s_last_line_says_how_it_ended(last: str, text: str | None, error: str) -> None:
+    assert outcome_of(last, 2.0, 0.5) == Outcome(text, 2.0, 0.5, error)
+
+
+@pytest.mark.parametrize(("text", "alike"), [("An answer.", True), ("An answer", False), (None, False)])
+def test_an_answer_is_held_to_the_undisturbed_one(text: str | None, alike: bool) -> None:
+    report = Report("a fault", Outcome(text, 3.0, 1.5, "" if text else "gone"), ("master | member lost",))
+    assert same(FIRST, report) is alike
+    ended = {True: "identical", False: "**another one**"}[alike] if text else "gone"
+    assert table([FIRST, report])[-1] == f"| a fault | {ended} | 3.0 | 1.5 |"
+    assert ("ANOTHER ANSWER" in told(FIRST, report)[0]) is (text == "An answer")
+    assert told(FIRST, report)[1:] == ["   master | member lost"]
+
+
+async def test_steps_wait_for_what_the_services_say(tmp_path: Path) -> None:
+
+    voices, midst, taken = Voices(["master | member lost: of an earlier trial"]), asyncio.Event(), list[str]()
+
+    async def pull() -> None:
+        taken.append("pulled")
+        voices.lines.append("master | member lost name=worker-0")
+
+    async def plug() -> None:
+        taken.append("plugged")
+
+    trial = Trial("a cable", (Step(pull), Step(plug, hosts.missed("worker-0"))))
+    steps = asyncio.create_task(take(trial, midst, voices, 1))
+    await asyncio.sleep(0)
+    assert taken == []
+    midst.set()
+    await steps
+    assert taken == ["pulled", "plugged"]
+
+
+def test_what_serve_prints_is_started_on_the_host_it_names() -> None:
+    line = "on 10.77.0.3: specsot-worker --model 'my models/base' --name worker-1 --insecure on"
+    words = ["specsot-worker", "--model", "my models/base", "--name", "worker-1", "--insecure", "on"]
+    assert hosts.asked_for(line) == ("worker-1", "c", words)
+    assert hosts.asked_for("waiting for worker-1 on 10.77.0.3") is None
