@@ -42,8 +42,7 @@ def worlds(live: int) -> list[World]:
     return [World(lap, level, live, truth) for lap, level, truth in pairs]
 
 
-@pytest.mark.parametrize("laps", [120, 1000])
-@pytest.mark.parametrize("live", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize(("live", "laps"), [(1, 120), (2, 300), (3, 120), (8, 300), (16, 120)])
 def test_never_below_097_of_plain(live: int, laps: int) -> None:
     """Good heads and bad ones, cheap and expensive, alone and with many branches."""
     for seed, world in enumerate(worlds(live)):
@@ -114,7 +113,7 @@ def test_a_wrong_measurement_is_found_out() -> None:
     world = World(LARGE, QUICK_HEAD, 1, truth=1.0)
     turning = Ring(Tuner(SHAPE, LARGE, slow), random.Random(0))
     assert turning.run(world, 100).drafted == 0
-    turning.run(world, 6000)
+    turning.run(world, 3000)
     assert turning.run(world, 100).ratio > 1.4
 
 
