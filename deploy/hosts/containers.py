@@ -14,6 +14,7 @@ from trials import Act, Step, Trial, Voices, run
 
 PROJECT = "specsot"
 VICTIM = f"{PROJECT}_worker_1"
+NETWORK = f"{PROJECT}_ring"
 LOST = r"master.*member lost"
 
 
@@ -36,27 +37,22 @@ def crash() -> Act:
 
 
 def trials() -> list[Trial]:
-    cut = f"{PROJECT}_ring"
     return [
-        Trial("docker stop, then start", (Step(docker("stop", VICTIM)), Step(docker("start", VICTIM), LOST))),
-        Trial("its process is killed; compose starts it again", (Step(crash()), Step(nothing, LOST))),
-        Trial("docker kill, then start", (Step(docker("kill", VICTIM)), Step(docker("start", VICTIM), LOST))),
+        Trial("docker stop, then start", broken(("stop",), ("start",))),
+        Trial("its process is killed; compose starts it again", (Step("kill -9", crash()),)),
+        Trial("docker kill, then start", broken(("kill",), ("start",))),
+        Trial("docker pause until the master misses it", broken(("pause",), ("unpause",))),
         Trial(
-            "docker pause until the master misses it, then unpause",
-            (Step(docker("pause", VICTIM)), Step(docker("unpause", VICTIM), LOST)),
-        ),
-        Trial(
-            "docker network disconnect until the master misses it, then connect",
-            (
-                Step(docker("network", "disconnect", cut, VICTIM)),
-                Step(docker("network", "connect", cut, VICTIM), LOST),
-            ),
+            "docker network disconnect until the master misses it",
+            broken(("network", "disconnect", NETWORK), ("network", "connect", NETWORK)),
         ),
     ]
 
 
-async def nothing() -> None:
-    """It heals by itself."""
+def broken(how: tuple[str, ...], healed: tuple[str, ...]) -> tuple[Step, ...]:
+    """One worker, until the master has missed it."""
+    first = Step(" ".join(("docker", *how)), docker(*how, VICTIM))
+    return first, Step(" ".join(("docker", *healed)), docker(*healed, VICTIM), LOST)
 
 
 async def main(workers: int, client: list[str]) -> int:

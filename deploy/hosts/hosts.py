@@ -1,7 +1,7 @@
 """Four hosts on one machine: network namespaces behind a switch, a fleet over them, cables that are pulled.
 
 Refuses to know how a service works. Needs root, Linux, iproute2 and `make install`:
-    python deploy/hosts/hosts.py
+    python deploy/hosts/hosts.py [CERTIFICATES]
 """
 
 from __future__ import annotations
@@ -151,43 +151,31 @@ def missed(name: str) -> str:
 
 
 def trials(hosts: Hosts) -> list[Trial]:
-    tell, again = hosts.tell, hosts.again
     return [
-        Trial(
-            "the cable of a worker is pulled, and plugged in again",
-            (Step(cable("b", "down")), Step(cable("b", "up"))),
-        ),
-        Trial(
-            "the cable of a worker is pulled until the master misses it",
-            (Step(cable("b", "down")), Step(cable("b", "up"), missed("worker-0"))),
-        ),
-        Trial(
-            "a worker is killed, and started again",
-            (Step(tell("worker-1", signal.SIGKILL)), Step(again("worker-1"), missed("worker-1"))),
-        ),
-        Trial(
-            "a worker stands still until the master misses it",
-            (
-                Step(tell("worker-1", signal.SIGSTOP)),
-                Step(tell("worker-1", signal.SIGCONT), missed("worker-1")),
-            ),
-        ),
-        Trial(
-            "the drafter is killed, and started again",
-            (Step(tell("drafter", signal.SIGKILL)), Step(again("drafter"), missed("drafter"))),
-        ),
-        Trial(
-            "the cable of the last worker and the drafter is pulled until the master misses them",
-            (
-                Step(cable("d", "down")),
-                Step(cable("d", "up"), missed("worker-2")),
-            ),
-        ),
-        Trial(
-            "the master's cable is pulled until it misses a worker",
-            (Step(cable("a", "down")), Step(cable("a", "up"), missed("worker-0"))),
-        ),
+        Trial("a worker's cable is pulled, and plugged in again", cut("b")),
+        Trial("a worker's cable is pulled until the master misses it", cut("b", "worker-0")),
+        Trial("a worker is killed, and started again", killed(hosts, "worker-1")),
+        Trial("a worker stands still until the master misses it", frozen(hosts, "worker-1")),
+        Trial("the drafter is killed, and started again", killed(hosts, "drafter")),
+        Trial("the cable of the last worker and the drafter, until they are missed", cut("d", "worker-2")),
+        Trial("the master's cable is pulled until it misses a worker", cut("a", "worker-0")),
     ]
+
+
+def cut(host: str, until: str | None = None) -> tuple[Step, ...]:
+    """until: the member that the master misses before the cable is plugged in again; None: at once."""
+    after = missed(until) if until else None
+    return Step(f"cable of {host} out", cable(host, "down")), Step("in again", cable(host, "up"), after)
+
+
+def killed(hosts: Hosts, name: str) -> tuple[Step, ...]:
+    kill, again = hosts.tell(name, signal.SIGKILL), hosts.again(name)
+    return Step(f"SIGKILL to {name}", kill), Step("started again", again, missed(name))
+
+
+def frozen(hosts: Hosts, name: str) -> tuple[Step, ...]:
+    stop, go_on = hosts.tell(name, signal.SIGSTOP), hosts.tell(name, signal.SIGCONT)
+    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT", go_on, missed(name))
 
 
 async def main(papers: list[str]) -> int:
@@ -195,11 +183,17 @@ async def main(papers: list[str]) -> int:
     assert self is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancel)
     try:
-        await serve(hosts, *(papers or ["--insecure"]))
-        print("\n".join(hosts.voices.lines))
-        return 0 if await run(trials(hosts), [*on("a"), "specsot"], hosts.voices, MEMBERS) else 1
+        await serve(hosts, *(("--certificates", *papers) if papers else ("--insecure",)))
+        print("\n".join(hosts.voices.lines), flush=True)
+        client = [*on("a"), *(shown(*papers) if papers else ()), "specsot"]
+        return 0 if await run(trials(hosts), client, hosts.voices, MEMBERS) else 1
     finally:
         await hosts.end()
+
+
+def shown(folder: str) -> list[str]:
+    """What a client trusts and shows, as variables."""
+    return [f"SPECSOT_TLS_CA={folder}/ca.pem", f"SPECSOT_TOKEN_FILE={folder}/token"]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from itertools import pairwise
 
 QUESTION = "Give an overview of Stages of Sleep."
 ASKING = ("infer", "--json", "--mode", "sot", "--max-new-tokens", "600", QUESTION)
-MIDST = 100  # events after which a trial's first step is taken
+MIDST = 5  # events after which a trial's first step is taken
+TAKEN = "trial | "  # begins a line of ours among those of the services
 LIMIT = 600.0  # seconds one answer may take, whatever happens
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -25,8 +26,9 @@ Act = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do, once a service has said `after`; None: at once."""
+    """What to do, once a service has said `after`; None: at once. name: in words."""
 
+    name: str
     act: Act
     after: str | None = None
 
@@ -52,11 +54,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """said: lines of the services while the trial ran."""
+    """said: lines of the services while the trial ran, and ours where a step was taken."""
 
     trial: str
     outcome: Outcome
     said: tuple[str, ...]
+
+    @property
+    def late(self) -> bool:
+        """The answer was written before anything broke: a busy client reads long after the master wrote."""
+        broke = self._first(TAKEN)
+        missed = self._first("member lost")
+        written = self._first(" finished ")
+        return broke is not None and written is not None and written < max(broke, missed or 0)
+
+    def _first(self, words: str) -> int | None:
+        return next((number for number, line in enumerate(self.said) if words in line), None)
 
 
 @dataclass(slots=True)
@@ -124,6 +137,7 @@ async def take(trial: Trial, midst: asyncio.Event, voices: Voices, since: int) -
     for step in trial.steps:
         if step.after is not None:
             await voices.until(step.after, since)
+        voices.lines.append(f"{TAKEN}{step.name}")
         await step.act()
 
 
@@ -167,15 +181,30 @@ def outcome_of(last: str, seconds: float, silence: float) -> Outcome:
 
 
 def same(first: Report, report: Report) -> bool:
-    return report.outcome.text is not None and report.outcome.text == first.outcome.text
+    """The undisturbed answer, although something broke while it was written."""
+    return report.outcome.text is not None and report.outcome.text == first.outcome.text and not report.late
+
+
+def verdict(first: Report, report: Report) -> str:
+    if report.outcome.error:
+        return report.outcome.error
+    if report.late:
+        return "too late: it was written already"
+    return "identical" if same(first, report) else "**another one**"
+
+
+def shortened(said: Sequence[str]) -> list[str]:
+    """Without what a service says again and again."""
+    words = [re.sub(r"\d\d:\d\d:\d\d ", "", line) for line in said]
+    return [line for number, line in enumerate(said) if words[number] not in words[:number]]
 
 
 def told(first: Report, report: Report) -> list[str]:
     """One trial: how it ended, and what each service said."""
     outcome = report.outcome
-    ended = outcome.error or ("the same answer" if same(first, report) else "ANOTHER ANSWER")
+    ended = verdict(first, report)
     head = f"== {report.trial}: {ended}, {outcome.seconds:.1f} s, longest silence {outcome.silence:.1f} s"
-    return [head, *(f"   {line}" for line in report.said)]
+    return [head, *(f"   {line}" for line in shortened(report.said))]
 
 
 def table(reports: Sequence[Report]) -> list[str]:
@@ -185,7 +214,6 @@ def table(reports: Sequence[Report]) -> list[str]:
         "|---|---|---|---|",
     ]
     for report in reports:
-        outcome = report.outcome
-        ended = outcome.error or ("identical" if same(reports[0], report) else "**another one**")
-        rows.append(f"| {report.trial} | {ended} | {outcome.seconds:.1f} | {outcome.silence:.1f} |")
+        times = f"{report.outcome.seconds:.1f} | {report.outcome.silence:.1f}"
+        rows.append(f"| {report.trial} | {verdict(reports[0], report)} | {times} |")
     return rows

@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY
 sys.path.insert(0, str(REPOSITORY / "deploy" / "hosts"))
 
 import hosts
-from trials import Outcome, Report, Step, Trial, Voices, outcome_of, same, table, take, told
+from trials import TAKEN, Outcome, Report, Step, Trial, Voices, outcome_of, same, table, take, told
 
 FIRST = Report("nothing", Outcome("An answer.", 2.0, 0.5), ())
 
@@ -38,8 +38,16 @@ def test_an_answer_is_held_to_the_undisturbed_one(text: str | None, alike: bool)
     assert same(FIRST, report) is alike
     ended = {True: "identical", False: "**another one**"}[alike] if text else "gone"
     assert table([FIRST, report])[-1] == f"| a fault | {ended} | 3.0 | 1.5 |"
-    assert ("ANOTHER ANSWER" in told(FIRST, report)[0]) is (text == "An answer")
     assert told(FIRST, report)[1:] == ["   master | member lost"]
+
+
+def test_an_answer_that_was_written_before_anything_broke_proves_nothing() -> None:
+    said = ("master | 10:00:00 [info] finished laps=9", f"{TAKEN}cable out", "master | member lost")
+    report = Report("a fault", FIRST.outcome, said)
+    assert report.late
+    assert not same(FIRST, report)
+    assert "too late" in table([FIRST, report])[-1]
+    assert not Report("a fault", FIRST.outcome, said[::-1]).late
 
 
 async def test_steps_wait_for_what_the_services_say(tmp_path: Path) -> None:
@@ -53,7 +61,7 @@ async def test_steps_wait_for_what_the_services_say(tmp_path: Path) -> None:
     async def plug() -> None:
         taken.append("plugged")
 
-    trial = Trial("a cable", (Step(pull), Step(plug, hosts.missed("worker-0"))))
+    trial = Trial("a cable", (Step("out", pull), Step("in", plug, hosts.missed("worker-0"))))
     steps = asyncio.create_task(take(trial, midst, voices, 1))
     await asyncio.sleep(0)
     assert taken == []
