@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from specsot.errors import InvalidRequest
 from specsot.rpc.exposure import exposed
-from specsot_app.lineup import Serving
+from specsot_app.lineup import LOOPBACK, Serving
 from specsot_app.places import address_of
 
 FLEET_PORT = 50060
@@ -24,7 +24,8 @@ def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
     fleet: the door that somebody chose.
     """
     if not serving.spread:
-        return replace(serving, fleet=fleet)
+        apart = address_of(LOOPBACK, FLEET_PORT) if serving.certificates else None
+        return replace(serving, fleet=fleet or apart)
     hosts = [place.host for place in serving.places]
     elsewhere = next(host for host in hosts if host not in serving.here)
     for host in hosts:

@@ -106,6 +106,10 @@ def test_a_fleet_of_this_machine_alone_needs_none_of_it() -> None:
     assert all(one.host is None and one.address.startswith("unix:") for one in members)
 
 
+def test_with_certificates_members_have_a_door_of_their_own(tmp_path: Path) -> None:
+    assert spread(replace(PRIVATE, certificates=tmp_path), None, False).fleet == "127.0.0.1:50060"
+
+
 def test_those_elsewhere_get_a_command_that_their_service_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     serving = replace(PRIVATE, places=TWO, here=HERE, members=("--insecure", "on"))
     master, first, second, drafter = lineup(spread(serving, None, True))
