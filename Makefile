@@ -25,7 +25,7 @@ install: $(VENV)/installed ## leave .venv with the `specsot` command
 develop: $(VENV)/developed ## the same with what tests and checks need
 
 test: $(VENV)/developed ## run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 check: $(VENV)/developed ## format, lint, floors, pure tests: no torch, under ten seconds
 	@$(BIN)/ruff format --check --quiet .

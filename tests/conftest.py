@@ -25,6 +25,7 @@ settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 if not Path("/dev/nvidiactl").exists():  # read when Triton is imported, by whomever
     os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print comes as a status too
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices; also for the services that tests start
 
 
@@ -46,9 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Side by side go files, whose fixtures are then made once; fleets of processes one after the other."""
     for item in items:
         if "reference" in getattr(item, "fixturenames", ()):
             item.add_marker("reference")
+        together = "processes" if item.get_closest_marker("processes") else item.nodeid.split("::")[0]
+        item.add_marker(pytest.mark.xdist_group(together))
     if config.getoption("--pure"):
         leave_out(config, items, markers=("torch", "processes", "slow"))
 
