@@ -1,6 +1,6 @@
 """Moving messages between members: the interface, and its in-process form.
 
-Refuses to know what a message means. gRPC links live in specsot.rpc.links.
+Refuses to know what a message means. Links over gRPC live in specsot.rpc, those over ZMQ in specsot.zmq.
 
 Guarantees of every link: messages arrive whole, once, in the order they were sent, or the link is
 lost and both ends hear of it. A link is one direction; two members that talk both ways have two.
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specsot.errors import Unavailable
-from specsot.members import Kind
+from specsot.members import Kind, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,19 @@ class Dialer(Protocol):
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
         """kind: what must be there. Raises Unavailable when the peer cannot be reached."""
         ...
+
+
+class Dialers:
+    """Dials by the transport that the epoch's configuration names."""
+
+    def __init__(self, by: Mapping[Transport, Dialer]) -> None:
+        self._by, self._now = by, by["grpc"]
+
+    def turn_to(self, transport: Transport) -> None:
+        self._now = self._by[transport]
+
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
+        return await self._now.dial(address, epoch, kind)
 
 
 class Inbox:

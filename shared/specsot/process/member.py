@@ -11,7 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import structlog
 
-from specsot.links import Arrival, Dialer, Inbox, Link
+from specsot.links import Arrival, Dialer, Dialers, Inbox, Link
 from specsot.members import Configuration, Registration
 from specsot.membership import Part, take_part
 from specsot.process.setting import Setting, name_of, reachable
@@ -19,6 +19,9 @@ from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.options import Terms
 from specsot.rpc.serve import Door, open_door
 from specsot.rpc.uplink import join
+from specsot.zmq.host import ZmqHost
+from specsot.zmq.links import ZmqDialer
+from specsot.zmq.sockets import Sockets
 
 log = structlog.get_logger()
 
@@ -26,10 +29,13 @@ PartMaker = Callable[[str, str, Dialer, Executor], Part]  # (name, address, dial
 
 
 class ReportingPart:
-    """A part whose health is told: "specsot.v1.Ring" serves while it is configured for an epoch."""
+    """A part whose health is told: "specsot.v1.Ring" serves while it is configured for an epoch.
 
-    def __init__(self, part: Part, door: Door) -> None:
-        self._part, self._door = part, door
+    It dials by the epoch's transport, whichever that is.
+    """
+
+    def __init__(self, part: Part, door: Door, dialers: Dialers) -> None:
+        self._part, self._door, self._dialers = part, door, dialers
 
     @property
     def epoch(self) -> int:
@@ -39,6 +45,7 @@ class ReportingPart:
         return await self._part.registration()
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        self._dialers.turn_to(configuration.transport)
         await self._part.configure(configuration, uplink)
         await self._door.report(SERVICE, True)
 
@@ -62,8 +69,9 @@ async def serve_member(
     leaving: asyncio.Event,
 ) -> None:
     """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
-    inbox = Inbox()
-    ring = RingService(inbox)
+    inbox, sockets = Inbox(), Sockets()
+    host = ZmqHost(setting.listen, inbox, sockets)
+    ring = RingService(inbox, host=host)
     terms = Terms(reflection=setting.reflection, channelz=setting.channelz, tls=setting.tls)
     door = await open_door(setting.listen, {SERVICE: ring.attach}, terms)
     address = reachable(advertise, setting.listen, door.port)
@@ -71,16 +79,19 @@ async def serve_member(
     log.info("listening", at=address, name=ring.name)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
     try:
-        dialer = GrpcDialer(ring.name, inbox, tls=setting.tls)
+        zmq = ZmqDialer(ring.name, sockets, inbox, tls=setting.tls)
+        dialers = Dialers({"grpc": GrpcDialer(ring.name, inbox, tls=setting.tls), "zmq": zmq})
         part = await asyncio.get_running_loop().run_in_executor(
-            compute, make, ring.name, address, dialer, compute
+            compute, make, ring.name, address, dialers, compute
         )
 
         async def connect(registration: Registration) -> Link:
             return await join(master, registration, inbox, tls=setting.tls)
 
-        await take_part(ReportingPart(part, door), inbox, connect, leaving)
+        await take_part(ReportingPart(part, door, dialers), inbox, connect, leaving)
         log.info("left")
     finally:
+        await host.close()
+        sockets.close()
         await door.close(0)
         compute.shutdown(wait=False, cancel_futures=True)

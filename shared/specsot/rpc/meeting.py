@@ -1,0 +1,72 @@
+"""How two members agree on a link that is not gRPC's: a hello over gRPC, answered with a place to connect to.
+
+Refuses to know what is spoken at that place. What protects members' gRPC protects the keys named here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from grpc.aio import AioRpcError
+
+from specsot.errors import WireError
+from specsot.members import PROTOCOL, Kind
+from specsot.rpc.dial import PATIENCE, reach
+from specsot.rpc.peers import Peer
+from specsot.rpc.statuses import error_of
+from specsot.rpc.tls import PLAIN, Tls
+from specsot.v1 import ring_pb2, ring_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A port of the host that was asked, and the public key shown there; or a path of this machine."""
+
+    port: int | None = None
+    path: str | None = None
+    key: bytes = b""
+
+
+class Host(Protocol):
+    """Opens places for links to one member."""
+
+    async def expect(self, peer: Peer, key: bytes) -> Place:
+        """A place for one link of this peer, who shows this public key. Raises WireError, Overloaded."""
+        ...
+
+
+def encode_place(name: str, place: Place) -> ring_pb2.MeetResponse:
+    return ring_pb2.MeetResponse(name=name, port=place.port, path=place.path, key=place.key)
+
+
+async def meet(
+    address: str,
+    sender: str,
+    epoch: int,
+    key: bytes,
+    kind: Kind,
+    patience: float = PATIENCE,
+    tls: Tls = PLAIN,
+) -> tuple[str, Place]:
+    """The peer's name, and where it waits. Raises Unavailable, Refused, WireError."""
+    channel = await reach(address, patience, tls=tls, name=kind)
+    try:
+        hello = ring_pb2.Hello(sender=sender, epoch=epoch, protocol=PROTOCOL)
+        request = ring_pb2.MeetRequest(hello=hello, key=key)
+        response = await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=patience)
+    except AioRpcError as failure:
+        raise error_of(failure) from None
+    finally:
+        await channel.close()
+    return response.name or address, _place(response)
+
+
+def _place(response: ring_pb2.MeetResponse) -> Place:
+    match response.WhichOneof("place"):
+        case "port":
+            return Place(port=response.port, key=response.key)
+        case "path":
+            return Place(path=response.path)
+        case _:
+            raise WireError(f"{response.name} names no place for a link")

@@ -1,0 +1,80 @@
+"""What one peer says over one link: who it is, what it may say, and whether it left in good order.
+
+Refuses to know transports: it is given requests, one by one, and hears of the end by an exception or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from specsot.errors import Refused, WireError
+from specsot.links import Inbox, Lost
+from specsot.members import PROTOCOL
+from specsot.rpc.credentials import Role, check_role, names_of
+from specsot.v1 import ring_pb2
+from specsot.wire.carry import CarryReader
+from specsot.wire.checks import named
+
+SPEAKERS: dict[str, tuple[Role, ...]] = {  # what those who are no workers may say, by the field of a message
+    "drafts": ("drafter", "worker"),  # a worker passes on what came from the drafter
+    "tap": ("drafter", "worker"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who said hello. names: in its certificate, where it must show one."""
+
+    name: str
+    epoch: int
+    names: frozenset[str] | None
+
+
+def greet(hello: ring_pb2.Hello, context: Any) -> Peer:
+    """context: of the call that brought it. Raises WireError, Refused."""
+    named(hello.sender, "a sender's name")
+    if hello.protocol != PROTOCOL:
+        raise Refused(f"{hello.sender} speaks protocol {hello.protocol}, this member {PROTOCOL}")
+    names = names_of(context)
+    check_role(names, hello.sender, "worker", "drafter")
+    return Peer(hello.sender, hello.epoch, names)
+
+
+class Ear:
+    """Puts what a peer says into the inbox, while it is entered; left without goodbye, the peer is lost."""
+
+    def __init__(self, peer: Peer, inbox: Inbox) -> None:
+        self._peer, self._inbox, self._reader = peer, inbox, CarryReader()
+        self.over = False  # it said goodbye
+
+    def hear(self, request: ring_pb2.CarryRequest) -> None:
+        """Raises WireError, and Refused for what it may not say."""
+        if request.HasField("goodbye"):
+            self.over = True
+            return
+        speakers = SPEAKERS.get(request.WhichOneof("message") or "", ("worker",))
+        check_role(self._peer.names, self._peer.name, *speakers)
+        message = self._reader.read(request)
+        if message is not None:
+            self._inbox.put(self._peer.name, message)
+
+    def __enter__(self) -> Ear:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.over:
+            self._inbox.put(self._peer.name, Lost(self._peer.name, _reason(error), self._peer.epoch))
+
+
+def _reason(error: BaseException | None) -> str:
+    match error:
+        case WireError():
+            return f"it sent what does not decode: {error}"
+        case Refused():
+            return str(error)
+        case _:
+            return "its link broke"

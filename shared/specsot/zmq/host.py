@@ -1,0 +1,142 @@
+"""The receiving ends of all links to one member over ZMQ: a socket each, for one peer, at a place of its own.
+
+Refuses to know what the messages mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import socket as sockets_of_the_system
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from specsot.errors import Overloaded, Refused, Unavailable, WireError
+from specsot.links import Inbox
+from specsot.rpc.dial import PATIENCE
+from specsot.rpc.meeting import Place
+from specsot.rpc.peers import Ear, Peer
+from specsot.rpc.serve import split_address
+from specsot.v1 import ring_pb2
+from specsot.wire.checks import parse
+from specsot.zmq.sockets import Events, Keys, Socket, Sockets, checked_key, in_words
+
+MOST_LINKS = 256  # to one member at once
+
+
+class ZmqHost:
+    """Where members of this machine meet it at a unix socket, places are paths that only its user may enter;
+    elsewhere they are ports of the same host, and CURVE lets the expected key in alone.
+    """
+
+    def __init__(self, listen: str, inbox: Inbox, sockets: Sockets, patience: float = PATIENCE) -> None:
+        self._listen, self._inbox, self._sockets, self._patience = listen, inbox, sockets, patience
+        self._folder: str | None = None
+        self._numbers = itertools.count()
+        self._links: set[asyncio.Task[None]] = set()
+
+    async def expect(self, peer: Peer, key: bytes) -> Place:
+        """A place for one link. Raises WireError, Overloaded, Unavailable."""
+        if len(self._links) >= MOST_LINKS:
+            raise Overloaded(f"{len(self._links)} links come in already, {MOST_LINKS} are allowed")
+        name = f"link-{next(self._numbers)}"
+        if self._listen.startswith("unix:"):
+            return self._settle(name, peer, None, f"ipc://{self._path()}/{name}")
+        self._sockets.guests.admit(name, checked_key(key))
+        return self._settle(name, peer, Keys.made(), f"tcp://{await self._interface()}:*")
+
+    def _settle(self, name: str, peer: Peer, keys: Keys | None, endpoint: str) -> Place:
+        socket = self._sockets.receiving(name, keys)
+        events = Events(socket, sending=False)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            events.close()
+            self._sockets.forget(name)
+            raise Unavailable(f"cannot listen at {endpoint}: {in_words(error)}") from None
+        link = asyncio.create_task(self._attend(name, socket, events, Ear(peer, self._inbox)))
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
+        bound = socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes)
+        if keys is None:
+            return Place(path=bound.decode().rstrip("\0").removeprefix("ipc://"))
+        return Place(port=int(bound.decode().rstrip("\0").rpartition(":")[2]), key=keys.public)
+
+    async def _attend(self, name: str, socket: Socket, events: Events, ear: Ear) -> None:
+        """One link, from its peer's coming to its end. Who never comes is told by its own patience."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await _welcome(socket, events)
+            with ear:
+                await self._listen_to(socket, events, ear)
+        except (TimeoutError, WireError, Refused):
+            pass  # the ear has told; the peer hears it by our hanging up
+        finally:
+            events.close()
+            self._sockets.forget(name)
+
+    async def _listen_to(self, socket: Socket, events: Events, ear: Ear) -> None:
+        """Until goodbye, or the end of the connection and of all that came before it."""
+        reading = asyncio.create_task(_read(socket, ear))
+        ending = asyncio.create_task(_drain(socket, events))
+        try:
+            await asyncio.wait((reading, ending), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            reading.cancel()
+            ending.cancel()
+
+    async def close(self) -> None:
+        for link in self._links:
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self) -> str:
+        """A folder beside the unix socket, for this user alone."""
+        if self._folder is None:
+            beside = Path(self._listen.removeprefix("unix:")).parent
+            self._folder = tempfile.mkdtemp(prefix="zmq-", dir=beside)
+        return self._folder
+
+    async def _interface(self) -> str:
+        """The address of `listen`, as ZMQ wants it: numbers."""
+        host, _ = split_address(self._listen)
+        found: list[Any] = await asyncio.get_running_loop().getaddrinfo(
+            host or "0.0.0.0", None, type=sockets_of_the_system.SOCK_STREAM
+        )
+        address = str(found[0][4][0])
+        return f"[{address}]" if ":" in address else address
+
+
+async def _welcome(socket: Socket, events: Events) -> None:
+    """The peer's first word tells which connection is its own."""
+    frame = await socket.recv(copy=False)
+    if not _request(frame).HasField("hello"):
+        raise WireError("the first message must be hello")
+    events.only(frame.get(zmq.SRCFD))
+
+
+async def _read(socket: Socket, ear: Ear) -> None:
+    while not ear.over:
+        ear.hear(_request(await socket.recv(copy=False)))
+
+
+async def _drain(socket: Socket, events: Events) -> None:
+    """Returns when the connection has ended and everything that came over it is read."""
+    await events.down.wait()
+    while await socket.poll(0):  # noqa: ASYNC110 - ZMQ tells by no event that a queue is empty
+        await asyncio.sleep(0)
+
+
+def _request(frame: zmq.Frame) -> ring_pb2.CarryRequest:
+    if frame.more:
+        raise WireError("a message of several parts")
+    return parse(ring_pb2.CarryRequest, frame.bytes)

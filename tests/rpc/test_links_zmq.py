@@ -1,0 +1,262 @@
+"""Links over ZMQ, by TCP with CURVE and by a unix socket: order, loss at both ends, and who is not let in.
+
+Knows nothing of members; a ring service with an inbox and a ZMQ host stands for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+import zmq
+
+from specsot.errors import Refused, SpecsotError, Unavailable, WireError
+from specsot.frames import Drafts, Frame
+from specsot.links import Inbox, Lost
+from specsot.members import PROTOCOL, Tap
+from specsot.rpc.links import SERVICE, RingService
+from specsot.rpc.meeting import Place, meet
+from specsot.rpc.options import Keepalive, Terms
+from specsot.rpc.peers import Peer
+from specsot.rpc.sending import SendingEnd
+from specsot.rpc.serve import open_door
+from specsot.rpc.tls import PLAIN, Tls
+from specsot.v1 import ring_pb2, ring_pb2_grpc
+from specsot.zmq.host import ZmqHost
+from specsot.zmq.links import ZmqDialer, ZmqWire, endpoint_of
+from specsot.zmq.sockets import Events, Keys, Sockets
+from tests.security.papers import Authority
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
+
+
+@dataclass
+class There:
+    """A member's receiving side, and a dialer of another."""
+
+    address: str
+    inbox: Inbox
+    host: ZmqHost
+    dialer: ZmqDialer
+    own: Inbox
+    sockets: Sockets
+
+
+@asynccontextmanager
+async def meeting(
+    listen: str,
+    largest: int = 4 << 20,
+    keepalive: Keepalive | None = None,
+    mine: Tls = PLAIN,
+    theirs: Tls = PLAIN,
+) -> AsyncIterator[There]:
+    inbox, own = Inbox(), Inbox()
+    here, away = Sockets(keepalive, largest), Sockets(keepalive)
+    host = ZmqHost(listen, inbox, here, patience=5)
+    async with AsyncExitStack() as stack:
+        ring = RingService(inbox, "there", host)
+        door = await open_door(listen, {SERVICE: ring.attach}, Terms(tls=theirs))
+        stack.push_async_callback(door.close, 0)
+        address = listen if listen.startswith("unix:") else f"127.0.0.1:{door.port}"
+        stack.callback(here.close)
+        stack.callback(away.close)
+        stack.push_async_callback(host.close)
+        yield There(address, inbox, host, ZmqDialer("here", away, own, tls=mine), own, away)
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+async def there(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[There]:
+    async with meeting("127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/door") as one:
+        yield one
+
+
+async def test_messages_arrive_whole_once_and_in_order_and_goodbye_is_no_loss(there: There) -> None:
+    hidden = torch.arange(5 << 18, dtype=torch.float32).reshape(-1, 1024)
+    sent = [Tap(3, 1, hidden), Frame(3, 0, hidden=hidden), *(Drafts(3, (), rest=n) for n in range(200))]
+    link = await there.dialer.dial(there.address, 3)
+    for message in sent:
+        await link.send(message)
+    came = [await there.inbox.get() for _ in sent]
+    await link.close()
+    assert {arrival.sender for arrival in came} == {"here"}
+    assert torch.equal(came[0].message.weight, hidden)
+    assert torch.equal(came[1].message.hidden, hidden)
+    assert [arrival.message for arrival in came[2:]] == sent[2:]
+    assert there.inbox.take() is None
+    assert there.own.take() is None
+    with pytest.raises(Unavailable, match="the link is closed"):
+        await link.send(Drafts(3))
+
+
+async def test_a_receiver_that_goes_is_lost_to_the_sender(there: There) -> None:
+    link = await there.dialer.dial(there.address, 7)
+    await there.host.close()
+    assert (await there.own.get()).message == Lost("there", "the link to there broke", 7)
+    with pytest.raises(Unavailable, match="the link to there broke"):
+        await link.send(Drafts(7))
+    await link.close()
+
+
+async def test_a_sender_that_goes_is_lost_to_the_receiver_behind_its_last_words(there: There) -> None:
+    link = await there.dialer.dial(there.address, 7)
+    await link.send(Drafts(7))
+    assert (await there.inbox.get()).message == Drafts(7)
+    await wire_of(link).hang_up()
+    assert (await there.inbox.get()).message == Lost("here", "its link broke", 7)
+
+
+def wire_of(link: SendingEnd):
+    return link._wire  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"\xff\xff\xff", "it sent what does not decode: not a specsot.v1.CarryRequest: 3 bytes"),
+        (ring_pb2.CarryRequest().SerializeToString(), "it sent what does not decode: CarryRequest carries"),
+        (b"x" * (5 << 20), "its link broke"),  # more than was granted: not even taken in
+    ],
+)
+async def test_what_a_peer_may_not_send_ends_the_link_at_both_ends(
+    there: There, said: bytes, reason: str
+) -> None:
+    link = await there.dialer.dial(there.address, 2)
+    await wire_of(link).write(said)
+    lost = (await there.inbox.get()).message
+    assert isinstance(lost, Lost)
+    assert lost.reason.startswith(reason)
+    assert (await there.own.get()).message == Lost("there", "the link to there broke", 2)
+    await link.close()
+
+
+async def test_another_protocol_is_refused_with_both_values(there: There) -> None:
+    async with grpc.aio.insecure_channel(there.address) as channel:
+        hello = ring_pb2.Hello(sender="old", epoch=4, protocol=99)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ring_pb2_grpc.RingStub(channel).Meet(ring_pb2.MeetRequest(hello=hello))
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert caught.value.details() == f"old speaks protocol 99, this member {PROTOCOL}"
+
+
+async def test_only_the_key_that_was_named_gets_in_and_strangers_disturb_nobody() -> None:
+    async with meeting("127.0.0.1:0") as there:
+        named, stranger = Keys.made(), Keys.made()
+        _, place = await meet(there.address, "here", 1, named.public, "worker")
+        endpoint = endpoint_of(there.address, place)
+        outcomes = {}
+        for who, keys in (("stranger", stranger), ("named", named)):
+            socket = there.sockets.sending(keys, place.key)
+            monitor = socket.get_monitor_socket(
+                zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.HANDSHAKE_FAILED_AUTH
+            )
+            socket.connect(endpoint)
+            outcomes[who] = int.from_bytes((await monitor.recv_multipart())[0][:2], "little")
+        assert outcomes == {
+            "stranger": zmq.Event.HANDSHAKE_FAILED_AUTH,
+            "named": zmq.Event.HANDSHAKE_SUCCEEDED,
+        }
+        hello = ring_pb2.Hello(sender="here", epoch=1, protocol=PROTOCOL)
+        for request in (ring_pb2.CarryRequest(hello=hello), ring_pb2.CarryRequest(drafts={"epoch": 1})):
+            await socket.send(request.SerializeToString())
+        assert (await there.inbox.get()).message == Drafts(1)
+        raw_reader, raw_writer = await asyncio.open_connection("127.0.0.1", place.port)
+        raw_writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        with suppress(ConnectionResetError):
+            await raw_reader.read()
+        raw_writer.close()
+        await socket.send(ring_pb2.CarryRequest(drafts={"epoch": 2}).SerializeToString())
+        assert (await there.inbox.get()).message == Drafts(2)
+
+
+async def test_silence_ends_a_link_at_both_ends() -> None:
+    """The network takes what is sent and brings nothing any more; no connection is closed."""
+    async with meeting("127.0.0.1:0", keepalive=Keepalive(0.2, 0.4)) as there:
+        keys = Keys.made()
+        _, place = await meet(there.address, "here", 7, keys.public, "worker")
+        async with relay(place.port) as (port, cut):
+            socket = there.sockets.sending(keys, place.key)
+            events = Events(socket, sending=True)
+            socket.connect(f"tcp://127.0.0.1:{port}")
+            link = SendingEnd(ZmqWire(socket, events), "there", 7, there.own)
+            hello = ring_pb2.Hello(sender="here", epoch=7, protocol=PROTOCOL)
+            await wire_of(link).write(ring_pb2.CarryRequest(hello=hello).SerializeToString())
+            await link.send(Drafts(7))
+            assert (await there.inbox.get()).message == Drafts(7)
+            cut.set()
+            assert (await there.inbox.get()).message == Lost("here", "its link broke", 7)
+            assert (await there.own.get()).message == Lost("there", "the link to there broke", 7)
+        await link.close()
+
+
+@asynccontextmanager
+async def relay(port: int | None) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """A port that passes everything on to another, until the event is set."""
+    cut, pumps = asyncio.Event(), []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if not cut.is_set():
+                writer.write(data)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        beyond_reader, beyond_writer = await asyncio.open_connection("127.0.0.1", port)
+        pumps.append(asyncio.gather(pump(reader, beyond_writer), pump(beyond_reader, writer)))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1], cut
+    for one in pumps:
+        one.cancel()
+    server.close()
+
+
+async def test_nobody_at_the_place_that_was_named() -> None:
+    async with meeting("127.0.0.1:0") as there:
+        place = await there.host.expect(Peer("x", 1, None), Keys.made().public)
+        await there.host.close()
+        socket = there.sockets.sending(Keys.made(), place.key)
+        with pytest.raises(Unavailable, match="nobody answers by ZMQ at tcp://127"):
+            await there.dialer._connect(  # pyright: ignore[reportPrivateUsage]
+                socket, Events(socket, sending=True), f"tcp://127.0.0.1:{place.port}"
+            )
+
+
+@pytest.mark.parametrize(
+    ("address", "place", "complaint"),
+    [
+        ("10.0.0.1:5", Place(path="/tmp/x"), "10.0.0.1:5 named a path, which is not where it is"),
+        ("unix:/tmp/door", Place(port=5, key=b"k"), "unix:/tmp/door named a port, which is not where it is"),
+    ],
+)
+def test_nobody_is_sent_where_no_keys_are_asked_for(address: str, place: Place, complaint: str) -> None:
+    with pytest.raises(WireError, match=complaint):
+        endpoint_of(address, place)
+
+
+async def test_a_key_that_is_none(there: There) -> None:
+    if there.address.startswith("unix:"):
+        await meet(there.address, "here", 1, b"short", "worker")  # nobody asks for one
+        return
+    with pytest.raises(SpecsotError, match="a CURVE key has 40 bytes, got 5"):
+        await meet(there.address, "here", 1, b"short", "worker")
+
+
+async def test_roles_hold_over_zmq_as_over_grpc(tmp_path: Path) -> None:
+    """A drafter may draft, and not pose as the stage before; who has no role does not even meet."""
+    authority = Authority.at(tmp_path / "papers")
+    theirs, drafter = authority.issue("worker"), authority.issue("drafter")
+    async with meeting("127.0.0.1:0", mine=drafter, theirs=theirs) as there:
+        link = await there.dialer.dial(there.address, 1)
+        await link.send(Drafts(1))
+        await link.send(Frame(1, 0))
+        assert (await there.inbox.get()).message == Drafts(1)
+        lost = (await there.inbox.get()).message
+        assert lost.reason == "here shows a certificate for drafter, localhost; worker is needed"
+        await link.close()
+        with pytest.raises(Refused, match="worker or drafter is needed"):
+            await meet(there.address, "x", 1, b"", "worker", tls=authority.issue("client"))
