@@ -14,8 +14,9 @@ from specsot.arrange import Arrangement, arrange
 from specsot.errors import WireError
 from specsot.frames import Frame, tokens_of
 from specsot.members import Layout, Range
-from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
+from specsot.model.laps import Graphs, Laps, Rows
 from specsot.pages import PageTable
 
 
@@ -28,6 +29,7 @@ class Stage:
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
         self._taps: dict[int, torch.Tensor] = {}
+        self._laps: Laps | None = None
 
     @property
     def table(self) -> PageTable:
@@ -40,6 +42,12 @@ class Stage:
     def tap(self, layer: int, weight: torch.Tensor) -> None:
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
         self._taps[layer] = weight.to(self._decoder.device, self._decoder.dtype)
+        self._laps = None
+
+    def prepare(self) -> None:
+        """Capture what can be captured, once every tap is here; takes seconds on a GPU."""
+        if self._decoder.capturable:
+            self._laps = Laps(self._decoder, self._kv, self._taps, Graphs())
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:
@@ -53,15 +61,7 @@ class Stage:
         if not arrangement.slots:
             self._wipe(arrangement)
             return self._leave(frame, None, None, begun)
-        hidden, fused = self._decoder.forward(
-            self._enter(frame, len(arrangement.slots)),
-            torch.tensor(arrangement.positions, device=self._decoder.device),
-            torch.tensor(arrangement.slots, device=self._decoder.device),
-            self._plan(arrangement),
-            self._kv,
-            self._taps,
-            frame.fused,
-        )
+        hidden, fused = self._forward(frame, arrangement)
         self._wipe(arrangement)
         return self._leave(frame, hidden, fused, begun)
 
@@ -71,11 +71,44 @@ class Stage:
         seconds = (*frame.seconds, time.perf_counter() - begun)
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
-    def _enter(self, frame: Frame, rows: int) -> torch.Tensor:
-        """The rows at this stage's door: embedded tokens on the first stage, else what came."""
+    def _forward(self, frame: Frame, arrangement: Arrangement) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """By a graph where one fits; a graph sums up this stage's own taps alone."""
+        entry = self._enter(frame, len(arrangement.slots))
+        rows = Rows(entry, arrangement.positions, arrangement.slots, _spans(arrangement))
+        passed = self._laps.run(rows) if self._laps else None
+        if passed is None:
+            return self._step(rows, frame.fused)
+        hidden, fused = passed
+        if fused is None or frame.fused is None:
+            return hidden, frame.fused if fused is None else fused
+        return hidden, fused.add_(frame.fused)
+
+    def _step(self, rows: Rows, fused: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Kernel by kernel, as any device can."""
+        decoder = self._decoder
+        entry = torch.as_tensor(rows.entry, device=decoder.device)
+        plan = plan_attention(
+            rows.spans,
+            self._table.page_rows,
+            decoder.config.heads // decoder.config.kv_heads,
+            self._layout,
+            decoder.dtype,
+            decoder.device,
+        )
+        return decoder.forward(
+            decoder.embed(entry) if decoder.layers.first == 0 else entry,
+            torch.tensor(rows.positions, device=decoder.device),
+            torch.tensor(rows.slots, device=decoder.device),
+            plan,
+            self._kv,
+            self._taps,
+            fused,
+        )
+
+    def _enter(self, frame: Frame, rows: int) -> list[int] | torch.Tensor:
+        """The rows at this stage's door: tokens on the first stage, else the hidden rows that came."""
         if self._decoder.layers.first == 0:
-            tokens = [token for segment in frame.segments for token in tokens_of(segment)]
-            return self._decoder.embed(torch.tensor(tokens, device=self._decoder.device))
+            return [token for segment in frame.segments for token in tokens_of(segment)]
         hidden = frame.hidden
         if hidden is None or tuple(hidden.shape) != (rows, self._decoder.config.hidden):
             shape = None if hidden is None else tuple(hidden.shape)
@@ -95,18 +128,8 @@ class Stage:
         for page in arrangement.freed:
             self._kv.clear_page(page)
 
-    def _plan(self, arrangement: Arrangement) -> AttentionPlan:
-        spans = [
-            Span(place.rows, place.base, place.rows, place.pages, place.visible)
-            for place in arrangement.places
-        ]
-        config = self._decoder.config
-        groups = config.heads // config.kv_heads
-        return plan_attention(
-            spans,
-            self._table.page_rows,
-            groups,
-            self._layout,
-            self._decoder.dtype,
-            self._decoder.device,
-        )
+
+def _spans(arrangement: Arrangement) -> list[Span]:
+    return [
+        Span(place.rows, place.base, place.rows, place.pages, place.visible) for place in arrangement.places
+    ]

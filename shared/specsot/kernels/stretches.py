@@ -7,6 +7,7 @@ read it; full pages that neighbouring sequences share, and every row of them see
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int32]
 
-LEAST = 128  # columns of a piece: fewer are not worth a program
+LEAST = 64  # columns of a piece: fewer are not worth a program
 PIECES = 32  # at least, where there are columns enough; times the KV heads they fill a GPU
 WORD = 32
 
@@ -75,10 +76,60 @@ class Tables(NamedTuple):
     slots: Numbers
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Tables of one size for every frame of at most `rows` rows, tiles of `tile_rows` of them, and `pages`
+    pages named: what one captured graph reads. In the order of `Tables`, but pages come last: few of them
+    are in use, and only what is in use needs to be copied.
+    """
+
+    rows: int
+    tile_rows: int
+    pages: int
+
+    @property
+    def pieces(self) -> int:
+        """As many as any frame that shares at most two levels of prefixes has; see `_piece_columns`."""
+        return PIECES + 2 * self.rows
+
+    @property
+    def slots(self) -> int:
+        return self.pieces * min(self.rows, self.tile_rows)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of pieces, leads, bases, bits, starts, slots, pages."""
+        rows, words = self.rows, self.rows // WORD + 1
+        return (self.pieces, 7), (rows,), (rows,), (rows, words), (rows + 1,), (self.slots,), (self.pages,)
+
+    def fill(self, tables: Tables) -> list[Numbers] | None:
+        """The same tables in these shapes, pages cut to those in use; None where they do not fit.
+
+        A piece of no rows does nothing; a row of no pieces gets zeros.
+        """
+        parts = [tables.pieces, *tables[2:], tables.pages]
+        if any(not _fits(part.shape, shape) for part, shape in zip(parts, self.shapes)):
+            return None
+        filled = [_grown(part, shape) for part, shape in zip(parts[:-1], self.shapes)]
+        filled[4][len(tables.starts) :] = tables.starts[-1]
+        return [*filled, tables.pages]
+
+
+def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
+    return all(one <= other for one, other in zip(inner, outer))
+
+
+def _grown(part: Numbers, shape: tuple[int, ...]) -> Numbers:
+    grown = np.zeros(shape, np.int32)
+    grown[tuple(map(slice, part.shape))] = part
+    return grown
+
+
 def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
     """The work of one frame whose spans come in row order; a piece has at most tile_rows rows."""
     starts = (0, *accumulate(span.rows for span in spans))
     leads, bases, bits = _sights(spans)
+    owned: list[list[int]] = [[] for _ in leads]
     stretches = tuple(_cut([Block(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
     pieces: list[tuple[int, ...]] = []
     pages: list[int] = []
@@ -90,19 +141,13 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
             pages += run[left // page_rows : -(-(left + wide) // page_rows)]
             for top in range(first, first + rows, tile_rows):
                 high = min(tile_rows, first + rows - top)
-                seen = int(leads[top : top + high].min())
-                pieces.append((top, high, where, wide, at + left, seen, used))
+                pieces.append((top, high, where, wide, at + left, min(leads[top : top + high]), used))
+                for row in range(top, top + high):
+                    owned[row].append(used + row - top)
                 used += high
     table = _numbers(pieces).reshape(-1, 7)
-    return Tables(table, _numbers(pages), leads, bases, bits, *_merges(table, starts[-1]))
-
-
-def _merges(pieces: Numbers, rows: int) -> tuple[Numbers, Numbers]:
-    """Starts and slots: every row's slots, in the order of its columns."""
-    tops, highs, firsts = pieces[:, 0], pieces[:, 1], pieces[:, 6]
-    owners = np.repeat(tops - firsts, highs) + np.arange(highs.sum())
-    starts = np.concatenate(([0], np.bincount(owners, minlength=rows).cumsum()))
-    return _numbers(starts), _numbers(np.argsort(owners, kind="stable"))
+    merges = (0, *accumulate(map(len, owned))), [slot for row in owned for slot in row]
+    return Tables(table, *map(_numbers, (pages, leads, bases)), bits, *map(_numbers, merges))
 
 
 def _piece_columns(stretches: Sequence[Stretch], page_rows: int, tile_rows: int) -> int:
@@ -147,7 +192,7 @@ def _shared_until(run: Sequence[Block], level: int, page_rows: int) -> int:
     return next((at for at in range(level, most) if len({each[at] for each in pages}) > 1), max(level, most))
 
 
-def _sights(spans: Sequence[Span]) -> tuple[Numbers, Numbers, Numbers]:
+def _sights(spans: Sequence[Span]) -> tuple[list[int], list[int], Numbers]:
     """Leads, bases and bits of all rows."""
     leads: list[int] = []
     bases: list[int] = []
@@ -160,8 +205,8 @@ def _sights(spans: Sequence[Span]) -> tuple[Numbers, Numbers, Numbers]:
     words = max((row.bit_length() for row in rows), default=0) // WORD + 1
     packed = b"".join(row.to_bytes(4 * words, "little") for row in rows)
     bits = np.frombuffer(packed, "<i4").reshape(len(rows), words)
-    return _numbers(leads), _numbers(bases), bits
+    return leads, bases, bits
 
 
-def _numbers(values: object) -> Numbers:
-    return np.ascontiguousarray(values, np.int32)
+def _numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:
+    return np.array(values, np.int32)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +23,10 @@ from torch import Tensor
 from specsot.members import Layout
 from specsot.model.segments import Group, Reading, Span, arrange
 
-__all__ = ["AttentionPlan", "Span", "attend", "plan_attention"]
+if TYPE_CHECKING:
+    from specsot.kernels.gpu.attention import TreePlan
+
+__all__ = ["AttentionPlan", "Span", "attend", "plan_attention", "plan_with_kernel"]
 
 Bools = NDArray[np.bool_]
 
@@ -78,7 +82,13 @@ def plan_attention(
         return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device)
     from specsot.kernels.gpu import attention
 
-    plan = attention.plan_attention(spans, page_rows, heads_per_kv, device)
+    return plan_with_kernel(attention.plan_attention(spans, page_rows, heads_per_kv, device))
+
+
+def plan_with_kernel(plan: TreePlan) -> AttentionPlan:
+    """What a GPU's kernel planned, for `attend`."""
+    from specsot.kernels.gpu import attention
+
     return AttentionPlan((), (), None, None, partial(attention.attend, plan=plan))
 
 

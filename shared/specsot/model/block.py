@@ -24,13 +24,13 @@ class Block:
         names, hidden, width = config.names, config.hidden, config.heads * config.head_dim
         layer = names.layer.format(index)
         attention = f"{layer}.{names.attention}"
-        self._config = config
-        self._input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
-        self._qkv = fuse_qkv(fetch, attention, config, hidden)
-        self._head_norms = _head_norms(fetch, attention, config)
-        self._out = fuse(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
-        self._mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
-        self._mlp = fetch_mlp(fetch, layer, config)
+        self.config = config
+        self.input_norm = fetch_norm(fetch, f"{layer}.{names.input_norm}", config)
+        self.qkv = fuse_qkv(fetch, attention, config, hidden)
+        self.head_norms = _head_norms(fetch, attention, config)
+        self.out = fuse(fetch, [f"{attention}.{names.out}"], (hidden, width), config.out_bias)
+        self.mlp_norm = fetch_norm(fetch, f"{layer}.{names.mlp_norm}", config)
+        self.mlp = fetch_mlp(fetch, layer, config)
 
     def forward(
         self, hidden: Tensor, table: Tensor, places: Places, plan: AttentionPlan, kv: KVPages, layer: int
@@ -39,22 +39,22 @@ class Block:
 
         table: rotations of the rows; places: where their KV goes; layer: which of `kv`'s layers.
         """
-        q = self._project(self._input_norm(hidden), table, places, kv, layer)
-        update = self._out(attend(q, kv.layers[layer], plan))
-        if self._config.parallel:
-            update.add_(self._mlp(self._mlp_norm(hidden)))
+        q = self._project(self.input_norm(hidden), table, places, kv, layer)
+        update = self.out(attend(q, kv.layers[layer], plan))
+        if self.config.parallel:
+            update.add_(self.mlp(self.mlp_norm(hidden)))
             hidden.add_(update)
         else:
             hidden.add_(update)
-            hidden.add_(self._mlp(self._mlp_norm(hidden)))
+            hidden.add_(self.mlp(self.mlp_norm(hidden)))
 
     def _project(self, x: Tensor, table: Tensor, places: Places, kv: KVPages, layer: int) -> Tensor:
         """Queries [rows, kv_heads, g, head_dim]; keys and values go to their places."""
-        config, rows = self._config, x.shape[0]
-        heads = self._qkv(x).view(rows, -1, config.head_dim)
+        config, rows = self.config, x.shape[0]
+        heads = self.qkv(x).view(rows, -1, config.head_dim)
         turned = heads.narrow(1, 0, config.heads + config.kv_heads)
-        if self._head_norms is not None:
-            for part, norm in zip(turned.split((config.heads, config.kv_heads), 1), self._head_norms):
+        if self.head_norms is not None:
+            for part, norm in zip(turned.split((config.heads, config.kv_heads), 1), self.head_norms):
                 part.copy_(norm(part))
         rotate(turned, table)
         stored = heads.narrow(1, config.heads, 2 * config.kv_heads)

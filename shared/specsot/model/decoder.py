@@ -18,9 +18,10 @@ from specsot.model.attention import AttentionPlan
 from specsot.model.block import Block
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.edges import HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
+from specsot.model.fused import fuse_blocks
 from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
-from specsot.model.norms import AnyNorm
+from specsot.model.norms import AnyNorm, Norm
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, WeightFiles, Weights
 
@@ -47,6 +48,7 @@ class Decoder:
             self._blocks.append(Block(fetch, index, config))
             if loaded:
                 loaded(len(self._blocks))
+        self._fused = fuse_blocks(self._blocks)
         self._embedding = fetch_embedding(fetch, config) if layers.first == 0 else None
         self._norm: AnyNorm | None = None
         self._head: Linear | None = None
@@ -79,6 +81,11 @@ class Decoder:
     def edges(self) -> HeldEdges:
         """What this range holds before the first layer and behind the last, for a head to share."""
         return HeldEdges(self.config, self._embedding, self._norm, self._head)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether `forward` waits for nothing on the host, and leaves rows of negative slots unwritten."""
+        return self._fused is not None
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for this range's layers."""
@@ -113,21 +120,36 @@ class Decoder:
         fused: [rows, Hd] sum over the taps so far (changed in place); None starts one if this range taps.
         """
         taps = taps or {}
-        table, places = self._rotary.table(positions), kv.locate(slots)
-        for layer, block in enumerate(self._blocks):
+        run = self._runner(positions, slots, plan, kv)
+        for layer in range(len(self.layers)):
             if layer + self.layers.first in taps:
                 fused = _tap(hidden, taps[layer + self.layers.first], fused)
-            block.forward(hidden, table, places, plan, kv, layer)
+            run(hidden, layer)
         if self.layers.last == self.config.layers and self.config.layers in taps:
             fused = _tap(hidden, taps[self.config.layers], fused)
         return hidden, fused
+
+    def _runner(
+        self, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages
+    ) -> Callable[[Tensor, int], None]:
+        """What runs hidden rows through one layer; what all layers share is made once."""
+        if self._fused is not None:
+            fused = self._fused
+            return lambda hidden, layer: fused[layer].forward(hidden, positions, slots, plan, kv, layer)
+        table, places = self._rotary.table(positions), kv.locate(slots)
+        return lambda hidden, layer: self._blocks[layer].forward(hidden, table, places, plan, kv, layer)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [rows, H] after the last layer -> logits [rows, V]."""
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
-        return self._head(self._norm(hidden))
+        norm, weight = self._norm, self._head.weight
+        if self._fused and len(hidden) == 1 and isinstance(norm, Norm) and weight is not None:
+            from specsot.kernels.gpu.vector import multiply_row
+
+            return multiply_row(hidden, weight, (norm.weight, norm.eps))
+        return self._head(norm(hidden))
 
 
 def _tap(hidden: Tensor, weight: Tensor, fused: Tensor | None) -> Tensor:

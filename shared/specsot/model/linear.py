@@ -25,11 +25,14 @@ Product = Callable[[Tensor], Tensor]
 class Linear:
     """y = x W^T + b. weight [out, in], bias [out] or None; x [rows, in] -> [rows, out]."""
 
-    __slots__ = ("_multiply", "shape")
+    __slots__ = ("_multiply", "bias", "shape", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.shape = weight.shape
-        self._multiply = _choose(weight.dtype, weight.device.type)(weight, bias)
+        choice = _choose(weight.dtype, weight.device.type)
+        self._multiply = choice(weight, bias)
+        # None where it was packed: then nobody but `__call__` can use it.
+        self.weight, self.bias = (weight, bias) if choice is _plain else (None, None)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._multiply(x)

@@ -49,13 +49,13 @@ def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
 class GatedMlp:
     """down(act(gate(x)) * up(x)), with gate and up as one product."""
 
-    __slots__ = ("_act", "_down", "_gate_up")
+    __slots__ = ("act", "down", "gate_up")
 
     def __init__(self, gate_up: Linear, down: Linear, act: Act) -> None:
-        self._gate_up, self._down, self._act = gate_up, down, act
+        self.gate_up, self.down, self.act = gate_up, down, act
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(gate(self._gate_up(x), self._act))
+        return self.down(gate(self.gate_up(x), self.act))
 
 
 class PlainMlp:

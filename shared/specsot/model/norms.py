@@ -25,17 +25,17 @@ class Norm:
     passes instead of seven.
     """
 
-    __slots__ = ("_eps", "_floor", "_scaled", "_shape", "_weight")
+    __slots__ = ("_floor", "_scaled", "_shape", "eps", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[0]
-        self._weight, self._eps, self._shape = weight, eps, (size,)
+        self.weight, self.eps, self._shape = weight, eps, (size,)
         self._scaled = weight.float() * math.sqrt(size)
         self._floor = torch.tensor(math.sqrt(size * eps))
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.is_cuda:
-            return F.rms_norm(x, self._shape, self._weight, self._eps)
+            return F.rms_norm(x, self._shape, self.weight, self.eps)
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         return wide.div(torch.hypot(length, self._floor)).mul_(self._scaled).to(x.dtype)

@@ -16,10 +16,18 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from specsot.kernels.gpu.launching import kernel, on_device_of, power_of_two
-from specsot.kernels.stretches import Span, Tables, tabulate
+from specsot.kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+from specsot.kernels.stretches import Room, Span, Tables, tabulate
 
 QUERIES, COLUMNS = 64, 64  # of a tile at most
+MERGED = 32  # parts of a row that are merged at a time
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
 
@@ -38,10 +46,25 @@ def plan_attention(
     spans: Sequence[Span], page_rows: int, heads_per_kv: int, device: torch.device | str
 ) -> TreePlan:
     """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device."""
-    rows = sum(span.rows for span in spans)
-    tile = min(max(power_of_two(rows * heads_per_kv), 16), QUERIES)
+    tile = _tile_of(sum(span.rows for span in spans), heads_per_kv)
     tables = tabulate(spans, page_rows, max(tile // heads_per_kv, 1))
     return TreePlan(_sent(tables, device), len(tables.slots), page_rows, tile)
+
+
+def room_for(rows: int, pages: int, heads_per_kv: int) -> Room:
+    """Of the tables of every frame of at most `rows` rows and `pages` pages."""
+    return Room(rows, max(_tile_of(rows, heads_per_kv) // heads_per_kv, 1), pages)
+
+
+def plan_over(tables: Sequence[Tensor], room: Room, page_rows: int, heads_per_kv: int) -> TreePlan:
+    """A plan that is good for as long as somebody fills `tables`, int32 of `room.shapes`, before each use."""
+    pieces, *rest, pages = tables
+    return TreePlan((pieces, pages, *rest), room.slots, page_rows, _tile_of(room.rows, heads_per_kv))
+
+
+def _tile_of(rows: int, heads_per_kv: int) -> int:
+    """Queries of a tile: of all heads of a few rows."""
+    return min(max(power_of_two(rows * heads_per_kv), 16), QUERIES)
 
 
 def _sent(tables: Tables, device: torch.device | str) -> tuple[Tensor, ...]:
@@ -67,9 +90,11 @@ def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
         _read[(len(pieces), kv_heads)](
             q, kv_layer, pieces, pages, leads, bases, bits, parts, weights, *q.stride()[:3],
             *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, COLUMNS,
-            plan.page_rows % COLUMNS == 0,
+            plan.page_rows % COLUMNS == 0, **early_start(q),
         )  # fmt: skip
-        _merge[(rows, kv_heads * g)](parts, weights, starts, slots, out, dim, room, num_warps=1)
+        _merge[(rows, kv_heads * g)](
+            parts, weights, starts, slots, out, dim, room, MERGED, num_warps=2, **early_start(q)
+        )
     return out
 
 
@@ -99,18 +124,21 @@ def _read(
     tile: tl.constexpr,
     wide: tl.constexpr,
     flat: tl.constexpr,
+    early: tl.constexpr,
 ):
     """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp."""
+    let_next_begin(early)
     piece, head = pieces + tl.program_id(0) * 7, tl.program_id(1)
     top_row, high, where = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
     columns, at, common, slot = tl.load(piece + 3), tl.load(piece + 4), tl.load(piece + 5), tl.load(piece + 6)
     line, d = tl.arange(0, tile), tl.arange(0, room)
     row, live = top_row + line // g, line < high * g
+    lead = tl.load(leads + row, mask=live, other=0)
+    base = tl.load(bases + row, mask=live, other=0)
+    await_before(early)  # the tables are older than the kernels of this frame
     there = live[:, None] & (d < dim)[None, :]
     from_q = row.to(tl.int64) * q_row + head * q_group + (line % g) * q_head
     queries = tl.load(q + from_q[:, None] + d[None, :], mask=there, other=0.0)
-    lead = tl.load(leads + row, mask=live, other=0)
-    base = tl.load(bases + row, mask=live, other=0)
     highest, total = tl.full((tile,), LOWEST, tl.float32), tl.zeros((tile,), tl.float32)
     state = (highest, total, tl.zeros((tile, room), tl.float32))
     pages, kv = pages + where, kv + head * kv_head
@@ -170,17 +198,26 @@ def _take_in(state, scores, values):
 
 
 @kernel
-def _merge(parts, weights, starts, slots, out, dim, room: tl.constexpr):
-    """One head of one row: its pieces by their log-sum-exp."""
+def _merge(
+    parts, weights, starts, slots, out, dim, room: tl.constexpr, many: tl.constexpr, early: tl.constexpr
+):
+    """One head of one row: its pieces by their log-sum-exp. A row without any gets zeros."""
+    let_next_begin(early)
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    d = tl.arange(0, room)
+    d, part = tl.arange(0, room), tl.arange(0, many)
     highest, total = tl.full((), LOWEST, tl.float32), tl.full((), 0.0, tl.float32)
     sums = tl.zeros((room,), tl.float32)
-    for each in range(tl.load(starts + row), tl.load(starts + row + 1)):
-        slot = tl.load(slots + each).to(tl.int64) * heads + head
-        weight = tl.load(weights + slot)
-        higher = tl.maximum(highest, weight)
-        kept, share = tl.exp(highest - higher), tl.exp(weight - higher)
-        sums = sums * kept + share * tl.load(parts + slot * dim + d, mask=d < dim, other=0.0)
-        total, highest = total * kept + share, higher
-    tl.store(out + (row.to(tl.int64) * heads + head) * dim + d, sums / total, mask=d < dim)
+    first, last = tl.load(starts + row), tl.load(starts + row + 1)
+    await_before(early)
+    for left in range(first, last, many):
+        live = left + part < last
+        slot = tl.load(slots + left + part, mask=live, other=0).to(tl.int64) * heads + head
+        weight = tl.load(weights + slot, mask=live, other=LOWEST)
+        higher = tl.maximum(highest, tl.max(weight, 0))
+        kept, share = tl.exp(highest - higher), tl.where(live, tl.exp(weight - higher), 0.0)
+        there = live[:, None] & (d < dim)[None, :]
+        values = tl.load(parts + slot[:, None] * dim + d[None, :], mask=there, other=0.0)
+        sums = sums * kept + tl.sum(share[:, None] * values, 0)
+        total, highest = total * kept + tl.sum(share, 0), higher
+    sums = tl.where(total > 0, sums / tl.where(total > 0, total, 1.0), 0.0)
+    tl.store(out + (row.to(tl.int64) * heads + head) * dim + d, sums, mask=d < dim)

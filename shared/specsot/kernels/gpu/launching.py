@@ -1,20 +1,29 @@
-"""What launching kernels takes: the compiler with a type, sizes of tiles, the device of the tensors.
+"""What launching kernels takes: the compiler with a type, sizes of tiles, the device, early starts.
 
 Refuses to know kernels.
+
+An early start (NVIDIA, from Hopper on): a kernel's programs begin while those of the kernel before end.
+They may read what no kernel writes, such as weights; then each calls `await_before`, all of them and
+always, or a kernel two places back might not be over. `let_next_begin` lets the kernel behind do the same.
 """
 
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda
 
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit
 HERE: AbstractContextManager[None] = nullcontext()
+HOPPER = (9, 0)
 
 
 def power_of_two(size: int) -> int:
@@ -27,3 +36,27 @@ def on_device_of(tensor: Tensor) -> AbstractContextManager[None]:
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return HERE
     return torch.cuda.device(tensor.device)
+
+
+def early_start(tensor: Tensor) -> dict[str, bool]:
+    """What a kernel that calls `await_before` is launched with, on the device of this tensor."""
+    return {"early": True, "launch_pdl": True} if _starts_early(tensor.device) else {"early": False}
+
+
+@cache
+def _starts_early(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= HOPPER
+
+
+@kernel
+def let_next_begin(early: tl.constexpr):
+    if early:
+        cuda.gdc_launch_dependents()
+
+
+@kernel
+def await_before(early: tl.constexpr):
+    if early:
+        cuda.gdc_wait()

@@ -1,0 +1,148 @@
+"""What stands between the large products of a layer, each in one launch: norm, rotary and KV write, gate.
+
+Refuses to know layers, weights, and what attention makes of the rows.
+"""
+
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# Triton reads the annotations of kernels itself, and knows constexpr alone.
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton.language as tl
+from torch import Tensor
+
+from specsot.kernels.gpu.launching import (
+    await_before,
+    early_start,
+    kernel,
+    let_next_begin,
+    on_device_of,
+    power_of_two,
+)
+
+WIDE = 1024  # columns of a tile of the gate
+TOGETHER = 8  # heads of a program
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """How queries and keys turn: `frequencies` fp32 [head_dim / 2], radians a position.
+
+    scale: of queries. norms: weights [head_dim] of the norms over each query and key head, or None.
+    """
+
+    heads: int
+    kv_heads: int
+    frequencies: Tensor
+    scale: float
+    norms: tuple[Tensor, Tensor] | None = None
+    eps: float = 0.0
+
+
+def turn_and_store(qkv: Tensor, positions: Tensor, slots: Tensor, kv_layer: Tensor, turning: Turning) -> None:
+    """Norm and turn query and key heads; queries stay in `qkv`, keys and values go to their slots.
+
+    qkv:       [rows, heads + 2 * kv_heads, head_dim], pairs to be turned side by side (`rotary.interleave`).
+    positions, slots: [rows]; a row whose slot is negative is written nowhere.
+    kv_layer:  [2, pages, kv_heads, page_rows, head_dim].
+    """
+    rows, _, dim = qkv.shape
+    norms = turning.norms or (turning.frequencies, turning.frequencies)
+    with on_device_of(qkv):
+        _turn[(rows, -(-(turning.heads + 2 * turning.kv_heads) // TOGETHER))](
+            qkv, positions, slots, kv_layer, turning.frequencies, *norms, *qkv.stride()[:2],
+            *kv_layer.stride()[:4], turning.scale, turning.eps, turning.heads, turning.kv_heads,
+            kv_layer.shape[3], dim // 2, power_of_two(dim // 2), TOGETHER, turning.norms is not None,
+            num_warps=2, **early_start(qkv),
+        )  # fmt: skip
+
+
+def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of [rows, size], contiguous, in fp32 inside."""
+    out, size = x.new_empty(x.shape), x.shape[1]
+    with on_device_of(x):
+        _norm[(x.shape[0],)](
+            x, weight, out, size, eps, power_of_two(size), num_warps=8, **early_start(x)
+        )  # fmt: skip
+    return out
+
+
+def gate(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [rows, 2 * width]; [rows, width]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((rows, width))
+    with on_device_of(gate_up):
+        _gate[(rows, -(-width // WIDE))](gate_up, out, width, WIDE, **early_start(gate_up))
+    return out
+
+
+@kernel
+def _turn(
+    qkv, positions, slots, kv, frequencies, query_norm, key_norm, from_row, from_head, kv_half, kv_page,
+    kv_head, kv_row, scale, eps, heads, kv_heads, page_rows, pairs, room: tl.constexpr,
+    together: tl.constexpr, normed: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    """A few heads of one row; queries, keys and values may be among them."""
+    let_next_begin(early)
+    row = tl.program_id(0)
+    head, pair = tl.program_id(1) * together + tl.arange(0, together), tl.arange(0, room)
+    inside = pair < pairs
+    there = (head < heads + 2 * kv_heads)[:, None] & inside[None, :]
+    asks, turns = (head < heads)[:, None], (head < heads + kv_heads)[:, None]
+    rate = tl.load(frequencies + pair, mask=inside, other=0.0)
+    angle = tl.load(positions + row).to(tl.float32) * rate
+    cosine, sine = tl.cos(angle)[None, :], tl.sin(angle)[None, :]
+    slot = tl.load(slots + row).to(tl.int64)
+    place = qkv + row.to(tl.int64) * from_row + head[:, None] * from_head + 2 * pair[None, :]
+    kind = qkv.dtype.element_ty
+    await_before(early)  # positions and slots are older than the kernels of this frame
+    first = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    second = tl.load(place + 1, mask=there, other=0.0).to(tl.float32)
+    if normed:
+        power = tl.sum(first * first + second * second, 1) / (2 * pairs)
+        short = tl.rsqrt(power + eps)[:, None]
+        one = tl.where(asks, _pick(query_norm, 2 * pair, inside), _pick(key_norm, 2 * pair, inside))
+        two = tl.where(asks, _pick(query_norm, 2 * pair + 1, inside), _pick(key_norm, 2 * pair + 1, inside))
+        first = tl.where(turns, (first * short * one).to(kind).to(tl.float32), first)
+        second = tl.where(turns, (second * short * two).to(kind).to(tl.float32), second)
+    turned, beside = first * cosine - second * sine, first * sine + second * cosine
+    first, second = tl.where(turns, turned, first), tl.where(turns, beside, second)
+    tl.store(place, (first * scale).to(kind), mask=there & asks)
+    tl.store(place + 1, (second * scale).to(kind), mask=there & asks)
+    held = there & (head >= heads)[:, None] & (slot >= 0)
+    half = (head - heads) // kv_heads
+    other = kv + half * kv_half + (head - heads - half * kv_heads) * kv_head
+    other = other[:, None] + ((slot // page_rows) * kv_page + (slot % page_rows) * kv_row + 2 * pair)[None, :]
+    tl.store(other, first.to(kind), mask=held)
+    tl.store(other + 1, second.to(kind), mask=held)
+
+
+@kernel
+def _pick(weight, column, inside):
+    return tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+
+
+@kernel
+def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    let_next_begin(early)
+    there = column < size
+    scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    await_before(early)
+    values = tl.load(x + row * size + column, mask=there, other=0.0).to(tl.float32)
+    values *= tl.rsqrt(tl.sum(values * values, 0) / size + eps) * scale
+    tl.store(out + row * size + column, values.to(out.dtype.element_ty), mask=there)
+
+
+@kernel
+def _gate(gate_up, out, width, wide: tl.constexpr, early: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    let_next_begin(early)
+    await_before(early)
+    column = tl.program_id(1) * wide + tl.arange(0, wide)
+    there = column < width
+    opened = tl.load(gate_up + row * 2 * width + column, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + column, mask=there, other=0.0).to(tl.float32)
+    opened = opened / (1 + tl.exp(-opened))
+    tl.store(out + row * width + column, (opened * up).to(out.dtype.element_ty), mask=there)

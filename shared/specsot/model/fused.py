@@ -1,0 +1,131 @@
+"""One decoder layer in the kernels of a GPU: nothing is read or written twice that a kernel can keep.
+
+Refuses to know other layers, embeddings, sequences, and families whose layers are built otherwise: those
+run as `Block` has them. Everything runs on the device's own time, so a graph of many layers can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from specsot.model.attention import AttentionPlan, attend
+from specsot.model.block import Block
+from specsot.model.kv import KVPages
+from specsot.model.linear import Linear
+from specsot.model.mlp import GatedMlp
+from specsot.model.norms import AnyNorm, Norm
+from specsot.model.rotary import frequencies
+
+if TYPE_CHECKING:
+    from specsot.kernels.gpu.rows import Turning
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A weight [out, in] and its bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class FusedBlock:
+    """The layer of a `Block`, over the same weights."""
+
+    def __init__(self, block: Block, turning: Turning) -> None:
+        mlp = block.mlp
+        assert isinstance(mlp, GatedMlp)
+        self._turning, config = turning, block.config
+        self._input_norm, self._mlp_norm = _rms(block.input_norm), _rms(block.mlp_norm)
+        self._qkv, self._out = _product(block.qkv), _product(block.out)
+        self._gate_up, self._down = _product(mlp.gate_up), _product(mlp.down)
+        self._heads = (config.kv_heads, config.heads // config.kv_heads, config.head_dim)
+
+    def forward(
+        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
+    ) -> None:
+        """Add this layer's two updates to the residual stream [rows, hidden], in place.
+
+        slots: of the rows' KV; a row whose slot is negative leaves none.
+        """
+        step = self._one if hidden.shape[0] == 1 else self._many
+        step(hidden, positions, slots, plan, kv, layer)
+
+    def _one(
+        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
+    ) -> None:
+        from specsot.kernels.gpu.vector import multiply_row
+
+        norm, other = self._input_norm, self._mlp_norm
+        qkv = multiply_row(hidden, self._qkv.weight, (norm.weight, norm.eps), self._qkv.bias)
+        seen = self._attend(qkv, positions, slots, plan, kv, layer)
+        multiply_row(seen, self._out.weight, add=hidden, into=hidden)
+        inner = multiply_row(hidden, self._gate_up.weight, (other.weight, other.eps), gated=True)
+        multiply_row(inner, self._down.weight, add=hidden, into=hidden)
+
+    def _many(
+        self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
+    ) -> None:
+        from specsot.kernels.gpu.rows import gate, norm_rows
+
+        norm, other = self._input_norm, self._mlp_norm
+        qkv = F.linear(norm_rows(hidden, norm.weight, norm.eps), self._qkv.weight, self._qkv.bias)
+        seen = self._attend(qkv, positions, slots, plan, kv, layer)
+        hidden.addmm_(seen, self._out.weight.t())
+        inner = gate(F.linear(norm_rows(hidden, other.weight, other.eps), self._gate_up.weight))
+        hidden.addmm_(inner, self._down.weight.t())
+
+    def _attend(
+        self, qkv: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
+    ) -> Tensor:
+        from specsot.kernels.gpu.rows import turn_and_store
+
+        kv_heads, group, dim = self._heads
+        heads = qkv.view(qkv.shape[0], -1, dim)
+        turn_and_store(heads, positions, slots, kv.layers[layer], self._turning)
+        queries = heads.narrow(1, 0, kv_heads * group).unflatten(1, (kv_heads, group))
+        return attend(queries, kv.layers[layer], plan)
+
+
+def fuse_blocks(blocks: Sequence[Block]) -> tuple[FusedBlock, ...] | None:
+    """The same layers fused; None where these, or this machine, have no kernels for it."""
+    on_gpu = all(_weight_is_on_gpu(block.qkv) for block in blocks)
+    if not on_gpu or find_spec("triton") is None or not all(map(can_fuse, blocks)):
+        return None
+    return tuple(FusedBlock(block, turning_of(block)) for block in blocks)
+
+
+def can_fuse(block: Block) -> bool:
+    """A layer as Llama and Qwen have it."""
+    config = block.config
+    plain = config.norm == "rms" and config.mlp == "gated" and config.activation == "silu"
+    return plain and not (config.parallel or config.out_bias or config.mlp_bias)
+
+
+def turning_of(block: Block) -> Turning:
+    """How this layer's queries and keys turn."""
+    from specsot.kernels.gpu.rows import Turning
+
+    config, norms = block.config, block.head_norms
+    turns = frequencies(config.rope, config.head_dim).to(_product(block.qkv).weight.device)
+    weights = (norms[0].weight, norms[1].weight) if norms else None
+    return Turning(config.heads, config.kv_heads, turns, config.head_dim**-0.5, weights, config.eps)
+
+
+def _weight_is_on_gpu(linear: Linear) -> bool:
+    return linear.weight is not None and linear.weight.is_cuda
+
+
+def _product(linear: Linear) -> _Product:
+    assert linear.weight is not None, "packed for a CPU"
+    return _Product(linear.weight, linear.bias)
+
+
+def _rms(norm: AnyNorm) -> Norm:
+    assert isinstance(norm, Norm)
+    return norm

@@ -1,0 +1,168 @@
+"""A range's forward as one captured graph for each number of rows: the host fills in numbers and says go.
+
+Refuses to know frames and sequences. A frame runs in the graph of the next larger number of rows; the rows
+that are too many have no slot, so they leave nothing behind, and read nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specsot.kernels.stretches import Numbers, tabulate
+from specsot.model.attention import Span, plan_with_kernel
+from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+Outputs = tuple[Tensor, Tensor | None]
+Work = Callable[[], Outputs]
+Captured = tuple[Callable[[], object], Outputs]  # runs the work again, into the same outputs
+Capture = Callable[[Work], Captured]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A frame's rows, as a range gets them.
+
+    entry:  token ids where the range begins with the embedding, else hidden [rows, H].
+    spans:  in row order.
+    """
+
+    entry: Sequence[int] | Tensor
+    positions: Sequence[int]
+    slots: Sequence[int]
+    spans: Sequence[Span]
+
+
+def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
+    """The least that holds so many; None where none does."""
+    return next((bucket for bucket in sorted(buckets) if rows <= bucket), None)
+
+
+class Graphs:
+    """Captures with torch; what is captured shares one pool of memory, so that only the first needs any."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Work) -> Captured:
+        work()  # compiles, and lets libraries take what they will not take while they are captured
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
+            outputs = work()
+        return graph.replay, outputs
+
+
+class Laps:
+    """All of a range's graphs over its pages."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPages,
+        taps: Mapping[int, Tensor],
+        capture: Capture,
+        buckets: Sequence[int] = BUCKETS,
+    ) -> None:
+        """taps: as in `Decoder.forward`; good for as long as they stay. Takes seconds."""
+        descending = sorted(buckets, reverse=True)  # the largest first: the others live in its memory
+        self._laps = {rows: _Lap(decoder, kv, taps, capture, rows) for rows in descending}
+        self._staging = _Staging(max(lap.size for lap in self._laps.values()), decoder.device)
+
+    @torch.inference_mode()
+    def run(self, rows: Rows) -> Outputs | None:
+        """Hidden [rows, H] behind the range and the sum of its own taps; None where no graph fits."""
+        bucket = bucket_of(len(rows.positions), tuple(self._laps))
+        return None if bucket is None else self._laps[bucket].run(rows, self._staging)
+
+
+class _Lap:
+    """One graph, with the numbers it reads."""
+
+    def __init__(
+        self, decoder: Decoder, kv: KVPages, taps: Mapping[int, Tensor], capture: Capture, rows: int
+    ) -> None:
+        from specsot.kernels.gpu.attention import plan_over, room_for
+
+        config = decoder.config
+        self._rows, self._page_rows, group = rows, kv.page_rows, config.heads // config.kv_heads
+        self._room = room_for(rows, kv.pages + rows, group)
+        shapes = ((rows,), (rows,), (rows,), *self._room.shapes)
+        self.size = sum(map(prod, shapes))
+        self._numbers = torch.zeros(self.size, dtype=torch.int32, device=decoder.device)
+        tokens, positions, slots, *tables = _views(self._numbers, shapes)
+        slots.fill_(-1)
+        plan = plan_with_kernel(plan_over(tables, self._room, kv.page_rows, group))
+        self._hidden: Tensor | None = None
+        if decoder.layers.first > 0:
+            self._hidden = tokens.new_zeros((rows, config.hidden), dtype=decoder.dtype)
+
+        def forward() -> Outputs:
+            entry = decoder.embed(tokens) if self._hidden is None else self._hidden.clone()
+            return decoder.forward(entry, positions, slots, plan, kv, taps)
+
+        self._replay, self._outputs = capture(forward)
+        self._ahead: tuple[Sequence[Span], list[Numbers] | None] = ((), None)
+
+    def run(self, rows: Rows, staging: _Staging) -> Outputs | None:
+        count = len(rows.positions)
+        guessed, ahead = self._ahead
+        filled = ahead if guessed == rows.spans else self._fill(rows.spans)
+        if filled is None:
+            return None
+        heads = np.full((3, self._rows), ((0,), (0,), (-1,)), np.int32)
+        heads[1, :count], heads[2, :count] = rows.positions, rows.slots
+        if self._hidden is None:
+            heads[0, :count] = rows.entry
+        else:
+            self._hidden[:count] = torch.as_tensor(rows.entry)
+        staging.send([heads, *filled], self._numbers)
+        self._replay()
+        hidden, fused = self._outputs
+        self._look_ahead(rows.spans)
+        return hidden[:count].clone(), None if fused is None else fused[:count].clone()
+
+    def _fill(self, spans: Sequence[Span]) -> list[Numbers] | None:
+        return self._room.fill(tabulate(spans, self._page_rows, self._room.tile_rows))
+
+    def _look_ahead(self, spans: Sequence[Span]) -> None:
+        """While the device runs: without drafts the next frame is this one, one row further."""
+        if all(span.rows == 1 for span in spans):
+            guess = [replace(span, base=span.base + 1) for span in spans]
+            if all(span.depth(self._page_rows) <= len(span.pages) for span in guess):
+                self._ahead = guess, self._fill(guess)
+
+
+class _Staging:
+    """Host memory that a copy engine reads: not to be written again before it did."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._host = torch.empty(size, dtype=torch.int32, pin_memory=on_gpu)
+        self._numbers: Numbers = self._host.numpy()
+        self._sent = torch.cuda.Event() if on_gpu else None
+
+    def send(self, parts: Sequence[Numbers], target: Tensor) -> None:
+        """One copy of all parts, one behind the other; what is behind them in `target` stays."""
+        if self._sent:
+            self._sent.synchronize()
+        ends = np.cumsum([0, *(part.size for part in parts)])
+        for part, (start, end) in zip(parts, pairwise(ends.tolist())):
+            self._numbers[start:end] = part.reshape(-1)
+        target[: ends[-1]].copy_(self._host[: ends[-1]], non_blocking=True)
+        if self._sent:
+            self._sent.record()
+
+
+def _views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    parts = flat.split([prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes)]

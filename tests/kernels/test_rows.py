@@ -1,0 +1,93 @@
+"""What a layer does between and in its products of one row, against the same in plain torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specsot.model.rope import Rope
+from specsot.model.rotary import Rotary, frequencies, rotate
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from specsot.kernels.gpu.rows import Turning, gate, norm_rows, turn_and_store  # noqa: E402
+from specsot.kernels.gpu.vector import Tile, multiply_row  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+KINDS = (torch.float32, torch.float16)
+NEAR = {torch.float32: 1e-5, torch.float16: 4e-3}
+ROPE = Rope(theta=1e4)
+
+
+def made(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to(DEVICE, kind)
+
+
+def close(found: Tensor, wanted: Tensor, kind: torch.dtype) -> bool:
+    """By the size of the whole: single results may cancel out."""
+    return bool((found.double() - wanted.double()).norm() <= NEAR[kind] * wanted.double().norm())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs", "tile"), [(24, 512, None), (10, 300, Tile(4, 128, 1))])
+def test_one_row_times_a_matrix(
+    outputs: int, inputs: int, tile: Tile | None, normed: bool, gated: bool, kind: torch.dtype
+) -> None:
+    torch.manual_seed(outputs)
+    x, weight = made(1, inputs, kind=kind), made(outputs * (1 + gated), inputs, kind=kind)
+    scale, residual = made(inputs, kind=kind), made(1, outputs, kind=kind)
+    wide = F.rms_norm(x.double(), (inputs,), scale.double(), 1e-5) if normed else x.double()
+    wanted = wide @ weight.double().T
+    if gated:
+        opened, up = wanted.chunk(2, 1)
+        wanted = F.silu(opened) * up
+    norm = (scale, 1e-5) if normed else None
+    assert close(multiply_row(x, weight, norm, None, gated, tile=tile), wanted, kind)
+    into = residual.clone()
+    assert multiply_row(x, weight, norm, into, gated, into, tile) is into
+    assert close(into, wanted + residual.double(), kind)
+
+
+def test_a_gate_of_more_columns_than_a_tile() -> None:
+    gate_up = made(3, 2 * 1500)
+    opened, up = gate_up.chunk(2, 1)
+    assert close(gate(gate_up), F.silu(opened) * up, torch.float32)
+
+
+@pytest.mark.parametrize(("dim", "normed"), [(64, False), (80, True)])
+def test_heads_are_turned_and_stored(dim: int, normed: bool) -> None:
+    torch.manual_seed(dim)
+    heads, kv_heads, rows, page_rows = 4, 2, 3, 8
+    qkv, layer = made(rows, heads + 2 * kv_heads, dim), made(2, 3, kv_heads, page_rows, dim)
+    positions, slots = torch.tensor([0, 7, 900]).to(DEVICE), torch.tensor([17, -1, 6]).to(DEVICE)
+    norms = (made(dim), made(dim)) if normed else None
+    kept, wanted = layer.clone(), qkv.clone()
+    turned = wanted[:, : heads + kv_heads]
+    if norms is not None:
+        for part, norm in zip(turned.split((heads, kv_heads), 1), norms):
+            part.copy_(F.rms_norm(part, (dim,), norm, 1e-6))
+    rotate(turned, Rotary(ROPE, heads, kv_heads, dim, DEVICE).table(positions))
+    turning = Turning(heads, kv_heads, frequencies(ROPE, dim).to(DEVICE), dim**-0.5, norms, 1e-6)
+    turn_and_store(qkv, positions, slots, layer, turning)
+    assert close(qkv[:, :heads], wanted[:, :heads], torch.float32)
+    for row, (page, offset) in ((0, (2, 1)), (2, (0, 6))):
+        stored = wanted[row, heads:].view(2, kv_heads, dim)
+        assert close(layer[:, page, :, offset], stored, torch.float32)
+        layer[:, page, :, offset] = kept[:, page, :, offset]
+    assert torch.equal(layer, kept), "rows without a slot leave nothing"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_normed_apart(kind: torch.dtype) -> None:
+    x, weight = made(3, 300, kind=kind), made(300, kind=kind)
+    x[1] *= 100
+    wanted = F.rms_norm(x.double(), (300,), weight.double(), 1e-5)
+    assert close(norm_rows(x, weight, 1e-5), wanted, kind)

@@ -1,0 +1,101 @@
+"""Graphs of a range: which one runs, what is padded, and that it is what layers do one by one."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specsot.kernels.stretches import Room, tabulate
+from specsot.members import Range
+from specsot.model.attention import Span, plan_attention
+from specsot.model.decoder import Decoder
+from specsot.model.fused import FusedBlock, turning_of
+from specsot.model.laps import Captured, Graphs, Laps, Rows, Work, bucket_of
+from specsot.tree import ancestry
+from tests.model.tiny import write_model
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
+
+pytestmark = pytest.mark.torch
+
+PAGE = 8
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KIND = torch.float16  # what no library packs on a CPU
+
+
+def again(work: Work) -> Captured:
+    """As a graph does: the same work into the same outputs."""
+    outputs = work()
+
+    def replay() -> None:
+        for old, new in zip(outputs, work()):
+            if old is not None and new is not None:
+                old.copy_(new)
+
+    return replay, outputs
+
+
+class Plain(Decoder):
+    """Its layers as a CPU has them, wherever it is."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._fused = None
+
+
+class Fused(Decoder):
+    """Its layers as a GPU has them, wherever it is."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._fused = tuple(FusedBlock(block, turning_of(block)) for block in self._blocks)
+
+
+@pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (3, 4), (4, 4), (9, None)])
+def test_a_frame_runs_in_the_next_larger_graph(rows: int, bucket: int | None) -> None:
+    assert bucket_of(rows, (8, 1, 4)) == bucket
+
+
+def test_tables_that_fit_are_padded_with_nothing() -> None:
+    spans = [Span(3, 20, 3, (4, 1, 2), ancestry((0, 0, 1))), Span(1, 9, 1, (4, 3), (1,))]
+    room, tables = Room(8, 4, 12), tabulate(spans, PAGE, 4)
+    filled = room.fill(tables)
+    assert filled is not None
+    pieces, leads, _, bits, starts, slots, pages = filled
+    assert [part.shape for part in filled[:-1]] == list(room.shapes[:-1])
+    assert pieces[: len(tables.pieces)].tolist() == tables.pieces.tolist()
+    assert not any(part.any() for part in (pieces[len(tables.pieces) :], leads[4:], bits[4:]))
+    assert starts[4:].tolist() == [len(tables.slots)] * 5, "rows that are too many merge nothing"
+    assert slots[: len(tables.slots)].tolist() == tables.slots.tolist()
+    assert pages.tolist() == tables.pages.tolist(), "no more than is in use"
+    assert Room(8, 4, len(tables.pages) - 1).fill(tables) is None
+    assert Room(2, 4, 12).fill(tables) is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"] if DEVICE == "cuda" else ["qwen3"])
+def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
+    write_model(tmp_path, kind, num_hidden_layers=2)
+    plain, fused = (each.load(tmp_path, Range(1, 2), KIND, DEVICE) for each in (Plain, Fused))
+    hidden = plain.config.hidden
+    taps = {2: torch.eye(hidden, dtype=KIND, device=DEVICE)}
+    kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
+    laps = Laps(fused, kvs[1], taps, Graphs() if DEVICE == "cuda" else again, (1, 4))
+    for base, parents in ((0, (0, 0, 1)), (1, (0,))):
+        rows = range(base, base + len(parents))
+        entry = torch.randn(len(rows), hidden, generator=torch.Generator().manual_seed(base)).to(DEVICE, KIND)
+        slots = [24 + row for row in rows]
+        span = Span(len(rows), base, len(rows), (3,), ancestry(parents))
+        plan = plan_attention([span], PAGE, 2, "packed", KIND, DEVICE)
+        at, places = torch.tensor(list(rows), device=DEVICE), torch.tensor(slots, device=DEVICE)
+        wanted = plain.forward(entry.clone(), at, places, plan, kvs[0], taps)
+        found = laps.run(Rows(entry, rows, slots, [span]))
+        assert found is not None
+        for one, other in zip(found, wanted):
+            torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+    for one, other in zip(kvs[1].layers, kvs[0].layers):
+        torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
