@@ -172,6 +172,15 @@ class Configuration:
     comm_mode: CommMode = "p2p"
     gpu: str | None = None
 
+    def tapping(self, layer: int) -> Stage:
+        """Who runs this layer and so taps its input; the last stage taps what comes out, too."""
+        return next((stage for stage in self.stages if layer < stage.layers.last), self.stages[-1])
+
+    @property
+    def drafted_for(self) -> Stage:
+        """Whom the drafter sends its drafts: the first stage, or its neighbour, which passes them on."""
+        return self.stages[-1 if self.comm_mode == "ring" else 0]
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:

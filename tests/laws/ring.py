@@ -6,6 +6,7 @@ Workers and drafter are the product's own; only the conductor is replaced by a l
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from specsot.frames import Chance, Close, End, Fork, Lease, Open, Opening, Result
 from specsot.links import Exchange, Inbox, LocalLink
-from specsot.members import Layout, TreeShape
+from specsot.members import CommMode, Layout, TreeShape
 from specsot.membership import Part, take_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
@@ -24,11 +25,16 @@ from specsot.params import Sampling
 from specsot.rpc.links import GrpcDialer, RingService
 from specsot.rpc.serve import Door, open_door
 from specsot.v1 import ring_pb2_grpc
+from specsot.zmq.host import ZmqHost
+from specsot.zmq.links import ZmqDialer
+from specsot.zmq.sockets import Sockets
 from specsot_drafter import source as drafting
 from specsot_drafter.part import DrafterPart
 from specsot_master.fleet import Fleet, Wishes
 from specsot_worker import source as working
 from specsot_worker.part import WorkerPart
+
+Links = Literal["local", "grpc", "curve", "ipc"]
 
 GREEDY = Sampling()
 SMALL = TreeShape(depth=3, top_k=3, nodes=8, fixed=True)
@@ -46,7 +52,8 @@ class Setup:
     page_rows: int = 16
     max_pages: int = 512
     drafter: Callable[..., Part] | None = None
-    links: Literal["local", "grpc"] = "local"
+    links: Links = "local"
+    comm_mode: CommMode = "p2p"
     watch: Callable[[str], Any] = lambda name: None
 
 
@@ -68,6 +75,7 @@ class Ring:
         self.setup = setup
         self.texts: dict[int, Text] = {}
         self.broken: list[str] = []
+        self.drafts = 0  # trees judged that had more than a root
         self.changed = asyncio.Event()
         self.leaving: dict[str, asyncio.Event] = {}
         self.parts: dict[str, Part] = {}
@@ -80,11 +88,13 @@ class Ring:
             max_pages=setup.max_pages,
             layout=setup.layout,
             shape=setup.shape,
+            comm_mode=setup.comm_mode,
         )
         self.fleet = Fleet(wishes, self._learn, self.changed.set, self._break, self._idle)
         self._ids = iter(range(1, 10**9))
 
     def _learn(self, result: Result) -> None:
+        self.drafts += result.drafts
         for outcome in result.outcomes:
             if text := self.texts.get(outcome.sequence):
                 text.tokens += outcome.tokens
@@ -165,7 +175,7 @@ class Ring:
 @asynccontextmanager
 async def ring_of(setup: Setup):
     """A complete ring of members in this process, over the links that the setup names."""
-    ring, place = Ring(setup), GrpcPlace() if setup.links == "grpc" else LocalPlace()
+    ring, place = Ring(setup), PLACES[setup.links]()
     compute = ThreadPoolExecutor(1)
     tasks = []
     for name, make in parts_of(setup):
@@ -248,6 +258,35 @@ class GrpcPlace:
     async def close(self) -> None:
         for door in self._doors:
             await door.close(0)
+
+
+class ZmqPlace:
+    """The same, with links over ZMQ: by TCP with CURVE, or between unix sockets."""
+
+    def __init__(self, ipc: bool = False) -> None:
+        self._folder = tempfile.TemporaryDirectory() if ipc else None
+        self._open: list[tuple[Door, ZmqHost, Sockets]] = []
+
+    async def settle(self, name: str):
+        inbox, sockets = Inbox(), Sockets()
+        listen = f"unix:{self._folder.name}/{name}" if self._folder else "127.0.0.1:0"
+        host = ZmqHost(listen, inbox, sockets)
+        service = RingService(inbox, name, host)
+        door = await open_door(listen, {"specsot.v1.Ring": service.attach})
+        self._open.append((door, host, sockets))
+        address = listen if self._folder else f"127.0.0.1:{door.port}"
+        return inbox, address, ZmqDialer(name, sockets, inbox)
+
+    async def close(self) -> None:
+        for door, host, sockets in self._open:
+            await host.close()
+            sockets.close()
+            await door.close(0)
+        if self._folder:
+            self._folder.cleanup()
+
+
+PLACES = {"local": LocalPlace, "grpc": GrpcPlace, "curve": ZmqPlace, "ipc": partial(ZmqPlace, ipc=True)}
 
 
 class Uplink:

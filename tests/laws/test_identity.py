@@ -111,11 +111,34 @@ async def test_law_1_over_grpc(models, stages):
     await compare(Setup(base, head, stages, links="grpc"), prompts_of(12, shared=21), WARM, shared=21)
 
 
-@pytest.mark.parametrize("links", ["local", "grpc"])
-async def test_law_1_and_4_a_drafter_that_goes_mid_way_changes_nothing(models, links):
+@pytest.mark.parametrize("links", ["curve", "ipc"])
+async def test_law_1_over_zmq(models, links):
+    base, head = models
+    await compare(Setup(base, head, 2, links=links), prompts_of(4, shared=21), WARM, shared=21)
+
+
+@pytest.mark.parametrize(("stages", "links"), [(1, "local"), (3, "local"), (2, "ipc")])
+async def test_law_1_when_everything_rides_along_from_neighbour_to_neighbour(models, stages, links):
+    """Taps go round to the stages that tap, drafts come to stage 0 from the last one."""
+    base, head = models
+    setup = Setup(base, head, stages, links=links, comm_mode="ring")
+    async with ring_of(setup) as ring:
+        texts = await ring.write_all(prompts_of(4), LIMIT, GREEDY)
+        drafted = ring.drafts
+    excuses = Excuses()
+    for n, (prompt, text) in enumerate(zip(prompts_of(4), texts)):
+        excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n))
+    excuses.settle()
+    assert drafted, "trees must really have come to stage 0"
+
+
+@pytest.mark.parametrize(
+    ("links", "mode"), [("local", "p2p"), ("grpc", "p2p"), ("local", "ring"), ("ipc", "ring")]
+)
+async def test_law_1_and_4_a_drafter_that_goes_mid_way_changes_nothing(models, links, mode):
     base, head = models
     prompts, excuses = prompts_of(6), Excuses()
-    async with ring_of(Setup(base, head, 2, links=links)) as ring:
+    async with ring_of(Setup(base, head, 2, links=links, comm_mode=mode)) as ring:
         ids = [await ring.open(prompt, limit=LIMIT, seed=7, ordinal=n) for n, prompt in enumerate(prompts)]
         await ring.heard(ids[0], tokens=4)
         ring.leaving["drafter"].set()

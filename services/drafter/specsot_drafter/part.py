@@ -1,4 +1,4 @@
-"""The drafter in the ring: takes features, drafts trees, sends them to stage 0.
+"""The drafter in the ring: takes features, drafts trees, sends them to the ring.
 
 Refuses to know transports, text and the base's layers. Thin: the engine does the work. It may be
 late, wrong or gone, and nobody waits long for it.
@@ -28,7 +28,7 @@ class _Epoch:
 
     configuration: Configuration
     engine: DraftEngine
-    sequencer: Link
+    stage: Link
     untaught: list[Features]
 
 
@@ -58,8 +58,8 @@ class DrafterPart:
         """Load the head, give the tapping stages their slices of its fc, then be ready."""
         engine = await self._run(self._source.engine, configuration)
         await self._send_taps(configuration)
-        sequencer = await self._dialer.dial(configuration.stages[0].address, configuration.epoch)
-        self._now = _Epoch(configuration, engine, sequencer, [])
+        stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
+        self._now = _Epoch(configuration, engine, stage, [])
         self._watch.formed(configuration, lambda: engine.free_pages)
         await uplink.send(Ready(configuration.epoch))
 
@@ -70,8 +70,8 @@ class DrafterPart:
             return
         if isinstance(message, Features) and message.epoch == self.epoch:
             now.untaught.append(message)
-        first = now.configuration.stages[0].name
-        if isinstance(message, Lost) and (message.peer, message.epoch) == (first, self.epoch):
+        stage = now.configuration.drafted_for.name
+        if isinstance(message, Lost) and (message.peer, message.epoch) == (stage, self.epoch):
             raise Unavailable(f"lost {message.peer}: {message.reason}")
 
     async def settle(self) -> float | None:
@@ -84,19 +84,20 @@ class DrafterPart:
             drafts, seconds = await self._run(_learn_and_draft, now.engine, lessons, self.epoch)
         self._watch.drafted(drafts, seconds)
         if drafts.drafts or drafts.rest:
-            await now.sequencer.send(drafts)
+            await now.stage.send(drafts)
         return None
 
     async def disband(self) -> None:
         now, self._now = self._now, None
         if now is not None:
             self._watch.disbanded()
-            await now.sequencer.close()
+            await now.stage.close()
 
     async def _send_taps(self, configuration: Configuration) -> None:
-        """Each tap's slice goes to the stage that runs the tapped layer (L: to the last stage)."""
+        """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on."""
         for layer, weight in (await self._run(self._source.tap_slices)).items():
-            stage = next((s for s in configuration.stages if layer < s.layers.last), configuration.stages[-1])
+            near = configuration.comm_mode == "ring"
+            stage = configuration.drafted_for if near else configuration.tapping(layer)
             link = await self._dialer.dial(stage.address, configuration.epoch)
             await link.send(Tap(configuration.epoch, layer, weight))
             await link.close()

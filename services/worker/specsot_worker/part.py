@@ -38,6 +38,7 @@ class _Epoch:
     missing_taps: set[int]
     sequencer: Sequencer | None
     judge: LastStage | None
+    drafter_lost: bool = False
 
 
 class WorkerPart:
@@ -105,12 +106,14 @@ class WorkerPart:
                 self._learn(now.sequencer, message)
             case Drafts() if now.sequencer:
                 now.sequencer.offer(message, self._clock())
+            case Drafts() if now.links.sequencer:
+                await now.links.sequencer.send(message)  # the drafter speaks to its neighbour alone
             case Open() | Close() | Lease() if now.sequencer:
                 now.sequencer.obey(message)
             case Tap():
                 await self._take_tap(now, message)
             case Lost():
-                self._lose(now, message)
+                await self._lose(now, message)
             case _:
                 pass
 
@@ -173,15 +176,20 @@ class WorkerPart:
 
     async def _teach(self, now: _Epoch, verdict: Verdict) -> None:
         """Features to the drafter; a lost drafter stops nobody."""
-        if now.links.drafter is None:
+        if now.links.drafter is None or now.drafter_lost:
             return
         try:
             for features in verdict.features:
                 await now.links.drafter.send(features)
         except Unavailable as error:
-            self._lose(now, Lost("drafter", str(error)))
+            await self._lose(now, Lost("drafter", str(error), self.epoch))
 
     async def _take_tap(self, now: _Epoch, tap: Tap) -> None:
+        """Another stage's rides on to it."""
+        if now.configuration.tapping(tap.layer).name != now.configuration.you:
+            if now.links.onward:
+                await now.links.onward.send(tap)
+            return
         if tap.layer in now.missing_taps:
             await self._run(now.stage.tap, tap.layer, tap.weight)
             now.missing_taps.discard(tap.layer)
@@ -192,14 +200,17 @@ class WorkerPart:
         if now and not now.missing_taps:
             await now.links.master.send(Ready(now.configuration.epoch))
 
-    def _lose(self, now: _Epoch, lost: Lost) -> None:
-        """A lost drafter is done without; a lost stage ends the epoch."""
+    async def _lose(self, now: _Epoch, lost: Lost) -> None:
+        """A lost drafter is done without, and stage 0 is told; a lost stage ends the epoch."""
         if lost.peer in {stage.name for stage in now.configuration.stages}:
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
         if now.missing_taps:
             raise Unavailable(f"lost the drafter before its taps came: {lost.reason}")
+        told, now.drafter_lost = now.drafter_lost, True
         if now.sequencer:
             now.sequencer.lose_drafter()
+        elif now.links.sequencer and not told:
+            await now.links.sequencer.send(lost)
 
     async def _report_rejections(self, now: _Epoch) -> None:
         assert now.sequencer is not None

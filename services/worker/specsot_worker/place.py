@@ -25,6 +25,11 @@ class Links:
     drafter: Link | None
     master: Link
 
+    @property
+    def onward(self) -> Link | None:
+        """The next stage; the ring is closed: behind the last one comes stage 0."""
+        return self.following or self.sequencer
+
     async def close(self) -> None:
         links = (self.following, self.sequencer, self.drafter)
         await asyncio.gather(*(link.close() for link in links if link is not None))
@@ -41,8 +46,7 @@ def index_of(configuration: Configuration) -> int:
 def own_taps(configuration: Configuration, stage: Stage) -> frozenset[int]:
     """Taps this stage fuses: inputs of its own layers, and the last block's output on the last stage."""
     taps = configuration.head.taps if configuration.head and configuration.drafter else ()
-    end = stage.layers.last + (stage == configuration.stages[-1])
-    return frozenset(tap for tap in taps if stage.layers.first <= tap < end)
+    return frozenset(tap for tap in taps if configuration.tapping(tap) == stage)
 
 
 async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> Links:
