@@ -63,6 +63,23 @@ def load(
     return (other_room if memory else room).measure(what, output)
 
 
+@app.command("gpu", cls=Word)
+def gpu(
+    models: Annotated[
+        str, typer.Option(help="Shapes to measure, with made-up weights.")
+    ] = "Llama-3.1-8B,Qwen3-4B",
+    text: Annotated[int, typer.Option(min=1, help="Rows in front of what is measured.")] = 1024,
+    rivals: Annotated[bool, typer.Option("--rivals/--no-rivals", help="Transformers too.")] = True,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
+    ] = None,
+) -> int:
+    """Plain decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
+    from specsot_app.bench import gpu as room
+
+    return room.measure(room.Asked(tuple(models.split(",")), text, rivals), output)
+
+
 def counts_of(written: str) -> tuple[int, ...]:
     """ "1,2,4" as numbers. Raises InvalidRequest."""
     counts = [part.strip() for part in written.split(",")]

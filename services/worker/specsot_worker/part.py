@@ -198,6 +198,7 @@ class WorkerPart:
     async def _ready_if_complete(self) -> None:
         now = self._now
         if now and not now.missing_taps:
+            await self._run(now.stage.prepare)
             await now.links.master.send(Ready(now.configuration.epoch))
 
     async def _lose(self, now: _Epoch, lost: Lost) -> None:

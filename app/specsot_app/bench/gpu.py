@@ -1,0 +1,198 @@
+"""What one GPU does with models of real shapes: plain decoding, verification, drafting.
+
+Refuses to know fleets: stages and judges are driven as a ring of one drives them. Weights are made up.
+
+device: a lap as one captured graph, replayed without the host: what the kernels take.
+lap:    wall time of a lap by stage and judge, result read by the host: what a sequence waits.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specsot.errors import InvalidRequest
+from specsot.frames import Chunk, Frame, Growth, Opening
+from specsot.members import Range
+from specsot.model.attention import Span, plan_attention
+from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
+from specsot.tree import ancestry, depths, single
+from specsot_app.bench.gpu_drafts import measure_drafts
+from specsot_app.bench.gpu_rivals import measure_rivals
+from specsot_app.bench.results import write_results
+from specsot_app.bench.shapes import MadeUp, bytes_of_a_token, bytes_of_kv, config_of
+from specsot_worker.stage import Stage
+from specsot_worker.verdict import LastStage
+
+Row = dict[str, object]
+Call = Callable[[], object]
+
+PAGE = 64
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
+TURNS = 7  # measurements, of which the median is told
+LAPS = 200  # of a measured plain decoding
+CHUNK = 256  # rows of a prompt at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """models: of SHAPES; text: rows in front of what is measured."""
+
+    models: tuple[str, ...]
+    text: int = 1024
+    rivals: bool = True
+
+
+def measure(asked: Asked, output: Path | None) -> int:
+    """Print every row as it comes; write them all. Raises InvalidRequest: no GPU."""
+    if not torch.cuda.is_available():
+        raise InvalidRequest("bench gpu needs a CUDA device")
+    bandwidth, rows = copy_speed(), list[Row]()
+    for row in measure_all(asked, bandwidth):
+        rows.append(row)
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        if output:
+            settings = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+            settings |= {"copy TB/s": round(bandwidth / 1e12, 3), "text": asked.text}
+            settings |= {"weights": "made up", "dtype": "bf16"}
+            write_results(output, "gpu", settings, rows)
+    return 0
+
+
+@torch.inference_mode()
+def measure_all(asked: Asked, bandwidth: float) -> Iterator[Row]:
+    for name in asked.models:
+        config = config_of(name)
+        decoder = Decoder(config, MadeUp(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
+        for row in measure_ours(decoder, asked.text, bandwidth):
+            yield {"model": name} | row
+        del decoder
+        torch.cuda.empty_cache()
+        for row in measure_rivals(name, asked.text) if asked.rivals else ():
+            yield {"model": name} | row
+
+
+def measure_ours(decoder: Decoder, text: int, bandwidth: float) -> Iterator[Row]:
+    device = replayed(lap_of(decoder, text, 1))
+    lap = statistics.median(laps_of(decoder, text))
+    yield from told_plain(decoder, text, bandwidth, {"plain, device": device, "plain, lap": lap})
+    yield from measure_drafts(decoder, text, device, bandwidth)
+    yield from measure_verify(decoder, text, device)
+
+
+def copy_speed() -> float:
+    """Bytes a second, read and written, of a large copy."""
+    source = torch.randn(2**29, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), 20)
+
+
+def told_plain(decoder: Decoder, text: int, bandwidth: float, laps: Mapping[str, float]) -> Iterator[Row]:
+    """One token a lap: against the bytes that must be read at the speed at which they can be copied."""
+    size = decoder.dtype.itemsize
+    needed = bytes_of_a_token(decoder.config, size) + bytes_of_kv(decoder.config, text, size)
+    for what, seconds in laps.items():
+        yield {
+            "what": what,
+            "ms": _ms(seconds),
+            "tokens/s": round(1 / seconds, 1),
+            "floor ms": _ms(needed / bandwidth),
+            "of copy bandwidth %": round(100 * needed / bandwidth / seconds, 1),
+        }
+
+
+def measure_verify(decoder: Decoder, text: int, one: float) -> Iterator[Row]:
+    """A lap over a tree of so many nodes, as a multiple of a lap over one, which takes `one` seconds."""
+    for rows in ROWS:
+        seconds = replayed(lap_of(decoder, text, rows))
+        yield {"what": "verify, device", "rows": rows, "ms": _ms(seconds), "t/t(1)": round(seconds / one, 3)}
+
+
+def lap_of(decoder: Decoder, text: int, rows: int) -> Call:
+    """A whole lap on the device: embedding, layers, logits and argmax of a tree behind `text` rows."""
+    config, pages = decoder.config, -(-(text + rows) // PAGE)
+    kv = filled(decoder, pages)
+    parents = parents_of(rows)
+    positions = torch.tensor([text + depth for depth in depths(parents)], device="cuda")
+    slots = torch.arange(text, text + rows, device="cuda")
+    span = Span(rows, text, rows, tuple(range(pages)), ancestry(parents))
+    group = config.heads // config.kv_heads
+    plan = plan_attention([span], PAGE, group, "batched", decoder.dtype, decoder.device)
+    tokens = torch.randint(config.vocab, (rows,), device="cuda")
+
+    def lap() -> Tensor:
+        hidden, _ = decoder.forward(decoder.embed(tokens), positions, slots, plan, kv)
+        return decoder.logits(hidden).max(-1).indices
+
+    return lap
+
+
+def parents_of(rows: int) -> tuple[int, ...]:
+    """A tree that grew at random, of `rows` nodes, root included; the same every time."""
+    rng = random.Random(rows)
+    return (0, *(rng.randrange(max(0, node - 12), node) for node in range(1, rows)))
+
+
+def filled(decoder: Decoder, pages: int) -> KVPages:
+    kv = decoder.make_kv(pages, PAGE)
+    for layer in kv.layers:
+        layer.normal_()
+    return kv
+
+
+def laps_of(decoder: Decoder, text: int) -> list[float]:
+    """Seconds of each lap of a plain decoding, from one result in the host's hands to the next."""
+    stage = Stage(decoder, -(-(text + LAPS) // PAGE) + 1, PAGE)
+    stage.prepare()
+    judge = LastStage(decoder.logits, lambda _: None)
+    prompt = tuple(range(text))
+    opening = (Opening(1, text, limit=LAPS + 2, drafted=False),)
+    for start in range(0, text, CHUNK):
+        tokens = prompt[start : start + CHUNK]
+        chunk = Chunk(1, start, tokens, start + CHUNK >= text)
+        verdict = judge.judge(stage.run(Frame(1, 1, opening, (chunk,))))
+        opening = ()
+    times: list[float] = []
+    keep: tuple[int, ...] = ()
+    for lap in range(LAPS):
+        token = verdict.result.outcomes[0].tokens[-1]  # pyright: ignore[reportPossiblyUnboundVariable]
+        begun = time.perf_counter()
+        growth = Growth(1, lap + 1, text + lap, keep, single(token))
+        verdict = judge.judge(stage.run(Frame(1, lap + 2, (), (growth,))))
+        times.append(time.perf_counter() - begun)
+        keep = (0,)
+    return times[LAPS // 4 :]
+
+
+def replayed(call: Call) -> float:
+    """Seconds of a call inside a captured graph."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return statistics.median(seconds_of(graph.replay, 10) for _ in range(TURNS))
+
+
+def seconds_of(call: Call, calls: int) -> float:
+    """Seconds of a call in a row of calls."""
+    call()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / calls
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

@@ -1,0 +1,102 @@
+"""What an EAGLE-3 head of the published shape takes to grow one tree, level by level, on one GPU.
+
+Refuses to know acceptance: the head's weights are made up, so its trees are right in shape alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import torch
+
+from specsot.model.config import ModelConfig
+from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
+from specsot.model.linear import Linear
+from specsot.model.norms import Norm
+from specsot.model.rotary import Rotary
+from specsot.model.weights import Fetch
+from specsot_app.bench.shapes import MadeUp
+from specsot_drafter.growth import Ground, Growth
+from specsot_drafter.heads.eagle3 import Eagle3Head, Eagle3Parts
+from specsot_drafter.heads.fusion import Summed
+from specsot_drafter.heads.layers import Layers
+from specsot_drafter.heads.shapes import HeadShape
+
+VOCABULARY, TOP_K = 32_000, 10  # of the published heads and trees
+DEPTHS = (4, 5, 6, 7)
+TURNS = 20
+PAGE = 64
+
+
+def measure_drafts(
+    decoder: Decoder, text: int, plain: float, bandwidth: float
+) -> Iterator[dict[str, object]]:
+    """Wall milliseconds of a growth behind `text` rows, until the host has its candidates.
+
+    plain: seconds that a plain lap takes on the device.
+    """
+    shape = head_shape(decoder.config)
+    head = made_up_head(decoder, shape)
+    levels = max(DEPTHS) + 1
+    pages = -(-(text + levels * TOP_K) // PAGE)
+    kv = KVPages(1, pages, PAGE, shape.kv_heads, shape.head_dim, decoder.dtype, decoder.device)
+    ground = Ground(text, tuple(range(pages)), range(text, text + levels * TOP_K))
+    last = torch.randn(1, shape.hidden, dtype=decoder.dtype, device=decoder.device)
+    for depth in DEPTHS:
+        times: list[float] = []
+        for _ in range(TURNS):
+            begun = time.perf_counter()
+            Growth(head, kv, [ground], TOP_K).run(last, depth + 1)
+            times.append(time.perf_counter() - begun)
+        seconds, floor = statistics.median(times), depth * bytes_of_a_pass(shape) / bandwidth
+        yield {
+            "what": "draft, called",
+            "depth": depth,
+            "ms": round(seconds * 1e3, 3),
+            "of a plain lap %": round(100 * seconds / plain, 1),
+            "floor ms": round(floor * 1e3, 3),
+        }
+
+
+def head_shape(config: ModelConfig) -> HeadShape:
+    """One layer as wide as the base's, which reads an embedding beside a feature."""
+    return HeadShape(
+        hidden=config.hidden,
+        inputs=2 * config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate=config.intermediate,
+        vocab=VOCABULARY,
+        layers=1,
+    )
+
+
+def bytes_of_a_pass(shape: HeadShape) -> int:
+    """Weights of its layer and its lm_head, in bf16."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = shape.inputs * (q + 2 * kv) + shape.hidden * (q + 3 * shape.intermediate)
+    return 2 * (layer + shape.hidden * shape.vocab)
+
+
+def made_up_head(decoder: Decoder, shape: HeadShape) -> Eagle3Head:
+    """A head for this base, over the base's embeddings."""
+    config, device = decoder.config, decoder.device
+    fetch = Fetch(MadeUp(), decoder.dtype, device)
+    rotary = Rotary(config.rope, shape.heads, shape.kv_heads, shape.head_dim, device)
+    ones = torch.ones(shape.hidden, dtype=decoder.dtype, device=device)
+    taps = (2, config.layers // 2, config.layers - 3)
+    parts = Eagle3Parts(
+        fusion=Summed(taps, fetch("fc.weight", (shape.hidden, 3 * config.hidden)), None),
+        table=decoder.edges.embedding(),
+        token_norm=Norm(ones, config.eps),
+        feature_norm=Norm(ones, config.eps),
+        layers=Layers(fetch, shape, rotary, config.eps),
+        norm=Norm(ones, config.eps),
+        lm_head=Linear(fetch("lm_head.weight", (shape.vocab, shape.hidden))),
+        offsets=None,
+    )
+    return Eagle3Head(shape, config.max_positions, parts)
