@@ -14,7 +14,7 @@ import structlog
 
 from specsot.errors import Refused, SpecsotError, Unavailable
 from specsot.links import Arrival, Inbox, Link, Lost
-from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration
+from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration, StandBy
 
 log = structlog.get_logger()
 
@@ -136,6 +136,8 @@ async def _take(part: Part, arrival: Arrival, uplink: Link) -> None:
         case Disband(epoch, reason):
             log.info("epoch ended", epoch=epoch, reason=reason)
             await part.disband()
+        case StandBy(epoch):
+            log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
         case _Farewell():
             pass
         case _:
@@ -167,11 +169,15 @@ async def _settle(part: Part, uplink: Link) -> float | None:
 
 
 async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:
-    """An epoch that fails here ends everywhere: the master is told and forms the next one."""
-    log.error("the epoch broke here", epoch=part.epoch, reason=str(error))
-    broken = Broken(part.epoch, str(error))
+    """An epoch that fails here ends everywhere: the master is told and forms the next one.
+
+    What goes wrong outside of any epoch ends none.
+    """
+    epoch = part.epoch
+    log.error("the epoch broke here", epoch=epoch, reason=str(error))
     await part.disband()
-    await _say(uplink, broken)
+    if epoch:
+        await _say(uplink, Broken(epoch, str(error)))
 
 
 async def _say(uplink: Link, message: Ready | Broken | Leaving) -> None:

@@ -1,23 +1,27 @@
 """Epochs: the barrier, losses, a late drafter, and a ring that is formed anew."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from specsot.errors import Refused, Unavailable
 from specsot.frames import Close, Result
 from specsot.links import Inbox, LocalLink
-from specsot.members import Broken, Configuration, Disband, Leaving, Ready
+from specsot.members import Broken, Configuration, Disband, Leaving, Ready, StandBy, WeightBytes
 from specsot_master.fleet import Fleet
 from tests.fleet.test_formation import WISHES, drafter, worker
+
+MIB = 1 << 20
+HASTY = replace(WISHES, take_over_after=0)
 
 
 class Stand:
     """A fleet with everything it says written down."""
 
-    def __init__(self):
+    def __init__(self, wishes=WISHES):
         self.results, self.ends, self.ready, self.idle = [], [], 0, True
-        self.fleet = Fleet(WISHES, self.results.append, self._ready, self.ends.append, lambda: self.idle)
+        self.fleet = Fleet(wishes, self.results.append, self._ready, self.ends.append, lambda: self.idle)
         self.inboxes: dict[str, Inbox] = {}
 
     def _ready(self):
@@ -43,8 +47,12 @@ class Stand:
             self.fleet.heard(name, Ready(epoch))
 
 
-async def stand_with(*registrations):
-    stand = Stand()
+def ranges(configuration):
+    return {stage.name: str(stage.layers) for stage in configuration.stages}
+
+
+async def stand_with(*registrations, wishes=WISHES):
+    stand = Stand(wishes)
     for registration in registrations:
         await stand.join(registration)
     return stand
@@ -124,7 +132,118 @@ async def test_a_member_that_breaks_is_heard_and_one_that_leaves_is_let_go():
 async def test_a_stranger_is_refused_and_changes_nothing():
     stand = await stand_with(worker("a"), worker("b"))
     stand.all_ready(1, "a", "b")
-    with pytest.raises(Refused, match="one too many"):
-        await stand.fleet.join(worker("x"), LocalLink("master", Inbox()))
+    with pytest.raises(Refused, match="already here"):
+        await stand.fleet.join(worker("a"), LocalLink("master", Inbox()))
     assert stand.fleet.ready
     assert len(stand.fleet.members()) == 2
+
+
+async def test_one_more_stands_by_and_takes_the_place_of_a_lost_one_at_once():
+    stand = await stand_with(worker("a"), worker("b"), worker("c"))
+    stand.all_ready(1, "a", "b")
+    assert stand.told("c") == [StandBy(1)]
+    assert {one.name: one.stands_by for one in stand.fleet.members()} == {"a": False, "b": False, "c": True}
+    stand.fleet.lost("a", "killed")
+    await stand.calm()
+    configured = stand.told("c")[0]
+    assert ranges(configured) == {"c": "0:4", "b": "4:8"}
+    stand.all_ready(2, "b", "c")
+    assert (stand.fleet.ready, stand.ends) == (True, ["a is gone: killed"])
+
+
+async def test_a_lost_one_that_comes_back_in_time_finds_its_place():
+    stand = await stand_with(worker("a"), worker("b"))
+    stand.fleet.lost("a", "killed")
+    assert stand.fleet.waiting_for() == "1 of 2 workers"
+    await stand.join(worker("a", address="elsewhere:1"))
+    (configured,) = stand.told("a")
+    assert (configured.stages[0].address, ranges(configured)) == ("elsewhere:1", {"a": "0:4", "b": "4:8"})
+
+
+async def test_patience_with_a_lost_one_ends_and_the_others_share_its_layers():
+    """Until a worker comes and nobody is disturbed: then the ring is as large again as it was meant to be."""
+    stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
+    stand.all_ready(1, "a", "b")
+    stand.idle = False
+    stand.fleet.lost("a", "killed")
+    await stand.calm()
+    assert ranges(stand.told("b")[-1]) == {"b": "0:8"}
+    stand.all_ready(2, "b")
+    await stand.join(worker("c"))
+    assert stand.told("c") == [StandBy(2)]
+    stand.idle = True
+    stand.fleet.reform()
+    await stand.calm()
+    assert ranges(stand.told("c")[-1]) == {"b": "0:4", "c": "4:8"}
+
+
+async def test_where_nobody_has_room_it_is_said_what_is_missing():
+    small = {"memory": 6 * MIB, "kv_bytes": MIB, "weights": WeightBytes(MIB, 0, 0)}
+    stand = await stand_with(worker("a", **small), worker("b", **small), wishes=HASTY)
+    stand.all_ready(1, "a", "b")
+    stand.fleet.lost("a", "killed")
+    await stand.calm()
+    assert stand.fleet.waiting_for() == (
+        "1 of 2 workers; without: layers 0:8 need 8.0 MiB, workers offer 5.0 MiB beside their KV pages; "
+        "3.0 MiB are missing"
+    )
+    await stand.join(worker("a", **small))
+    assert stand.told("a")[0].epoch == 2
+
+
+async def test_a_leaving_worker_is_replaced_before_its_link_ends():
+    stand = await stand_with(worker("a"), worker("b"), worker("c"))
+    stand.all_ready(1, "a", "b")
+    stand.fleet.heard("b", Leaving())
+    await stand.calm()
+    assert ranges(stand.told("c")[-1]) == {"a": "0:4", "c": "4:8"}
+    stand.fleet.lost("b", "its link broke")
+    stand.all_ready(2, "a", "c")
+    assert stand.fleet.ready
+    assert stand.ends == ["b is gone: shutting down"]
+
+
+@pytest.mark.parametrize("stale", [0, 1])
+async def test_a_broken_epoch_breaks_no_other_one(stale):
+    """The word of a member that had disbanded already, or spoke of the epoch before."""
+    stand = await stand_with(worker("a"), worker("b"), worker("c"))
+    stand.all_ready(1, "a", "b")
+    stand.fleet.lost("b", "killed")
+    stand.fleet.heard("a", Broken(stale, "lost b"))
+    stand.all_ready(2, "a", "c")
+    stand.fleet.heard("a", Broken(stale, "lost b"))
+    assert stand.fleet.ready
+    assert stand.ends == ["b is gone: killed"]
+
+
+async def test_an_epoch_breaks_once_however_many_say_so():
+    stand = await stand_with(worker("a"), worker("b"))
+    stand.all_ready(1, "a", "b")
+    for name in "ab":
+        stand.fleet.heard(name, Broken(1, "lost the other one"))
+    assert stand.ends == ["a: lost the other one"]
+
+
+async def test_one_that_cannot_take_part_steps_back_for_one_that_stands_by():
+    stand = await stand_with(worker("a"), worker("b"), worker("c"))
+    stand.all_ready(1, "a")
+    stand.fleet.heard("b", Broken(1, "out of memory"))
+    stand.fleet.reform()
+    await stand.calm()
+    assert ranges(stand.told("c")[-1]) == {"a": "0:4", "c": "4:8"}
+    assert stand.told("b")[-1] == StandBy(2)
+
+
+async def test_a_rebalance_takes_all_that_help_and_then_changes_nothing():
+    stand = await stand_with(worker("a"), worker("b"), worker("c"))
+    with pytest.raises(Unavailable, match="1 of 2 workers"):
+        (await stand_with(worker("a"))).fleet.rebalance()
+    stand.all_ready(1, "a", "b")
+    stand.idle = False
+    done = stand.fleet.rebalance()
+    await stand.calm()
+    assert (done.changed, done.epoch) == (True, 2)
+    assert done.plan == "a 0:3 3.0 ms, b 3:6 3.0 ms, c 6:8 2.0 ms: 125.0 tokens/s plainly" == stand.fleet.plan
+    assert stand.ends == ["the ring is rebalanced"]
+    stand.all_ready(2, "a", "b", "c")
+    assert not stand.fleet.rebalance().changed

@@ -1,4 +1,4 @@
-"""From registrations to a ring: refusals that name both values, what is missing, who runs what."""
+"""Who may join, and what every member of a ring is told."""
 
 from dataclasses import replace
 
@@ -6,7 +6,9 @@ import pytest
 
 from specsot.errors import Refused
 from specsot.members import Head, Range, Registration, TreeShape
-from specsot_master.fleet.formation import Wishes, assign, check, count_pages, form, lap_curve, missing
+from specsot_master.fleet import Wishes
+from specsot_master.fleet.formation import check, count_pages, form, lap_curve, with_gpu
+from specsot_master.fleet.succession import draw_up
 
 WISHES = Wishes(fingerprint="abc", model_layers=8, workers=2)
 
@@ -41,8 +43,6 @@ def drafter(name="d", **more):
         (worker("w", Range(0, 9)), [], "0:9 do not lie within 0:8"),
         (worker("w", Range(4, 4)), [], "4:4 do not lie within"),
         (worker("w", Range(3, 8)), [worker("v", Range(0, 4))], "3:8 overlap 0:4 of v"),
-        (worker("w"), [worker("u"), worker("v")], "one too many"),
-        (worker("w"), [worker("u", Range(0, 4)), worker("v", Range(4, 8))], "one too many"),
     ],
 )
 def test_who_does_not_belong_is_refused_with_both_values(joining, members, words):
@@ -55,32 +55,29 @@ def test_a_ring_without_drafter_refuses_one():
         check(drafter(), [], Wishes("abc", 8, drafter=False))
 
 
-@pytest.mark.parametrize(
-    ("members", "words"),
-    [
-        ([], "2 of 2 workers"),
-        ([worker("u")], "1 of 2 workers"),
-        ([worker("u"), worker("v")], None),
-        ([worker("u", Range(0, 3))], "a worker for layers 3:8"),
-        ([worker("u", Range(0, 3)), worker("v", Range(6, 8))], "a worker for layers 3:6"),
-        ([worker("u", Range(0, 3)), worker("v")], None),
-        ([worker("u", Range(0, 3)), worker("v", Range(3, 8))], None),
-    ],
-)
-def test_what_is_missing_is_said_in_words(members, words):
-    assert missing(members, WISHES) == words
+def test_a_worker_more_than_needed_is_welcome():
+    check(worker("w"), [worker("u"), worker("v")], WISHES)
+    check(worker("w"), [worker("u", Range(0, 4)), worker("v", Range(4, 8))], WISHES)
 
 
-def test_layers_are_cut_evenly_and_brought_ranges_stay():
-    ranges = [stage.layers for stage in assign([worker("a"), worker("b"), worker("c")], Wishes("abc", 8, 3))]
-    assert ranges == [Range(0, 3), Range(3, 6), Range(6, 8)]
-    mixed = assign([worker("a"), worker("b", Range(0, 5))], WISHES)
-    assert [(stage.name, str(stage.layers)) for stage in mixed] == [("b", "0:5"), ("a", "5:8")]
+def test_workers_of_one_machine_get_different_gpus_and_one_that_brings_its_own_keeps_it():
+    here, given = [worker("pinned", gpus=("B",))], []
+    for name in "uvwx":
+        here.append(with_gpu(worker(name, gpus=("A", "B", "C")), here))
+        given += here[-1].gpus
+    assert given == ["A", "C", "A", "B"]
+    assert with_gpu(here[0], here) == here[0]
+    assert with_gpu(worker("cpu"), here).gpus == ()
+    stages = draw_up(here[:2], WISHES)
+    assert {name: told.gpu for name, told in form(1, here[:2], stages, WISHES).items()} == {
+        "pinned": "B",
+        "u": "A",
+    }
 
 
 def test_pages_are_what_the_tightest_member_holds():
     members = [worker("a"), worker("b", kv_bytes=256 * 64 * 4 * 3), drafter(kv_bytes=256 * 64 * 9)]
-    stages = assign(members, WISHES)
+    stages = draw_up(members, WISHES)
     assert count_pages(members, stages, members[2], WISHES) == 3
     with pytest.raises(Refused, match="holds 0 pages"):
         count_pages([worker("a", kv_bytes=1), worker("b")], stages, None, WISHES)
@@ -88,7 +85,7 @@ def test_pages_are_what_the_tightest_member_holds():
 
 def test_every_member_hears_the_same_ring_under_its_own_name():
     members = [worker("a"), worker("b"), drafter()]
-    plans = form(3, members, WISHES)
+    plans = form(3, members, draw_up(members, WISHES), WISHES)
     assert set(plans) == {"a", "b", "d"}
     assert {plan.you for plan in plans.values()} == {"a", "b", "d"}
     assert {plan.drafter for plan in plans.values()} == {"d:1"}
@@ -105,6 +102,6 @@ def test_trees_are_as_large_as_the_drafter_can_make_them():
         (replace(chain, fixed=True), TreeShape(), replace(chain, fixed=True)),
     ):
         joined = [*members, drafter(shape=own, row_bytes=0, drafters=("ngram",))]
-        plan = form(1, joined, replace(WISHES, shape=wished))["a"]
+        plan = form(1, joined, draw_up(joined, WISHES), replace(WISHES, shape=wished))["a"]
         assert (plan.shape, plan.slots) == (shape, shape.slots)
         assert plan.pages > 1

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from structlog.testing import capture_logs
+
+from specsot.errors import WireError
 from specsot.links import Arrival, Inbox
-from specsot.members import Configuration, Leaving, Registration
+from specsot.members import Broken, Configuration, Leaving, Registration, StandBy
 from specsot.membership import take_part
 
 
@@ -57,3 +61,40 @@ async def test_a_part_in_a_hurry_leaves_the_loop_to_its_links() -> None:
     await asyncio.wait_for(take_part(part, inbox, connect, leaving), 10)
     assert part.turns > 2
     assert uplink.sent == [Leaving()]
+
+
+class BrokenPart(EagerPart):
+    """Everything but the last word goes wrong in it."""
+
+    async def handle(self, arrival: Arrival) -> None:
+        await super().handle(arrival)
+        if arrival.message != "the last word":
+            raise WireError("rows are missing")
+
+
+@pytest.mark.parametrize(("epoch", "told"), [(3, [Broken(3, "rows are missing")]), (0, [])])
+async def test_what_breaks_in_no_epoch_breaks_none(epoch: int, told: list[object]) -> None:
+    leaving, inbox, uplink = asyncio.Event(), Inbox(), Recorder()
+    part = BrokenPart(leaving)
+    part.epoch = epoch
+
+    async def connect(registration: Registration) -> Recorder:
+        for word in ("a word", "the last word"):
+            inbox.put("peer", word)
+        return uplink
+
+    await asyncio.wait_for(take_part(part, inbox, connect, leaving), 10)
+    assert uplink.sent == [*told, Leaving()]
+
+
+async def test_one_that_stands_by_says_so_on_one_line() -> None:
+    leaving, inbox = asyncio.Event(), Inbox()
+
+    async def connect(registration: Registration) -> Recorder:
+        inbox.put("master", StandBy(4))
+        inbox.put("peer", "the last word")
+        return Recorder()
+
+    with capture_logs() as lines:
+        await asyncio.wait_for(take_part(EagerPart(leaving), inbox, connect, leaving), 10)
+    assert [(line["event"], line["epoch"]) for line in lines if "epoch" in line] == [("stands by", 4)]

@@ -1,34 +1,33 @@
 """The members and the epoch: takes joins, sends configurations, counts the barrier, hears of losses.
 
-Refuses to know tensors, text and transports (a member is a Registration and a downlink).
+Refuses to know tensors, text and transports (a member is a Registration and a downlink), and who should run
+which layers.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
-from specsot.errors import Refused, SpecsotError, Unavailable
+from specsot.errors import Refused, Unavailable
 from specsot.frames import Order, Result
-from specsot.info import MemberInfo
+from specsot.info import MemberInfo, Rebalanced
 from specsot.links import Link
-from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration
+from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration, StandBy
 from specsot.params import DrafterName
-from specsot_master.fleet.formation import Wishes, check, form, missing
+from specsot_master.fleet.formation import check, form, with_gpu
+from specsot_master.fleet.pace import pace_of
+from specsot_master.fleet.roll import Member, Roll
+from specsot_master.fleet.succession import Stages, draw_anew, draw_up
+from specsot_master.fleet.wishes import Wishes
 
 log = structlog.get_logger()
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  # seconds before a broken ring is tried again
-
-
-@dataclass(slots=True)
-class _Member:
-    registration: Registration
-    downlink: Link
-    ready: bool = False
+COMPANY = 0.2  # seconds in which others leave too where a whole fleet is told to: no reason to load anything
 
 
 class Fleet:
@@ -51,16 +50,18 @@ class Fleet:
         self._wishes, self._idle = wishes, idle
         self._on_result, self._on_ready, self._on_end = on_result, on_ready, on_end
         self._retry = FIRST_RETRY
-        self._members: dict[str, _Member] = {}
+        self._roll = Roll(self.lost)
         self._epoch = after
         self._plan: dict[str, Configuration] = {}
+        self._stages: Stages = ()  # of the newest epoch
+        self._failed: set[str] = set()  # could not take part in it
+        self._patience: asyncio.TimerHandle | None = None  # with those it lost
         self._complaint: str | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def ready(self) -> bool:
         """Every member of this epoch has said so."""
-        return bool(self._plan) and all(self._members[name].ready for name in self._plan)
+        return bool(self._plan) and all(self._roll[name].ready for name in self._plan)
 
     @property
     def ring(self) -> Configuration | None:
@@ -74,48 +75,65 @@ class Fleet:
 
     @property
     def max_positions(self) -> int:
-        return min((m.registration.max_positions for m in self._members.values()), default=0)
+        return min((one.max_positions for one in self._roll.registrations), default=0)
 
     @property
     def drafters(self) -> tuple[DrafterName, ...]:
         """The ways to draft of the running epoch's drafter."""
-        names = [name for name in self._plan if self._members[name].registration.kind == "drafter"]
-        return self._members[names[0]].registration.drafters if names else ()
+        names = [name for name in self._roll.names("drafter") if name in self._plan]
+        return self._roll[names[0]].registration.drafters if names else ()
 
     def waiting_for(self) -> str:
         """What keeps the ring from running, in words; empty when it runs."""
         if self.ready:
             return ""
-        lacking = missing([member.registration for member in self._members.values()], self._wishes)
-        if lacking:
-            return lacking
-        slow = [name for name in self._plan if not self._members[name].ready]
-        return self._complaint or f"{', '.join(slow)} to get ready"
+        slow = [name for name in self._plan if not self._roll[name].ready]
+        if slow:
+            return self._complaint or f"{', '.join(slow)} to get ready"
+        drawn = self._draw_up()
+        return drawn if isinstance(drawn, str) else self._complaint or "the next attempt"
 
     @property
     def epoch(self) -> int:
         """The newest epoch's number, running or not."""
         return self._epoch
 
+    @property
+    def plan(self) -> str:
+        """Who runs what in the present epoch, and the pace that is expected; empty while there is none."""
+        return self._words(self._stages) if self._plan else ""
+
     def members(self) -> tuple[MemberInfo, ...]:
         """Everybody who has joined, with the layers each runs now or was started with."""
-        ring = next(iter(self._plan.values()), None)
-        running = {stage.name: stage.layers for stage in ring.stages} if ring else {}
+        running = {stage.name: stage.layers for stage in self._stages} if self._plan else {}
         return tuple(
-            MemberInfo(one.kind, one.name, one.address, one.fingerprint, running.get(one.name, one.layers))
-            for one in (member.registration for member in self._members.values())
+            MemberInfo(
+                one.kind,
+                one.name,
+                one.address,
+                one.fingerprint,
+                running.get(one.name, one.layers),
+                one.host,
+                next(iter(one.gpus), ""),
+                one.name in self._spare,
+            )
+            for one in self._roll.registrations
         )
 
     async def join(self, registration: Registration, downlink: Link) -> None:
         """Take a member. Raises Refused, naming both values, when it does not belong here."""
-        check(registration, [member.registration for member in self._members.values()], self._wishes)
-        self._members[registration.name] = _Member(registration, downlink)
+        check(registration, self._roll.registrations, self._wishes)
+        registration = with_gpu(registration, self._roll.registrations)
+        self._roll.add(registration, downlink)
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
+        self._be_patient(self._wishes.take_over_after)  # where one comes back, others may
+        if registration.name in self._spare:
+            self._roll.tell(registration.name, StandBy(self._epoch))
         self.reform()
 
     def heard(self, name: str, message: object) -> None:
         """Take a member's message."""
-        member = self._members.get(name)
+        member = self._roll.find(name)
         if member is None:
             return
         match message:
@@ -124,82 +142,149 @@ class Fleet:
             case Ready(epoch) if epoch == self._epoch:
                 member.ready = True
                 self._announce_if_ready()
-            case Broken(epoch, reason) if epoch in (0, self._epoch):
-                self._complaint = f"{name}: {reason}"
-                self._break(self._complaint, name)
-                self._retry_later()
+            case Broken(epoch, reason) if epoch == self._epoch and name in self._plan:
+                self._fail(name, member, reason)
             case Leaving(reason):
-                self.lost(name, reason)
+                self.lost(name, reason, min(COMPANY, self._wishes.take_over_after))
             case _:
                 pass
 
-    def lost(self, name: str, reason: str) -> None:
-        """A member is gone. A lost stage ends the epoch; a lost drafter is done without."""
+    def lost(self, name: str, reason: str, patience: float | None = None) -> None:
+        """A member is gone. A lost stage ends the epoch; a lost drafter is done without.
+
+        patience: seconds before the others take over, if nobody else can; None: as was wished.
+        """
         running = self.ready
-        member = self._members.pop(name, None)
+        member = self._roll.remove(name)
         if member is None:
             return
         log.warning("member lost", name=name, reason=reason)
-        if name not in self._plan:
-            return
-        if member.registration.kind == "drafter" and running:
+        self._failed.discard(name)
+        if name in self._plan and member.registration.kind == "drafter" and running:
             del self._plan[name]
             self._plan = {one: replace(plan, drafter=None) for one, plan in self._plan.items()}
             return
-        self._break(f"{name} is gone: {reason}", name)
+        if name in self._plan:
+            self._break(f"{name} is gone: {reason}", name)
+        self._be_patient(self._wishes.take_over_after if patience is None else patience)
         self.reform()
 
     def reform(self) -> None:
         """Begin a new epoch if the ring is complete and nothing runs that it would disturb."""
-        registrations = [member.registration for member in self._members.values()]
-        waiting = missing(registrations, self._wishes)
-        if waiting:
-            log.info("waiting for the ring", missing=waiting)
-        elif not self._plan:
-            self._begin(registrations)
-        elif self._improvable and (self._idle() or not self.ready):
-            self._break("the ring is formed anew", None)
-            self._begin(registrations)
+        stages = self._improved() if self._plan else self._draw_up()
+        if isinstance(stages, str):
+            log.info("waiting for the ring", missing=stages)
+        elif stages and not self._plan:
+            self._begin(stages)
+        elif stages and (self._idle() or not self.ready):
+            self._begin_anew(stages, "the ring is formed anew")
+
+    def rebalance(self) -> Rebalanced:
+        """Share the layers out anew over all workers that help, whatever runs meanwhile.
+
+        Raises Unavailable while there is no ring, Refused where the workers have no room.
+        """
+        if not self._plan:
+            raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
+        stages = draw_anew(self._roll.registrations, self._wishes)
+        changed = stages != self._stages
+        if changed:
+            self._begin_anew(stages, "the ring is rebalanced")
+        return Rebalanced(changed, self._epoch, self._words(stages))
 
     async def tend(self, every: float) -> None:
-        """Take a drafter in that came late, as soon as nobody would be disturbed. Runs until cancelled."""
+        """Take in who came late, as soon as nobody would be disturbed. Runs until cancelled."""
         while True:
             await asyncio.sleep(every)
-            if self._improvable:
+            if self._plan:
                 self.reform()
-
-    @property
-    def _improvable(self) -> bool:
-        """A drafter has joined that the running epoch does not use."""
-        drafters = {n for n, m in self._members.items() if m.registration.kind == "drafter"}
-        return self._wishes.drafter and not drafters <= self._plan.keys()
 
     async def order(self, order: Order) -> None:
         """Pass an order to stage 0. Raises Unavailable when there is no ring."""
         ring = self.ring
         if ring is None:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
-        await self._members[ring.stages[0].name].downlink.send(order)
+        await self._roll.order(ring.stages[0].name, order)
 
-    def _begin(self, registrations: list[Registration]) -> None:
+    # --- what is to be formed ---
+
+    @property
+    def _spare(self) -> list[str]:
+        """Workers that the present epoch runs without."""
+        return [name for name in self._roll.names("worker") if name not in self._plan] if self._plan else []
+
+    def _draw_up(self) -> Stages | str:
+        """The next epoch's stages, or what is missing."""
+        try:
+            patient = self._patience is not None
+            return draw_up(self._roll.registrations, self._wishes, self._stages, patient, self._failed)
+        except Refused as error:
+            self._complaint = str(error)
+            return self._complaint
+
+    def _improved(self) -> Stages | None:
+        """Stages of a better epoch than the present one: with a drafter that came late, or with as many
+        workers as were wished for, where it had to be formed of fewer.
+        """
+        if self._wishes.drafter and not set(self._roll.names("drafter")) <= self._plan.keys():
+            return self._stages
+        if len(self._stages) < self._wishes.workers and self._spare:
+            more = draw_up(self._roll.registrations, self._wishes)
+            return None if isinstance(more, str) else more
+        return None
+
+    # --- epochs ---
+
+    def _begin(self, stages: Stages) -> None:
         self._epoch += 1
         try:
-            self._plan = form(self._epoch, registrations, self._wishes)
+            self._plan = form(self._epoch, self._roll.registrations, stages, self._wishes)
         except Refused as error:
-            self._plan, self._complaint = {}, str(error)
+            self._complaint = str(error)
             log.error("no ring", reason=str(error))
             return
+        self._stages = stages
+        self._lose_patience()
+        log.info("plan", epoch=self._epoch, stages=self.plan)
         for name, configuration in self._plan.items():
-            self._members[name].ready = False
-            self._tell(name, configuration)
+            self._roll[name].ready = False
+            self._roll.tell(name, configuration)
+        for name in self._spare:
+            self._roll.tell(name, StandBy(self._epoch))
 
-    def _retry_later(self) -> None:
+    def _begin_anew(self, stages: Stages, reason: str) -> None:
+        self._break(reason, None)
+        self._begin(stages)
+
+    def _fail(self, name: str, member: Member, reason: str) -> None:
+        if not member.ready:
+            self._failed.add(name)
+        self._complaint = f"{name}: {reason}"
+        self._break(self._complaint, name)
         asyncio.get_running_loop().call_later(self._retry, self.reform)
         self._retry = min(self._retry * 2, LONGEST_RETRY)
+
+    def _be_patient(self, seconds: float) -> None:
+        """For so long those whom the ring lost may come back; then the others share what they ran."""
+        if self._plan or not self._stages:
+            return
+
+        def end() -> None:
+            self._lose_patience()
+            self.reform()
+
+        self._lose_patience()
+        self._patience = asyncio.get_running_loop().call_later(seconds, end)
+
+    def _lose_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = None
 
     def _announce_if_ready(self) -> None:
         if self.ready:
             self._complaint, self._retry = None, FIRST_RETRY
+            self._failed.clear()
             ring = next(iter(self._plan.values()))
             ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
             log.info(
@@ -211,20 +296,9 @@ class Fleet:
         """End the epoch: everybody but the culprit is told, requests hear why."""
         told, self._plan = [name for name in self._plan if name != culprit], {}
         for name in told:
-            if name in self._members:
-                self._tell(name, Disband(self._epoch, reason))
+            if name in self._roll:
+                self._roll.tell(name, Disband(self._epoch, reason))
         self._on_end(reason)
 
-    def _tell(self, name: str, message: Configuration | Disband) -> None:
-        task = asyncio.get_running_loop().create_task(self._send(name, message))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _send(self, name: str, message: Configuration | Disband) -> None:
-        member = self._members.get(name)
-        if member is None:
-            return
-        try:
-            await member.downlink.send(message)
-        except SpecsotError as error:
-            self.lost(name, str(error))
+    def _words(self, stages: Stages) -> str:
+        return str(pace_of(stages, {one.name: one for one in self._roll.registrations}))

@@ -1,49 +1,17 @@
-"""From who has joined to a ring: who is refused, what is missing, or the next epoch's plan.
+"""Who may join, and what every member of an epoch is told once it is known who runs which layers.
 
 Pure. Refuses to know links, clocks and tensors.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import replace
 
 from specsot.errors import Refused
-from specsot.members import (
-    PROTOCOL,
-    CommMode,
-    Configuration,
-    Curve,
-    Layout,
-    Range,
-    Registration,
-    Stage,
-    Transport,
-    TreeShape,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the operator asked of the ring.
-
-    workers: how many share the layers when they bring no ranges of their own.
-    max_pages: no more pages than this are ever used, however much memory there is.
-    """
-
-    fingerprint: str
-    model_layers: int
-    workers: int = 1
-    drafter: bool = True
-    page_rows: int = 256
-    max_pages: int = 4096
-    rows: int = 512
-    layout: Layout = "batched"
-    shape: TreeShape = field(default_factory=TreeShape)
-    draft_timeout: float = 1.0
-    transport: Transport = "grpc"
-    comm_mode: CommMode = "p2p"
+from specsot.members import PROTOCOL, Configuration, Curve, Registration, Stage, TreeShape
+from specsot_master.fleet.wishes import Wishes
 
 
 def check(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> None:
@@ -55,21 +23,16 @@ def check(joining: Registration, members: Sequence[Registration], wishes: Wishes
         _check_range(joining, [member for member in members if member.kind == "worker"], wishes)
 
 
-def missing(members: Sequence[Registration], wishes: Wishes) -> str | None:
-    """What the ring still waits for, in words; None when an epoch can begin."""
-    workers = [member for member in members if member.kind == "worker"]
-    if any(worker.layers for worker in workers):
-        holes = _holes([worker.layers for worker in workers if worker.layers], wishes.model_layers)
-        spare = sum(worker.layers is None for worker in workers)
-        uncovered = holes[spare:]
-        return None if not uncovered else "a worker for layers " + ", ".join(map(str, uncovered))
-    lacking = wishes.workers - len(workers)
-    return None if lacking <= 0 else f"{lacking} of {wishes.workers} workers"
+def with_gpu(joining: Registration, members: Sequence[Registration]) -> Registration:
+    """Of the GPUs it can run on it gets the one that fewest others have."""
+    taken = Counter(member.gpus[0] for member in members if member.gpus)
+    return replace(joining, gpus=tuple(sorted(joining.gpus, key=lambda gpu: taken[gpu])[:1]))
 
 
-def form(epoch: int, members: Sequence[Registration], wishes: Wishes) -> dict[str, Configuration]:
-    """Every member's Configuration for a new epoch; call only when nothing is `missing`."""
-    stages = assign(members, wishes)
+def form(
+    epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], wishes: Wishes
+) -> dict[str, Configuration]:
+    """Every member's Configuration for a new epoch. Raises Refused where KV memory is too little."""
     drafter = next((member for member in members if member.kind == "drafter"), None)
     drafter = drafter if wishes.drafter else None
     shape = shape_of(drafter, wishes)
@@ -92,23 +55,8 @@ def form(epoch: int, members: Sequence[Registration], wishes: Wishes) -> dict[st
         comm_mode=wishes.comm_mode,
     )
     names = [stage.name for stage in stages] + ([drafter.name] if drafter else [])
-    return {name: replace(ring, you=name) for name in names}
-
-
-def assign(members: Sequence[Registration], wishes: Wishes) -> tuple[Stage, ...]:
-    """Ranges that workers brought stay theirs; holes go to the others in the order they joined.
-
-    Without any brought range the layers are cut evenly; earlier stages take the odd ones, since the
-    last one has the head of the model to run too.
-    """
-    workers = [member for member in members if member.kind == "worker"]
-    fixed = [worker for worker in workers if worker.layers]
-    free = [worker for worker in workers if not worker.layers]
-    holes = _holes([worker.layers for worker in fixed if worker.layers], wishes.model_layers)
-    ranges = holes if fixed else _even(wishes.model_layers, wishes.workers)
-    given = [Stage(worker.name, worker.address, worker.layers) for worker in fixed if worker.layers]
-    given += [Stage(worker.name, worker.address, layers) for worker, layers in zip(free, ranges)]
-    return tuple(sorted(given, key=lambda stage: stage.layers.first))
+    gpus = {member.name: next(iter(member.gpus), None) for member in members}
+    return {name: replace(ring, you=name, gpu=gpus[name]) for name in names}
 
 
 def count_pages(
@@ -166,31 +114,9 @@ def _check_drafter(members: Sequence[Registration], wishes: Wishes) -> None:
 def _check_range(joining: Registration, workers: Sequence[Registration], wishes: Wishes) -> None:
     layers = joining.layers
     if layers is None:
-        if missing(workers, wishes) is None:
-            raise Refused(f"every layer has its worker already; {joining.name} is one too many")
         return
     if not 0 <= layers.first < layers.last <= wishes.model_layers:
         raise Refused(f"layers {layers} do not lie within 0:{wishes.model_layers}")
     for worker in workers:
         if worker.layers and layers.first < worker.layers.last and worker.layers.first < layers.last:
             raise Refused(f"layers {layers} overlap {worker.layers} of {worker.name}")
-
-
-def _holes(ranges: Sequence[Range], layers: int) -> list[Range]:
-    """What the ranges leave uncovered of 0 .. layers - 1."""
-    holes: list[Range] = []
-    reached = 0
-    for taken in sorted(ranges, key=lambda one: one.first):
-        if taken.first > reached:
-            holes.append(Range(reached, taken.first))
-        reached = max(reached, taken.last)
-    return holes + ([Range(reached, layers)] if reached < layers else [])
-
-
-def _even(layers: int, parts: int) -> list[Range]:
-    """Cut 0 .. layers - 1 into contiguous ranges whose sizes differ by at most one."""
-    size, odd = divmod(layers, parts)
-    cuts = [0]
-    for part in range(parts):
-        cuts.append(cuts[-1] + size + (part < odd))
-    return [Range(first, last) for first, last in pairwise(cuts)]

@@ -1,0 +1,76 @@
+"""Who has joined, and the way to each: messages go out in order, and one that cannot be reached is lost.
+
+Refuses to know epochs and what the messages say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specsot.errors import SpecsotError
+from specsot.frames import Order
+from specsot.links import Link
+from specsot.members import Configuration, Disband, Kind, Registration, StandBy
+
+Word = Configuration | Disband | StandBy
+
+
+@dataclass(slots=True)
+class Member:
+    """ready: for the present epoch."""
+
+    registration: Registration
+    downlink: Link
+    ready: bool = False
+
+
+class Roll:
+    """Members by name, in the order they joined. on_lost(name, reason): a message did not go through."""
+
+    def __init__(self, on_lost: Callable[[str, str], None]) -> None:
+        self._on_lost = on_lost
+        self._members: dict[str, Member] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    @property
+    def registrations(self) -> list[Registration]:
+        return [member.registration for member in self._members.values()]
+
+    def names(self, kind: Kind) -> list[str]:
+        return [one.name for one in self.registrations if one.kind == kind]
+
+    def add(self, registration: Registration, downlink: Link) -> None:
+        self._members[registration.name] = Member(registration, downlink)
+
+    def find(self, name: str) -> Member | None:
+        return self._members.get(name)
+
+    def remove(self, name: str) -> Member | None:
+        return self._members.pop(name, None)
+
+    def tell(self, name: str, word: Word) -> None:
+        """Soon, and in the order of the calls."""
+        task = asyncio.get_running_loop().create_task(self._send(name, word))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def order(self, name: str, order: Order) -> None:
+        """Raises Unavailable."""
+        await self._members[name].downlink.send(order)
+
+    async def _send(self, name: str, word: Word) -> None:
+        member = self._members.get(name)
+        if member is None:
+            return
+        try:
+            await member.downlink.send(word)
+        except SpecsotError as error:
+            self._on_lost(name, str(error))

@@ -1,0 +1,119 @@
+"""Who shares the layers, how many each, in which order; and what that promises."""
+
+import itertools
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from specsot.errors import Refused
+from specsot.members import Range, Stage, WeightBytes
+from specsot_master.fleet.pace import pace_of
+from specsot_master.fleet.placement import choose, cut, fits, sites_of
+from tests.fleet.test_formation import WISHES, worker
+
+GIB = 1 << 30
+PLAIN = replace(WISHES, drafter=False, model_layers=32)
+WEIGHTS = WeightBytes(GIB // 2, GIB, GIB)
+
+
+def site(name, ms=1.0, gib=None, **more):
+    """A worker on a machine of its own: milliseconds a layer, and memory beside its KV pages."""
+    memory = None if gib is None else int(gib * GIB) + (1 << 20)
+    told = dict(host=name, curve=((1, ms / 1e3),), memory=memory, weights=WEIGHTS)
+    return worker(name, model_layers=32, **(told | more))
+
+
+def placed(*workers, least=None, most=None, wishes=PLAIN):
+    stages = choose(workers, wishes, least or len(workers), most)
+    return " ".join(f"{stage.name}={stage.layers}" for stage in stages)
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([site("a")], "a=0:32"),
+        ([site("a"), site("b"), site("c")], "a=0:11 b=11:22 c=22:32"),
+        ([site("a"), site("b", 1.2)], "a=0:16 b=16:32"),  # equal within noise
+        ([site("a", 0.0), site("b", 9.0)], "a=0:16 b=16:32"),  # nothing is known of one of them
+        ([site("a", 3), site("b", 1, weights=None)], "a=0:8 b=8:32"),
+        ([site("a", gib=5), site("b", gib=17)], "a=0:8 b=8:32"),  # embedding and head take room, too
+        ([site("a", gib=1.2), site("b", gib=17), site("c", gib=17)], "b=0:15 a=15:17 c=17:32"),
+        ([site("a"), site("b"), site("c", host="a")], "a=0:11 c=11:22 b=22:32"),  # neighbours
+        ([site("a", 5, host="x"), site("b", host="x")], "a=0:16 b=16:32"),  # they disturbed each other
+        ([site("a", 3, host="x"), site("b", host="x", gpus=("G",), weights=None)], "a=0:8 b=8:32"),  # a GPU
+    ],
+)
+def test_the_slowest_stage_is_as_fast_as_can_be(workers, expected):
+    assert placed(*workers) == expected
+
+
+def test_the_head_of_the_model_counts_as_layers_where_speeds_differ():
+    assert placed(site("a", 1), site("b", 3)) == "a=0:26 b=26:32"
+    assert placed(site("a", 1), site("b", 3), wishes=replace(PLAIN, placement="even")) == "a=0:16 b=16:32"
+
+
+def test_no_other_cut_of_the_same_order_is_better():
+    rng = random.Random(7)
+    for _ in range(30):
+        workers = [site(name, rng.uniform(1, 9), rng.uniform(2, 9), weights=None) for name in "abc"]
+        workers = [replace(one, weights=WeightBytes(GIB, 0, 0), model_layers=9) for one in workers]
+        sites = sites_of(workers, PLAIN)
+        found = cut(sites, 9)
+        costs = [
+            max(one.cost(count, number == 2) for number, (one, count) in enumerate(zip(order, counts)))
+            for order in itertools.permutations(sites)
+            for counts in itertools.product(range(1, 8), repeat=3)
+            if sum(counts) == 9 and all(count <= one.most() for one, count in zip(order, counts))
+        ]
+        assert (found.slowest if found else None) == (min(costs) if costs else None)
+
+
+def test_more_workers_than_needed_are_used_where_fewer_have_no_room_or_when_asked_for_all_that_help():
+    few = [site("a", gib=10), site("b", gib=4), site("c", gib=9)]
+    assert placed(*few, least=2) == "a=0:12 b=12:20 c=20:32"
+    alike = [site(name) for name in "abcde"]
+    assert placed(*alike, least=2) == "a=0:16 b=16:32"
+    assert placed(*alike, least=2, most=3) == "a=0:11 b=11:22 c=22:32"
+    assert placed(*alike, least=2, most=32).count("=") == 5
+    assert placed(*alike, site("slow", 40), least=2, most=32).count("=") == 5
+    assert placed(site("slow", 40), *alike, least=2) == "a=0:16 b=16:32"
+    assert placed(site("tiny", gib=0.1), *alike, least=2) == "a=0:16 b=16:32"
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        (
+            [site("a", gib=8), site("b", gib=4)],
+            "layers 0:32 need 18.0 GiB, workers offer 8.0 GiB + 4.0 GiB beside their KV pages; "
+            "6.0 GiB are missing",
+        ),
+        ([site("a", gib=9.3), site("b", gib=8.8)], "no cut between two layers fits"),
+        ([site("a", gib=16, host="x"), site("b", gib=9, host="x")], "offer 8.0 GiB + 8.0 GiB"),
+    ],
+)
+def test_a_refusal_says_what_is_needed_offered_and_missing(workers, words):
+    with pytest.raises(Refused, match=re.escape(words)):
+        placed(*workers)
+
+
+def test_room_for_a_range_counts_what_stands_beside_it():
+    a, b = site("a", gib=10, host="x"), site("b", gib=10, host="x")
+    assert fits(a, Range(4, 20), (), PLAIN)
+    assert not fits(a, Range(4, 20), (b,), PLAIN)
+    assert not fits(a, Range(0, 19), (), PLAIN)
+    assert fits(worker("nobody knows"), Range(0, 32), (b,), PLAIN)
+
+
+def test_the_pace_counts_layers_the_models_end_and_hops_between_machines():
+    a, b, c = site("a", 1, rtt=0.004), site("b", 2, rtt=0.002), site("c", 1, host="b", rtt=0.002)
+    members = {one.name: one for one in (a, b, c)}
+    stages = tuple(Stage(name, name, Range(n * 4, n * 4 + 4)) for n, name in enumerate("abc"))
+    pace = pace_of(stages, members)
+    assert pace.stages == pytest.approx((0.004, 0.008, 0.006))
+    assert pace.hops == pytest.approx(0.006)
+    assert str(pace) == "a 0:4 4.0 ms, b 4:8 8.0 ms, c 8:12 6.0 ms, hops 6.0 ms: 41.7 tokens/s plainly"
+    unmeasured = {name: replace(one, curve=()) for name, one in members.items()}
+    assert str(pace_of(stages, unmeasured)) == "a 0:4, b 4:8, c 8:12"
