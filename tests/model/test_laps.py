@@ -11,7 +11,7 @@ import torch
 
 from specsot.kernels.stretches import Room, tabulate
 from specsot.members import Range
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import Span, plan_readings, plan_with_kernel
 from specsot.model.decoder import Decoder
 from specsot.model.fused import FusedBlock, turning_of
 from specsot.model.laps import Captured, Graphs, Laps, Rows, Work, bucket_of
@@ -20,6 +20,7 @@ from tests.model.tiny import write_model
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
+from specsot.kernels.gpu.attention import plan_attention
 
 pytestmark = pytest.mark.torch
 
@@ -79,21 +80,26 @@ def test_tables_that_fit_are_padded_with_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"] if DEVICE == "cuda" else ["qwen3"])
 def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
-    write_model(tmp_path, kind, num_hidden_layers=2)
+    """Three rows in a graph of four, then one in none."""
+    write_model(tmp_path, kind, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
     plain, fused = (each.load(tmp_path, Range(1, 2), KIND, DEVICE) for each in (Plain, Fused))
-    hidden = plain.config.hidden
-    taps = {2: torch.eye(hidden, dtype=KIND, device=DEVICE)}
+    taps = {2: torch.eye(plain.config.hidden, dtype=KIND, device=DEVICE)}
     kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
-    laps = Laps(fused, kvs[1], taps, Graphs() if DEVICE == "cuda" else again, (1, 4))
-    for base, parents in ((0, (0, 0, 1)), (1, (0,))):
+    laps = Laps(fused, kvs[1], taps, Graphs() if DEVICE == "cuda" else again, (4,))
+    for base, parents in ((0, (0, 0, 1)), (3, (0,))):
         rows = range(base, base + len(parents))
-        entry = torch.randn(len(rows), hidden, generator=torch.Generator().manual_seed(base)).to(DEVICE, KIND)
+        seeded = torch.Generator().manual_seed(base)
+        entry = torch.randn(len(rows), plain.config.hidden, generator=seeded).to(DEVICE, KIND)
         slots = [24 + row for row in rows]
-        span = Span(len(rows), base, len(rows), (3,), ancestry(parents))
-        plan = plan_attention([span], PAGE, 2, "packed", KIND, DEVICE)
+        spans = [Span(len(rows), base, len(rows), (3,), ancestry(parents))]
         at, places = torch.tensor(list(rows), device=DEVICE), torch.tensor(slots, device=DEVICE)
+        plan = plan_readings(spans, PAGE, 2, "packed", KIND, DEVICE)
         wanted = plain.forward(entry.clone(), at, places, plan, kvs[0], taps)
-        found = laps.run(Rows(entry, rows, slots, [span]))
+        if len(rows) > 1:
+            found = laps.run(Rows(entry, rows, slots, spans))
+        else:
+            kernels = plan_with_kernel(plan_attention(spans, PAGE, 2, DEVICE))
+            found = fused.forward(entry.clone(), at, places, kernels, kvs[1], taps)
         assert found is not None
         for one, other in zip(found, wanted):
             torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
+from threading import Lock
 
 import numpy as np
 import torch
@@ -50,13 +51,15 @@ def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
 class Graphs:
     """Captures with torch; what is captured shares one pool of memory, so that only the first needs any."""
 
+    _turns = Lock()  # torch has one stream for captures, and stages of one process are prepared side by side
+
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Work) -> Captured:
         work()  # compiles, and lets libraries take what they will not take while they are captured
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
+        with self._turns, torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
             outputs = work()
         return graph.replay, outputs
 
