@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from specsot.drafting import DraftMode, DraftOptions, TunerName
 from specsot.errors import InvalidRequest, ModelError
 from specsot.events import Numbered
-from specsot.members import Layout, Overrides, Range, TreeShape, WeightFormat
+from specsot.members import CommMode, Layout, Overrides, Range, Transport, TreeShape, WeightFormat
 from specsot.model.config import read_config
 from specsot.params import DRAFTERS, Ask, DrafterName
 from specsot.process.flags import above_zero, layer_numbers
@@ -57,6 +57,7 @@ class Wanted:
     tree fixed: the largest tree in every lap, whether it pays or not.
     drafter_rope_theta, aux_layers: what the head's config says wrongly (specsot.members.Overrides).
     draft_mode ... blend: how is drafted (specsot.drafting.DraftOptions).
+    transport, comm_mode: how members of several processes reach each other.
     """
 
     kind: Kind = "embedded"
@@ -79,6 +80,8 @@ class Wanted:
     draft_threshold: float | None = None
     tuner: TunerName = "measured"
     blend: bool = True
+    transport: Transport | None = None
+    comm_mode: CommMode | None = None
     layout: Layout = "batched"
     tree: Literal["tuned", "fixed"] = "tuned"
     reach: Reach = field(default_factory=Reach)
@@ -114,6 +117,9 @@ def models_of(wanted: Wanted) -> Models:
             raise InvalidRequest(f"{name} must be one of {', '.join(FORMATS)}, got {given!r}", field=name)
     if wanted.stages is not None and wanted.stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {wanted.stages}", field="stages")
+    for name, asked in (("transport", wanted.transport), ("comm_mode", wanted.comm_mode)):
+        if asked and wanted.kind == "embedded":
+            raise InvalidRequest(f"{name} {asked} is between processes: use --fleet processes", field=name)
     overrides_of(wanted)
     options_of(wanted)
     base = model_directory(wanted.model) if wanted.model else demo() / "base"

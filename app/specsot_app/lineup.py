@@ -111,6 +111,7 @@ def master_of(
     steer += ("--name", public_name(wanted), "--branch-layout", wanted.layout, "--tree", wanted.tree)
     steer += ("--listen", serving.listens(port))
     steer += () if http_port is None else ("--http", serving.listens(http_port))
+    steer += flags_of(transport=wanted.transport, comm_mode=wanted.comm_mode)
     steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
     if serving.certificates:
         steer += ("--token-file", str(serving.certificates / "master" / "tokens"))

@@ -76,6 +76,8 @@ def infer(
     branch_layout: options.BranchLayout = "batched",
     stages: options.Stages = None,
     layers: options.Layers = None,
+    transport: options.BetweenProcesses = None,
+    comm_mode: options.Neighbours = None,
     fleet: options.FleetKind = "embedded",
     master: options.Master = None,
     tls_ca: options.TlsCa = None,

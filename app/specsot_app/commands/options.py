@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from specsot.drafting import DraftMode, TunerName
-from specsot.members import Layout, WeightFormat
+from specsot.members import CommMode, Layout, Transport, WeightFormat
 from specsot.params import DrafterName, Mode
 from specsot_app.asking import OPTIONS
 from specsot_app.fleets import Dtype, Kind, Wanted
@@ -63,6 +63,10 @@ Device = Annotated[str, typer.Option(help="Torch device of all that runs here.")
 BranchLayout = Annotated[Layout, typer.Option(help="How branches lie in a frame.")]
 Stages = Annotated[int | None, typer.Option(help="Layer ranges the model is cut into.")]
 Layers = Annotated[str | None, typer.Option(help="The ranges themselves, such as 0:4,4:8.")]
+BetweenProcesses = Annotated[Transport | None, typer.Option(help="What carries messages between processes.")]
+Neighbours = Annotated[
+    CommMode | None, typer.Option(help="p2p, or ring: the drafter speaks to the last stage alone.")
+]
 FleetKind = Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")]
 Master = Annotated[str | None, typer.Option(help="host:port of a master that runs already.")]
 TlsCa = Annotated[

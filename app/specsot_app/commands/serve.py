@@ -102,7 +102,6 @@ def serve(
     check_stages(len(models.layers) or wanted.stages or len(places), places)
     open = flags_of(insecure="on" if insecure else None)
     conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue) + open
-    conduct += flags_of(comm_mode=comm_mode, transport=transport)
     members = flags_of(kv_memory=kv_memory) + open
     here = hosts_here(place.host for place in places)
     serving = Serving(host, conduct, members, places, here, certificates=certificates)
