@@ -43,6 +43,7 @@ def is_pure(module: str) -> bool:
     return any(module == room or module.startswith(f"{room}.") for room in pure_rooms())
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module we wrote, by name; generated ones and packages without code of their own left out."""
     found: dict[str, Path] = {}

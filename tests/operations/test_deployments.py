@@ -18,6 +18,8 @@ import yaml
 from specsot.process.flags import Flags
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 DEPLOY = REPOSITORY / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 OVERLAYS = ("base", "overlays/pinned", "overlays/gpu")
@@ -229,6 +231,27 @@ def test_compose_opens_ports_to_this_machine_alone() -> None:
     assert len(ports) == 4
     assert all(port.startswith("127.0.0.1:") for port in ports)
     assert {name for name, one in services.items() if "profiles" in one} == {"prometheus", "grafana"}
+
+
+def test_with_certificates_prometheus_looks_at_the_same() -> None:
+    """Each service is asked for a certificate of its own role, and shown one of Prometheus' own."""
+    plain, secure = (
+        read(DEPLOY / "prometheus" / f"{name}.yaml")[0]["scrape_configs"]
+        for name in ("prometheus", "prometheus.tls")
+    )
+    (everywhere,) = plain[0]["dns_sd_configs"]
+    assert [job["tls_config"]["server_name"] for job in secure] == everywhere["names"]
+    override = read(REPOSITORY / "compose.tls.yaml")[0]["services"]["prometheus"]
+    assert "--config.file=/etc/prometheus/prometheus.tls.yaml" in override["command"]
+    (papers,) = override["volumes"]
+    folder = papers.split(":")[-2]
+    for job in secure:
+        (found,) = job["dns_sd_configs"]
+        assert found == everywhere | {"names": [job["tls_config"]["server_name"]]}
+        assert job["scheme"] == "https"
+        assert job["relabel_configs"] == [{"target_label": "job", "replacement": plain[0]["job_name"]}]
+        files = {job["tls_config"][f"{one}_file"] for one in ("ca", "cert", "key")}
+        assert files == {f"{folder}/{name}" for name in ("ca.pem", "own.pem", "own.key")}
 
 
 def test_prometheus_looks_where_services_tell() -> None:
