@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compose for real, with workers that are stopped, frozen, cut off and killed while an answer is written: prints, for
-# each, whether the answer is the undisturbed one, and what the services said. WORKERS=N: as many replicas.
+# Compose for real, with a worker that is stopped, frozen, cut off and killed while an answer is written: prints, for
+# each, whether the answer is the undisturbed one, and what the services said.
 # Needs what docker/engine.sh needs; WHEELS and BASE_READY as in docker/try.sh.
 set -euo pipefail
 
@@ -13,9 +13,9 @@ make_base
 bring_wheels
 say "build"
 compose build >"$scratch/build.log" 2>&1 || { tail -n 40 "$scratch/build.log"; exit 1; }
-say "compose up --scale worker=${WORKERS:=2}"
-compose up -d --scale "worker=$WORKERS"
+say "compose up"
+compose up -d --scale worker=2
 wait_until_ready
 say "trials"
 cd "$root"
-"$root/.venv/bin/python" deploy/hosts/containers.py "$WORKERS" nsenter "--net=/run/netns/$space" "$root/.venv/bin/specsot"
+"$root/.venv/bin/python" deploy/hosts/containers.py nsenter "--net=/run/netns/$space" "$root/.venv/bin/specsot"

@@ -14,6 +14,7 @@ from trials import Act, Step, Trial, Voices, run
 
 PROJECT = "specsot"
 VICTIM = f"{PROJECT}_worker_1"
+MEMBERS = 3  # two workers and the drafter
 NETWORK = f"{PROJECT}_ring"
 LOST = r"master.*member lost"
 
@@ -55,18 +56,18 @@ def broken(how: tuple[str, ...], healed: tuple[str, ...]) -> tuple[Step, ...]:
     return first, Step(" ".join(("docker", *healed)), docker(*healed, VICTIM), LOST)
 
 
-async def main(workers: int, client: list[str]) -> int:
+async def main(client: list[str]) -> int:
     """client: the `specsot` command, as it reaches the master."""
     voices = Voices()
     follow = ["docker-compose", "logs", "--follow", "--no-color", "--tail", "0"]
     logs = await asyncio.create_subprocess_exec(*follow, stdout=PIPE, stderr=STDOUT)
     listening = asyncio.create_task(voices.listen(logs))
     try:
-        return 0 if await run(trials(), client, voices, workers + 1) else 1
+        return 0 if await run(trials(), client, voices, MEMBERS) else 1
     finally:
         logs.terminate()
         await listening
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(int(sys.argv[1]), sys.argv[2:])))
+    sys.exit(asyncio.run(main(sys.argv[1:])))
