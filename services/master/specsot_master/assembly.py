@@ -16,8 +16,8 @@ from specsot.info import Info, ModelInfo, PagesInfo
 from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot_master.conductor import Conductor, ConductorConfig, RingState
-from specsot_master.fleet import Fleet, Wishes
+from specsot_master.conductor import Conductor, ConductorConfig, Notes, RingState
+from specsot_master.fleet import Fleet, Placement, Wishes
 from specsot_master.laps import Laps
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -41,6 +41,9 @@ class MasterSettings:
     draft_timeout: float = 1.0
     transport: Transport = "grpc"
     comm_mode: CommMode = "p2p"
+    placement: Placement = "measured"
+    max_stages: int | None = None
+    take_over_after: float = 10.0
     conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
 
@@ -107,6 +110,7 @@ class Master:
             pages=PagesInfo(ring.pages, free, ring.page_rows, self.conductor.kept_pages) if ring else None,
             laps=self.laps.info(),
             requests=self.conductor.requests(),
+            plan=fleet.plan,
         )
 
     async def complete(self, with_drafter: bool = False) -> None:
@@ -121,17 +125,19 @@ class Master:
             await self.changed.wait()
 
 
-def assemble(settings: MasterSettings, after: int = 0) -> Master:
+def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = None) -> Master:
     """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError.
 
-    after: the newest epoch that a master before this one may have begun.
+    after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
     """
     text, ring, changed = Text(settings.model), FleetRing(), asyncio.Event()
     model = _describe(settings)
     if not 0 < settings.workers <= model.layers:
         raise InvalidRequest(f"{settings.workers} workers cannot share {model.layers} layers", "workers")
+    if settings.max_stages is not None and settings.max_stages < settings.workers:
+        raise InvalidRequest(f"max_stages {settings.max_stages} < workers {settings.workers}", "max_stages")
     config = replace(settings.conduct, model=model.name, vocabulary=read_config(settings.model).vocab)
-    conductor = Conductor(ring, text, Prompts(settings.model, text), config)
+    conductor = Conductor(ring, text, Prompts(settings.model, text), config, notes=notes)
     wishes, laps = _wishes(settings, model), Laps(time.monotonic)
 
     def hear(result: Result) -> None:
@@ -169,6 +175,9 @@ def _wishes(settings: MasterSettings, model: ModelInfo) -> Wishes:
         layout=settings.layout,
         shape=settings.shape,
         draft_timeout=settings.draft_timeout,
+        placement=settings.placement,
+        max_stages=settings.max_stages,
+        take_over_after=settings.take_over_after,
         transport=settings.transport,
         comm_mode=settings.comm_mode,
     )

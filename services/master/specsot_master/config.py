@@ -26,6 +26,7 @@ class MasterConfig:
 
     fleet_listen: where members come in; None: where clients do. tokens: what clients must show, if anything.
     stuck_after: seconds without a lap, while there is work, after which it does not serve.
+    journal: where it writes down what requests that may be resumed need to outlive it.
     """
 
     setting: Setting
@@ -34,6 +35,7 @@ class MasterConfig:
     http: str | None = None
     fleet_listen: str | None = None
     tokens: Tokens | None = None
+    journal: Path | None = None
 
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
@@ -43,6 +45,17 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("model", required=True, help="directory of the base model (its tokenizer and config)")
     flags.flag("name", default="", help="the model's public name; by default its directory's")
     flags.flag("workers", positive, 1, "how many workers share the layers, unless they bring ranges")
+    flags.flag(
+        "max-stages",
+        positive,
+        help="how many share them at most after a rebalance; if not given, all that help",
+    )
+    ways = ("measured", "even")
+    flags.flag(
+        "placement", default="measured", choices=ways, help="how layers are shared: by speed, or evenly"
+    )
+    told = "seconds a lost worker may take to come back before the others share its layers"
+    flags.flag("take-over-after", seconds, 10.0, told)
     flags.flag("drafter", default="eagle", choices=DRAFTERS, help="none, or whichever joins the ring")
     flags.flag("page-rows", positive, 256, "positions per KV page")
     flags.flag("rows", positive, 512, "row budget of one frame")
@@ -62,6 +75,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("http", help="where to serve HTTP too: host:port (0 for a free port)")
     flags.flag("fleet-listen", help="where members come in, if not where clients do")
     flags.flag("token-file", Path, help="tokens that clients may show, one a line; or one in SPECSOT_TOKEN")
+    flags.flag("journal", Path, help="directory in which resumable requests outlive a restart")
     add_setting(flags, "127.0.0.1:50050")
     given = flags.read(arguments)
     ring = MasterSettings(
@@ -76,6 +90,9 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         draft_timeout=given.draft_timeout,
         transport=given.transport,
         comm_mode=given.comm_mode,
+        placement=given.placement,
+        max_stages=given.max_stages,
+        take_over_after=given.take_over_after,
         conduct=read_conduct(given),
     )
     config = MasterConfig(
@@ -85,6 +102,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         given.http,
         given.fleet_listen,
         read_tokens(flags, given),
+        given.journal,
     )
     check_doors(flags, config)
     return config

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from specsot.model.fingerprint import fingerprint
 from specsot.process.life import live
 from specsot.process.logs import write_logs
 from specsot.process.observing import Observation, observed
 from specsot.rpc.serve import Door
 from specsot_master.assembly import Master, assemble
+from specsot_master.conductor import Notes
 from specsot_master.config import MasterConfig, read_config
 from specsot_master.desk import Desk
 from specsot_master.doors import open_doors
+from specsot_master.journal import open_journal
 from specsot_master.progress import Progress
 from specsot_master.server import FleetService
 from specsot_master.server.door import MASTER
@@ -47,7 +50,10 @@ async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
 
 
 async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
-    master = assemble(config.ring, after=int(time.time()))  # a restarted master's epochs are new ones
+    journal = open_journal(config.journal, fingerprint(config.ring.model)) if config.journal else None
+    after = int(time.time())  # a restarted master's epochs are new ones
+    master = assemble(config.ring, after, Notes(journal))
+    await master.conductor.revive(journal.kept if journal else ())
     desk, members = Desk(master.conductor, master.info), FleetService(master.fleet)
     metrics = follow(master, desk, seen)
     async with open_doors(config, master, desk, members, metrics) as door:
@@ -56,6 +62,8 @@ async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) 
             await leaving.wait()
             log.info("leaving", grace=config.setting.grace)
             await leave(master, desk, members, door, config.setting.grace)
+            if journal:
+                await journal.close()
 
 
 def follow(master: Master, desk: Desk, seen: Observation) -> Metrics | None:

@@ -4,6 +4,7 @@ Refuses to know tensors, members and doors.
 """
 
 from specsot_master.conductor.conductor import Conductor
+from specsot_master.conductor.notes import Notes
 from specsot_master.conductor.ring import ConductorConfig, Ring, RingState
 
-__all__ = ["Conductor", "ConductorConfig", "Ring", "RingState"]
+__all__ = ["Conductor", "ConductorConfig", "Notes", "Ring", "RingState"]

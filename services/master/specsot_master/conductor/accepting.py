@@ -17,6 +17,7 @@ from specsot.tracing import caller, current
 from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
+from specsot_master.journal import Kept
 from specsot_master.plan import RequestPlan, rules_of
 from specsot_master.prompts import Conversation, Prompts, messages_of
 
@@ -62,20 +63,29 @@ class Acceptance:
 
     def prepare(self, ask: Ask, id: str | None, client: str, now: float, words: Words) -> LiveRequest:
         """Raises Unavailable (no ring), InvalidRequest (it can never fit)."""
-        ring = require_ring(self._ring)
+        beginning = begin(ask, words, require_ring(self._ring))
         id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
+        request = self._make(ask, id, client, seed, now, words)
+        request.beginning = beginning
+        return request
+
+    async def recall(self, kept: Kept, since: float) -> LiveRequest:
+        """One that a master before this one took; nothing of it has happened yet. Raises InvalidRequest."""
+        words = await self.word(kept.ask)
+        return self._make(kept.ask, kept.id, kept.client, kept.seed, since, words)
+
+    def _make(self, ask: Ask, id: str, client: str, seed: int, since: float, words: Words) -> LiveRequest:
         return LiveRequest(
             id=id,
             client=client,
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=RequestPlan(ask, id, seed, self._model, now),
-            since=now,
+            plan=RequestPlan(ask, id, seed, self._model, since),
+            since=since,
             trace=current.get() or caller.get(),
             answer=words.answer,
             conversation=words.conversation,
-            beginning=begin(ask, words, ring),
         )
 
     def _word(self, ask: Ask) -> Words:

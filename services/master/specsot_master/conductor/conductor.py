@@ -6,7 +6,7 @@ and leases; here, in the course and by the readers they are carried out, on one 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import ParamSpec
 
@@ -23,14 +23,17 @@ from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
 from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.notes import Notes
 from specsot_master.conductor.openings import Openings
 from specsot_master.conductor.outbox import Outbox
 from specsot_master.conductor.readers import Readers, check_same
+from specsot_master.conductor.reviving import Revival
 from specsot_master.conductor.ring import ConductorConfig, Ring, RingState
 from specsot_master.conductor.roster import Roster
 from specsot_master.conductor.sequences import Sequences
 from specsot_master.conductor.sharing import Sharing
 from specsot_master.conductor.trying import Forms
+from specsot_master.journal import Kept, Record
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -53,16 +56,18 @@ class Conductor:
         config: ConductorConfig,
         clock: Clock | None = None,
         forms: Forms | None = None,
+        notes: Notes | None = None,
     ) -> None:
         self._ring, self._config, self._clock = ring, config, clock or LoopClock()
+        self._text, self._notes = text, notes or Notes()
         self._acceptance = Acceptance(ring, prompts, config.model, config.vocabulary)
         self._outbox = Outbox(ring.order, self.epoch_ended)
-        openings = Openings(text.end_ids)
+        self._openings = openings = Openings(text.end_ids)
         self._sequences = Sequences(text, openings, self._outbox, config.lease)
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
-        self._course = Course(ring, self._sequences, self._sharing, self._tell, self._fail)
+        self._course = Course(ring, self._sequences, self._sharing, self._notes, self._tell, self._fail)
         self._roster, self._counts = Roster(config), Counts()
-        self._readers = Readers(config, self._clock, self._drop, self._renew)
+        self._readers = Readers(config, self._clock, self._drop, self._renew, self._notes)
         self._arrivals = Arrivals(
             self._acceptance, forms or Forms(), self._roster, self._counts, self._clock, config
         )
@@ -151,9 +156,23 @@ class Conductor:
         request = self._roster.find(request_id)
         if request is None:
             return False
-        self._course.obey(request, request.plan.cancel(self._clock.now()))
+        now = self._clock.now()
+        self._notes.stopped(request, now)
+        self._course.obey(request, request.plan.cancel(now))
         self._drop(request)
         return True
+
+    async def revive(self, kept: Iterable[Kept]) -> None:
+        """Take up what a master before this one had begun, and keep what it had kept."""
+        for one in kept:
+            try:
+                request = await self._acceptance.recall(one, self._clock.now() - self._notes.age(one))
+            except SpecsotError as error:
+                log.warning("request lost", request_id=one.id, reason=str(error))
+                self._notes.forget(one.id)
+            else:
+                self._revive(request, one.records)
+        self._fill()
 
     def received(self, result: Result) -> None:
         """Take a result of the ring. Results of another epoch are ignored."""
@@ -206,9 +225,23 @@ class Conductor:
             self._fail(last, self._arrivals.overloaded())
         log.info("request", **request.named, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
         self._roster.wait(request)
+        self._notes.arrived(request, self._clock.now())
         self._limit(request, left)
         self._fill()
         return request
+
+    def _revive(self, request: LiveRequest, records: Iterable[Record]) -> None:
+        """It goes on in the next ring, unless it had ended; its client may come back in either case."""
+        revival = Revival(request, self._text, self._openings)
+        revival.play(records)
+        log.info("taken up again", **request.named, over=revival.over)
+        if revival.over:
+            request.feed.end(revival.error)
+            self._readers.over(request)
+            return
+        self._roster.wait(request)
+        self._readers.set_aside(request)
+        self._await_ring(request, "the master was restarted")
 
     def _find(self, id: str) -> LiveRequest | None:
         return self._roster.find(id) or self._readers.find(id)
@@ -266,6 +299,7 @@ class Conductor:
 
     def _fail(self, request: LiveRequest, error: SpecsotError) -> None:
         log.warning("request failed", **request.named, reason=str(error))
+        self._notes.failed(request, error)
         request.feed.end(error)
         self._drop(request)
 

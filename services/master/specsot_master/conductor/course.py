@@ -13,6 +13,7 @@ from specsot.frames import Outcome
 from specsot.skeleton import PlanRules, Point
 from specsot_master.conductor.accepting import require_ring
 from specsot_master.conductor.live import LiveRequest, LiveSequence, check_room
+from specsot_master.conductor.notes import Notes
 from specsot_master.conductor.ring import Ring
 from specsot_master.conductor.sequences import Sequences, pages_of
 from specsot_master.conductor.sharing import Sharing
@@ -27,10 +28,11 @@ class Course:
         ring: Ring,
         sequences: Sequences,
         sharing: Sharing,
+        notes: Notes,
         tell: Callable[[LiveRequest, Numbered], None],
         fail: Callable[[LiveRequest, SpecsotError], None],
     ) -> None:
-        self._ring, self._sequences, self._sharing = ring, sequences, sharing
+        self._ring, self._sequences, self._sharing, self._notes = ring, sequences, sharing, notes
         self._tell, self._fail = tell, fail
 
     def begin(self, request: LiveRequest, now: float) -> None:
@@ -39,6 +41,7 @@ class Course:
             self.go_on(request)
             return
         request.begun = True
+        self._notes.begun(request, now)
         self.obey(request, request.plan.start(request.prompt_tokens, now, request.found))
 
     def go_on(self, request: LiveRequest, reserved_only: bool = False) -> None:
@@ -50,6 +53,7 @@ class Course:
             if not self._sharing.take(request, pages, reserved_only):
                 return
             self._sequences.reopen(request, sequence, pages, state)
+            self._notes.again(request, sequence.ordinal)
 
     def add_branch(self, request: LiveRequest, point: Point, reserved_only: bool) -> None:
         """Open it if its pages are there. reserved_only: from the request's own grant, as others wait."""
@@ -60,10 +64,13 @@ class Course:
         if not self._sharing.take(request, pages, reserved_only):
             return
         self._sequences.open_writer(request, turn, state, ordinal=point.id, limit=order.budget)
+        self._notes.branched(request, point.id)
         self.obey(request, request.plan.open_branch(point))
 
     def learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
         """One lap brought these outcomes for it."""
+        found = ((self._sequences.find(outcome.sequence), outcome) for outcome in outcomes)
+        self._notes.heard(request, [(one[1].ordinal, outcome) for one, outcome in found if one], now)
         request.plan.lapped(outcomes, now)
         request.breaks = 0
         for outcome in outcomes:

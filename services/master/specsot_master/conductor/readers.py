@@ -15,6 +15,7 @@ from specsot.events import Numbered
 from specsot.params import Ask
 from specsot_master.conductor.clock import Clock
 from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.notes import Notes
 from specsot_master.conductor.ring import ConductorConfig
 
 log = structlog.get_logger()
@@ -23,7 +24,9 @@ LEFT, UNREAD = "left", "unread"  # alarms
 
 
 class Readers:
-    """drop: ends a request, if it is not over yet. renew: it may go on, since its client reads again."""
+    """drop: ends a request, if it is not over yet. renew: it may go on, since its client reads again.
+    notes: nobody sees what a master after this one would not know.
+    """
 
     def __init__(
         self,
@@ -31,8 +34,10 @@ class Readers:
         clock: Clock,
         drop: Callable[[LiveRequest], None],
         renew: Callable[[LiveRequest], None],
+        notes: Notes,
     ) -> None:
         self._config, self._clock, self._drop, self._renew = config, clock, drop, renew
+        self._notes = notes
         self._shelf: dict[str, LiveRequest] = {}
 
     @property
@@ -53,6 +58,7 @@ class Readers:
             while (event := await reader.next()) is not None:
                 if feed.unread == self._config.unread - 1:  # it may have been paused until now
                     self._renew(request)
+                await self._notes.secure(request)
                 yield event
         finally:
             if feed.leave(reader):
@@ -77,7 +83,11 @@ class Readers:
             while len(self._shelf) > self._config.keep:
                 self._forget(next(iter(self._shelf.values())))
             if not request.feed.listening:
-                self._set_aside(request)
+                self.set_aside(request)
+
+    def set_aside(self, request: LiveRequest) -> None:
+        """Nobody reads a resumable request; whoever wants it has this long to come back."""
+        request.alarms.set(LEFT, self._clock, self._config.keep_for, lambda: self._let_go(request))
 
     def clear(self) -> None:
         """Keep nothing."""
@@ -87,13 +97,9 @@ class Readers:
     def _left(self, request: LiveRequest) -> None:
         request.alarms.clear(UNREAD)
         if request.ask.resumable:
-            self._set_aside(request)
+            self.set_aside(request)
         else:
             self._drop(request)
-
-    def _set_aside(self, request: LiveRequest) -> None:
-        """Whoever wants it has this long to come back."""
-        request.alarms.set(LEFT, self._clock, self._config.keep_for, lambda: self._let_go(request))
 
     def _let_go(self, request: LiveRequest) -> None:
         self._drop(request)
@@ -101,6 +107,7 @@ class Readers:
 
     def _forget(self, request: LiveRequest) -> None:
         self._shelf.pop(request.id, None)
+        self._notes.forget(request.id)
         request.alarms.clear(LEFT)
 
     def _watch(self, request: LiveRequest) -> None:

@@ -1,0 +1,114 @@
+"""Plays again what was written down of a request, until it stands where the master before this one left it.
+
+Refuses to know rings: its sequences wait to be opened again, as after a repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specsot import errors
+from specsot.errors import SpecsotError
+from specsot.events import Numbered
+from specsot.frames import Outcome
+from specsot.skeleton import PlanRules
+from specsot_master.conductor.live import LiveRequest, LiveSequence
+from specsot_master.conductor.log import SequenceLog
+from specsot_master.conductor.openings import Openings
+from specsot_master.journal import Again, Begun, Branched, Failed, Heard, Record, Stopped
+from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
+from specsot_master.prompts import Turn
+from specsot_master.text import Text
+
+
+class Revival:
+    """`over`: it has ended. `error`: with this."""
+
+    def __init__(self, request: LiveRequest, text: Text, openings: Openings) -> None:
+        self._request, self._text, self._openings = request, text, openings
+        self.error: SpecsotError | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.error is not None or self._request.plan.finished
+
+    def play(self, records: Iterable[Record]) -> None:
+        """Nothing follows its end."""
+        for record in records:
+            if self.over:
+                return
+            try:
+                self._take(record)
+            except SpecsotError as error:  # what ended it then ends it now
+                self.error = error
+
+    def _take(self, record: Record) -> None:
+        request = self._request
+        match record:
+            case Begun(at, found):
+                request.begun, request.found = True, found
+                self._obey(request.plan.start(request.prompt_tokens, request.since + at, found))
+            case Branched(id):
+                self._branch(id)
+            case Heard(at, said):
+                request.plan.lapped((outcome for _, outcome in said), request.since + at)
+                for ordinal, outcome in said:
+                    if sequence := request.sequences.get(ordinal):
+                        self._learn(sequence, outcome, request.since + at)
+            case Again(ordinal):
+                log = request.sequences[ordinal].log
+                log.reopen(log.opening)
+            case Stopped(at):
+                self._obey(request.plan.cancel(request.since + at))
+            case Failed(name, message):
+                self.error = getattr(errors, name)(message)
+
+    def _branch(self, id: int) -> None:
+        plan = self._request.plan
+        point = next(one for one in plan.ready() if one.id == id)
+        order = plan.preview(point)
+        self._open(id, self._request.branch_turn(order), order.budget)
+        self._obey(plan.open_branch(point))
+
+    def _learn(self, sequence: LiveSequence, outcome: Outcome, now: float) -> None:
+        plan, ordinal = self._request.plan, sequence.ordinal
+        pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
+        if outcome.end:
+            self._request.sequences.pop(ordinal)
+        self._obey(plan.wrote(ordinal, pieces, now))
+        if outcome.end:
+            self._obey(plan.ended(ordinal, outcome.end, now))
+
+    def _obey(self, commands: Iterable[Command]) -> None:
+        request = self._request
+        for command in commands:
+            match command:
+                case Numbered():
+                    request.feed.push(command)
+                case OpenAnswer(limit):
+                    self._open(0, request.first_turn, limit)
+                case OpenSkeleton(limit, rules, constrained):
+                    self._open(0, request.first_turn, limit, rules if constrained else None)
+                case OpenBranch():
+                    pass  # opened by its own record
+                case CloseSequence(ordinal):
+                    request.sequences.pop(ordinal, None)
+                case GiveUp(error):
+                    self.error = error
+
+    def _open(self, ordinal: int, turn: Turn, limit: int, rules: PlanRules | None = None) -> None:
+        """As it was first asked for; pages, lease and fork are the next ring's."""
+        request = self._request
+        opening = self._openings.writer(
+            len(turn.tokens),
+            request.ask,
+            request.seed,
+            ordinal=ordinal,
+            limit=limit,
+            drafted=False,
+            rules=rules,
+        )
+        log = SequenceLog(opening, turn.tokens)
+        request.sequences[ordinal] = LiveSequence(
+            log, 0, 0, self._text.detokenizer(), self._text.spell, lost=True
+        )

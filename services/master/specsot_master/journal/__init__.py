@@ -1,0 +1,20 @@
+"""What outlives a master: of requests that may be resumed, enough to go on where they were.
+
+Refuses to know rings and readers.
+"""
+
+from specsot_master.journal.journal import Journal, open_journal
+from specsot_master.journal.records import Again, Begun, Branched, Failed, Heard, Kept, Record, Stopped
+
+__all__ = [
+    "Again",
+    "Begun",
+    "Branched",
+    "Failed",
+    "Heard",
+    "Journal",
+    "Kept",
+    "Record",
+    "Stopped",
+    "open_journal",
+]

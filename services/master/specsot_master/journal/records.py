@@ -1,0 +1,123 @@
+"""What is written down of a request: what its plan was told, in order. Told the same again, it stands where
+it stood, and tells its client the same events.
+
+Pure. Refuses to know files. Times are seconds since the request came.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from specsot.frames import Chance, End, Outcome
+from specsot.params import Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """It entered the ring, which had `found` tokens of its prompt already."""
+
+    at: float
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """The branch of this point was opened."""
+
+    point: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One lap: (ordinal of the sequence, what came of it)."""
+
+    at: float
+    said: tuple[tuple[int, Outcome], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The sequence of this ordinal was opened anew; its steps count from 0."""
+
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Its client cancelled it."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It ended with this error, by the name of its class."""
+
+    error: str
+    message: str
+
+
+Record = Begun | Branched | Heard | Again | Stopped | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A request and its records. began: seconds of the wall clock at which it came."""
+
+    id: str
+    client: str
+    ask: Ask
+    seed: int
+    began: float
+    records: tuple[Record, ...] = ()
+
+
+def encode(record: Record) -> str:
+    match record:
+        case Begun(at, found):
+            parts: list[Any] = ["begun", at, found]
+        case Branched(point):
+            parts = ["branched", point]
+        case Heard(at, said):
+            parts = ["heard", at, [_encode_outcome(ordinal, outcome) for ordinal, outcome in said]]
+        case Again(ordinal):
+            parts = ["again", ordinal]
+        case Stopped(at):
+            parts = ["stopped", at]
+        case Failed(error, message):
+            parts = ["failed", error, message]
+    return json.dumps(parts, separators=(",", ":"))
+
+
+def decode(text: str) -> Record:
+    match json.loads(text):
+        case ["begun", float(at), int(found)]:
+            return Begun(at, found)
+        case ["branched", int(point)]:
+            return Branched(point)
+        case ["heard", float(at), [*said]]:
+            return Heard(at, tuple(_decode_outcome(*one) for one in said))
+        case ["again", int(ordinal)]:
+            return Again(ordinal)
+        case ["stopped", float(at)]:
+            return Stopped(at)
+        case ["failed", str(error), str(message)]:
+            return Failed(error, message)
+        case _:
+            raise ValueError(f"no record: {text[:40]}")
+
+
+def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
+    """Only what plan and log look at."""
+    end = outcome.end.value if outcome.end else None
+    chances = [[one.logprob, one.top] for one in outcome.chances]
+    return [ordinal, outcome.step, outcome.tokens, end, chances]
+
+
+def _decode_outcome(
+    ordinal: int, step: int, tokens: list[int], end: str | None, chances: list[Any]
+) -> tuple[int, Outcome]:
+    told = tuple(Chance(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
+    return ordinal, Outcome(0, step, (), tuple(tokens), End(end) if end else None, told)

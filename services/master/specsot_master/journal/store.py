@@ -1,0 +1,105 @@
+"""The journal's file: an SQLite database that only its owner may read, for it holds questions and answers.
+
+Refuses to know when anything is written. Called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+from specsot.errors import InvalidRequest
+from specsot.params import Ask
+from specsot.v1 import master_pb2
+from specsot.wire.requests import decode_ask, encode_ask
+from specsot_master.journal.records import Kept, Record, decode, encode
+
+FILE = "journal.sqlite"
+FORM = 1  # of what is in it
+
+Change = Kept | tuple[str, Record] | str  # a request that came, what happened to one, one that is forgotten
+
+
+class Store:
+    """One directory's journal. `model`: a fingerprint; what was written for another one is dropped."""
+
+    def __init__(self, directory: Path, model: str) -> None:
+        """Raises InvalidRequest: it cannot be had, perhaps because another master has it."""
+        self._path = directory / FILE
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))  # and so are those beside it
+            self._data = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
+            self._take(f"{FORM} {model}")
+        except (OSError, sqlite3.Error) as error:
+            raise InvalidRequest(f"no journal in {directory}: {error}", field="journal") from None
+
+    def read(self) -> tuple[Kept, ...]:
+        """All requests, in the order in which they came."""
+        records: dict[str, list[Record]] = {}
+        for request, text in self._data.execute("SELECT request, record FROM records ORDER BY rowid"):
+            records.setdefault(request, []).append(decode(text))
+        return tuple(
+            Kept(id, client, _asked(ask), seed, began, tuple(records.get(id, ())))
+            for id, client, ask, seed, began in self._data.execute(
+                "SELECT id, client, ask, seed, began FROM requests ORDER BY rowid"
+            )
+        )
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """All of them or none. Raises sqlite3.Error."""
+        self._data.execute("BEGIN")
+        try:
+            for change in changes:
+                self._write(change)
+        except BaseException:
+            self._data.execute("ROLLBACK")
+            raise
+        self._data.execute("COMMIT")
+
+    def close(self) -> None:
+        self._data.close()
+
+    def remove(self) -> None:
+        """What is not written on would send clients who come back to a place long passed."""
+        self.close()
+        for beside in ("", "-wal", "-shm"):
+            self._path.with_name(FILE + beside).unlink(missing_ok=True)
+
+    def _take(self, about: str) -> None:
+        run = self._data.execute
+        run("PRAGMA locking_mode=EXCLUSIVE")
+        run("PRAGMA journal_mode=WAL")
+        run("PRAGMA synchronous=NORMAL")
+        run("CREATE TABLE IF NOT EXISTS about(holds TEXT)")
+        if run("SELECT holds FROM about").fetchall() == [(about,)]:
+            return
+        for table in ("about", "requests", "records"):
+            run(f"DROP TABLE IF EXISTS {table}")
+        run("CREATE TABLE about(holds TEXT)")
+        run("CREATE TABLE requests(id TEXT UNIQUE, client TEXT, ask BLOB, seed INTEGER, began REAL)")
+        run("CREATE TABLE records(request TEXT, record TEXT)")
+        run("CREATE INDEX of_request ON records(request)")
+        run("INSERT INTO about VALUES (?)", (about,))
+
+    def _write(self, change: Change) -> None:
+        run = self._data.execute
+        match change:
+            case Kept(id, client, ask, seed, began):
+                self._forget(id)
+                asked = encode_ask(ask, id).SerializeToString()
+                run("INSERT INTO requests VALUES (?, ?, ?, ?, ?)", (id, client, asked, seed, began))
+            case str():
+                self._forget(change)
+            case request, record:
+                run("INSERT INTO records VALUES (?, ?)", (request, encode(record)))
+
+    def _forget(self, id: str) -> None:
+        self._data.execute("DELETE FROM records WHERE request = ?", (id,))
+        self._data.execute("DELETE FROM requests WHERE id = ?", (id,))
+
+
+def _asked(data: bytes) -> Ask:
+    return decode_ask(master_pb2.GenerateRequest.FromString(data))
