@@ -8,31 +8,39 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from specsot.frames import Chunk, Frame
+from specsot.frames import Frame, Growth
 
 RECENT = 15  # laps
 
 
 class Pace:
-    """Seconds per lap: of one with trees its own; of one without, what such laps take when nobody drafts."""
+    """Seconds per lap: of one with trees its own; of one without, what such laps take when nobody drafts.
+
+    A lap is from a sequence's verdict to its next, however many other frames are judged between.
+    """
 
     def __init__(self) -> None:
         self._plain: dict[int, deque[float]] = {}
-        self._last: Frame | None = None
-        self._at = 0.0
+        self._judged: dict[int, tuple[float, bool]] = {}  # by sequence: when, and whether in a rest
 
     def wall(self, frame: Frame, now: float) -> float:
         """Note that `frame` was judged at `now` (seconds); 0 where nothing is known of such laps."""
-        before, began = self._last, self._at
-        self._last, self._at = frame, now
-        if before is None or not frame.segments:
+        before = [self._judged.get(one.sequence) for one in frame.segments]
+        self._note(frame, now)
+        sizes = [len(one.tree) for one in frame.segments if isinstance(one, Growth)]
+        known = [one for one in before if one is not None]
+        if not sizes or len(sizes) < len(frame.segments) or len(known) < len(before):
             return 0.0
-        sizes = [0 if isinstance(one, Chunk) else len(one.tree) for one in frame.segments]
-        if 0 in sizes:
-            return 0.0
+        seconds = now - max(at for at, _ in known)
         if sum(sizes) > len(sizes):
-            return now - began
+            return seconds
         laps = self._plain.setdefault(len(sizes), deque(maxlen=RECENT))
-        if before.resting:
-            laps.append(now - began)
+        if all(rested for _, rested in known):
+            laps.append(seconds)
         return statistics.median(laps) if laps and not frame.resting else 0.0
+
+    def _note(self, frame: Frame, now: float) -> None:
+        for one in frame.segments:
+            self._judged[one.sequence] = now, frame.resting
+        for sequence in frame.closings:
+            self._judged.pop(sequence, None)

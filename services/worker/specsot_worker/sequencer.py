@@ -186,9 +186,10 @@ class Sequencer:
         of it; where it is not, `Flow` spreads a family, and each of its frames laps for itself.
         """
         held, ready = self._held(now), list[Live]()
-        for family, members in self._families().items():
+        families = self._families()
+        for family, members in families.items():
             under_way = sum(family in flown.families for flown in self._flying.values())
-            parts = self._spread(members)
+            parts = self._spread(members, len(families) - 1)
             share = -(-len(members) // parts)
             able = [live for live in members if live.growable and not self._waits(live, now)]
             if under_way < parts and (len(able) >= share or family not in held):
@@ -206,14 +207,13 @@ class Sequencer:
     def _waits(self, live: Live, now: float) -> bool:
         return live.waiting is not None and now < self._patience.deadline(live.waiting)
 
-    def _spread(self, members: list[Live]) -> int:
+    def _spread(self, members: list[Live], others: int) -> int:
         """Over how many frames a family goes; other requests' frames come first."""
         if self._flow is None or len(members) < 2:
             return 1
-        others = {live.family for live in self._live.values()} - {members[0].family}
         sizes = [len(live.tree) for live in members if live.tree]
         rows = round(len(members) * sum(sizes) / len(sizes)) if sizes else len(members)
-        return self._flow.spread(rows, len(members), max(self._budget.flight - 1 - len(others), 1))
+        return self._flow.spread(rows, len(members), max(self._budget.flight - 1 - others, 1))
 
     def _grow(self, now: float) -> list[Growth]:
         """Trees of all who go now."""

@@ -1,0 +1,98 @@
+"""How many frames pay: tables of measured seconds, and a simulated ring that agrees with them."""
+
+import pytest
+
+from specsot_worker.flow import Flow
+
+FLAT = ((1, 0.010), (256, 0.010))
+KNEE = ((1, 0.010), (64, 0.010), (128, 0.020), (256, 0.040))
+STEEP = ((1, 0.001), (256, 0.256))
+
+
+def flow_of(curve, stages=4, hops=0.0, row=0.0, shares=None) -> Flow:
+    """A flow that has seen laps of one row and of many, as `curve` says; hops take `row` more a row."""
+    flow = Flow(stages, curve)
+    shares = shares or [1 / stages] * stages
+    table = dict(curve)
+    for rows in (1, max(table)):
+        for _ in range(60):
+            spent = [table[rows] * share for share in shares]
+            flow.returned(rows, spent, sum(spent) + hops + row * rows, alone=True)
+    return flow
+
+
+@pytest.mark.parametrize(
+    ("curve", "hops", "row", "rows", "branches", "most", "parts"),
+    [
+        (FLAT, 0.0, 0.0, 96, 6, 4, 1),  # every frame takes as long: one is best
+        (FLAT, 0.2, 0.0, 96, 6, 4, 1),  # a long way changes nothing about that
+        (KNEE, 0.0, 0.0, 48, 6, 4, 1),  # below the knee
+        (STEEP, 0.0, 0.0, 240, 6, 4, 4),  # far past it: a frame for every stage
+        (STEEP, 0.0, 0.0, 240, 2, 4, 2),  # no more frames than branches
+        (STEEP, 0.0, 0.0, 240, 6, 1, 1),  # others have the credits
+        (STEEP, 4.0, 0.0, 240, 6, 4, 1),  # past it, but the way is nearly all of a lap
+        (FLAT, 0.01, 0.001, 240, 6, 4, 4),  # rows take long to travel
+    ],
+)
+def test_a_family_is_spread_past_the_knee_or_where_rows_travel_long(
+    curve, hops, row, rows, branches, most, parts
+):
+    assert flow_of(curve, 4, hops, row).spread(rows, branches, most) == parts
+
+
+def test_a_spread_changes_only_for_a_clear_gain():
+    flow = flow_of(STEEP)
+    assert flow.spread(240, 6, 4) == 4
+    assert flow.spread(8, 6, 4) == 4 or flow.parts < 4
+    flat = flow_of(FLAT)
+    flat.parts = 2
+    assert flat.spread(96, 6, 4) == 2, "two frames of a flat curve are no worse than one"
+
+
+@pytest.mark.parametrize(
+    ("stages", "hops", "shares", "limit", "most"),
+    [
+        (4, 0.0, None, 5, 4),  # a frame for every stage
+        (4, 0.0025, None, 5, 5),  # and one for the way
+        (4, 1.0, None, 5, 5),  # never more than the budget
+        (2, 0.0, (0.9, 0.1), 3, 1),  # a second frame would wait for the slow stage
+    ],
+)
+def test_as_many_frames_fly_as_fit_into_a_lap(stages, hops, shares, limit, most):
+    assert flow_of(FLAT, stages, hops, shares=shares).most(limit - 1, limit) == most
+
+
+def test_before_anything_is_known_the_least_fly():
+    assert Flow(4, FLAT).most(4, 5) == 4
+
+
+@pytest.mark.parametrize(
+    ("curve", "stages", "rows", "chunk"),
+    [
+        (FLAT, 4, 512, 512),  # a chunk costs the same whatever its length
+        (STEEP, 4, 512, 64),  # stages work side by side on short ones
+        (STEEP, 1, 512, 512),  # nobody to hand over to
+        (STEEP, 4, 40, 512),  # it fits into one
+    ],
+)
+def test_chunks_are_as_long_as_brings_a_prompt_through_soonest(curve, stages, rows, chunk):
+    size = Flow(stages, curve).chunk(rows, 512)
+    assert size == chunk or (size >= rows and chunk >= rows)
+
+
+def test_what_laps_really_take_corrects_what_was_measured_beforehand():
+    """Stages that share their cores: two frames take more than twice as long each, so a spread loses."""
+    flow = flow_of(STEEP, 2)
+    flow.returned(240, (0.12, 0.12), 0.24, alone=True)
+    assert flow.spread(240, 4, 2) == 2
+    for _ in range(60):
+        flow.returned(120, (0.15, 0.15), 0.3, alone=False)
+    assert flow.spread(240, 4, 2) == 1
+
+
+def test_a_lap_with_others_in_flight_says_nothing_about_the_way():
+    flow = flow_of(FLAT, 2, 0.001)
+    before = flow.most(2, 99)
+    for _ in range(60):
+        flow.returned(1, (0.005, 0.005), 5.0, alone=False)
+    assert flow.most(2, 99) == before
