@@ -1,0 +1,307 @@
+"""A ring whose members live in this process and meet over TCP, every hop through a proxy that delays.
+
+Refuses to know requests and text: prompts as tokens in, tokens out. Master and stage 0 share a host, so do
+the last stage and the drafter; everything else that is said travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from specsot.errors import Unavailable
+from specsot.frames import Close, Fork, Frame, Open, Opening, Result
+from specsot.links import Dialer, Inbox, Link, LocalLink
+from specsot.members import Configuration, Registration
+from specsot.membership import Part, take_part
+from specsot.model.config import read_config
+from specsot.model.fingerprint import fingerprint
+from specsot.rpc.links import GrpcDialer, RingService
+from specsot.rpc.serve import open_door
+from specsot_app.bench.ring_proxy import DelayProxy
+from specsot_master.fleet import Fleet, Wishes
+from specsot_worker.watching import Watch
+
+WorkerMaker = Callable[[str, Dialer, Executor, Watch], Part]
+DrafterMaker = Callable[[str, Dialer, Executor], Part]
+Clock = Callable[[], float]
+FAR = 4096  # tokens that a sequence might write: it is closed long before
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A ring to be set up. base: the model's directory. flight: frames at most, where that is forced."""
+
+    base: Path
+    stages: int
+    worker: WorkerMaker
+    drafter: DrafterMaker | None = None
+    flight: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Branches of one prefix, written side by side until each has so many tokens behind its first one."""
+
+    prefix: Sequence[int]
+    suffixes: Sequence[Sequence[int]]
+    tokens: int
+    drafted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One frame's way. seconds: of each stage; elapsed: from stage 0 and back to it."""
+
+    rows: int
+    elapsed: float
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a job came to, from the first moment that all branches have begun until the last has enough.
+
+    texts: tokens of every branch, the first one included. tokens: of all, within `seconds`. steps: trees of
+    each branch, within them. queued: seconds that frames waited at each stage. carried: bytes over all hops.
+    """
+
+    texts: tuple[tuple[int, ...], ...]
+    tokens: int
+    seconds: float
+    steps: tuple[int, ...]
+    laps: tuple[Lap, ...]
+    queued: tuple[float, ...]
+    carried: int
+
+
+@dataclass(slots=True)
+class _Text:
+    tokens: list[int] = field(default_factory=list[int])
+    steps: int = 0
+
+
+class _Ears(Watch):
+    """Follows one worker."""
+
+    def __init__(self) -> None:
+        self.laps: list[Lap] = []
+        self.queued = 0.0
+        self.opened = self.closed = 0
+        self.flying: dict[int, float] = {}
+
+    def launched(self, frame: Frame, now: float) -> Frame:
+        self.flying[frame.number] = now
+        self.opened += len(frame.openings)
+        self.closed += len(frame.closings)
+        return frame
+
+    def waited(self, frame: Frame, seconds: float) -> None:
+        self.queued += seconds
+
+    def returned(self, result: Result, now: float) -> None:
+        if (began := self.flying.pop(result.number, None)) is not None:
+            self.laps.append(Lap(result.rows, now - began, result.seconds))
+
+
+class RingFleet:
+    """See `ring_of`."""
+
+    def __init__(self, site: Site, clock: Clock = time.perf_counter) -> None:
+        wishes = Wishes(
+            fingerprint(site.base),
+            read_config(site.base).layers,
+            workers=site.stages,
+            drafter=site.drafter is not None,
+        )
+        self.fleet = Fleet(wishes, self._heard, self._changed, self._broke, lambda: True)
+        self.proxies: list[DelayProxy] = []
+        self.ears: list[_Ears] = []
+        self._clock, self._numbers = clock, itertools.count(1)
+        self._texts: dict[int, _Text] = {}
+        self._news = asyncio.Event()
+        self._now = 0.0
+
+    def delay(self, seconds: float) -> None:
+        """From now on every hop takes so much longer."""
+        for proxy in self.proxies:
+            proxy.delay = seconds
+
+    async def complete(self, drafts: bool) -> None:
+        while not self.fleet.ready or (drafts and self.fleet.ring and self.fleet.ring.drafter is None):
+            if self.fleet.complaint:
+                raise Unavailable(self.fleet.complaint)
+            await self._hear()
+
+    async def write(self, job: Job) -> Written:
+        """Raises Unavailable when the ring breaks."""
+        prefix = await self._open(job.prefix, None, decodes=False)
+        fork = Fork(prefix, len(job.prefix))
+        ids = [await self._open(suffix, fork, drafted=job.drafted, ordinal=n, family=prefix)
+               for n, suffix in enumerate(job.suffixes)]  # fmt: skip
+        await self._reach(ids, 1)
+        began, marks = self._now, self._marks(ids)
+        await self._reach(ids, 1 + job.tokens)
+        written = self._written(ids, self._now - began, marks)
+        for one in (*ids, prefix):
+            await self.fleet.order(Close(one))
+        await self._rest()
+        return written
+
+    async def _open(self, tokens: Sequence[int], fork: Fork | None, **more: Any) -> int:
+        number = next(self._numbers)
+        length = len(tokens) + (fork.length if fork else 0)
+        self._texts[number] = _Text()
+        opening = Opening(number, length, fork=fork, limit=FAR, **more)
+        await self.fleet.order(Open(opening, tuple(tokens), lease=length + FAR))
+        return number
+
+    async def _reach(self, ids: Sequence[int], tokens: int) -> None:
+        while min(len(self._texts[one].tokens) for one in ids) < tokens:
+            await self._hear()
+
+    async def _rest(self) -> None:
+        """Until nothing flies and nothing is open: the next job begins with a quiet ring."""
+        first = self.ears[0]
+        while first.flying or first.closed < first.opened:
+            self._news.clear()
+            await asyncio.wait_for(self._news.wait(), 60)
+        self._texts.clear()
+
+    async def _hear(self) -> None:
+        self._news.clear()
+        await asyncio.wait_for(self._news.wait(), 60)
+
+    def _marks(self, ids: Sequence[int]) -> _Marks:
+        return _Marks(
+            tokens=sum(len(self._texts[one].tokens) for one in ids),
+            steps=tuple(self._texts[one].steps for one in ids),
+            laps=len(self.ears[0].laps),
+            queued=tuple(ear.queued for ear in self.ears),
+            carried=sum(proxy.carried for proxy in self.proxies),
+        )
+
+    def _written(self, ids: Sequence[int], seconds: float, since: _Marks) -> Written:
+        until = self._marks(ids)
+        return Written(
+            texts=tuple(tuple(self._texts[one].tokens) for one in ids),
+            tokens=until.tokens - since.tokens,
+            seconds=seconds,
+            steps=tuple(after - before for before, after in zip(since.steps, until.steps)),
+            laps=tuple(self.ears[0].laps[since.laps :]),
+            queued=tuple(after - before for before, after in zip(since.queued, until.queued)),
+            carried=until.carried - since.carried,
+        )
+
+    def _heard(self, result: Result) -> None:
+        self._now = self._clock()
+        for outcome in result.outcomes:
+            if text := self._texts.get(outcome.sequence):
+                text.tokens += outcome.tokens
+                text.steps += outcome.step > 0
+        self._changed()
+
+    def _changed(self) -> None:
+        self._news.set()
+
+    def _broke(self, reason: str) -> None:
+        if self._texts:
+            raise Unavailable(f"the ring broke: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Counts at one moment."""
+
+    tokens: int
+    steps: tuple[int, ...]
+    laps: int
+    queued: tuple[float, ...]
+    carried: int
+
+
+@asynccontextmanager
+async def ring_of(site: Site) -> AsyncGenerator[RingFleet]:
+    """A complete ring; its members leave when the context ends. Raises what loading raises."""
+    ring, leaving = RingFleet(site), asyncio.Event()
+    async with AsyncExitStack() as stack:
+        members = [await _settle(ring, f"worker-{n}", site, leaving, stack) for n in range(site.stages)]
+        if site.drafter:
+            members.append(await _settle(ring, "drafter", site, leaving, stack))
+        completing = asyncio.create_task(ring.complete(site.drafter is not None))
+        try:
+            await asyncio.wait([completing, *members], return_when=asyncio.FIRST_COMPLETED)
+            for task in [completing, *members]:
+                if task.done():
+                    task.result()
+            yield ring
+        finally:
+            completing.cancel()
+            leaving.set()
+            await asyncio.gather(*members, return_exceptions=True)
+
+
+async def _settle(
+    ring: RingFleet, name: str, site: Site, leaving: asyncio.Event, stack: AsyncExitStack
+) -> asyncio.Task[None]:
+    """A member with a door, a thread and, unless it drafts, a proxy of its own."""
+    inbox, compute = Inbox(), ThreadPoolExecutor(1, thread_name_prefix=name)
+    stack.callback(compute.shutdown)
+    door = await open_door("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
+    stack.push_async_callback(door.close, 0)
+    proxy = DelayProxy(door.port)
+    await proxy.open()
+    stack.push_async_callback(proxy.close)
+    make = site.drafter
+    if name != "drafter":
+        ring.proxies.append(proxy)
+        ring.ears.append(_Ears())
+        make = partial(_with_watch, site.worker, ring.ears[-1])
+    assert make is not None
+    dialer = GrpcDialer(name, inbox)
+    part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
+
+    async def connect(registration: Registration) -> Link:
+        downlink = _Downlink(inbox, site.flight)
+        await ring.fleet.join(replace(registration, address=proxy.address), downlink)
+        return _Uplink(ring.fleet, name)
+
+    return asyncio.create_task(take_part(part, inbox, connect, leaving))
+
+
+def _with_watch(make: WorkerMaker, watch: Watch, name: str, dialer: Dialer, compute: Executor) -> Part:
+    return make(name, dialer, compute, watch)
+
+
+class _Downlink(LocalLink):
+    """The master's way to a member. flight: what configurations say instead."""
+
+    def __init__(self, inbox: Inbox, flight: int | None) -> None:
+        super().__init__("master", inbox)
+        self._flight = flight
+
+    async def send(self, message: Any) -> None:
+        if isinstance(message, Configuration) and self._flight:
+            message = replace(message, flight=self._flight)
+        await super().send(message)
+
+
+class _Uplink:
+    """A member's way to the master."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self._fleet, self._name = fleet, name
+
+    async def send(self, message: object) -> None:
+        asyncio.get_running_loop().call_soon(self._fleet.heard, self._name, message)
+
+    async def close(self) -> None:
+        asyncio.get_running_loop().call_soon(self._fleet.lost, self._name, "left")

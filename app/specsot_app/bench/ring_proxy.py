@@ -1,0 +1,100 @@
+"""A TCP proxy that delays: every byte arrives so much later, in order, and as many at once as were sent.
+
+Refuses to know what passes through. It stands in for a network that is far, not for one that is narrow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+
+class DelayProxy:
+    """Listens at a port of the loopback for a server at another. delay: seconds of each direction, which may
+    change at any time. carried: bytes that passed, both ways.
+    """
+
+    def __init__(self, target: int, delay: float = 0.0) -> None:
+        self.delay, self.carried = delay, 0
+        self._target = target
+        self._server: asyncio.Server | None = None
+        self._ends: set[_End] = set()
+        self._dialing: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        assert self._server is not None
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, "127.0.0.1", 0)
+
+    async def close(self) -> None:
+        """Cuts what is still connected."""
+        assert self._server is not None
+        self._server.close()
+        for end in tuple(self._ends):
+            end.abort()
+        await asyncio.gather(*self._dialing, return_exceptions=True)
+
+    def _accept(self) -> _End:
+        near, far = _End(self, self._ends), _End(self, self._ends)
+        near.other, far.other = far, near
+        task = asyncio.get_running_loop().create_task(self._dial(near, far))
+        self._dialing.add(task)
+        task.add_done_callback(self._dialing.discard)
+        return near
+
+    async def _dial(self, near: _End, far: _End) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_connection(lambda: far, "127.0.0.1", self._target)
+        except OSError:
+            near.abort()
+
+
+class _End(asyncio.Protocol):
+    """One socket of a connection: what it hears the other one says, later."""
+
+    def __init__(self, proxy: DelayProxy, ends: set[_End]) -> None:
+        self._proxy, self._ends = proxy, ends
+        self.other: _End | None = None
+        self._transport: asyncio.Transport | None = None
+        self._due: deque[tuple[float, Callable[[], None]]] = deque()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._ends.add(self)
+        self._say()
+
+    def data_received(self, data: bytes) -> None:
+        self._proxy.carried += len(data)
+        assert self.other is not None
+        self.other.say(lambda end: end.write(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ends.discard(self)
+        assert self.other is not None
+        self.other.say(lambda end: end.close())
+
+    def say(self, what: Callable[[asyncio.Transport], None]) -> None:
+        """Do this to the socket when its time has come; what was asked for before comes before it."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + self._proxy.delay
+        if self._due:
+            when = max(when, self._due[-1][0])
+        self._due.append((when, lambda: self._transport and what(self._transport)))
+        loop.call_at(when, self._say)
+
+    def abort(self) -> None:
+        if self._transport:
+            self._transport.abort()
+
+    def _say(self) -> None:
+        """All that is due; nothing before the connection is there."""
+        now = asyncio.get_running_loop().time()
+        while self._transport and self._due and self._due[0][0] <= now:
+            self._due.popleft()[1]()

@@ -1,0 +1,94 @@
+"""`specsot bench ring`: a proxy that delays and keeps the order, and a run of a few tokens."""
+
+import asyncio
+
+import pytest
+
+from specsot_app.bench.ring import Wanted, set_up, table_of, wanted
+from specsot_app.bench.ring_fleet import Written, ring_of
+from specsot_app.bench.ring_proxy import DelayProxy
+from specsot_app.bench.ring_runs import WAYS, Different, Task, check, go, same
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+    writer.close()
+
+
+@pytest.fixture
+async def proxy():
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    proxy = DelayProxy(server.sockets[0].getsockname()[1])
+    await proxy.open()
+    yield proxy
+    await proxy.close()
+    server.close()
+
+
+async def connected(proxy: DelayProxy):
+    host, port = proxy.address.split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_everything_comes_back_later_in_order_and_all_at_once(proxy):
+    proxy.delay = 0.05
+    reader, writer = await connected(proxy)
+    loop = asyncio.get_running_loop()
+    began, sent = loop.time(), bytes(range(256)) * 2000
+    for start in range(0, len(sent), 1000):
+        writer.write(sent[start : start + 1000])
+    assert await reader.readexactly(len(sent)) == sent
+    assert loop.time() - began >= 0.1
+    assert proxy.carried == 2 * len(sent)
+    proxy.delay = 0.0
+    writer.write(b"again")
+    assert await reader.readexactly(5) == b"again"
+
+
+async def test_an_end_travels_as_the_last_of_what_was_said(proxy):
+    proxy.delay = 0.01
+    reader, writer = await connected(proxy)
+    writer.write(b"farewell")
+    writer.write_eof()
+    assert await reader.read() == b"farewell"
+
+
+async def test_where_nobody_listens_the_connection_ends():
+    proxy = DelayProxy(1)
+    await proxy.open()
+    reader, _ = await connected(proxy)
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await reader.readexactly(1)
+    await proxy.close()
+
+
+def written(*texts: tuple[int, ...]) -> Written:
+    return Written(texts, 1, 1.0, (1,), (), (0.0,), 0)
+
+
+def test_different_texts_are_found_out():
+    same([written((1, 2, 3)), written((1, 2), (7,))], "ring")
+    with pytest.raises(Different, match="branch 0"):
+        same([written((1, 2, 3)), written((1, 9))], "ring")
+    task = Task((), ((),), 1, 1, lambda branch, tokens: (5, 6, 7)[:tokens])
+    check(task, "plain", written((5, 6)))
+    with pytest.raises(Different, match="plain decoding"):
+        check(task, "both", written((5, 9)))
+
+
+def test_what_is_wanted_comes_from_the_command_line():
+    assert wanted(False) == Wanted()
+    assert wanted(True, [5.0], [4], 2, "demo") == Wanted((5.0,), (4,), 2, 6, 6, ("demo",))
+
+
+@pytest.mark.torch
+async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
+    site, task = set_up("mock", 2, Wanted(tokens=3, branches=2))
+    async with ring_of(site) as ring:
+        distance = await go(ring, "mock", 2, 0.001, task, 1, lambda: None)
+    rows = [distance.row(way) for way in WAYS]
+    assert [row["branches"] for row in rows] == [1, 1, 2, 2]
+    assert rows[0]["speedup"] == 1.0
+    assert all(isinstance(row["wire_bytes_per_token"], int) and row["wire_bytes_per_token"] for row in rows)
+    assert table_of(rows).row_count == 4
