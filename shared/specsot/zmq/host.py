@@ -20,7 +20,7 @@ from specsot.links import Inbox
 from specsot.rpc.dial import PATIENCE
 from specsot.rpc.meeting import Place
 from specsot.rpc.peers import Ear, Peer
-from specsot.rpc.serve import split_address
+from specsot.rpc.serve import reason, split_address
 from specsot.v1 import ring_pb2
 from specsot.wire.checks import parse
 from specsot.zmq.sockets import Events, Keys, Socket, Sockets, checked_key, in_words
@@ -100,10 +100,13 @@ class ZmqHost:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self) -> str:
-        """A folder beside the unix socket, for this user alone."""
+        """A folder beside the unix socket, for this user alone. Raises Unavailable."""
         if self._folder is None:
             beside = Path(self._listen.removeprefix("unix:")).parent
-            self._folder = tempfile.mkdtemp(prefix="zmq-", dir=beside)
+            try:
+                self._folder = tempfile.mkdtemp(prefix="zmq-", dir=beside)
+            except OSError as error:
+                raise Unavailable(f"no place for links in {beside}: {reason(error)}") from None
         return self._folder
 
     async def _interface(self) -> str:
