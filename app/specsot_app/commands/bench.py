@@ -80,6 +80,28 @@ def gpu(
     return room.measure(room.Asked(tuple(models.split(",")), text, rivals), output)
 
 
+@app.command("ring", cls=Word)
+def ring(
+    rtt: Annotated[
+        list[float] | None, typer.Option(min=0, help="Round trip between neighbours, ms; may be repeated.")
+    ] = None,
+    stages: Annotated[list[int] | None, typer.Option(min=2, help="How many; may be repeated.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Paired runs of each way.")] = None,
+    only: Annotated[str | None, typer.Option(help="mock or demo, if not both.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A look: two distances, two stages, one pair.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
+    ] = None,
+) -> int:
+    """Tokens a lap of plain, drafted and branched writing, on stages that are far from each other."""
+    from specsot_app.bench import ring as room
+
+    wanted = room.wanted(quick, rtt, stages, rounds, only)
+    return room.measure(wanted, output)
+
+
 def counts_of(written: str) -> tuple[int, ...]:
     """ "1,2,4" as numbers. Raises InvalidRequest."""
     counts = [part.strip() for part in written.split(",")]
