@@ -18,7 +18,9 @@ from specsot.params import Ask
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
 from specsot.wire.carry import CarryReader, encode_carry
 from specsot.wire.checks import parse
+from specsot.wire.events import MOST_TOKENS, decode_event
 from specsot.wire.fleet import decode_downward, decode_upward
+from specsot.wire.info import decode_info
 from specsot.wire.requests import decode_ask, encode_ask, resumes
 from specsot.wire.taps import PART_BYTES
 from specsot.wire.tensors import decode_tensor, write_tensor
@@ -309,3 +311,42 @@ def test_messages_between_the_parts_of_a_tap() -> None:
     assert reader.read(first) is None
     assert between == [Frame(1, 0), Drafts(1, ()), Features(1, 0)]
     assert isinstance(reader.read(second), Tap)
+
+
+TOP = master_pb2.TokenLogprobs(top=[master_pb2.Candidate()] * 5000)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (dict(planned=master_pb2.Planned(points=[master_pb2.Point()] * 20_000)), "20000 points"),
+        (dict(planned=master_pb2.Planned(points=[master_pb2.Point(needs=[1] * 20_000)])), "20000 needs"),
+        (dict(branch_text=master_pb2.BranchText(logprobs=[TOP] * 4)), "20000 candidates"),
+        (dict(merged_text=master_pb2.MergedText(logprobs=[master_pb2.TokenLogprobs()] * 20_000)), "logprobs"),
+    ],
+)
+def test_a_master_cannot_make_a_clients_events_large(event: dict[str, Any], words: str) -> None:
+    with pytest.raises(WireError, match=rf"{words}.* 16384 are allowed"):
+        decode_event(master_pb2.GenerateEvent(**event))
+
+
+def test_an_answers_tokens_are_counted_before_they_are_kept() -> None:
+    finished = master_pb2.Finished(reason=master_pb2.FINISH_REASON_STOP, tokens=bytes(MOST_TOKENS + 1))
+    with pytest.raises(WireError, match="1048577 tokens in one answer, 1048576 are allowed"):
+        decode_event(master_pb2.GenerateEvent(finished=finished))
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        master_pb2.GetInfoResponse(models=[master_pb2.Model()] * 20_000),
+        master_pb2.GetInfoResponse(members=[master_pb2.Member()] * 20_000),
+        master_pb2.GetInfoResponse(waiting_for=["rain"] * 20_000),
+        master_pb2.GetInfoResponse(laps=master_pb2.Laps(stages=[0.0] * 20_000)),
+        master_pb2.GetInfoResponse(requests=master_pb2.Requests(ended={str(n): n for n in range(20_000)})),
+    ],
+    ids=("models", "members", "waiting_for", "stages", "ended"),
+)
+def test_a_masters_account_of_itself_is_bounded(info: master_pb2.GetInfoResponse) -> None:
+    with pytest.raises(WireError, match=r"20000 .* in one message, 16384 are allowed"):
+        decode_info(info)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -18,6 +18,7 @@ MOST = 1 << 14  # sequences, trees, points of a curve in one message
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
+P = TypeVar("P", bound=Sized)
 
 
 def parse(kind: type[M], data: bytes) -> M:
@@ -33,7 +34,7 @@ def require(holds: bool, complaint: str) -> None:
         raise WireError(complaint)
 
 
-def few(parts: Sequence[T], what: str) -> Sequence[T]:
+def few(parts: P, what: str) -> P:
     """Parts of a message, not yet looked at: an empty one takes two bytes, a value hundreds."""
     require(len(parts) <= MOST, f"{len(parts)} {what} in one message, {MOST} are allowed")
     return parts

@@ -26,7 +26,7 @@ from specsot.events import (
 )
 from specsot.skeleton import Point
 from specsot.v1 import master_pb2
-from specsot.wire.checks import chosen, known
+from specsot.wire.checks import chosen, few, known, require
 from specsot.wire.requests import MODE_NUMBERS, MODES
 
 REASON_NUMBERS = {
@@ -36,6 +36,8 @@ REASON_NUMBERS = {
     Reason.FAILED: master_pb2.FINISH_REASON_FAILED,
     Reason.PARENT_FAILED: master_pb2.FINISH_REASON_PARENT_FAILED,
 }
+MOST_TOKENS = 1 << 20  # of one answer
+
 REASONS = {int(number): reason for reason, number in REASON_NUMBERS.items()}
 
 
@@ -74,7 +76,7 @@ def encode_point(point: Point) -> master_pb2.Point:
 
 def decode_point(message: master_pb2.Point) -> Point:
     tool = message.tool if message.HasField("tool") else None
-    return Point(message.id, message.length, message.title, tool, tuple(message.needs))
+    return Point(message.id, message.length, message.title, tool, tuple(few(message.needs, "needs")))
 
 
 def encode_planned(event: Planned) -> master_pb2.Planned:
@@ -82,7 +84,7 @@ def encode_planned(event: Planned) -> master_pb2.Planned:
 
 
 def decode_planned(message: master_pb2.Planned) -> Planned:
-    return Planned(tuple(map(decode_point, message.points)))
+    return Planned(tuple(map(decode_point, few(message.points, "points"))))
 
 
 def encode_branch_finished(event: BranchFinished) -> master_pb2.BranchFinished:
@@ -110,7 +112,8 @@ def encode_logprobs(told: Iterable[TokenLogprobs]) -> Iterator[master_pb2.TokenL
 
 
 def decode_logprobs(message: Any) -> tuple[TokenLogprobs, ...]:
-    """Of a message that has `logprobs`."""
+    """Of a message that has `logprobs`: of one lap, so there are few, and few alternatives of each."""
+    few(range(sum(len(one.top) for one in few(message.logprobs, "logprobs"))), "candidates")
     return tuple(
         TokenLogprobs(decode_candidate(one.chosen), tuple(map(decode_candidate, one.top)))
         for one in message.logprobs
@@ -147,7 +150,7 @@ def decode_statistics(message: master_pb2.Statistics) -> Statistics:
         mean_accepted=message.mean_accepted,
         branches=message.branches,
         cached_tokens=message.cached_tokens,
-        phases=dict(message.phases),
+        phases=dict(few(message.phases, "phases")),
     )
 
 
@@ -162,6 +165,8 @@ def encode_finished(event: Finished) -> master_pb2.Finished:
 
 def decode_finished(message: master_pb2.Finished) -> Finished:
     reason = known(REASONS, message.reason, "reason")
+    count = len(message.tokens)
+    require(count <= MOST_TOKENS, f"{count} tokens in one answer, {MOST_TOKENS} are allowed")
     return Finished(reason, message.text, tuple(message.tokens), decode_statistics(message.statistics))
 
 

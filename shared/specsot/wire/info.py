@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, RequestsInfo
 from specsot.v1 import master_pb2
-from specsot.wire.checks import known
+from specsot.wire.checks import few, known
 from specsot.wire.members import KIND_NUMBERS, KINDS, decode_layers, encode_layers
 
 
@@ -30,11 +30,11 @@ def encode_info(info: Info) -> master_pb2.GetInfoResponse:
 def decode_info(message: master_pb2.GetInfoResponse) -> Info:
     """Raises WireError."""
     return Info(
-        models=tuple(map(decode_model, message.models)),
-        members=tuple(map(decode_member, message.members)),
+        models=tuple(map(decode_model, few(message.models, "models"))),
+        members=tuple(map(decode_member, few(message.members, "members"))),
         epoch=message.epoch,
         ready=message.ready,
-        waiting_for=tuple(message.waiting_for),
+        waiting_for=tuple(few(message.waiting_for, "reasons to wait")),
         pages=decode_pages(message.pages) if message.HasField("pages") else None,
         laps=decode_laps(message.laps) if message.HasField("laps") else None,
         requests=decode_requests(message.requests) if message.HasField("requests") else None,
@@ -117,7 +117,7 @@ def decode_requests(message: master_pb2.Requests) -> RequestsInfo:
         writing=message.writing,
         kept=message.kept,
         refused=message.refused,
-        ended=tuple(sorted(message.ended.items())),
+        ended=tuple(sorted(few(message.ended, "reasons").items())),
         prompt_tokens=message.prompt_tokens,
         cached_tokens=message.cached_tokens,
     )
@@ -143,5 +143,5 @@ def decode_laps(message: master_pb2.Laps) -> LapsInfo:
         per_second=message.per_second,
         tokens_per_lap=message.tokens_per_lap,
         rows_per_lap=message.rows_per_lap,
-        stages=tuple(message.stages),
+        stages=tuple(few(message.stages, "stages")),
     )
