@@ -12,7 +12,7 @@ QUESTION ?= Give an overview of Stages of Sleep.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help demo install develop test check lint format protos promise buf browser docs clean
+.PHONY: help demo install develop test faults check lint format protos promise buf browser docs clean
 
 help:
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -26,6 +26,9 @@ develop: $(VENV)/developed ## the same with what tests and checks need
 
 test: $(VENV)/developed ## run every test
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+
+faults: $(VENV)/developed ## one run with faults by its SEED, or random ones for so many MINUTES
+	$(BIN)/python -m tests.faults $(if $(MINUTES),--minutes $(MINUTES),$(or $(SEED),0))
 
 check: $(VENV)/developed ## format, lint, floors, pure tests: no torch, under ten seconds
 	@$(BIN)/ruff format --check --quiet .

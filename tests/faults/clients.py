@@ -1,0 +1,94 @@
+"""Clients of every habit: they read, dawdle, hang up and come back, cancel, or have little time.
+
+Refuses to know the ring. Whatever they see goes into the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from specsot.errors import Overloaded, SpecsotError, Unavailable
+from specsot.events import Finished
+from specsot.params import Ask
+from tests.faults.history import Asked, Ended, Got, Resumed, Stopped
+from tests.faults.world import World
+
+PATIENT = 90.0  # seconds for which a call is tried again while nobody can take it
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """pause: seconds between two reads. leave: after so many events hangs up; back: seconds until it returns.
+    stop: after so many events cancels. timeout: seconds it gives.
+    """
+
+    pause: float = 0.0
+    leave: int | None = None
+    back: float | None = None
+    stop: int | None = None
+    timeout: float | None = None
+
+
+class Client:
+    def __init__(self, world: World, id: str, ask: Ask, habit: Habit) -> None:
+        self._world, self._id, self._ask, self._habit = world, id, ask, habit
+        self._note = world.recorder.note
+        self._got = 0
+
+    async def live(self) -> None:
+        """From the first call to the last word."""
+        self._note(Asked(self._id, self._ask, self._habit.timeout))
+        until = self._now + PATIENT
+        while True:
+            try:
+                if await self._read():
+                    return
+                if self._habit.back is None or not self._ask.resumable:
+                    self._note(Ended(self._id, left=True))
+                    return
+                await asyncio.sleep(self._habit.back)
+            except (Unavailable, Overloaded) as error:
+                again = self._got == 0 or self._ask.resumable
+                if not again or self._now > until or self._habit.timeout:
+                    self._end(error)
+                    return
+                await asyncio.sleep(1.0)
+            except SpecsotError as error:
+                self._end(error)
+                return
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _end(self, error: SpecsotError) -> None:
+        self._note(Ended(self._id, type(error).__name__, str(error)))
+
+    async def _read(self) -> bool:
+        """One call; whether it was the last."""
+        house, habit = self._world.house, self._habit
+        if house.dead.is_set():
+            raise Unavailable("nobody is there")
+        if self._got:
+            self._note(Resumed(self._id, self._got))
+            events = house.desk.resume(self._id, self._got)
+        else:
+            events = house.desk.generate(self._ask, self._id, self._id, habit.timeout)
+        async with aclosing(events):
+            while (numbered := await house.next(events)) is not None:
+                self._got += 1
+                for one in self._world.between.told(numbered):
+                    self._note(Got(self._id, one))
+                if isinstance(numbered.event, Finished):
+                    break
+                if habit.pause:
+                    await asyncio.sleep(habit.pause)
+                if self._got == habit.stop:
+                    self._note(Stopped(self._id))
+                    self._world.house.desk.cancel(self._id)
+                if self._got == habit.leave:
+                    return False
+        self._note(Ended(self._id))
+        return True

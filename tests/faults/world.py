@@ -1,0 +1,304 @@
+"""A fleet of hosts in virtual time: the product's master and members, on lanes that faults can touch.
+
+Refuses to know which faults come, and what must hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specsot.errors import Refused, SpecsotError, Unavailable
+from specsot.events import Numbered
+from specsot.frames import Frame, Result
+from specsot.links import Inbox, Link, Lost
+from specsot.members import Configuration, Registration
+from specsot.membership import take_part
+from specsot.model.fingerprint import fingerprint
+from specsot.pages import PageTable
+from specsot_app.mock.members import Mock, MockWorker, plan_of
+from specsot_master.assembly import Master, MasterSettings, assemble
+from specsot_master.conductor import ConductorConfig, Notes
+from specsot_master.desk import Desk
+from specsot_master.journal import Journal
+from specsot_master.journal.store import Store
+from specsot_worker.part import WorkerPart
+from specsot_worker.watching import Watch
+from tests.faults.history import Formed, Lapped, Recorder, Worked
+from tests.faults.net import Host, Net
+from tests.faults.parts import GuessingDrafter
+from tests.faults.virtual import Labour
+
+BASE = Path(__file__).resolve().parents[2] / "models" / "demo" / "base"
+CONDUCT = ConductorConfig(
+    live=4, queue=16, lease=64, unread=64, unread_for=10.0, keep_for=20.0, repair_for=40.0
+)
+PAGES, PAGE_ROWS = 160, 16
+DIALING = 5.0  # seconds until a host that does not answer is given up
+RESTART = (0.2, 4.0)  # seconds until a process that ended is started again
+
+
+class Honest:
+    """What lies between master, ring and clients: every message once. Planted bugs change it."""
+
+    def upward(self, message: Any) -> list[Any]:
+        return [message]
+
+    def downward(self, message: Any) -> list[Any]:
+        return [message]
+
+    def told(self, numbered: Numbered) -> list[Numbered]:
+        return [numbered]
+
+
+@dataclass(frozen=True)
+class Shape:
+    stages: int = 2
+    drafter: bool = True
+    skill: float = 0.6
+    journal: bool = False
+
+
+class House:
+    """One life of the master."""
+
+    def __init__(self, master: Master, host: Host) -> None:
+        self.master, self.host = master, host
+        self.desk = Desk(master.conductor, master.info)
+        self.store: Store | None = None
+        self.reviving: asyncio.Task[None] | None = None
+        self.dead = asyncio.Event()
+        self._tending = asyncio.create_task(master.fleet.tend(1.0))
+
+    async def next(self, events: AsyncGenerator[Numbered, None]) -> Numbered | None:
+        """A client's next event. Raises Unavailable as soon as the master is dead."""
+        coming, dying = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(self.dead.wait())
+        await asyncio.wait((coming, dying), return_when=asyncio.FIRST_COMPLETED)
+        dying.cancel()
+        if self.dead.is_set():
+            coming.cancel()
+            await asyncio.wait((coming,))
+            raise Unavailable("connection reset")
+        return coming.result()
+
+    def die(self) -> None:
+        self._tending.cancel()
+        self.dead.set()
+        if self.store:  # its kernel does
+            self.store.close()
+
+
+class Eyes(Watch):
+    """Writes down what a worker does."""
+
+    def __init__(self, note: Callable[[Any], None], member: str) -> None:
+        self._note, self._member = note, member
+        self.pages = 0
+
+    def formed(self, configuration: Configuration, table: PageTable) -> None:
+        self.pages = configuration.pages
+        self._note(Formed(self._member, configuration.epoch))
+
+    def worked(self, frame: Frame, seconds: float) -> None:
+        self._note(Worked(self._member, frame.epoch, frame.number))
+
+
+class Member:
+    """A process that is started again whenever it ends, as by any supervisor."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self.name = world, name
+        self._lives = 0
+        self._live()
+
+    def _live(self) -> None:
+        world = self._world
+        self._lives += 1
+        self.host, self.inbox, self.leaving = Host(self.name), Inbox(), asyncio.Event()
+        self.eyes = Eyes(world.recorder.note, f"{self.name}#{self._lives}")
+        self.part = world.make(self)
+        self._task = asyncio.create_task(take_part(self.part, self.inbox, self._connect, self.leaving))
+        self._task.add_done_callback(lambda task: self._over(task))
+
+    def kill(self) -> None:
+        self._world.net.kill(self.host)
+        self._task.cancel()
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, Refused):
+            self._world.crashed.append(error)
+        self._world.net.kill(self.host)
+        if not self._world.closing:
+            pause = self._world.rng.uniform(*RESTART)
+            asyncio.get_running_loop().call_later(pause, self._again)
+
+    def _again(self) -> None:
+        if not self._world.closing:
+            self._live()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, SpecsotError):
+            await self._task
+
+    async def dial(self, address: str, epoch: int, kind: str = "worker") -> Link:
+        """A Dialer: this member's own."""
+        net, peer = self._world.net, self._world.members[address]
+        here, there, mine, theirs = self.host, peer.host, self.inbox, peer.inbox
+        await asyncio.sleep(net.delay())
+        try:
+            lane = net.open(here, there, lambda message: theirs.put(here.name, message))
+        except Unavailable:
+            await asyncio.sleep(DIALING)
+            raise
+        lane.on_lost = [
+            (here, lambda reason: mine.put(address, Lost(address, reason, epoch))),
+            (there, lambda reason: theirs.put(here.name, Lost(here.name, reason, epoch))),
+        ]
+        return lane
+
+    async def _connect(self, registration: Registration) -> Link:
+        world, house, here, inbox = self._world, self._world.house, self.host, self.inbox
+        await asyncio.sleep(world.net.delay())
+        fleet = house.master.fleet
+
+        def hear(message: object) -> None:
+            for one in world.between.upward(message):
+                fleet.heard(self.name, one)
+
+        def obey(message: object) -> None:
+            for one in world.between.downward(message):
+                inbox.put("master", one)
+
+        try:
+            up = world.net.open(here, house.host, hear)
+            down = world.net.open(house.host, here, obey)
+        except Unavailable:
+            await asyncio.sleep(DIALING)
+            raise
+        await fleet.join(registration, down)
+
+        def gone(reason: str) -> None:
+            up.lose(reason)
+            down.lose(reason)
+
+        up.on_lost = [(house.host, lambda reason: fleet.lost(self.name, reason)), (here, gone)]
+        down.on_lost = [(here, lambda reason: inbox.put("master", Lost("master", reason))), (here, gone)]
+        return up
+
+
+class World:
+    """Everything of one run. `crashed`: what ended a process that should not have ended."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        shape: Shape,
+        between: Honest | None = None,
+        place: Path | None = None,
+    ) -> None:
+        """place: of the journal."""
+        self.rng, self.shape, self.between, self._place = rng, shape, between or Honest(), place
+        self.recorder, self.net = Recorder(), Net(rng)
+        self.crashed: list[BaseException] = []
+        self.closing = False
+        self.members: dict[str, Member] = {}
+        self.house = self._build()
+        layers = self.house.master.model.layers
+        self.mock = Mock(
+            BASE,
+            plan=plan_of(BASE, 4, 40),
+            kv_memory=PAGES * PAGE_ROWS * 256 * layers,
+            sleep=lambda _: None,
+        )
+        for name in self.names:
+            self.members[name] = Member(self, name)
+
+    @property
+    def names(self) -> list[str]:
+        workers = [f"worker-{n}" for n in range(self.shape.stages)]
+        return [*workers, "drafter"] if self.shape.drafter else workers
+
+    def make(self, member: Member) -> Any:
+        """A member's part, for one life."""
+        host = member.host
+
+        def compute(work: Callable[[], None]) -> None:
+            seconds = self.rng.uniform(0.002, 0.03)
+            asyncio.get_running_loop().call_later(seconds, host.tell, work)
+
+        labour: Executor = Labour(compute)
+        provider = MockWorker(self.mock, member.name, member.name)
+        if member.name == "drafter":
+            mine = replace(provider.registration(), kind="drafter", row_bytes=0)
+            return GuessingDrafter(mine, member, self.mock.voice, self.rng, self.shape.skill)
+        clock = asyncio.get_running_loop().time
+        return WorkerPart(provider, member, labour, clock, member.eyes)
+
+    def restart_master(self) -> None:
+        """It dies without a word, and is there again at once."""
+        self.house.die()
+        self.net.kill(self.house.host)
+        self.house = self._build()
+
+    async def complete(self, within: float) -> bool:
+        """Whether the ring is complete within so many seconds, all members in it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while True:
+                    with suppress(Unavailable):  # somebody cannot take part yet
+                        await self.house.master.complete(with_drafter=self.shape.drafter)
+                        return True
+                    await asyncio.sleep(1.0)
+        return False
+
+    def left(self) -> tuple[tuple[str, int], ...]:
+        """What is there, with nobody asking."""
+        conductor = self.house.master.conductor
+        requests, kept = conductor.requests(), set(conductor.kept)
+        counts = {"waiting": requests.waiting, "running": requests.running, "sequences": requests.writing}
+        for name, member in self.members.items():
+            if isinstance(member.part, GuessingDrafter):
+                counts[f"texts of {name}"] = len(member.part.texts.keys() - kept)
+            elif (free := member.part.free_pages) is not None:
+                used = member.eyes.pages - free
+                counts[f"pages of {name}"] = max(used - conductor.kept_pages, 0)
+        return tuple(counts.items())
+
+    async def close(self) -> None:
+        self.closing = True
+        self.house.die()
+        await asyncio.gather(*(member.stop() for member in self.members.values()))
+
+    def _build(self) -> House:
+        settings = MasterSettings(
+            BASE,
+            workers=self.shape.stages,
+            drafter=self.shape.drafter,
+            page_rows=PAGE_ROWS,
+            rows=64,
+            draft_timeout=0.2,
+            conduct=CONDUCT,
+        )
+        loop, host = asyncio.get_running_loop(), Host("master")
+        store = Store(self._place, fingerprint(BASE)) if self._place else None
+        # what is not in the file yet when its master dies is lost
+        journal = (
+            Journal(store, Labour(lambda work: loop.call_later(0.01, host.tell, work))) if store else None
+        )
+        master = assemble(settings, int(loop.time()), Notes(journal, loop.time))
+        master.laps.follow(self._heard)
+        house = House(master, host)
+        house.store = store
+        if journal:
+            house.reviving = asyncio.create_task(master.conductor.revive(journal.kept))
+        return house
+
+    def _heard(self, result: Result) -> None:
+        self.recorder.note(Lapped(result.epoch, result.number))
