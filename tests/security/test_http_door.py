@@ -148,3 +148,12 @@ async def serial(house: Served, authority: Authority) -> str:
     shown = writer.get_extra_info("peercert")
     writer.close()
     return shown["serialNumber"]
+
+
+async def test_the_document_says_where_a_token_is_wanted(house: Served) -> None:
+    async with house.client(headers=SHOWN) as client:
+        told = (await client.get("/openapi.json")).json()
+    assert told["components"]["securitySchemes"]["token"] == {"type": "http", "scheme": "bearer"}
+    assert told["security"] == [{"token": []}]
+    free = {path for path, one in told["paths"].items() if all(o.get("security") == [] for o in one.values())}
+    assert free == OPEN & told["paths"].keys() != set()

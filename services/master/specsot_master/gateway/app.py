@@ -5,6 +5,8 @@ Refuses to know sockets and processes.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -15,7 +17,7 @@ from specsot.errors import SpecsotError
 from specsot.rpc.options import PUBLIC_BYTES
 from specsot.rpc.tokens import Tokens
 from specsot_master.gateway.answers import REFUSALS
-from specsot_master.gateway.bearer import Bearer
+from specsot_master.gateway.bearer import OPEN, Bearer
 from specsot_master.gateway.house import House
 from specsot_master.gateway.intake import Intake
 from specsot_master.gateway.openai.routes import openai_routes
@@ -26,15 +28,27 @@ from specsot_master.gateway.seeds import seed_routes
 
 def build_app(house: House, tokens: Tokens | None = None) -> ASGIApp:
     """Everything that is served, behind whatever looks at requests first."""
-    inside = Intake(gather(house), PUBLIC_BYTES)
-    return inside if tokens is None else Bearer(inside, tokens)
+    if tokens is None:
+        return Intake(gather(house), PUBLIC_BYTES)
+    return Bearer(Intake(gather(house, Guarded), PUBLIC_BYTES), tokens)
 
 
-def gather(house: House) -> FastAPI:
+class Guarded(FastAPI):
+    """Says in /openapi.json that a token is wanted, and where it is not."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+        for path in OPEN & document["paths"].keys():
+            for operation in document["paths"][path].values():
+                operation["security"] = []
+        return document
+
+
+def gather(house: House, kind: type[FastAPI] = FastAPI) -> FastAPI:
     """The endpoints. The documents' own pages would fetch scripts from elsewhere: left out."""
-    app = FastAPI(
-        title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS)
-    )
+    app = kind(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS))
     for kind, answer in (
         (SpecsotError, refuse),
         (RequestValidationError, refuse_body),
