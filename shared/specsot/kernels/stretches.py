@@ -145,9 +145,15 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
                 for row in range(top, top + high):
                     owned[row].append(used + row - top)
                 used += high
-    table = _numbers(pieces).reshape(-1, 7)
-    merges = (0, *accumulate(map(len, owned))), [slot for row in owned for slot in row]
-    return Tables(table, *map(_numbers, (pages, leads, bases)), bits, *map(_numbers, merges))
+    return Tables(
+        _numbers(pieces).reshape(-1, 7),
+        _numbers(pages),
+        _numbers(leads),
+        _numbers(bases),
+        bits,
+        _numbers((0, *accumulate(map(len, owned)))),
+        _numbers([slot for row in owned for slot in row]),
+    )
 
 
 def _piece_columns(stretches: Sequence[Stretch], page_rows: int, tile_rows: int) -> int:
