@@ -186,9 +186,23 @@ async def main(papers: list[str]) -> int:
         await serve(hosts, *(("--certificates", *papers) if papers else ("--insecure",)))
         print("\n".join(hosts.voices.lines), flush=True)
         client = [*on("a"), *(shown(*papers) if papers else ()), "specsot"]
-        return 0 if await run(trials(hosts), client, hosts.voices, MEMBERS) else 1
+        well = await run(trials(hosts), client, hosts.voices, MEMBERS)
+        await stand_by(hosts, *(certified(*papers) if papers else ("--insecure",)))
+        replaced = Trial("a worker is killed, and another one stands by", killed(hosts, "worker-1")[:1])
+        return 0 if await run([replaced], client, hosts.voices, MEMBERS + 1) and well else 1
     finally:
         await hosts.end()
+
+
+async def stand_by(hosts: Hosts, *papers: str) -> None:
+    """A worker more than the ring needs, on the last host, without layers of its own."""
+    place = ("--name", "spare", "--listen", f"{HOSTS['d']}:50053", "--master", f"{HOSTS['a']}:50060")
+    await hosts.start("spare", "d", "specsot-worker", "--model", "models/demo/base", *place, *papers)
+
+
+def certified(folder: str) -> list[str]:
+    own = f"{folder}/worker"
+    return ["--tls-ca", f"{own}/ca.pem", "--tls-cert", f"{own}/own.pem", "--tls-key", f"{own}/own.key"]
 
 
 def shown(folder: str) -> list[str]:
