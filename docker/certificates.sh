@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Makes a CA of your own, a certificate for each service and a token for clients: docker/certificates.sh FOLDER [HOST...]
-# What a service may be stands in its certificate's names: master, worker or drafter. HOST: names and addresses by
+# What a service may be stands in its certificate's names: master, worker or drafter; Prometheus may only look. HOST: names and addresses by
 # which clients reach the master, besides this machine's own. Needs openssl.
 # Run it again, and everybody has a new certificate by the same CA: services take it without a restart.
 set -euo pipefail
 
 folder=${1:?usage: docker/certificates.sh FOLDER [HOST...]}
 shift
-reader=1000 # who the containers run as
+reader=1000  # who the containers run as
+looker=65534 # who Prometheus runs as
 umask 077
 mkdir -p "$folder"
 scratch=$(mktemp -d)
@@ -57,14 +58,17 @@ issue() {
 issue master "$@"
 issue worker
 issue drafter
+issue prometheus
 [ -f "$folder/token" ] || openssl rand -hex 32 >"$folder/token"
 [ -f "$folder/master/tokens" ] || cp "$folder/token" "$folder/master/tokens"
 
-for role in master worker drafter; do
+for role in master worker drafter prometheus; do
+    owner=$reader
+    if [ "$role" = prometheus ]; then owner=$looker; fi
     if [ "$(id -u)" = 0 ]; then
-        chown -R "$reader:$reader" "$folder/$role"
-    elif [ "$(id -u)" != "$reader" ]; then
-        echo "certificates.sh: containers run as user $reader, who must be able to read $folder/$role" >&2
+        chown -R "$owner:$owner" "$folder/$role"
+    elif [ "$(id -u)" != "$owner" ]; then
+        echo "certificates.sh: a container runs as user $owner, who must be able to read $folder/$role" >&2
     fi
 done
-echo "$folder: ca.pem and token for clients; master, worker, drafter for the services; ca.key for your safe"
+echo "$folder: ca.pem and token for clients; a folder for each service, and for Prometheus; ca.key for your safe"

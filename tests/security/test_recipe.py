@@ -72,7 +72,7 @@ def test_the_override_only_changes_papers() -> None:
     base, override = (
         yaml.safe_load((REPOSITORY / name).read_text()) for name in ("docker-compose.yml", "compose.tls.yaml")
     )
-    assert set(override["services"]) == set(ROLES) <= set(base["services"])
+    assert set(override["services"]) == {*ROLES, "prometheus"} <= set(base["services"])
     for role in ROLES:
         assert base["services"][role]["environment"]["SPECSOT_INSECURE"] == "on"
         assert "--insecure" not in base["services"][role]["command"]
