@@ -7,35 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from specsot import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot_app.commands import bench, chat, health, infer, info, serve, status, verify
 from specsot_app.words import Word, source_of
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
-app = typer.Typer(
-    name="specsot",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-for name, word in {
-    "infer": infer.infer,
-    "chat": chat.chat,
-    "serve": serve.serve,
-    "status": status.status,
-    "info": info.info,
-    "health": health.health,
-    "verify": verify.verify,
-}.items():
-    app.command(name, cls=Word)(word)
-app.add_typer(bench.app, name="bench")
+WORDS = ("infer", "chat", "serve", "status", "info", "health", "verify")
+GROUPS = ("bench",)  # of words
 
 
 def tell_version(asked: bool) -> None:
@@ -44,7 +28,6 @@ def tell_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def specsot(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=tell_version, help="Tell it and end.")
@@ -53,10 +36,32 @@ def specsot(
     """One long answer, planned, written in parallel, verified by trees."""
 
 
+def command_with(words: Sequence[str]) -> typer.Typer:
+    """The command, with these of its words. Each takes its time to import: a probe pays for one alone."""
+    command = typer.Typer(
+        name="specsot",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    command.callback()(specsot)
+    for name in words:
+        module = import_module(f"specsot_app.commands.{name}")
+        if name in GROUPS:
+            command.add_typer(module.app, name=name)
+        else:
+            command.command(name, cls=Word)(getattr(module, name))
+    return command
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    known = (*WORDS, *GROUPS)
+    command = command_with([word for word in given[:1] if word in known] or known)
     try:
-        return app(args=arguments, standalone_mode=False) or 0
+        return command(args=given, standalone_mode=False) or 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except (InvalidRequest, ModelError) as error:

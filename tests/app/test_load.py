@@ -154,3 +154,16 @@ def test_what_cannot_be_is_said_in_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_master_elsewhere_is_shown_what_it_wants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token, ca = tmp_path / "token", tmp_path / "ca.pem"
+    token.write_text("secret")
+    ca.write_text("nonsense")
+    asked = ["bench", "load", "--master", "fleet.example:1", "--token-file", str(token)]
+    assert main(asked) == 2
+    assert "a token would travel to fleet.example:1 in the clear: give --tls-ca" in capsys.readouterr().err
+    assert main([*asked, "--tls-ca", str(ca)]) == 2
+    assert "ca.pem: no certificates in PEM" in capsys.readouterr().err

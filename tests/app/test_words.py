@@ -14,7 +14,7 @@ from specsot import __version__
 from specsot.errors import InvalidRequest
 from specsot.process.sources import PROGRAMS
 from specsot.process.spellings import SPELLINGS
-from specsot_app.cli import app, main
+from specsot_app.cli import GROUPS, WORDS, command_with, main
 from specsot_app.words import Word
 
 small = typer.Typer(add_completion=False)
@@ -65,7 +65,7 @@ def words_of(group: Any, before: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
 
 
 def test_every_word_takes_its_flags_from_anywhere() -> None:
-    words = words_of(typer.main.get_command(app))
+    words = words_of(typer.main.get_command(command_with((*WORDS, *GROUPS))))
     assert all(isinstance(word, Word) for _, word in words)
     assert {name for name, _ in words} | {"master", "worker", "drafter"} == set(PROGRAMS)
 

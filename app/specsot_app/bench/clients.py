@@ -15,13 +15,18 @@ from specsot.events import BranchText, Event, Finished, MergedText, Reason, Skel
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot_app.bench.waits import Heard, Level
+from specsot_app.reaching import Reach
 
 Asks = Callable[[int], Ask]
 
+OPEN = Reach()  # a master that wants to be shown nothing
 
-async def ask_at_once(address: str, clients: int, numbers: Iterator[int], ask: Asks) -> Level:
+
+async def ask_at_once(
+    address: str, clients: int, numbers: Iterator[int], ask: Asks, reach: Reach = OPEN
+) -> Level:
     """Whichever client is free asks the question of the next number, until there is none."""
-    async with connected(address, clients) as masters:
+    async with connected(address, clients, reach) as masters:
         begun = time.perf_counter()
         heard = await asyncio.gather(*(ask_on(master, numbers, ask) for master in masters))
         seconds = time.perf_counter() - begun
@@ -29,12 +34,12 @@ async def ask_at_once(address: str, clients: int, numbers: Iterator[int], ask: A
 
 
 @asynccontextmanager
-async def connected(address: str, clients: int) -> AsyncGenerator[list[MasterClient]]:
+async def connected(address: str, clients: int, reach: Reach) -> AsyncGenerator[list[MasterClient]]:
     """Raises Unavailable."""
     async with AsyncExitStack() as stack:
         masters: list[MasterClient] = []
         for _ in range(clients):
-            masters.append(await connect(address))
+            masters.append(await connect(address, tls=reach.tls, token=reach.token))
             stack.push_async_callback(masters[-1].close)
         yield masters
 

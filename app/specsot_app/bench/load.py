@@ -26,6 +26,7 @@ from specsot_app.bench.results import Row, write_results
 from specsot_app.bench.waits import Level
 from specsot_app.fleets import Wanted, models_of
 from specsot_app.processes import ProcessFleet
+from specsot_app.reaching import Reach
 from specsot_app.running import run
 
 QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
@@ -70,14 +71,15 @@ def measure(load: Load, output: Path | None) -> int:
 
 async def _measure(load: Load) -> tuple[Info, list[Level]]:
     async with master_of(load.wanted) as address:
-        info = await info_of(address)
+        reach = load.wanted.reach
+        info = await info_of(address, reach)
         numbers, levels = itertools.count(), list[Level]()
-        await ask_at_once(address, 1, islice(numbers, WARMING), load.ask)
+        await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, reach)
         console = Console(stderr=True)
         with Progress(console=console, disable=not console.is_terminal) as progress:
             for clients in progress.track(load.clients, description="clients"):
                 these = islice(numbers, max(load.requests, PER_CLIENT * clients))
-                levels.append(await ask_at_once(address, clients, these, load.ask))
+                levels.append(await ask_at_once(address, clients, these, load.ask, reach))
         return info, levels
 
 
@@ -94,8 +96,8 @@ async def master_of(wanted: Wanted) -> AsyncGenerator[str]:
         await fleet.close()
 
 
-async def info_of(address: str) -> Info:
-    client = await connect(address)
+async def info_of(address: str, reach: Reach) -> Info:
+    client = await connect(address, tls=reach.tls, token=reach.token)
     try:
         return await client.info()
     finally:

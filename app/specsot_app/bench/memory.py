@@ -73,7 +73,7 @@ async def _measure(load: Load) -> tuple[Info, list[Look]]:
                 unanswered = len(level.heard) - len(level.answered)
                 looks.append(Look(step, unanswered, resident(fleet.children)))
                 looked()
-        return await info_of(address), looks
+        return await info_of(address, load.wanted.reach), looks
     finally:
         await fleet.close()
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from specsot.errors import InvalidRequest
-from specsot.params import DrafterName, Mode
-from specsot_app.fleets import Wanted
+from specsot.params import Mode
+from specsot_app.commands import options
 from specsot_app.words import Word
 
 app = typer.Typer(help="Measure this machine.", rich_markup_mode=None, no_args_is_help=True)
@@ -38,15 +38,18 @@ def demo(
 
 @app.command("load", cls=Word)
 def load(
+    ctx: typer.Context,
     clients: Annotated[str, typer.Option(help="How many ask at once, level by level.")] = "1,2,4,8,16,32,64",
     requests: Annotated[int, typer.Option(min=1, help="Of each level; at least four a client.")] = 64,
     tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 32,
     mode: Annotated[Mode, typer.Option(help="direct: all answers are equally long.")] = "direct",
-    master: Annotated[str | None, typer.Option(help="host:port of a master that runs already.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model directory; the demo if not given.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Directory of what drafts.")] = None,
-    drafter: Annotated[DrafterName | None, typer.Option(help="Who drafts.")] = None,
-    stages: Annotated[int | None, typer.Option(help="Layer ranges, one worker each.")] = None,
+    master: options.Master = None,
+    tls_ca: options.TlsCa = None,
+    token_file: options.TokenFile = None,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    drafter: options.Drafter = None,
+    stages: options.Stages = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Instead: what the processes hold after 2,000 short requests.")
     ] = False,
@@ -58,7 +61,7 @@ def load(
     from specsot_app.bench import load as room
     from specsot_app.bench import memory as other_room
 
-    wanted = Wanted("processes", master, model, draft_model, drafter=drafter, stages=stages)
+    wanted = options.wanted_by({**ctx.params, "fleet": "processes"})
     what = room.Load(counts_of(clients), requests, tokens, mode, wanted)
     return (other_room if memory else room).measure(what, output)
 

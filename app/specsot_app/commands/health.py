@@ -11,14 +11,17 @@ from typing import Annotated
 import typer
 
 from specsot.rpc.tls import Tls
-from specsot_app.commands import options
+
+TlsCa = Annotated[
+    Path | None, typer.Option(help="Speak TLS; this PEM file vouches for the other side's certificate.")
+]
 
 
 def health(
     address: Annotated[str, typer.Argument(help="host:port of a master, worker or drafter.")],
     service: Annotated[str, typer.Option(help="Ask for one service, such as specsot.v1.Master.")] = "",
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 2.0,
-    tls_ca: options.TlsCa = None,
+    tls_ca: TlsCa = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate to show to a worker or drafter.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
 ) -> int:

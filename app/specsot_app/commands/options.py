@@ -16,6 +16,7 @@ from specsot.drafting import DraftMode, TunerName
 from specsot.members import CommMode, Layout, Transport, WeightFormat
 from specsot.params import DrafterName, Mode
 from specsot_app.asking import OPTIONS
+from specsot_app.commands.health import TlsCa as TlsCa
 from specsot_app.fleets import Dtype, Kind, Wanted
 from specsot_app.reaching import Reach, reach_of
 
@@ -69,9 +70,6 @@ Neighbours = Annotated[
 ]
 FleetKind = Annotated[Kind, typer.Option(help="In this process, or three kinds of processes.")]
 Master = Annotated[str | None, typer.Option(help="host:port of a master that runs already.")]
-TlsCa = Annotated[
-    Path | None, typer.Option(help="Speak TLS; this PEM file vouches for the other side's certificate.")
-]
 TokenFile = Annotated[
     Path | None, typer.Option(help="File with the token to show; it may stand in SPECSOT_TOKEN instead.")
 ]
