@@ -94,18 +94,24 @@ async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(
         await inside.close()
 
 
-async def restarted(fleet, name):
-    """A service is killed; once it is gone another one is started in its place."""
+async def restarted(fleet, name, by):
+    """A service gets this signal; once it is gone another one is started in its place."""
     (number,) = [n for n, child in enumerate(fleet.children) if child.service.name == name]
     child = fleet.children[number]
-    os.kill(child.pid, signal.SIGKILL)
+    os.kill(child.pid, by)
     await child.ended()
     fleet.children[number] = await start(child.service, keep_quiet)
 
 
-@pytest.mark.parametrize("options", [{"mode": "sot"}, SHAPED], ids=["greedy", "shaped"])
-async def test_law_4_killed_workers_that_come_back_change_nothing(demo_model, options):
-    """In the skeleton, then among the branches: first and last stage."""
+@pytest.mark.parametrize(
+    ("options", "by"),
+    [({"mode": "sot"}, signal.SIGTERM), (SHAPED, signal.SIGKILL)],
+    ids=["rolling", "killed"],
+)
+async def test_law_4_workers_that_go_and_come_back_change_nothing(demo_model, options, by):
+    """In the skeleton, then among the branches: last and first stage. Invariant 10: so an upgrade of all
+    workers, one by one and under load, fails no request.
+    """
     async with apart(demo_model) as fleet:
         undisturbed = await answer(fleet, **options)
         after = {12: "worker-1", len(undisturbed) // 2: "worker-0"}
@@ -113,7 +119,7 @@ async def test_law_4_killed_workers_that_come_back_change_nothing(demo_model, op
         async for one in fleet.generate(ask_of(QUESTION, **options)):
             events.append(one)
             if one.offset in after:
-                await restarted(fleet, after[one.offset])
+                await restarted(fleet, after[one.offset], by)
         check_stream(events)
         assert events[-1].event.text == undisturbed[-1].event.text
         check_logprobs(events, undisturbed, asked="logprobs" in options)
