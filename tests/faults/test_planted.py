@@ -1,0 +1,107 @@
+"""The checker is proved by bugs: planted in what lies between members, master and clients, and caught.
+
+Refuses to know the seeds of random runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specsot.events import MergedText, Numbered
+from specsot.frames import Close, Result
+from tests.faults.campaign import ASKS, Campaign, Fault, judge
+from tests.faults.clients import Habit
+from tests.faults.world import Honest, Shape
+
+pytestmark = pytest.mark.slow
+
+LEAVES = Habit(leave=12)
+PLAIN = next(ask for ask in ASKS if ask.mode == "direct" and not ask.resumable)
+PLANNED = next(ask for ask in ASKS if ask.mode == "sot" and not ask.resumable)
+TWO = ((0.0, PLANNED, Habit()), (0.1, PLAIN, LEAVES))
+
+
+class Dropping(Honest):
+    """The seventh piece of text gets lost."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def told(self, numbered: Numbered) -> list[Numbered]:
+        self.count += isinstance(numbered.event, MergedText)
+        return [] if self.count == 7 and isinstance(numbered.event, MergedText) else [numbered]
+
+
+class Doubling(Honest):
+    """One comes twice."""
+
+    def told(self, numbered: Numbered) -> list[Numbered]:
+        return [numbered] * (2 if numbered.offset == 9 else 1)
+
+
+class Reordering(Honest):
+    """One is overtaken by the next."""
+
+    def __init__(self) -> None:
+        self.held: list[Numbered] = []
+
+    def told(self, numbered: Numbered) -> list[Numbered]:
+        if numbered.offset == 9 and not self.held:
+            self.held.append(numbered)
+            return []
+        return [numbered, self.held.pop()] if numbered.offset == 10 and self.held else [numbered]
+
+
+class Leaking(Honest):
+    """No stage hears that somebody left."""
+
+    def downward(self, message: Any) -> list[Any]:
+        return [] if isinstance(message, Close) else [message]
+
+
+class Staling(Honest):
+    """A result of an epoch that is over comes once more, under the number of the next."""
+
+    def __init__(self) -> None:
+        self.old: Result | None = None
+
+    def upward(self, message: Any) -> list[Any]:
+        if not isinstance(message, Result):
+            return [message]
+        old, self.old = self.old, message
+        stale = old is not None and old.epoch < message.epoch
+        return [message, replace(old, epoch=message.epoch)] if stale and old else [message]
+
+
+class Renumbering(Honest):
+    """A piece of text is lost, and nobody can tell from the numbers."""
+
+    def told(self, numbered: Numbered) -> list[Numbered]:
+        event = numbered.event
+        if isinstance(event, MergedText) and event.offset:
+            return [replace(numbered, event=replace(event, text=event.text[1:]))]
+        return [numbered]
+
+
+@pytest.mark.parametrize(
+    ("bug", "rule"),
+    [
+        (Dropping(), "1 event"),
+        (Doubling(), "1 event 9 came in the place of 10"),
+        (Reordering(), "1 event 10 came in the place of 9"),
+        (Renumbering(), "2 the text is not that of the undisturbed fleet"),
+        (Leaking(), "5 "),
+        (Staling(), "11 the master took"),
+    ],
+)
+def test_a_planted_bug_is_caught(bug: Honest, rule: str) -> None:
+    faults = (Fault("kill", "worker-1", 1.0),) if isinstance(bug, Staling) else ()
+    found = judge(Campaign(Shape(2, False), TWO, faults), between=bug)
+    assert any(line.startswith(rule) for line in found), found
+
+
+def test_without_a_bug_nothing_is_caught() -> None:
+    assert judge(Campaign(Shape(2, False), TWO, (Fault("kill", "worker-1", 1.0),))) == []
