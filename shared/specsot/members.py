@@ -105,7 +105,7 @@ class Registration:
     drafters:    a drafter's ways to draft, the first for those who name none.
     shape:       how large its trees may be; None: as the master would have them.
     host:        the machine it runs on; empty: nobody knows.
-    gpus:        ids of those a worker can run on, in the order of its own numbers.
+    gpus:        ids of those a worker can run on, the one it is on now or prefers first.
     memory:      bytes it has for weights and KV pages; None: nobody knows.
     weights:     what the base's would take of it.
     rtt:         seconds to the master and back; None: not measured.

@@ -42,20 +42,20 @@ def facts(found: Info) -> list[tuple[str, str]]:
     ]
     members = [(one.kind, describe_member(one, found)) for one in found.members]
     pages = [("pages", describe_pages(found.pages))] if found.pages else []
+    plan = [("plan", found.plan)] if found.plan else []
     requests = [("requests", describe_requests(found.requests))] if found.requests else []
     laps = [("laps", describe_laps(found.laps))] if found.laps else []
     epoch = ("epoch", f"{found.epoch} · {'ready' if found.ready else 'not ready'}")
     waiting = [("waiting", line) for line in found.waiting_for]
-    return [*models, *members, *pages, *requests, *laps, epoch, *waiting, ("version", found.version)]
+    return [*models, *members, *plan, *pages, *requests, *laps, epoch, *waiting, ("version", found.version)]
 
 
 def describe_member(member: MemberInfo, found: Info) -> str:
     """Its place, its layers, and what a lap takes there."""
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, found)
-    return f"{member.name} at {member.address}{layers}" + (
-        f" · {seconds * 1e3:.1f} ms a lap" if seconds else ""
-    )
+    pace = f" · {seconds * 1e3:.1f} ms a lap" if seconds else ""
+    return f"{member.name} at {member.address}{layers}{pace}{' · stands by' if member.stands_by else ''}"
 
 
 def stage_seconds(member: MemberInfo, found: Info) -> float | None:

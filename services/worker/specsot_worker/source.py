@@ -5,6 +5,7 @@ Refuses to know the ring, frames and links.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from specsot.members import Configuration, Curve, Range, Registration, WeightFor
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder, Loaded
 from specsot.model.fingerprint import fingerprint
-from specsot.model.fitting import Need, check_fit, room_on, weights_of
+from specsot.model.fitting import Need, bytes_of, check_fit, gpus_on, room_on, weights_of
 from specsot.model.measure import measure_rows
 from specsot.model.precision import resolve_dtype
 from specsot.model.weights import WeightFiles
@@ -31,6 +32,8 @@ from specsot_worker.verdict import LastStage
 @dataclass(frozen=True, slots=True)
 class Supply:
     """What a worker is started with. `layers` None: the master decides. kv_memory in bytes.
+
+    device: without a number ("cuda") the master chooses among this machine's.
 
     loaded: hears of every layer that is loaded.
     """
@@ -49,9 +52,15 @@ class Supply:
 class Source:
     """Loads what is asked for and keeps the last range, so that a new epoch starts at once."""
 
-    def __init__(self, supply: Supply, room: Callable[[str], int | None] = room_on) -> None:
-        """room: free bytes of a device."""
-        self._supply, self._room = supply, room
+    def __init__(
+        self,
+        supply: Supply,
+        room: Callable[[str], int | None] = room_on,
+        gpus: Callable[[str], dict[str, str]] = gpus_on,
+    ) -> None:
+        """room: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs."""
+        self._supply, self._room, self._device = supply, room, supply.device
+        self._gpus = gpus(supply.device)
         self._config = read_config(supply.model)
         self._dtype = resolve_dtype(supply.dtype, supply.device)
         self._fingerprint = fingerprint(supply.model)
@@ -65,7 +74,7 @@ class Source:
 
     def registration(self) -> Registration:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
-        supply, config = self._supply, self._config
+        supply, config, memory = self._supply, self._config, self._memory()
         if supply.layers:
             self._check(supply.layers, supply.kv_memory)
         return Registration(
@@ -79,10 +88,15 @@ class Source:
             row_bytes=self._row_bytes,
             layers=supply.layers,
             curve=self._measure(),
+            host=socket.gethostname(),
+            gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
+            memory=memory,
+            weights=bytes_of(self._files(), config, self._dtype.itemsize),
         )
 
     def stage(self, configuration: Configuration, layers: Range) -> Stage:
         """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
+        self._settle_on(configuration.gpu)
         self._check(layers, configuration.pages * configuration.page_rows * self._row_bytes * len(layers))
         return Stage(self._load(layers), configuration.pages, configuration.page_rows, configuration.layout)
 
@@ -106,14 +120,31 @@ class Source:
         """KV of one position in one layer."""
         return 2 * self._config.kv_heads * self._config.head_dim * self._dtype.itemsize
 
+    def _settle_on(self, gpu: str | None) -> None:
+        """What is loaded elsewhere goes."""
+        device = self._gpus.get(gpu or "", self._device)
+        if device != self._device:
+            self._decoder, self._device = None, device
+
+    def _memory(self) -> int | None:
+        """Bytes there would be if nothing were loaded here yet; None where nobody knows."""
+        free = self._room(self._device)
+        return None if free is None else free + (self._weights(self._decoder.layers) if self._decoder else 0)
+
+    def _weights(self, layers: Range) -> int:
+        """Bytes."""
+        return weights_of(self._files(), self._config, layers) * self._dtype.itemsize
+
+    def _files(self) -> WeightFiles:
+        return WeightFiles(self._supply.model, self._supply.model_format == "bin")
+
     def _check(self, layers: Range, pages: int) -> None:
         """Before anything is loaded; a range that is here already takes no more."""
-        supply, weights = self._supply, 0
+        weights = 0
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None  # free the old range before the new one is loaded
-            files = WeightFiles(supply.model, supply.model_format == "bin")
-            weights = weights_of(files, self._config, layers) * self._dtype.itemsize
-        check_fit(f"layers {layers}", Need(weights, pages), supply.device, self._room(supply.device))
+            weights = self._weights(layers)
+        check_fit(f"layers {layers}", Need(weights, pages), self._device, self._room(self._device))
 
     def _measure(self) -> Curve:
         return measure_rows(self._load(self._supply.layers or Range(0, 1)))
@@ -124,6 +155,6 @@ class Source:
             supply = self._supply
             pickled = supply.model_format == "bin"
             self._decoder = Decoder.load(
-                supply.model, layers, self._dtype, supply.device, pickled, supply.loaded
+                supply.model, layers, self._dtype, self._device, pickled, supply.loaded
             )
         return self._decoder

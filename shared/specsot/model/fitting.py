@@ -96,6 +96,17 @@ def room_on(device: str) -> int | None:
     return free_memory() if torch.device(device).type == "cpu" else None
 
 
+def gpus_on(device: str) -> dict[str, str]:
+    """Ids of the GPUs that `device` may mean, and each one's own name as a device: of "cuda" all that this
+    process sees. By torch, not by NVIDIA's library, whose numbers know nothing of CUDA_VISIBLE_DEVICES.
+    """
+    asked = torch.device(device)
+    if asked.type != "cuda":
+        return {}
+    numbers = range(torch.cuda.device_count()) if asked.index is None else [asked.index]
+    return {str(torch.cuda.get_device_properties(number).uuid): f"cuda:{number}" for number in numbers}
+
+
 def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
     """What the machine has, or what is left of this container's limit, whichever is less."""
     found = [one for one in (_of_machine(meminfo), _of_container(cgroup)) if one is not None]

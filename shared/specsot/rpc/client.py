@@ -12,7 +12,7 @@ from grpc.aio import AioRpcError
 
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered
-from specsot.info import Info
+from specsot.info import Info, Rebalanced
 from specsot.params import Ask
 from specsot.rpc.dial import PATIENCE, reach
 from specsot.rpc.exposure import exposed
@@ -22,7 +22,7 @@ from specsot.rpc.tls import PLAIN, Tls
 from specsot.rpc.tracing import outgoing
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot.wire.events import decode_event
-from specsot.wire.info import decode_info
+from specsot.wire.info import decode_info, decode_rebalanced
 from specsot.wire.requests import encode_ask
 
 
@@ -91,6 +91,14 @@ class MasterClient:
         try:
             response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._shown)
             return decode_info(response)
+        except AioRpcError as failure:
+            raise error_of(failure) from None
+
+    async def rebalance(self) -> Rebalanced:
+        """Share the layers out anew; the new epoch may still be on its way. Raises Unavailable, Refused."""
+        try:
+            request = master_pb2.RebalanceRequest()
+            return decode_rebalanced(await self._master.Rebalance(request, metadata=self._shown))
         except AioRpcError as failure:
             raise error_of(failure) from None
 

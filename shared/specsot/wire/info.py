@@ -5,7 +5,7 @@ Refuses to know how it was put together.
 
 from __future__ import annotations
 
-from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, RequestsInfo
+from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, Rebalanced, RequestsInfo
 from specsot.v1 import master_pb2
 from specsot.wire.checks import few, known
 from specsot.wire.members import KIND_NUMBERS, KINDS, decode_layers, encode_layers
@@ -145,3 +145,11 @@ def decode_laps(message: master_pb2.Laps) -> LapsInfo:
         rows_per_lap=message.rows_per_lap,
         stages=tuple(few(message.stages, "stages")),
     )
+
+
+def encode_rebalanced(done: Rebalanced) -> master_pb2.RebalanceResponse:
+    return master_pb2.RebalanceResponse(changed=done.changed, epoch=done.epoch, plan=done.plan)
+
+
+def decode_rebalanced(message: master_pb2.RebalanceResponse) -> Rebalanced:
+    return Rebalanced(message.changed, message.epoch, message.plan)

@@ -11,12 +11,12 @@ from contextlib import aclosing
 
 from grpc.aio import ServicerContext
 
-from specsot.errors import Cancelled, InvalidRequest
+from specsot.errors import Cancelled, InvalidRequest, Unavailable
 from specsot.events import Numbered
-from specsot.info import Info
+from specsot.info import Info, Rebalanced
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot.wire.events import encode_event
-from specsot.wire.info import encode_info
+from specsot.wire.info import encode_info, encode_rebalanced
 from specsot.wire.requests import decode_ask, has_words, resumes
 from specsot_master.desk import Leader
 
@@ -24,13 +24,20 @@ LONGEST_ID = 128
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
-    """`info` tells how the ring stands at the moment it is called.
+    """`info` tells how the ring stands at the moment it is called. `rebalance` forms it anew.
 
     patience: seconds one event may wait for a client that does not read.
     """
 
-    def __init__(self, leader: Leader, info: Callable[[], Info], patience: float = 60.0) -> None:
+    def __init__(
+        self,
+        leader: Leader,
+        info: Callable[[], Info],
+        patience: float = 60.0,
+        rebalance: Callable[[], Rebalanced] | None = None,
+    ) -> None:
         self._leader, self._info, self._patience = leader, info, patience
+        self._rebalance = rebalance
 
     async def Generate(
         self,
@@ -57,6 +64,15 @@ class MasterService(master_pb2_grpc.MasterServicer):
         context: ServicerContext[master_pb2.GetInfoRequest, master_pb2.GetInfoResponse],
     ) -> master_pb2.GetInfoResponse:
         return encode_info(self._info())
+
+    async def Rebalance(
+        self,
+        request: master_pb2.RebalanceRequest,
+        context: ServicerContext[master_pb2.RebalanceRequest, master_pb2.RebalanceResponse],
+    ) -> master_pb2.RebalanceResponse:
+        if self._rebalance is None:
+            raise Unavailable("there is no ring here")
+        return encode_rebalanced(self._rebalance())
 
     def _events(
         self,

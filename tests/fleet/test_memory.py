@@ -1,0 +1,58 @@
+"""What a worker tells of its memory, and how that grows with its layers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from specsot.members import Configuration, Range, Stage
+from specsot.model.config import read_config
+from specsot.model.fitting import bytes_of, weights_of
+from specsot.model.weights import WeightFiles
+from specsot_worker.source import Source, Supply
+
+pytestmark = pytest.mark.torch
+
+FREE = 1 << 30
+
+
+def configuration(layers: Range) -> Configuration:
+    return Configuration(1, "w", (Stage("w", "w", layers),), pages=2, page_rows=64, slots=8)
+
+
+@pytest.mark.parametrize(
+    "layers", [Range(1, 2), Range(1, 4), Range(2, 7), Range(0, 3), Range(5, 8), Range(0, 8)]
+)
+def test_weights_grow_with_layers_and_nothing_else(demo_model: Path, layers: Range) -> None:
+    """That all of this, and no more, is loaded: tests/operations/test_fitting.py."""
+    files, config = WeightFiles(demo_model / "base"), read_config(demo_model / "base")
+    each = bytes_of(files, config, 4)
+    edges = each.first * (layers.first == 0) + each.last * (layers.last == 8)
+    assert weights_of(files, config, layers) * 4 == each.layer * len(layers) + edges
+
+
+def test_memory_is_told_as_if_nothing_were_loaded(demo_model: Path) -> None:
+    source = Source(Supply("w", "w", demo_model / "base", dtype="fp32"), room=lambda device: FREE)
+    first = source.registration()
+    assert (first.memory, bool(first.host), first.gpus) == (FREE, True, ())
+    source.stage(configuration(Range(1, 4)), Range(1, 4))
+    assert first.weights
+    assert source.registration().memory == FREE + 3 * first.weights.layer
+
+
+def test_a_worker_runs_where_the_master_says(demo_model: Path) -> None:
+    """Devices stand in for GPUs here: "cpu:0" is as good as "cpu", but a name of its own."""
+    asked: list[str] = []
+
+    def room(device: str) -> int:
+        asked.append(device)
+        return FREE
+
+    source = Source(
+        Supply("w", "w", demo_model / "base", dtype="fp32"), room, lambda device: {"A": "cpu", "B": "cpu:0"}
+    )
+    assert source.registration().gpus == ("A", "B")
+    source.stage(replace(configuration(Range(1, 2)), gpu="B"), Range(1, 2))
+    assert asked == ["cpu", "cpu:0"]
