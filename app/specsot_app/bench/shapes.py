@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specsot.errors import InvalidRequest
 from specsot.model.config import ModelConfig, make_config
 from specsot.model.fields import Json
 from specsot.model.weights import Weights
@@ -58,7 +59,9 @@ SHAPES: Mapping[str, Json] = {
 
 
 def config_of(name: str) -> ModelConfig:
-    """One of SHAPES."""
+    """One of SHAPES. Raises InvalidRequest."""
+    if name not in SHAPES:
+        raise InvalidRequest(f"no shape is called {name!r}, only {', '.join(SHAPES)}", field="models")
     return make_config(SHAPES[name], {}, Path(name))
 
 
