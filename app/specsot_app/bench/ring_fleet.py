@@ -90,9 +90,10 @@ class _Text:
 
 
 class _Ears(Watch):
-    """Follows one worker."""
+    """Follows one worker. changed: called for every lap that is back."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
         self.laps: list[Lap] = []
         self.queued = 0.0
         self.opened = self.closed = 0
@@ -110,6 +111,7 @@ class _Ears(Watch):
     def returned(self, result: Result, now: float) -> None:
         if (began := self.flying.pop(result.number, None)) is not None:
             self.laps.append(Lap(result.rows, now - began, result.seconds))
+        self._changed()
 
 
 class RingFleet:
@@ -122,7 +124,7 @@ class RingFleet:
             workers=site.stages,
             drafter=site.drafter is not None,
         )
-        self.fleet = Fleet(wishes, self._heard, self._changed, self._broke, lambda: True)
+        self.fleet = Fleet(wishes, self._heard, self.wake, self._broke, lambda: True)
         self.proxies: list[DelayProxy] = []
         self.ears: list[_Ears] = []
         self._clock, self._numbers = clock, itertools.count(1)
@@ -207,9 +209,10 @@ class RingFleet:
             if text := self._texts.get(outcome.sequence):
                 text.tokens += outcome.tokens
                 text.steps += outcome.step > 0
-        self._changed()
+        self.wake()
 
-    def _changed(self) -> None:
+    def wake(self) -> None:
+        """Something happened: whoever waits looks again."""
         self._news.set()
 
     def _broke(self, reason: str) -> None:
@@ -263,7 +266,7 @@ async def _settle(
     make = site.drafter
     if name != "drafter":
         ring.proxies.append(proxy)
-        ring.ears.append(_Ears())
+        ring.ears.append(_Ears(ring.wake))
         make = partial(_with_watch, site.worker, ring.ears[-1])
     assert make is not None
     dialer = GrpcDialer(name, inbox)

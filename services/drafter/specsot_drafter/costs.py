@@ -5,6 +5,7 @@ Refuses to know clocks, tokens, and whether anything pays: counts in, seconds ou
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ Floats = NDArray[np.floating[Any]]
 Counts = Floats | NDArray[np.int64] | int
 
 WORST_STRAIN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
-MOST_HOP = 4.0  # times the computing of a lap that its hops may seem to take
+MOST_HOP = 4.0  # times a lap's computing and the least that hops took lately, which hops may seem to take
+RECENT = 16  # laps that are lately
 WEIGHT = 0.2  # of one lap in what is typical
 DUE = 0.1  # of what a grown row costs: a row that is only caught up with, until it is measured
 
@@ -33,6 +35,7 @@ class Costs:
         self.lap, self.level = Timing(lap), Timing(level)
         self._widths = widths
         self._hops: dict[bool, float] = {}
+        self._recent: deque[float] = deque(maxlen=RECENT)
         self._strain = 1.0
         self._row = DUE * float(self.level.at(64) - self.level.at(1)) / 63
         self._caught = 1.0  # weight of the next observation of it
@@ -89,7 +92,8 @@ class Costs:
 
         Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts.
         """
-        hop = min(max(seconds, 0.0), MOST_HOP * computed)
+        self._recent.append(max(seconds, 0.0))
+        hop = min(self._recent[-1], MOST_HOP * (computed + min(self._recent)))
         before = self._hops.get(drafted, hop)
         self._hops[drafted] = before + WEIGHT * (hop - before)
 
