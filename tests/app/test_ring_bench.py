@@ -46,14 +46,6 @@ async def test_everything_comes_back_later_in_order_and_all_at_once(proxy):
     assert await reader.readexactly(5) == b"again"
 
 
-async def test_an_end_travels_as_the_last_of_what_was_said(proxy):
-    proxy.delay = 0.01
-    reader, writer = await connected(proxy)
-    writer.write(b"farewell")
-    writer.write_eof()
-    assert await reader.read() == b"farewell"
-
-
 async def test_where_nobody_listens_the_connection_ends():
     proxy = DelayProxy(1)
     await proxy.open()

@@ -86,7 +86,7 @@ def test_what_laps_really_take_corrects_what_was_measured_beforehand():
     flow.returned(240, (0.12, 0.12), 0.24, alone=True)
     assert flow.spread(240, 4, 2) == 2
     for _ in range(60):
-        flow.returned(120, (0.15, 0.15), 0.3, alone=False)
+        flow.returned(120, (0.2, 0.2), 0.4, alone=False)
     assert flow.spread(240, 4, 2) == 1
 
 

@@ -97,4 +97,6 @@ class _End(asyncio.Protocol):
         """All that is due; nothing before the connection is there."""
         now = asyncio.get_running_loop().time()
         while self._transport and self._due and self._due[0][0] <= now:
-            self._due.popleft()[1]()
+            act = self._due.popleft()[1]
+            if not self._transport.is_closing():
+                act()

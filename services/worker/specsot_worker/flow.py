@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from specsot.members import Curve
 
 WEIGHT = 0.2  # of one lap in what is typical
-GAIN = 0.1  # of a lap that another spread must bring, so that figures that waver change nothing
+GAIN = 0.2  # of a lap that another spread must bring, so that figures that waver change nothing
 CHUNKS = (1, 2, 4, 8)  # parts of the row budget that a chunk of a prompt may be
 
 
@@ -96,7 +96,9 @@ class Flow:
         hop busy."""
         each = -(-rows // parts)
         sending = (self._travel(each) - self._travel(1)) / self._stages
-        return max(self._lap(each) + self._beside, parts * self._slowest(each), parts * sending)
+        bound = self._travel(rows) - self._travel(1) > self._through(rows)  # else it is but noise
+        lap = self._through(each) + self._travel(each if bound else rows) + self._beside
+        return max(lap, parts * self._slowest(each), parts * sending if bound else 0.0)
 
     def _lap(self, rows: int) -> float:
         return self._through(rows) + self._travel(rows)
