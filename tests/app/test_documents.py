@@ -12,17 +12,14 @@ from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
-DOCUMENTS = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "docs/architecture.md",
-    "docs/cli.md",
-    "docs/eagle.md",
-    "docs/models.md",
-    "docs/operations.md",
-    "docs/security.md",
-    "models/demo/README.md",
-]
+DOCUMENTS = sorted(
+    str(page.relative_to(REPOSITORY))
+    for page in (
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        REPOSITORY / "models/demo/README.md",
+    )
+)
 
 
 def test_every_file_has_its_line_in_the_architecture() -> None:

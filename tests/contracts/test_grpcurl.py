@@ -89,7 +89,9 @@ async def test_describing_and_refusals() -> None:
             return replay(Line("", words, plaintext=True, data=data), one.address)
 
         methods = await asyncio.to_thread(ask, "list", "specsot.v1.Master")
-        assert methods == [f"specsot.v1.Master.{name}" for name in ("Cancel", "Generate", "GetInfo")]
+        assert methods == [
+            f"specsot.v1.Master.{name}" for name in ("Cancel", "Generate", "GetInfo", "Rebalance")
+        ]
         (file,) = await asyncio.to_thread(ask, "describe", "specsot.v1.GenerateRequest")
         assert file.name == "specsot/v1/master.proto"  # pyright: ignore
         with pytest.raises(KeyError):

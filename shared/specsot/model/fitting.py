@@ -100,10 +100,10 @@ def gpus_on(device: str) -> dict[str, str]:
     """Ids of the GPUs that `device` may mean, and each one's own name as a device: of "cuda" all that this
     process sees. By torch, not by NVIDIA's library, whose numbers know nothing of CUDA_VISIBLE_DEVICES.
     """
-    asked = torch.device(device)
-    if asked.type != "cuda":
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
         return {}
-    numbers = range(torch.cuda.device_count()) if asked.index is None else [asked.index]
+    numbers = [int(number)] if number else range(torch.cuda.device_count())
     return {str(torch.cuda.get_device_properties(number).uuid): f"cuda:{number}" for number in numbers}
 
 

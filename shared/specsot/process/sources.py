@@ -17,7 +17,8 @@ from specsot.errors import InvalidRequest
 CONFIG = "config"  # the flag that names the file
 PROGRAMS = (
     *("master", "worker", "drafter"),
-    *("infer", "chat", "serve", "status", "info", "health", "verify", "bench-demo", "bench-load"),
+    *("infer", "chat", "serve", "status", "info", "health", "rebalance", "verify"),
+    *("bench-demo", "bench-load", "bench-ring", "bench-gpu"),
 )  # each may have a table in a file
 
 

@@ -49,13 +49,13 @@ class Guarded(FastAPI):
 def gather(house: House, kind: type[FastAPI] = FastAPI) -> FastAPI:
     """The endpoints. The documents' own pages would fetch scripts from elsewhere: left out."""
     app = kind(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS))
-    for kind, answer in (
+    for fault, answer in (
         (SpecsotError, refuse),
         (RequestValidationError, refuse_body),
         (HTTPException, refuse_http),
         (Exception, refuse),
     ):
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(fault, answer)
     for routes in (openai_routes, seed_routes, ring_routes):
         app.include_router(routes(house))
     return app

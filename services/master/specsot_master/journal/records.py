@@ -1,6 +1,6 @@
-"""What is written down of a request: what its plan was told, in order. Told the same again, it stands where
-it stood, and tells its client the same events.
+"""What is written down of a request: what its plan was told, in order.
 
+Told the same again, it stands where it stood, and tells its client the same events.
 Pure. Refuses to know files. Times are seconds since the request came.
 """
 
