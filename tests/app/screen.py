@@ -25,13 +25,12 @@ class Screen:
         self._terminal, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-m", "tests.app.terminal", *words],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             env={**os.environ, "TERM": "xterm-256color"},
             start_new_session=True,
-            preexec_fn=take_terminal,
         )
         os.close(theirs)
 
@@ -65,8 +64,3 @@ class Screen:
             return False
         self.seen += read.decode(errors="replace")
         return bool(read)
-
-
-def take_terminal() -> None:
-    """So that Ctrl-C reaches it."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -5,6 +5,7 @@ Refuses to know what they hold it for. Reads /proc, so it works on Linux alone.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import sys
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from specsot.errors import InvalidRequest
 from specsot.info import Info
+from specsot.process.member import QUIET
 from specsot_app.bench.clients import ask_at_once
 from specsot_app.bench.load import Load, info_of, settings_of
 from specsot_app.bench.results import Row, write_results
@@ -35,7 +37,9 @@ AT_ONCE, SHORT = 8, 4  # clients, and tokens of an answer
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Resident bytes of every process after so many requests. unanswered: of those since the last look."""
+    """Resident bytes of every process after so many requests, once all is quiet. unanswered: of those since
+    the last look.
+    """
 
     requests: int
     unanswered: int
@@ -71,6 +75,7 @@ async def _measure(load: Load) -> tuple[Info, list[Look]]:
             for before, step in pairwise((0, *STEPS)):
                 level = await ask_at_once(address, AT_ONCE, islice(numbers, step - before), load.ask)
                 unanswered = len(level.heard) - len(level.answered)
+                await asyncio.sleep(2 * QUIET)
                 looks.append(Look(step, unanswered, resident(fleet.children)))
                 looked()
         return await info_of(address, load.wanted.reach), looks

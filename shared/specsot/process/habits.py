@@ -17,6 +17,8 @@ _SETTINGS = {
     "GOMP_SPINCOUNT": "10000",
     "GRPC_VERBOSITY": "NONE",  # what gRPC's C++ would print comes as a status too
     "GRPC_ENABLE_FORK_SUPPORT": "0",
+    # oneDNN keeps its code for every shape it has met, some 35 KiB each: enough for what decoding repeats.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
 }
@@ -40,3 +42,10 @@ def keep_memory() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 256 << 20)
         libc.mallopt(M_ARENA_MAX, 2)
+
+
+def return_freed_memory() -> None:
+    """Give the system what a peak needed and nobody holds any more. Takes milliseconds: for quiet moments."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

@@ -14,6 +14,8 @@ import structlog
 from specsot.links import Arrival, Dialer, Dialers, Inbox, Link
 from specsot.members import Configuration, Registration
 from specsot.membership import Part, take_part
+from specsot.process.habits import return_freed_memory
+from specsot.process.lull import Lull
 from specsot.process.setting import Setting, name_of, reachable
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.options import Terms
@@ -25,6 +27,8 @@ from specsot.zmq.sockets import Sockets
 
 log = structlog.get_logger()
 
+QUIET = 5.0  # seconds without work after which freed memory goes back to the system
+
 PartMaker = Callable[[str, str, Dialer, Executor], Part]  # (name, address, dialer, compute)
 
 
@@ -34,8 +38,9 @@ class ReportingPart:
     It dials by the epoch's transport, whichever that is.
     """
 
-    def __init__(self, part: Part, door: Door, dialers: Dialers) -> None:
-        self._part, self._door, self._dialers = part, door, dialers
+    def __init__(self, part: Part, door: Door, dialers: Dialers, lull: Lull) -> None:
+        """lull: is stirred whenever there is work."""
+        self._part, self._door, self._dialers, self._lull = part, door, dialers, lull
 
     @property
     def epoch(self) -> int:
@@ -53,6 +58,7 @@ class ReportingPart:
         await self._part.handle(arrival)
 
     async def settle(self) -> float | None:
+        self._lull.stir()
         return await self._part.settle()
 
     async def disband(self) -> None:
@@ -78,6 +84,7 @@ async def serve_member(
     ring.name = name_of(name, address)
     log.info("listening", at=address, name=ring.name)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+    lull = Lull(QUIET, return_freed_memory, asyncio.get_running_loop())
     try:
         zmq = ZmqDialer(ring.name, sockets, inbox, tls=setting.tls)
         dialers = Dialers({"grpc": GrpcDialer(ring.name, inbox, tls=setting.tls), "zmq": zmq})
@@ -88,9 +95,10 @@ async def serve_member(
         async def connect(registration: Registration) -> Link:
             return await join(master, registration, inbox, tls=setting.tls)
 
-        await take_part(ReportingPart(part, door, dialers), inbox, connect, leaving)
+        await take_part(ReportingPart(part, door, dialers, lull), inbox, connect, leaving)
         log.info("left")
     finally:
+        lull.stop()
         await host.close()
         sockets.close()
         await door.close(0)

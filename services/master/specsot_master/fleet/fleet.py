@@ -57,6 +57,7 @@ class Fleet:
         self._failed: set[str] = set()  # could not take part in it
         self._patience: asyncio.TimerHandle | None = None  # with those it lost
         self._complaint: str | None = None
+        self._missing = ""  # as it was said last
 
     @property
     def ready(self) -> bool:
@@ -173,7 +174,7 @@ class Fleet:
         """Begin a new epoch if the ring is complete and nothing runs that it would disturb."""
         stages = self._improved() if self._plan else self._draw_up()
         if isinstance(stages, str):
-            log.info("waiting for the ring", missing=stages)
+            self._wait_for(stages)
         elif stages and not self._plan:
             self._begin(stages)
         elif stages and (self._idle() or not self.ready):
@@ -235,8 +236,15 @@ class Fleet:
 
     # --- epochs ---
 
+    def _wait_for(self, missing: str) -> None:
+        """Say it once, however often it is tried."""
+        if missing != self._missing:
+            log.info("waiting for the ring", missing=missing)
+        self._missing = missing
+
     def _begin(self, stages: Stages) -> None:
         self._epoch += 1
+        self._missing = ""
         try:
             self._plan = form(self._epoch, self._roll.registrations, stages, self._wishes)
         except Refused as error:
