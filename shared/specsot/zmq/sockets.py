@@ -136,7 +136,8 @@ class Sockets:
 class Events:
     """News of a socket's connection. Over TCP strangers may knock at a receiving end: `only` names ours.
 
-    up: it stands. down: it does not any more, or never will.
+    up: it stands. down: it does not any more, or never will. Of a receiving end, only ends behind `up` count:
+    before that descriptors of strangers end, whose numbers ours may get, and other failures tell none.
     """
 
     def __init__(self, socket: Socket, sending: bool) -> None:
@@ -167,10 +168,15 @@ class Events:
             message = await news
             if message["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.up.set()
-            elif self._ours is None or int(message["value"]) == self._ours:
+            elif self._ours is None:
                 self.down.set()
-            elif message["event"] == zmq.Event.DISCONNECTED:
-                self._ended.add(int(message["value"]))
+            elif message["event"] == zmq.Event.DISCONNECTED and self.up.is_set():
+                self._end(int(message["value"]))
+
+    def _end(self, descriptor: int) -> None:
+        self._ended.add(descriptor)
+        if descriptor == self._ours:
+            self.down.set()
 
 
 def in_words(error: zmq.ZMQError) -> str:
