@@ -30,7 +30,7 @@ reflect() {
     say "reflection by a stranger's client, with a token"
     npm install --silent --prefix "$scratch/npm" @bufbuild/buf >/dev/null
     inside "$scratch/npm/node_modules/.bin/buf" curl --protocol grpc --cacert "$SPECSOT_CERTIFICATES/ca.pem" \
-        -H "authorization: Bearer $(cat "$SPECSOT_CERTIFICATES/token")" --list-services https://127.0.0.1:50050
+        --reflect-header "authorization: Bearer $(cat "$SPECSOT_CERTIFICATES/token")" --list-services https://127.0.0.1:50050
 }
 
 ask_over_http() {
