@@ -199,9 +199,9 @@ class Sequencer:
     def _families(self) -> dict[int, list[Live]]:
         """All who write, by family; those first who have been here longest."""
         families: dict[int, list[Live]] = {}
-        for live in sorted(self._live.values(), key=lambda live: live.returned or 0.0):
-            if live.root is not None:
-                families.setdefault(live.family, []).append(live)
+        writing = (live for live in self._live.values() if live.root is not None)
+        for live in sorted(writing, key=lambda live: live.returned or 0.0):
+            families.setdefault(live.family, []).append(live)
         return families
 
     def _waits(self, live: Live, now: float) -> bool:
