@@ -17,7 +17,7 @@ _SETTINGS = {
     "GOMP_SPINCOUNT": "10000",
     "GRPC_VERBOSITY": "NONE",  # what gRPC's C++ would print comes as a status too
     "GRPC_ENABLE_FORK_SUPPORT": "0",
-    # oneDNN keeps its code for every shape it has met, some 35 KiB each: enough for what decoding repeats.
+    # oneDNN keeps its code for every shape it has met, by default of the newest 1,024.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
