@@ -6,15 +6,14 @@ Refuses to know text, logits, sequences, and what schemas and regexes mean; the 
 from __future__ import annotations
 
 import functools
-import threading
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from specsot.constraint.choices import Choices
 from specsot.constraint.closing import FARTHEST, closing_of
-from specsot.constraint.compiling import compile_form
+from specsot.constraint.compiling import COMPILER, compile_form
+from specsot.constraint.matchers import Matchers
 from specsot.constraint.walker import Place, Walker
 from specsot.forms import Form
 from specsot.vocabulary import Vocabulary
@@ -37,7 +36,7 @@ class AnswerAutomaton:
         self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True
     ) -> None:
         self.vocabulary, self.form = vocabulary, form
-        self._matchers = _Matchers(vocabulary, form)
+        self._matchers = Matchers(functools.partial(compile_form, vocabulary, form), COMPILER)
         self._ends = np.array([end for end in ends if end < len(vocabulary)], dtype=np.int64)
         self._writes = _writing(vocabulary)
         self._choices = Choices(vocabulary, form.texts) if led and form.kind == "choice" else None
@@ -109,24 +108,6 @@ class AnswerAutomaton:
     def _full(self, place: Place) -> bool:
         """Complete, and nothing may follow: the library does not always see it at once."""
         return place.walker.accepts(place) and not self._allowed(place).any()
-
-
-class _Matchers:
-    """Matchers of one form, for any thread."""
-
-    def __init__(self, vocabulary: Vocabulary, form: Form) -> None:
-        self._compile = functools.partial(compile_form, vocabulary, form)
-        self._first = self._compile()
-        self._lock = threading.Lock()  # held while the first matcher is made or copied
-
-    def take(self) -> LLMatcher:
-        with self._lock:
-            return self._first.deep_copy()
-
-    def renew(self) -> LLMatcher:
-        with self._lock:
-            self._first = self._compile()
-            return self._first.deep_copy()
 
 
 @functools.lru_cache(maxsize=4)

@@ -14,6 +14,7 @@ import json
 import re
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -22,6 +23,7 @@ from specsot.forms import Form, refuse
 from specsot.vocabulary import Vocabulary
 
 STACK = 16 << 20  # bytes
+COMPILER = ThreadPoolExecutor(1, "forms")  # whoever compiles for laps does it here, one form at a time
 
 # The model chooses its own spelling of what is forced; the library's default is one spelling only.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'

@@ -7,7 +7,7 @@ may take as long as many laps, and no lap waits for it.
 from __future__ import annotations
 
 import functools
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from specsot.constraint.answers import AnswerAutomaton, Mask
 from specsot.constraint.automaton import automaton
+from specsot.constraint.compiling import COMPILER
 from specsot.constraint.habits import Forcing
 from specsot.errors import InvalidRequest
 from specsot.forms import Form
@@ -22,7 +23,6 @@ from specsot.frames import Opening
 from specsot.vocabulary import Vocabulary
 
 COMPILED = 8  # forms that are kept, the newest used
-_COMPILER = ThreadPoolExecutor(1, "forms")
 
 
 class Grammar(Forcing, Protocol):
@@ -52,7 +52,7 @@ def grammar_of(
 @functools.lru_cache(maxsize=COMPILED)
 def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Future[Grammar]:
     """Shared by everybody in the process."""
-    return _COMPILER.submit(_compile, vocabulary, form, ends, led)
+    return COMPILER.submit(_compile, vocabulary, form, ends, led)
 
 
 def _compile(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Grammar:

@@ -10,9 +10,11 @@ node once and what is asked of a place never depends on the way there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from llguidance import LLMatcher
+
+from specsot.constraint.matchers import Matchers
 
 T = TypeVar("T")
 
@@ -36,22 +38,12 @@ class Place:
         return _tokens(self, 0)
 
 
-class Matchers(Protocol):
-    """Where matchers before their first token come from."""
-
-    def take(self) -> LLMatcher: ...
-    def renew(self) -> LLMatcher: ...
-
-
 class Walker:
-    """Used by one thread at a time.
-
-    Matchers of one form share what they learn of its regexes, and all fail when that gets too much; a
-    renewed one begins without. What fails even then is too complex.
-    """
+    """Used by one thread at a time. Where even a matcher of a new batch fails, the form is too complex."""
 
     def __init__(self, matchers: Matchers) -> None:
-        self._matchers, self._matcher = matchers, matchers.take()
+        self._matchers = matchers
+        self._batch, self._matcher = matchers.take()
         self.root = self._here = Place(self)
 
     def step(self, place: Place, token: int) -> Place | None:
@@ -84,7 +76,8 @@ class Walker:
         return answer
 
     def _renew(self) -> None:
-        self._matcher, self._here = self._matchers.renew(), self.root
+        self._batch, self._matcher = self._matchers.take(worn=self._batch)
+        self._here = self.root
 
     def _move(self, place: Place) -> None:
         """Roll back to what both places share, and go on from there."""
