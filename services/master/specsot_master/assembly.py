@@ -6,6 +6,7 @@ Refuses to know doors (gRPC, HTTP) and processes; both the service and the embed
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -152,7 +153,7 @@ def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = Non
         conductor.epoch_began()
         changed.set()
 
-    fleet = Fleet(wishes, hear, begin, end, lambda: conductor.idle, after)
+    fleet = Fleet(wishes, hear, begin, end, lambda: conductor.idle, itertools.count(after + 1))
     ring.fleet = fleet
     return Master(settings, text, conductor, fleet, model, changed, laps)
 

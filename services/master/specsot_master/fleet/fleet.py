@@ -7,7 +7,8 @@ which layers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import structlog
@@ -20,6 +21,7 @@ from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Regi
 from specsot.params import DrafterName
 from specsot_master.fleet.formation import check, form, with_gpu
 from specsot_master.fleet.pace import pace_of
+from specsot_master.fleet.patience import Patience
 from specsot_master.fleet.roll import Member, Roll
 from specsot_master.fleet.succession import Stages, draw_anew, draw_up
 from specsot_master.fleet.wishes import Wishes
@@ -44,18 +46,19 @@ class Fleet:
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         idle: Callable[[], bool],
-        after: int = 0,
+        epochs: Iterator[int] | None = None,
     ) -> None:
-        """after: the newest epoch that masters before this one may have begun."""
+        """epochs: numbers of epochs to come, each larger than any that a member may have heard of."""
         self._wishes, self._idle = wishes, idle
         self._on_result, self._on_ready, self._on_end = on_result, on_ready, on_end
         self._retry = FIRST_RETRY
         self._roll = Roll(self.lost)
-        self._epoch = after
+        self._epochs = epochs or itertools.count(1)
+        self._epoch = 0
         self._plan: dict[str, Configuration] = {}
         self._stages: Stages = ()  # of the newest epoch
         self._failed: set[str] = set()  # could not take part in it
-        self._patience: asyncio.TimerHandle | None = None  # with those it lost
+        self._patience = Patience(self.reform)
         self._complaint: str | None = None
         self._missing = ""  # as it was said last
 
@@ -83,6 +86,49 @@ class Fleet:
         """The ways to draft of the running epoch's drafter."""
         names = [name for name in self._roll.names("drafter") if name in self._plan]
         return self._roll[names[0]].registration.drafters if names else ()
+
+    @property
+    def formed(self) -> bool:
+        """Everybody of an epoch is known, ready or not."""
+        return bool(self._plan)
+
+    @property
+    def short(self) -> bool:
+        """One more worker would do good at once."""
+        return not self._plan or len(self._stages) + len(self._spare) < self._wishes.workers
+
+    @property
+    def idle_workers(self) -> list[Registration]:
+        """Those who run nothing now."""
+        return [
+            one for one in self._roll.registrations if one.kind == "worker" and one.name not in self._plan
+        ]
+
+    def ran(self, name: str) -> bool:
+        """It was a stage of the newest epoch."""
+        return any(stage.name == name for stage in self._stages)
+
+    def accepts(self, registration: Registration) -> bool:
+        """Whether it may join."""
+        try:
+            check(registration, self._roll.registrations, self._wishes)
+        except Refused:
+            return False
+        return True
+
+    def completed_by(self, more: Sequence[Registration]) -> bool:
+        """Whether it has no ring, could not form one by itself, and could with these."""
+        if self._plan:
+            return False
+        try:
+            alone = self._drawn()
+        except Refused:
+            alone = ""
+        try:
+            together = self._drawn(more=more)
+        except Refused:
+            return False
+        return not isinstance(together, str) and (isinstance(alone, str) or bool(self._failed))
 
     def waiting_for(self) -> str:
         """What keeps the ring from running, in words; empty when it runs."""
@@ -122,7 +168,11 @@ class Fleet:
         )
 
     async def join(self, registration: Registration, downlink: Link) -> None:
-        """Take a member. Raises Refused, naming both values, when it does not belong here."""
+        """Raises Refused, naming both values, when it does not belong here."""
+        self.take(registration, downlink)
+
+    def take(self, registration: Registration, downlink: Link) -> None:
+        """One more member. Raises Refused."""
         check(registration, self._roll.registrations, self._wishes)
         registration = with_gpu(registration, self._roll.registrations)
         self._roll.add(registration, downlink)
@@ -131,6 +181,12 @@ class Fleet:
         if registration.name in self._spare:
             self._roll.tell(registration.name, StandBy(self._epoch))
         self.reform()
+
+    def release(self, name: str) -> Member:
+        """Let a worker that runs nothing here go elsewhere; nothing is lost by it."""
+        member = self._roll[name]
+        self._roll.remove(name)
+        return member
 
     def heard(self, name: str, message: object) -> None:
         """Take a member's message."""
@@ -217,11 +273,15 @@ class Fleet:
     def _draw_up(self) -> Stages | str:
         """The next epoch's stages, or what is missing."""
         try:
-            patient = self._patience is not None
-            return draw_up(self._roll.registrations, self._wishes, self._stages, patient, self._failed)
+            return self._drawn(self._patience.lasts)
         except Refused as error:
             self._complaint = str(error)
             return self._complaint
+
+    def _drawn(self, patient: bool = True, more: Sequence[Registration] = ()) -> Stages | str:
+        """Raises Refused."""
+        members = [*self._roll.registrations, *more]
+        return draw_up(members, self._wishes, self._stages, patient, self._failed)
 
     def _improved(self) -> Stages | None:
         """Stages of a better epoch than the present one: with a drafter that came late, or with as many
@@ -243,7 +303,7 @@ class Fleet:
         self._missing = missing
 
     def _begin(self, stages: Stages) -> None:
-        self._epoch += 1
+        self._epoch = next(self._epochs)
         self._missing = ""
         try:
             self._plan = form(self._epoch, self._roll.registrations, stages, self._wishes)
@@ -252,7 +312,7 @@ class Fleet:
             log.error("no ring", reason=str(error))
             return
         self._stages = stages
-        self._lose_patience()
+        self._patience.end()
         log.info("plan", epoch=self._epoch, stages=self.plan)
         for name, configuration in self._plan.items():
             self._roll[name].ready = False
@@ -273,21 +333,8 @@ class Fleet:
         self._retry = min(self._retry * 2, LONGEST_RETRY)
 
     def _be_patient(self, seconds: float) -> None:
-        """For so long those whom the ring lost may come back; then the others share what they ran."""
-        if self._plan or not self._stages:
-            return
-
-        def end() -> None:
-            self._lose_patience()
-            self.reform()
-
-        self._lose_patience()
-        self._patience = asyncio.get_running_loop().call_later(seconds, end)
-
-    def _lose_patience(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-        self._patience = None
+        if self._stages and not self._plan:
+            self._patience.begin(seconds)
 
     def _announce_if_ready(self) -> None:
         if self.ready:
