@@ -20,7 +20,7 @@ from specsot_master.conductor.trying import Forms
 
 
 class Arrivals:
-    """All that may take its time happens here, beside everybody else's requests."""
+    """All that may take its time happens here, beside everybody else's requests. inside: how many are."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Arrivals:
         self._acceptance, self._forms, self._roster = acceptance, forms, roster
         self._counts, self._clock, self._most = counts, clock, config.queue
         self._hints = Hints(config.retry_after)
-        self._inside = 0
+        self.inside = 0
 
     async def look_into(
         self, ask: Ask, id: str | None, client: str, timeout: float | None
@@ -45,18 +45,18 @@ class Arrivals:
         """
         check_time(timeout)
         self.find_room(client)
-        if self._inside >= self._most:
+        if self.inside >= self._most:
             raise self.overloaded()
         self._acceptance.check(ask, id)
         begun = self._clock.now()
-        self._inside += 1
+        self.inside += 1
         try:
             async with asyncio.timeout(timeout):
                 words = await self._word(ask, client)
         except TimeoutError:
             raise TimedOut("the deadline passed while the request was looked into") from None
         finally:
-            self._inside -= 1
+            self.inside -= 1
         left = None if timeout is None else timeout - (self._clock.now() - begun)
         check_time(left)
         return words, left

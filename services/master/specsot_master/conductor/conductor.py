@@ -12,16 +12,17 @@ from typing import ParamSpec
 
 import structlog
 
-from specsot.errors import NotFound, SpecsotError, TimedOut, Unavailable
+from specsot.errors import NotFound, SpecsotError, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.frames import Outcome, Result
 from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
-from specsot_master.conductor.accepting import Acceptance, fit
+from specsot_master.conductor.accepting import Acceptance, fit, require_ring
 from specsot_master.conductor.arrivals import Arrivals, check_time
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
+from specsot_master.conductor.limits import Limits
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.notes import Notes
 from specsot_master.conductor.openings import Openings
@@ -39,14 +40,13 @@ from specsot_master.text import Text
 
 log = structlog.get_logger()
 
-DEADLINE, REPAIR = "deadline", "repair"  # alarms
 MOST_BREAKS = 3  # rings in a row that may break under a request that gets nowhere: it may be the reason
 
 _P = ParamSpec("_P")
 
 
 class Conductor:
-    """All requests of one master."""
+    """All requests of one ring."""
 
     def __init__(
         self,
@@ -57,8 +57,10 @@ class Conductor:
         clock: Clock | None = None,
         forms: Forms | None = None,
         notes: Notes | None = None,
+        readers: Readers | None = None,
     ) -> None:
-        self._ring, self._config, self._clock = ring, config, clock or LoopClock()
+        """forms, notes, readers: those of a master that has several rings."""
+        self._ring, self._clock = ring, clock or LoopClock()
         self._text, self._notes = text, notes or Notes()
         self._acceptance = Acceptance(ring, prompts, config.model, config.vocabulary)
         self._outbox = Outbox(ring.order, self.epoch_ended)
@@ -67,7 +69,8 @@ class Conductor:
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
         self._course = Course(ring, self._sequences, self._sharing, self._notes, self._tell, self._fail)
         self._roster, self._counts = Roster(config), Counts()
-        self._readers = Readers(config, self._clock, self._drop, self._renew, self._notes)
+        self._limits = Limits(self._clock, self._fail, ring.waiting_for, config.repair_for)
+        self._readers = readers or Readers(config, self._clock, self.drop, self.renew, self._notes)
         self._arrivals = Arrivals(
             self._acceptance, forms or Forms(), self._roster, self._counts, self._clock, config
         )
@@ -102,6 +105,20 @@ class Conductor:
     def kept_pages(self) -> int:
         """KV pages of beginnings of prompts, needed or not."""
         return self._sharing.pages
+
+    @property
+    def everybody(self) -> list[LiveRequest]:
+        """Those that run, and those that wait."""
+        return self._roster.everybody
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn, or are looked into before they may."""
+        return self._roster.waiting + self._arrivals.inside
+
+    def knows(self, id: str) -> bool:
+        """A request of this id waits, runs, or may still be read."""
+        return self._find(id) is not None
 
     def requests(self) -> RequestsInfo:
         """How requests stand, and how they ended."""
@@ -159,7 +176,7 @@ class Conductor:
         now = self._clock.now()
         self._notes.stopped(request, now)
         self._course.obey(request, request.plan.cancel(now))
-        self._drop(request)
+        self.drop(request)
         return True
 
     async def revive(self, kept: Iterable[Kept]) -> None:
@@ -198,7 +215,7 @@ class Conductor:
             if request.breaks > MOST_BREAKS:
                 self._fail(request, Unavailable(f"{reason}, once more while this request ran"))
             else:
-                self._await_ring(request, reason)
+                self._limits.await_ring(request, reason)
 
     def end(self, reason: str) -> None:
         """Every request ends with Unavailable(reason)."""
@@ -208,6 +225,43 @@ class Conductor:
             request.feed.end(Unavailable(reason))
             self._counts.end(Unavailable(reason))
             self._readers.over(request)
+
+    def drop(self, request: LiveRequest) -> None:
+        """A request is over, or nobody wants it any more: leave nothing of it in the ring. Unknown ones are
+        ignored.
+        """
+        if self._roster.find(request.id) is not request:
+            return
+        request.feed.end()
+        if not (request.feed.error or request.plan.reason):
+            log.info("abandoned", **request.named)
+        self._counts.end(request.feed.error or request.plan.reason or "cancelled")
+        self._readers.over(request)
+        self._arrivals.left()
+        live = self._roster.is_live(request)
+        self._course.leave(request)
+        self._roster.leave(request)
+        if live:
+            self._fill()
+
+    def renew(self, request: LiveRequest) -> None:
+        """Longer leases where they are needed, unless the client has stopped reading. Unknown ones are ignored."""
+        if self._roster.is_live(request) and not self._readers.pauses(request):
+            self._course.renew(request)
+
+    def adopt(self, request: LiveRequest) -> None:
+        """Go on here with what another ring cannot. Raises InvalidRequest (it is too large for this ring)
+        and Unavailable before anything is changed.
+        """
+        fit(request, require_ring(self._ring))
+        self._roster.wait(request)
+        self._limits.has_ring(request)
+        self._limits.watch(request)
+        self._fill()
+
+    def let_go(self, request: LiveRequest) -> None:
+        """Another ring goes on with it; there is nothing of it in this one."""
+        self._roster.leave(request)
 
     async def settled(self) -> None:
         """Return once every order decided so far is with the ring."""
@@ -226,7 +280,7 @@ class Conductor:
         log.info("request", **request.named, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
         self._roster.wait(request)
         self._notes.arrived(request, self._clock.now())
-        self._limit(request, left)
+        self._limits.give(request, left)
         self._fill()
         return request
 
@@ -241,7 +295,7 @@ class Conductor:
             return
         self._roster.wait(request)
         self._readers.set_aside(request)
-        self._await_ring(request, "the master was restarted")
+        self._limits.await_ring(request, "the master was restarted")
 
     def _find(self, id: str) -> LiveRequest | None:
         return self._roster.find(id) or self._readers.find(id)
@@ -251,18 +305,8 @@ class Conductor:
         check_time(timeout)
         check_same(request, ask)
         if self._roster.find(request.id) is request:
-            self._limit(request, timeout)
+            self._limits.give(request, timeout)
         return request
-
-    def _limit(self, request: LiveRequest, timeout: float | None) -> None:
-        request.alarms.clear(DEADLINE)
-        if timeout is not None:
-            request.alarms.set(DEADLINE, self._clock, timeout, lambda: self._expire(request))
-
-    def _expire(self, request: LiveRequest) -> None:
-        """Its deadline is here."""
-        doing = "was answered" if request.begun else "waited for its turn"
-        self._fail(request, TimedOut(f"the deadline passed while the request {doing}"))
 
     def _forget(self) -> None:
         """Nothing of this epoch is in the ring any more."""
@@ -271,37 +315,11 @@ class Conductor:
         self._sharing.begin_epoch(0)
         self._over, self._epoch = max(self._over, self._epoch or 0), None
 
-    def _await_ring(self, request: LiveRequest, reason: str) -> None:
-        limit = self._config.repair_for
-
-        def give_up() -> None:
-            lacking = f"waiting for {self._ring.waiting_for()}"
-            self._fail(request, Unavailable(f"{reason}; after {limit:g} s the ring is still {lacking}"))
-
-        request.alarms.clear(REPAIR)
-        request.alarms.set(REPAIR, self._clock, limit, give_up)
-
-    def _drop(self, request: LiveRequest) -> None:
-        """The request is over, or nobody wants it any more: leave nothing of it in the ring."""
-        if self._roster.find(request.id) is not request:
-            return
-        request.feed.end()
-        if not (request.feed.error or request.plan.reason):
-            log.info("abandoned", **request.named)
-        self._counts.end(request.feed.error or request.plan.reason or "cancelled")
-        self._readers.over(request)
-        self._arrivals.left()
-        live = self._roster.is_live(request)
-        self._course.leave(request)
-        self._roster.leave(request)
-        if live:
-            self._fill()
-
     def _fail(self, request: LiveRequest, error: SpecsotError) -> None:
         log.warning("request failed", **request.named, reason=str(error))
         self._notes.failed(request, error)
         request.feed.end(error)
-        self._drop(request)
+        self.drop(request)
 
     def _guard(
         self, request: LiveRequest, act: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs
@@ -343,7 +361,7 @@ class Conductor:
         self._sharing.begin_epoch(state.pages)
         self._epoch = state.epoch
         for request in self._roster.everybody:
-            request.alarms.clear(REPAIR)
+            self._limits.has_ring(request)
             self._guard(request, fit, request, state)
 
     def _add_branches(self) -> None:
@@ -360,19 +378,14 @@ class Conductor:
 
     def _learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
         self._course.learn(request, outcomes, now)
-        self._renew(request)
+        self.renew(request)
 
     def _tell(self, request: LiveRequest, numbered: Numbered) -> None:
         request.feed.push(numbered)
         self._readers.told(request)
         if isinstance(numbered.event, Finished):
             _log_end(request, numbered.event)
-            self._drop(request)
-
-    def _renew(self, request: LiveRequest) -> None:
-        """Longer leases where they are needed, unless the client has stopped reading."""
-        if not self._readers.pauses(request):
-            self._course.renew(request)
+            self.drop(request)
 
 
 def _log_end(request: LiveRequest, end: Finished) -> None:

@@ -87,6 +87,7 @@ class LiveRequest:
     node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
           prompt that were in the ring before it.
     family: its sequences ride in the same frames.
+    deadline: by the conductor's clock.
     begun: it has been in the ring. breaks: how often its ring broke since it last wrote something.
     """
 
@@ -105,6 +106,7 @@ class LiveRequest:
     shared: int = 0
     found: int = 0
     family: int | None = None
+    deadline: float | None = None
     begun: bool = False
     breaks: int = 0
     feed: Feed = field(init=False)
