@@ -8,6 +8,7 @@ Knows nothing of gRPC or HTTP: `specsot.rpc` and the HTTP gateway translate, eac
     ├── NotFound              no such request, model or sequence
     ├── Overloaded            no room now                             (retry_after, seconds)
     ├── Unavailable           the ring is not complete, or just broke
+    │   └── Hung              compute that does not come back; its process must end
     ├── Refused               two parts do not belong together        (fleet, fingerprints, epochs)
     ├── ModelError            a model directory cannot be used
     │   └── HeadMismatch      a draft head does not fit its base
@@ -50,6 +51,10 @@ class Overloaded(SpecsotError):
 
 class Unavailable(SpecsotError):
     """The ring is not complete, or broke under this request."""
+
+
+class Hung(Unavailable):
+    """A member's compute does not come back. Nothing can stop it but the end of its process."""
 
 
 class Refused(SpecsotError):

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from specsot.errors import Refused, SpecsotError, Unavailable
+from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.links import Arrival, Inbox, Link, Lost
 from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration, StandBy
 
@@ -61,7 +61,7 @@ class Part(Protocol):
 
 
 async def take_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
-    """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted."""
+    """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted, Hung."""
     farewell = asyncio.ensure_future(_call(leaving, inbox))
     try:
         while not leaving.is_set():
@@ -171,13 +171,16 @@ async def _settle(part: Part, uplink: Link) -> float | None:
 async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:
     """An epoch that fails here ends everywhere: the master is told and forms the next one.
 
-    What goes wrong outside of any epoch ends none.
+    What goes wrong outside of any epoch ends none. Raises Hung: who hangs will not take part again.
     """
     epoch = part.epoch
     log.error("the epoch broke here", epoch=epoch, reason=str(error))
     await part.disband()
     if epoch:
         await _say(uplink, Broken(epoch, str(error)))
+    if isinstance(error, Hung):
+        await uplink.close()
+        raise error
 
 
 async def _say(uplink: Link, message: Ready | Broken | Leaving) -> None:

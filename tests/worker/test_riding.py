@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+from specsot.deadline import Deadline
 from specsot.errors import Unavailable
 from specsot.frames import Drafts
 from specsot.links import Arrival, Lost
@@ -35,8 +37,8 @@ def last_stage() -> tuple[WorkerPart, Recorder]:
     first = Recorder()
     configuration = Configuration(1, "w2", STAGES, 9, 9, 9, drafter="d:1", comm_mode="ring")
     links = Links(None, first, Recorder(), Recorder())
-    part: Any = WorkerPart(None, None, None)  # type: ignore[arg-type]
-    part._now = _Epoch(configuration, None, links, set(), None, None)  # type: ignore[arg-type]
+    part: Any = WorkerPart(SimpleNamespace(name="w2"), None, None)  # type: ignore[arg-type]
+    part._now = _Epoch(configuration, None, links, set(), None, None, Deadline(()))  # type: ignore[arg-type]
     return part, first
 
 

@@ -6,14 +6,13 @@ late, wrong or gone, and nobody waits long for it.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
 
-from specsot.errors import SpecsotError, Unavailable
+from specsot.compute import Compute
+from specsot.deadline import Deadline
+from specsot.errors import Unavailable
 from specsot.frames import Drafts, Features
 from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import Configuration, Ready, Registration, Tap
@@ -30,6 +29,7 @@ class _Epoch:
     engine: DraftEngine
     stage: Link
     untaught: list[Features]
+    deadline: Deadline
 
 
 class DrafterPart:
@@ -38,7 +38,7 @@ class DrafterPart:
     def __init__(
         self, source: Provider, dialer: Dialer, compute: Executor, watch: Watch | None = None
     ) -> None:
-        self._source, self._dialer, self._compute = source, dialer, compute
+        self._source, self._dialer, self._compute = source, dialer, Compute(source.name, compute)
         self._watch = watch or Watch()
         self._now: _Epoch | None = None
 
@@ -52,14 +52,14 @@ class DrafterPart:
         return self._now.engine.free_pages if self._now else None
 
     async def registration(self) -> Registration:
-        return await self._run(self._source.registration)
+        return await self._compute.run(self._source.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the head, give the tapping stages their slices of its fc, then be ready."""
-        engine = await self._run(self._source.engine, configuration)
+        engine = await self._compute.run(self._source.engine, configuration)
         await self._send_taps(configuration)
         stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
-        self._now = _Epoch(configuration, engine, stage, [])
+        self._now = _Epoch(configuration, engine, stage, [], Deadline(configuration.curve))
         self._watch.formed(configuration, lambda: engine.free_pages)
         await uplink.send(Ready(configuration.epoch))
 
@@ -81,7 +81,10 @@ class DrafterPart:
             return None
         lessons, now.untaught = now.untaught, []
         with self._watch.drafting(lessons):
-            drafts, seconds = await self._run(_learn_and_draft, now.engine, lessons, self.epoch)
+            drafts, seconds = await self._compute.run(
+                _learn_and_draft, now.engine, lessons, self.epoch, within=now.deadline.seconds(_rows(lessons))
+            )
+        now.deadline.took(_rows(lessons), seconds)
         self._watch.drafted(drafts, seconds)
         if drafts.drafts or drafts.rest:
             await now.stage.send(drafts)
@@ -95,22 +98,17 @@ class DrafterPart:
 
     async def _send_taps(self, configuration: Configuration) -> None:
         """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on."""
-        for layer, weight in (await self._run(self._source.tap_slices)).items():
+        for layer, weight in (await self._compute.run(self._source.tap_slices)).items():
             near = configuration.comm_mode == "ring"
             stage = configuration.drafted_for if near else configuration.tapping(layer)
             link = await self._dialer.dial(stage.address, configuration.epoch)
             await link.send(Tap(configuration.epoch, layer, weight))
             await link.close()
 
-    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Run tensor work off the loop. Whatever it raises ends this drafter's epoch with one clear line."""
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._compute, work, *arguments)
-        except SpecsotError:
-            raise
-        except (RuntimeError, MemoryError) as error:
-            raise Unavailable(f"{self._source.name} failed: {str(error).splitlines()[0]}") from error
+
+def _rows(lessons: list[Features]) -> int:
+    """Of the base's laps that brought them, and of what is to be learned."""
+    return sum(one.fed + sum(len(lesson.tokens) for lesson in one.lessons) for one in lessons)
 
 
 def _learn_and_draft(engine: DraftEngine, lessons: list[Features], epoch: int) -> tuple[Drafts, float]:

@@ -32,6 +32,7 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_worker.observing import watch_of
         from specsot_worker.part import WorkerPart
+        from specsot_worker.provider import Provider
         from specsot_worker.source import Source, Supply
 
         supply = Supply(
@@ -44,7 +45,10 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
             config.kv_memory,
             config.model_format,
         )
-        return WorkerPart(Source(supply), dialer, compute, watch=watch_of(seen, config.trace_laps))
+        source: Provider = Source(supply)
+        if config.failpoint:
+            source = config.failpoint.before(source)
+        return WorkerPart(source, dialer, compute, watch=watch_of(seen, config.trace_laps))
 
     with observed("worker", config.setting) as seen:
         await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)

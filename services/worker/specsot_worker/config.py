@@ -12,13 +12,14 @@ from pathlib import Path
 from specsot.members import Range, WeightFormat
 from specsot.process.flags import Flags, layers, positive
 from specsot.process.setting import Setting, add_membership, add_setting, read_member_setting
+from specsot_worker.failpoints import Failpoint, failpoint
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """layers None: the master assigns a range. kv_memory in bytes.
 
-    trace_laps: of laps that carry a traced request one is traced.
+    trace_laps: of laps that carry a traced request one is traced. failpoint: for tests.
     """
 
     setting: Setting
@@ -32,6 +33,7 @@ class WorkerConfig:
     kv_memory: int
     model_format: WeightFormat
     trace_laps: int
+    failpoint: Failpoint | None
 
 
 def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
@@ -40,6 +42,7 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
     add_membership(flags)
     flags.flag("layers", layers, help="the range to run, such as 0:4; by default the master assigns one")
     flags.flag("trace-laps", positive, 16, "of the laps of a traced request, every how manieth is traced")
+    flags.flag("failpoint", failpoint, help="for tests: [NAME:]hang@FRAME or die@FRAME")
     add_setting(flags, "127.0.0.1:0")
     given = flags.read(arguments)
     return WorkerConfig(
@@ -54,4 +57,5 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         kv_memory=given.kv_memory,
         model_format=given.model_format,
         trace_laps=given.trace_laps,
+        failpoint=given.failpoint,
     )

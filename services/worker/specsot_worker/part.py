@@ -5,15 +5,16 @@ Refuses to know transports, text and requests. Thin: every decision is the seque
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from specsot.errors import SpecsotError, Unavailable
-from specsot.frames import Close, Drafts, Frame, Lease, Open, Result
+from specsot.compute import Compute
+from specsot.deadline import Deadline
+from specsot.errors import Unavailable
+from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import Configuration, Ready, Registration, Tap
 from specsot.pages import PageTable
@@ -38,6 +39,7 @@ class _Epoch:
     missing_taps: set[int]
     sequencer: Sequencer | None
     judge: LastStage | None
+    deadline: Deadline
     drafter_lost: bool = False
 
 
@@ -53,7 +55,8 @@ class WorkerPart:
         watch: Watch | None = None,
     ) -> None:
         self._source, self._dialer = source, dialer
-        self._compute, self._clock, self._watch = compute, clock, watch or Watch()
+        self._compute = Compute(source.name, compute)
+        self._clock, self._watch = clock, watch or Watch()
         self._now: _Epoch | None = None
         self._early: list[Arrival] = []
 
@@ -67,13 +70,13 @@ class WorkerPart:
         return self._now.stage.table.free if self._now else None
 
     async def registration(self) -> Registration:
-        return await self._run(self._source.registration)
+        return await self._compute.run(self._source.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
         index = index_of(configuration)
         mine = configuration.stages[index]
-        stage = await self._run(self._source.stage, configuration, mine.layers)
+        stage = await self._compute.run(self._source.stage, configuration, mine.layers)
         links = await connect(configuration, self._dialer, uplink)
         last = index == len(configuration.stages) - 1
         self._now = _Epoch(
@@ -83,6 +86,7 @@ class WorkerPart:
             set(own_taps(configuration, mine)),
             _sequencer(configuration) if index == 0 else None,
             self._source.judge(stage) if last else None,
+            Deadline(configuration.curve),
         )
         self._watch.formed(configuration, stage.table)
         await self._ready_if_complete()
@@ -123,7 +127,7 @@ class WorkerPart:
         if now is None:
             return None
         if now.judge and now.judge.late:
-            await self._announce(now, await self._run(now.judge.judge_late))
+            await self._announce(now, await self._compute.run(now.judge.judge_late))
         waits = [wait for wait in (await self._lead(now), _glance(now.judge)) if wait is not None]
         return min(waits, default=None)
 
@@ -149,16 +153,23 @@ class WorkerPart:
     async def _pass_on(self, now: _Epoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
         if now.judge is None:
-            with self._watch.working(frame):
-                passed = await self._run(now.stage.run, frame)
-            self._watch.worked(frame, passed.seconds[-1])
+            passed = await self._work(now, frame, now.stage.run, frame)
+            self._worked(now, frame, passed.seconds[-1])
             assert now.links.following is not None
             await now.links.following.send(passed)
             return
-        with self._watch.working(frame):
-            verdict = await self._run(_run_and_judge, now.stage, now.judge, frame)
-        self._watch.worked(frame, verdict.result.seconds[-1])
+        verdict = await self._work(now, frame, _run_and_judge, now.stage, now.judge, frame)
+        self._worked(now, frame, verdict.result.seconds[-1])
         await self._announce(now, verdict)
+
+    async def _work(self, now: _Epoch, frame: Frame, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Compute a frame, in the time that its rows may take. Raises Hung."""
+        with self._watch.working(frame):
+            return await self._compute.run(work, *arguments, within=now.deadline.seconds(_rows(frame)))
+
+    def _worked(self, now: _Epoch, frame: Frame, seconds: float) -> None:
+        now.deadline.took(_rows(frame), seconds)
+        self._watch.worked(frame, seconds)
 
     async def _announce(self, now: _Epoch, verdict: Verdict) -> None:
         """Stage 0 first (the next lap waits for it), then the drafter, then the master."""
@@ -191,14 +202,14 @@ class WorkerPart:
                 await now.links.onward.send(tap)
             return
         if tap.layer in now.missing_taps:
-            await self._run(now.stage.tap, tap.layer, tap.weight)
+            await self._compute.run(now.stage.tap, tap.layer, tap.weight)
             now.missing_taps.discard(tap.layer)
             await self._ready_if_complete()
 
     async def _ready_if_complete(self) -> None:
         now = self._now
         if now and not now.missing_taps:
-            await self._run(now.stage.prepare)
+            await self._compute.run(now.stage.prepare)
             await now.links.master.send(Ready(now.configuration.epoch))
 
     async def _lose(self, now: _Epoch, lost: Lost) -> None:
@@ -222,20 +233,14 @@ class WorkerPart:
         early, self._early = self._early, []
         return early
 
-    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Run tensor work off the loop. Whatever it raises ends the epoch with one clear line."""
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._compute, work, *arguments)
-        except SpecsotError:
-            raise
-        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for out of memory too
-            raise Unavailable(f"{self._source.name} failed: {str(error).splitlines()[0]}") from error
-
 
 def _glance(judge: LastStage | None) -> float | None:
     """When to look again for what holds a sequence, where one waits for that."""
     return GLANCE if judge and judge.waits else None
+
+
+def _rows(frame: Frame) -> int:
+    return sum(map(rows_of, frame.segments))
 
 
 def _run_and_judge(stage: LayerRange, judge: LastStage, frame: Frame) -> Verdict:

@@ -6,6 +6,7 @@ Refuses to know what the service does.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 import uvloop
 
-from specsot.errors import InvalidRequest, ModelError, SpecsotError
+from specsot.errors import Hung, InvalidRequest, ModelError, SpecsotError
 
 log = structlog.get_logger()
 
@@ -23,12 +24,17 @@ Work = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def live(program: str, work: Work) -> int:
-    """Run `work(leaving)`; SIGTERM and SIGINT set `leaving`. The exit status."""
+    """Run `work(leaving)`; SIGTERM and SIGINT set `leaving`. The exit status.
+
+    Ends the process at once where a thread hangs: Python would wait for it.
+    """
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_told(work))
     except (InvalidRequest, ModelError) as error:
         return _tell(program, str(error), WRONG_INPUT)
+    except Hung as error:
+        os._exit(_tell(program, str(error), FAILED))
     except SpecsotError as error:
         return _tell(program, str(error), FAILED)
     except Exception as error:

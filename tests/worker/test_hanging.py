@@ -1,0 +1,110 @@
+"""Compute that does not come back is noticed by how long it may take; who hangs says so and ends."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+
+from specsot.compute import Compute
+from specsot.deadline import FIRST, LEAST, Deadline
+from specsot.errors import Hung
+from specsot.links import Arrival, Inbox
+from specsot.members import Broken
+from specsot.membership import take_part
+from specsot_worker.failpoints import die, failpoint, hang
+from tests.faults.virtual import Labour, run
+from tests.worker.test_membership import EagerPart, Recorder
+
+CURVE = ((1, 0.5), (8, 1.0), (64, 4.0))
+
+
+def test_new_work_has_long_and_known_work_eight_times_what_it_should_take() -> None:
+    deadline = Deadline(CURVE)
+    assert deadline.seconds(8) == FIRST
+    deadline.took(8, 1.0)
+    assert deadline.seconds(8) == LEAST
+    deadline.took(64, 4.0)
+    assert deadline.seconds(64) == 8 * 4.0
+    deadline.took(600, 1.0)
+    assert deadline.seconds(640) == 8 * 40.0, "in proportion beyond what was measured"
+
+
+def test_a_slow_machine_has_longer_and_a_hiccup_is_forgotten() -> None:
+    deadline = Deadline(CURVE)
+    deadline.took(8, 9.0)
+    assert deadline.seconds(8) == 72.0
+    for _ in range(30):
+        deadline.took(8, 1.0)
+    assert deadline.seconds(8) == LEAST
+
+
+def test_without_a_curve_there_is_the_least() -> None:
+    deadline = Deadline(())
+    deadline.took(8, 100.0)
+    assert deadline.seconds(8) == LEAST
+
+
+class Never(Executor):
+    """Begins, if it may, and never ends."""
+
+    def __init__(self, begins: bool) -> None:
+        self.begins = begins
+
+    def submit(self, fn: Any, /, *arguments: Any, **more: Any) -> Future[Any]:
+        if self.begins:
+            fn(*arguments)
+        return Future()
+
+
+def test_work_that_began_must_end() -> None:
+    async def hangs() -> float:
+        with pytest.raises(Hung, match=r"w hangs: .* after 25 s"):
+            await Compute("w", Never(begins=True)).run(lambda: None, within=25.0)
+        return asyncio.get_running_loop().time()
+
+    assert run(hangs()) == pytest.approx(25.0)
+
+
+def test_work_whose_turn_has_not_come_may_wait() -> None:
+    """Members of one process share a thread, and one of them may load a model meanwhile."""
+
+    async def waits() -> None:
+        late = Labour(lambda work: asyncio.get_running_loop().call_later(100.0, work))
+        assert await Compute("w", late).run(lambda: 7, within=3.0) == 7
+
+    run(waits())
+
+
+class HungPart(EagerPart):
+    async def handle(self, arrival: Arrival) -> None:
+        raise Hung("w hangs")
+
+
+async def test_who_hangs_tells_the_master_and_ends() -> None:
+    inbox, uplink = Inbox(), Recorder()
+
+    async def connect(registration: object) -> Recorder:
+        inbox.put("peer", "a word")
+        return uplink
+
+    leaving = asyncio.Event()
+    with pytest.raises(Hung):
+        await asyncio.wait_for(take_part(HungPart(leaving), inbox, connect, leaving), 10)
+    assert uplink.sent == [Broken(1, "w hangs")]
+
+
+def test_a_failpoint_names_what_when_and_perhaps_whom() -> None:
+    assert (failpoint("hang@20").act, failpoint("hang@20").frame, failpoint("hang@20").whom) == (
+        hang,
+        20,
+        None,
+    )
+    other = failpoint("10.0.0.1:50051:die@3")
+    assert (other.act, other.frame, other.whom) == (die, 3, "10.0.0.1:50051")
+    for wrong in ("hang", "sleep@3", "hang@soon"):
+        with pytest.raises(argparse.ArgumentTypeError, match="hang@FRAME or die@FRAME"):
+            failpoint(wrong)
