@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specsot.forms import Form
-from specsot.params import DrafterName, Sampling
+from specsot.params import DrafterName, Sampling, Window
 from specsot.skeleton import PlanRules
 from specsot.tree import Tree
 
@@ -52,6 +52,7 @@ class Opening:
     limit:     how many tokens it may write in all, `generated` ones included.
     plan:      the constraint's specification, or None for free text.
     form:      the same where it is the caller's; never both.
+    window:    what its tokens attend to, for a fork as for its source; None: all before them.
     logprobs:  tell how likely each written token was, and the so many likeliest; None: do not.
     """
 
@@ -72,6 +73,7 @@ class Opening:
     family: int | None = None
     drafter: DrafterName | None = None
     trace: str | None = None
+    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import heapq
 from dataclasses import dataclass
 
 from specsot.errors import NotFound, Overloaded
+from specsot.params import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,20 @@ class PageCopy:
     rows: int
 
 
+@dataclass(slots=True)
+class _Held:
+    """A sequence's pages in row order; behind those of its sinks, `gone` more were given back."""
+
+    window: Window | None
+    pages: list[int]
+    gone: int = 0
+
+
 class PageTable:
     """Pages of `page_rows` rows, reference counted; the lowest free number goes out first.
+
+    Where a sequence has a window, pages between its sinks and what is recent are given back (`trim`); its
+    columns are the rows that it still holds, counted without those.
 
     Deterministic: two tables that see the same calls hold the same pages. A call that raises
     changes nothing.
@@ -31,7 +44,7 @@ class PageTable:
         self.count, self.page_rows = count, page_rows
         self._free = list(range(count))
         self._owners = [0] * count
-        self._pages: dict[int, list[int]] = {}
+        self._held: dict[int, _Held] = {}
 
     @property
     def free(self) -> int:
@@ -40,56 +53,75 @@ class PageTable:
 
     @property
     def sequences(self) -> frozenset[int]:
-        return frozenset(self._pages)
+        return frozenset(self._held)
 
     def __contains__(self, sequence: int) -> bool:
-        return sequence in self._pages
+        return sequence in self._held
 
-    def open(self, sequence: int) -> None:
+    def open(self, sequence: int, window: Window | None = None) -> None:
         """A sequence without pages."""
-        self._pages[sequence] = []
+        self._held[sequence] = _Held(window, [])
 
     def fork(self, sequence: int, source: int, length: int) -> PageCopy | None:
-        """Open `sequence` as the first `length` rows of `source`: full pages shared, a part copied.
+        """Open `sequence` as the first `length` rows of `source`, with its window: full pages shared, a part
+        copied.
 
-        Raises NotFound (no such source), Overloaded (no page for the part).
+        Raises NotFound (no such source, or rows that the fork would see are gone), Overloaded (no page for
+        the part).
         """
-        shared, part = divmod(length, self.page_rows)
         origin = self._of(source)
-        if len(origin) < shared + bool(part):
+        full, part = divmod(length, self.page_rows)
+        shared = full - origin.gone
+        if len(origin.pages) < shared + bool(part) or not self._sees(origin, length):
             raise NotFound(f"sequence {source} has no {length} rows to fork")
         own = [self._take()] if part else []
-        for page in origin[:shared]:
+        for page in origin.pages[:shared]:
             self._owners[page] += 1
-        self._pages[sequence] = origin[:shared] + own
-        return PageCopy(origin[shared], own[0], part) if part else None
+        self._held[sequence] = _Held(origin.window, origin.pages[:shared] + own, origin.gone)
+        return PageCopy(origin.pages[shared], own[0], part) if part else None
 
     def reserve(self, sequence: int, rows: int) -> None:
-        """Make sure rows 0 .. rows - 1 have pages. Raises Overloaded when there are too few."""
-        pages = self._of(sequence)
-        missing = self.pages_for(rows) - len(pages)
+        """Make sure rows up to rows - 1 have pages. Raises Overloaded when there are too few."""
+        missing = self.wanted(sequence, rows)
         if missing > self.free:
             raise Overloaded(f"{missing} KV pages wanted, {self.free} free")
-        pages.extend(self._take() for _ in range(missing))
+        self._of(sequence).pages.extend(self._take() for _ in range(missing))
+
+    def trim(self, sequence: int, row: int) -> tuple[int, ...]:
+        """Give back the pages that no row from `row` on attends to; returns those that nobody owns now."""
+        held, size = self._of(sequence), self.page_rows
+        if held.window is None:
+            return ()
+        head = self.pages_for(held.window.sinks)
+        gone = (row - held.window.recent) // size - head
+        if gone <= held.gone:
+            return ()
+        middle = slice(head, head + gone - held.gone)
+        given, held.pages[middle], held.gone = held.pages[middle], [], gone
+        return self._give(given)
 
     def close(self, sequence: int) -> tuple[int, ...]:
         """Give a sequence's pages back; returns those nobody owns now. Unknown sequences have none."""
-        freed: list[int] = []
-        for page in self._pages.pop(sequence, ()):
-            self._owners[page] -= 1
-            if not self._owners[page]:
-                heapq.heappush(self._free, page)
-                freed.append(page)
-        return tuple(freed)
+        held = self._held.pop(sequence, None)
+        return self._give(held.pages) if held else ()
+
+    def window(self, sequence: int) -> Window | None:
+        """What it was opened with, or its source."""
+        return self._of(sequence).window
 
     def pages(self, sequence: int) -> tuple[int, ...]:
-        """Page numbers of a sequence in row order."""
-        return tuple(self._of(sequence))
+        """Page numbers of a sequence in row order: column c lies in the (c // page_rows)-th."""
+        return tuple(self._of(sequence).pages)
+
+    def column(self, sequence: int, row: int) -> int:
+        """Where a row behind what is gone lies among all that are held."""
+        return row - self._of(sequence).gone * self.page_rows
 
     def slots(self, sequence: int, start: int, stop: int) -> list[int]:
-        """Flat slot (page * page_rows + offset) of rows start .. stop - 1."""
-        pages, size = self._of(sequence), self.page_rows
-        return [pages[row // size] * size + row % size for row in range(start, stop)]
+        """Flat slot (page * page_rows + offset) of rows start .. stop - 1, behind what is gone."""
+        held, size = self._of(sequence), self.page_rows
+        pages, gone = held.pages, held.gone
+        return [pages[row // size - gone] * size + row % size for row in range(start, stop)]
 
     def pages_for(self, rows: int) -> int:
         """How many pages hold `rows` rows."""
@@ -97,12 +129,29 @@ class PageTable:
 
     def wanted(self, sequence: int, rows: int) -> int:
         """How many more pages `reserve(sequence, rows)` would take."""
-        return max(0, self.pages_for(rows) - len(self._of(sequence)))
+        held = self._of(sequence)
+        return max(0, self.pages_for(rows) - held.gone - len(held.pages))
 
-    def _of(self, sequence: int) -> list[int]:
-        if sequence not in self._pages:
+    def _of(self, sequence: int) -> _Held:
+        if sequence not in self._held:
             raise NotFound(f"sequence {sequence} is not open")
-        return self._pages[sequence]
+        return self._held[sequence]
+
+    def _sees(self, held: _Held, row: int) -> bool:
+        """Whether all that rows from `row` on attend to is held."""
+        if held.window is None or not held.gone:
+            return True
+        first = (self.pages_for(held.window.sinks) + held.gone) * self.page_rows
+        return first <= row - held.window.recent
+
+    def _give(self, pages: list[int]) -> tuple[int, ...]:
+        freed: list[int] = []
+        for page in pages:
+            self._owners[page] -= 1
+            if not self._owners[page]:
+                heapq.heappush(self._free, page)
+                freed.append(page)
+        return tuple(freed)
 
     def _take(self) -> int:
         if not self._free:

@@ -24,6 +24,8 @@ MAX_TOKENS = 1 << 20  # of a prompt, whatever the model
 MAX_MESSAGES = 4096  # of a conversation
 MOST_PRIORITY = 10
 MOST_SHOWN = 100  # characters of a wrong value
+MAX_SINKS = 1024
+LEAST_RECENT = 16  # tokens; fewer than a tree is deep would make little sense
 
 
 def _require(holds: bool, name: str, rule: str, value: object) -> None:
@@ -113,6 +115,22 @@ class Limits:
         _require(capped is None or capped > 0, "max_branch_tokens", "> 0", capped)
         _require(self.max_skeleton_tokens > 0, "max_skeleton_tokens", "> 0", self.max_skeleton_tokens)
         _require(self.max_parallel > 0, "max_parallel", "> 0", self.max_parallel)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What of its text a token attends to: the first `sinks` tokens, and `recent` ones before its own.
+
+    As in StreamingLLM (arXiv:2309.17453) it meets the sinks as if nothing else were kept: from position
+    sinks + recent, where its own is beyond that. sinks 0: recent tokens alone.
+    """
+
+    sinks: int = 4
+    recent: int = 508
+
+    def __post_init__(self) -> None:
+        _require_whole(0, MAX_SINKS, "sinks", self.sinks)
+        _require_whole(LEAST_RECENT, MAX_TOKENS, "recent", self.recent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ class Stage:
         """By a graph where one fits; a graph sums up this stage's own taps alone."""
         entry = self._enter(frame, len(arrangement.slots))
         rows = Rows(entry, arrangement.positions, arrangement.slots, _spans(arrangement))
-        passed = self._laps.run(rows) if self._laps else None
+        windows = any(span.sight for span in rows.spans)
+        passed = self._laps.run(rows) if self._laps and not windows else None
         if passed is None:
             return self._step(rows, frame.fused)
         hidden, fused = passed
@@ -94,6 +95,7 @@ class Stage:
             self._layout,
             decoder.dtype,
             decoder.device,
+            decoder.turn,
         )
         return decoder.forward(
             decoder.embed(entry) if decoder.layers.first == 0 else entry,
@@ -122,6 +124,8 @@ class Stage:
             sources, targets = zip(*arrangement.moves)
             device = self._decoder.device
             self._kv.move(torch.tensor(sources, device=device), torch.tensor(targets, device=device))
+        for page in arrangement.trimmed:
+            self._kv.clear_page(page)
 
     def _wipe(self, arrangement: Arrangement) -> None:
         """Last: the closing frame itself may still have written there."""
@@ -131,5 +135,6 @@ class Stage:
 
 def _spans(arrangement: Arrangement) -> list[Span]:
     return [
-        Span(place.rows, place.base, place.rows, place.pages, place.visible) for place in arrangement.places
+        Span(place.rows, place.base, place.rows, place.pages, place.visible, place.sight)
+        for place in arrangement.places
     ]

@@ -20,8 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specsot.arrange import Sight
 from specsot.members import Layout
-from specsot.model.segments import Group, Reading, Span, arrange
+from specsot.model.segments import Group, Reading, Span, arrange, tail_seen
+from specsot.model.windows import look_at_recent, look_at_sinks
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["AttentionPlan", "Span", "attend", "plan_attention", "plan_with_kernel"]
 
 Bools = NDArray[np.bool_]
+Turn = Callable[[Sequence[int]], Tensor]  # steps back [rows] as rotations, complex64 [rows, head_dim / 2]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the one that tells the log-sum-exp
 LOWEST = -1e30  # of a score: a row without any column stays finite
@@ -48,15 +51,17 @@ class _Pass:
     rows: slice
     mask: Tensor | None
     blind: Tensor | None
+    turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """What `plan_attention` decided; opaque. Good for one frame.
 
-    passes: first those that open every row (column 0), in row order, then the others.
+    passes: first those that open every row, in row order, then the others.
     take, give: arranged rows as frame rows, and back; None when they are the same.
     kernel: does all of it instead, given queries and a layer.
+    turns:  complex64 [rows, head_dim / 2], what queries are turned by where a window's sinks are read.
     """
 
     opening: tuple[_Pass, ...]
@@ -64,6 +69,7 @@ class AttentionPlan:
     take: Tensor | None
     give: Tensor | None
     kernel: Callable[[Tensor, Tensor], Tensor] | None = None
+    turns: Tensor | None = None
 
 
 def plan_attention(
@@ -73,13 +79,15 @@ def plan_attention(
     layout: Layout,
     dtype: torch.dtype,
     device: torch.device | str,
+    turn: Turn | None = None,
 ) -> AttentionPlan:
     """Plan one frame's attention, for `attend`: `spans` in row order, pages of `page_rows` rows.
 
-    To the kernels of a GPU, both layouts are one.
+    turn: needed where spans have a window; no kernel reads those. To kernels, both layouts are one.
     """
-    if torch.device(device).type != "cuda" or find_spec("triton") is None:
-        return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device)
+    windows = any(span.sight for span in spans)
+    if windows or torch.device(device).type != "cuda" or find_spec("triton") is None:
+        return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, turn)
     from specsot.kernels.gpu import attention
 
     return plan_with_kernel(attention.plan_attention(spans, page_rows, heads_per_kv, device))
@@ -99,6 +107,7 @@ def plan_readings(
     layout: Layout,
     dtype: torch.dtype,
     device: torch.device | str,
+    turn: Turn | None = None,
 ) -> AttentionPlan:
     """The plan that needs torch alone, on any device.
 
@@ -108,19 +117,31 @@ def plan_readings(
     never hold what is not finite (KVPages.clear_page).
     """
     arrangement = arrange(spans, page_rows, layout)
-    passes: list[_Pass] = []
+    opening, further = list[_Pass](), list[_Pass]()
     first = 0
     for group in arrangement.groups:
-        passes += _passes(group, first, heads_per_kv, dtype, device)
-        first += group.rows
-    opening = tuple(each for each in passes if each.reading.at == 0)
-    further = tuple(each for each in passes if each.reading.at > 0)
-    if arrangement.take is None:
-        return AttentionPlan(opening, further, None, None)
+        make = _Maker(first, heads_per_kv, dtype, device)
+        sight = group.spans[0].sight
+        opens, follows = _see_window(group, sight, page_rows, make) if sight else _see_all(group, make)
+        opening, further, first = opening + opens, further + follows, first + group.rows
+    turns, take = _turns(spans, turn), arrangement.take
+    if take is None:
+        return AttentionPlan(tuple(opening), tuple(further), None, None, turns=turns)
     give = [0] * sum(span.rows for span in spans)
-    for row, source in enumerate(arrangement.take):
+    for row, source in enumerate(take):
         give[source] = row
-    return AttentionPlan(opening, further, _index(arrangement.take, device), _index(give, device))
+    taken = _index(take, device)
+    turns = None if turns is None else turns[taken]
+    return AttentionPlan(tuple(opening), tuple(further), taken, _index(give, device), turns=turns)
+
+
+def _turns(spans: Sequence[Span], turn: Turn | None) -> Tensor | None:
+    """`AttentionPlan.turns` of a frame's rows; None where no query is turned."""
+    steps = [step for span in spans for step in (span.sight.turns if span.sight else (0,) * span.rows)]
+    if not any(steps):
+        return None
+    assert turn is not None, "spans that look through a window need what turns their queries"
+    return turn(steps)
 
 
 def attend(q: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
@@ -134,21 +155,28 @@ def attend(q: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
         return plan.kernel(q, kv_layer)
     if plan.take is not None:
         q = q.index_select(0, plan.take)
-    read = [_read(q, kv_layer, each) for each in plan.opening]
+    near = q if plan.turns is None else _turn(q, plan.turns)
+    read = [_read(near if each.turned else q, kv_layer, each) for each in plan.opening]
     out, weight = read[0] if len(read) == 1 else (torch.cat(parts) for parts in zip(*read))
     if plan.further:
-        out = _merge(q, kv_layer, plan.further, out, weight)
+        out = _merge(q, near, kv_layer, plan.further, out, weight)
     out = out.reshape(q.shape[0], -1)
     return out if plan.give is None else out.index_select(0, plan.give)
 
 
-def _merge(q: Tensor, kv_layer: Tensor, passes: Sequence[_Pass], out: Tensor, weight: Tensor) -> Tensor:
-    """Take in further readings; `out` and `weight` (log-sum-exp) are of the column-0 ones."""
+def _turn(q: Tensor, turns: Tensor) -> Tensor:
+    """Queries [rows, kv_heads, g, head_dim], turned by `AttentionPlan.turns`; in fp32 whatever the dtype."""
+    pairs = torch.view_as_complex(q.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns[:, None, None]).flatten(-2).to(q.dtype)
+
+
+def _merge(
+    q: Tensor, near: Tensor, kv_layer: Tensor, passes: Sequence[_Pass], out: Tensor, weight: Tensor
+) -> Tensor:
+    """Take in further readings; `out` and `weight` (log-sum-exp) are of the opening ones."""
     whole, weight = out.float(), weight.contiguous()
     for each in passes:
-        part, seen = _read(q, kv_layer, each)
-        if each.blind is not None:
-            seen = seen.masked_fill(each.blind, -torch.inf)
+        part, seen = _read(near if each.turned else q, kv_layer, each)
         before, rows = weight[each.rows], whole[each.rows]
         after = torch.logaddexp(before, seen)
         rows.mul_((before - after).exp_().unsqueeze(-1)).add_(part * (seen - after).exp_().unsqueeze(-1))
@@ -157,7 +185,8 @@ def _merge(q: Tensor, kv_layer: Tensor, passes: Sequence[_Pass], out: Tensor, we
 
 
 def _read(q: Tensor, kv_layer: Tensor, each: _Pass) -> tuple[Tensor, Tensor]:
-    """One reading's output [rows, kv_heads, g, head_dim] and log-sum-exp [rows, kv_heads, g]."""
+    """One reading's output [rows, kv_heads, g, head_dim] and log-sum-exp [rows, kv_heads, g]; where a row
+    sees nothing, the latter is so low that what is merged with it outweighs it."""
     reading, (_, kv_heads, g, head_dim) = each.reading, q.shape
     cells, rows = reading.cells, reading.rows
     queries = q[each.rows].view(cells, rows, kv_heads, g, head_dim).transpose(1, 2)
@@ -167,7 +196,10 @@ def _read(q: Tensor, kv_layer: Tensor, each: _Pass) -> tuple[Tensor, Tensor]:
     )
     out = out.view(cells, kv_heads, rows, g, head_dim).transpose(1, 2)
     weight = weight.view(cells, kv_heads, rows, g).transpose(1, 2)
-    return out.reshape(-1, kv_heads, g, head_dim), weight.reshape(-1, kv_heads, g)
+    weight = weight.reshape(-1, kv_heads, g)
+    if each.blind is not None:
+        weight = weight.masked_fill(each.blind, LOWEST)
+    return out.reshape(-1, kv_heads, g, head_dim), weight
 
 
 def _softmax(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -187,19 +219,38 @@ def _index(rows: Sequence[int], device: torch.device | str) -> Tensor:
     return torch.tensor(rows, dtype=torch.long).to(device)
 
 
-def _passes(group: Group, first: int, g: int, dtype: torch.dtype, device: torch.device | str) -> list[_Pass]:
-    """A group's readings; its rows are the arranged ones from `first` on."""
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes passes of readings of one group, whose rows are the arranged ones from `first` on."""
+
+    first: int
+    g: int
+    dtype: torch.dtype
+    device: torch.device | str
+
+    def __call__(self, reading: Reading, cut: Bools | None, turned: bool = False) -> _Pass:
+        """cut: columns [rows, columns] that rows must not see; None: they see all."""
+        start = self.first + reading.first
+        rows = slice(start, start + reading.cells * reading.rows)
+        if cut is None or not cut.any():
+            return _Pass(reading, rows, None, None, turned)
+        mask = _as_mask(cut, reading, self.g, self.dtype, self.device)
+        return _Pass(reading, rows, mask, _blind(cut, self.device), turned)
+
+
+def _see_all(group: Group, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
+    """A group's passes: those that open every row, in row order, and the others."""
     hidden = _hidden(group)
-    passes: list[_Pass] = []
-    for reading in group.readings:
-        start, count = reading.first, reading.cells * reading.rows
-        rows = slice(first + start, first + start + count)
-        cut = _columns(hidden, group.lead, reading, slice(start, start + count))
-        if cut is None:
-            passes.append(_Pass(reading, rows, None, None))
-            continue
-        passes.append(_Pass(reading, rows, _as_mask(cut, reading, g, dtype, device), _blind(cut, device)))
-    return passes
+    passes = [make(reading, _columns(hidden, group.lead, reading)) for reading in group.readings]
+    return [each for each in passes if each.reading.at == 0], [each for each in passes if each.reading.at]
+
+
+def _see_window(group: Group, sight: Sight, page_rows: int, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
+    """The same for the one span of a window."""
+    (span,) = group.spans
+    sinks = [make(*look, turned=True) for look in look_at_sinks(span, sight, page_rows)]
+    passes = sinks + [make(*look) for look in look_at_recent(span, sight, group.readings)]
+    return passes[:1], passes[1:]
 
 
 def _as_mask(cut: Bools, reading: Reading, g: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -215,14 +266,13 @@ def _blind(cut: Bools, device: torch.device | str) -> Tensor | None:
     return torch.from_numpy(blind.reshape(-1, 1, 1)).to(device) if blind.any() else None
 
 
-def _columns(hidden: Bools | None, lead: int, reading: Reading, rows: slice) -> Bools | None:
+def _columns(hidden: Bools | None, lead: int, reading: Reading) -> Bools | None:
     """What a reading's rows [rows, columns] must not see; None where they see it all."""
     end = reading.at + reading.columns
     if hidden is None or end <= lead:
         return None
+    rows = slice(reading.first, reading.first + reading.cells * reading.rows)
     cut = hidden[rows, max(reading.at - lead, 0) : end - lead]
-    if not cut.any():
-        return None
     if lead <= reading.at:
         return cut
     whole = np.zeros((len(cut), reading.columns), dtype=bool)
@@ -242,15 +292,5 @@ def _hidden(group: Group) -> Bools | None:
         first += span.rows
         rows[:, : span.lead - lead] = False
         if span.lead < span.total:
-            rows[:, span.lead - lead : span.total - lead] = ~_tail(span)[:, span.lead - span.base :]
+            rows[:, span.lead - lead : span.total - lead] = ~tail_seen(span)[:, span.lead - span.base :]
     return hidden
-
-
-def _tail(span: Span) -> np.ndarray:
-    """Which tail positions each row sees: bool [rows, tail]."""
-    if span.visible is None:
-        return np.tri(span.rows, span.tail, dtype=bool)
-    size = -(-span.tail // 8)
-    packed = b"".join(bits.to_bytes(size, "little") for bits in span.visible)
-    shaped = np.frombuffer(packed, dtype=np.uint8).reshape(span.rows, size)
-    return np.unpackbits(shaped, axis=1, count=span.tail, bitorder="little").view(bool)

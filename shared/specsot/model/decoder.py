@@ -5,7 +5,7 @@ Refuses to know sequences, sampling, and which other ranges exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -86,6 +86,10 @@ class Decoder:
     def capturable(self) -> bool:
         """Whether `forward` waits for nothing on the host, and leaves rows of negative slots unwritten."""
         return self._fused is not None
+
+    def turn(self, steps: Sequence[int]) -> Tensor:
+        """What brings queries so many positions nearer to the keys before them; see `plan_attention`."""
+        return self._rotary.back(steps)
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for this range's layers."""

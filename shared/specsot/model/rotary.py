@@ -11,6 +11,7 @@ product are reordered alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -58,18 +59,24 @@ class Rotary:
     def __init__(
         self, rope: Rope, heads: int, kv_heads: int, head_dim: int, device: torch.device | str
     ) -> None:
-        self._frequencies = frequencies(rope, head_dim).to(device)
+        self.frequencies = frequencies(rope, head_dim).to(device)
         scales = torch.ones(heads + kv_heads, 1)
         scales[:heads] = head_dim**-0.5
         self._scales = scales.to(device)
 
     def table(self, positions: Tensor) -> Tensor:
         """Rotations for positions [rows]: complex64 [rows, heads + kv_heads, head_dim / 2]."""
-        angles = positions.float()[:, None, None] * self._frequencies
+        angles = positions.float()[:, None, None] * self.frequencies
         return torch.polar(
             self._scales.expand(*angles.shape[:1], -1, angles.shape[-1]),
             angles.expand(-1, self._scales.shape[0], -1),
         )
+
+    def back(self, steps: Sequence[int]) -> Tensor:
+        """Rotations that bring queries so many positions nearer to the keys before them: complex64
+        [rows, head_dim / 2]."""
+        angles = torch.tensor(steps, device=self.frequencies.device).float()[:, None] * -self.frequencies
+        return torch.polar(torch.ones_like(angles), angles)
 
 
 def rotate(qk: Tensor, table: Tensor) -> None:

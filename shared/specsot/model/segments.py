@@ -17,6 +17,10 @@ from functools import reduce
 from itertools import accumulate
 from operator import and_
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.arrange import Sight
 from specsot.members import Layout
 
 CELLS = 1 << 20  # rows x columns of one group at most: bounds the scores one group holds per head
@@ -33,6 +37,7 @@ class Span:
     pages:   the pages that hold rows 0 .. base + tail - 1, in order (more may follow; unused).
     visible: for each row the tail positions it sees, as bits; None means row i sees 0 .. i
              (then tail == rows).
+    sight:   where a window hides a part of that, too; such rows are read by themselves.
     """
 
     rows: int
@@ -40,6 +45,7 @@ class Span:
     tail: int
     pages: tuple[int, ...]
     visible: tuple[int, ...] | None = None
+    sight: Sight | None = None
 
     @property
     def total(self) -> int:
@@ -49,6 +55,8 @@ class Span:
     @property
     def lead(self) -> int:
         """Columns 0 .. lead - 1 are seen by every row."""
+        if self.sight is not None:
+            return 0
         if self.visible is None:
             return self.base + 1
         common = reduce(and_, self.visible)
@@ -173,6 +181,8 @@ def _gather(blocks: Sequence[Block], page_rows: int, layout: Layout) -> Iterator
 
 def _beside(left: Span, right: Span, page_rows: int, near: bool) -> bool:
     """Whether the first pages can be read together."""
+    if left.sight or right.sight:
+        return False
     return _share(left, right, 0, page_rows) or (near and left.pages[0] + 1 == right.pages[0])
 
 
@@ -235,3 +245,13 @@ def _reading(run: list[Span], first: int, level: int, page_rows: int, shared: bo
         return Reading(first, sum(span.rows for span in run), 1, page, page_rows, at)
     columns = min(max(span.total for span in run) - at, page_rows)
     return Reading(first, run[0].rows, len(run), page, columns, at)
+
+
+def tail_seen(span: Span) -> NDArray[np.bool_]:
+    """Which tail positions each row sees: bool [rows, tail]."""
+    if span.visible is None:
+        return np.tri(span.rows, span.tail, dtype=bool)
+    size = -(-span.tail // 8)
+    packed = b"".join(bits.to_bytes(size, "little") for bits in span.visible)
+    shaped = np.frombuffer(packed, dtype=np.uint8).reshape(span.rows, size)
+    return np.unpackbits(shaped, axis=1, count=span.tail, bitorder="little").view(bool)
