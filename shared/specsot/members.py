@@ -109,6 +109,8 @@ class Registration:
     memory:      bytes it has for weights and KV pages; None: nobody knows.
     weights:     what the base's would take of it.
     rtt:         seconds to the master and back; None: not measured.
+    began:       when its process began, in nanoseconds since 1970; 0: nobody knows.
+    number_bytes: of one number that it computes with; 0: nobody knows.
     """
 
     kind: Kind
@@ -130,6 +132,13 @@ class Registration:
     memory: int | None = None
     weights: WeightBytes | None = None
     rtt: float | None = None
+    began: int = 0
+    number_bytes: int = 0
+
+    def follows(self, other: Registration) -> bool:
+        """Whether it is of the same process, or of the next one in its place."""
+        same = (self.kind, self.name, self.address) == (other.kind, other.name, other.address)
+        return same and 0 < other.began <= self.began
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +219,16 @@ class StandBy:
     """The ring runs without this worker, which takes the place of the next one that is lost."""
 
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined:
+    """To the last stage: the drafter of this epoch, which was lost, is back at this address. It knows nothing
+    of what is being written, and must be told.
+    """
+
+    epoch: int
+    address: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,8 @@ registrations = st.builds(
     memory=st.none() | big,
     weights=st.none() | st.builds(members.WeightBytes, big, big, big),
     rtt=st.none() | seconds,
+    began=big,
+    number_bytes=small,
 )
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)
 configurations = st.builds(
@@ -249,6 +251,7 @@ downward = st.one_of(
     configurations,
     st.builds(members.Disband, big, text),
     st.builds(members.StandBy, big),
+    st.builds(members.Rejoined, big, names),
     st.just(members.Beat()),
     opens(),
     st.builds(fr.Close, big),

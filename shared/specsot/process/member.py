@@ -6,8 +6,10 @@ Refuses to know which part it is; torch comes in with the part, after the door i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 
 import structlog
 
@@ -75,7 +77,7 @@ async def serve_member(
     leaving: asyncio.Event,
 ) -> None:
     """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
-    inbox, sockets = Inbox(), Sockets()
+    began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
     host = ZmqHost(setting.listen, inbox, sockets)
     ring = RingService(inbox, host=host)
     terms = Terms(reflection=setting.reflection, channelz=setting.channelz, tls=setting.tls)
@@ -93,7 +95,7 @@ async def serve_member(
         )
 
         async def connect(registration: Registration) -> Link:
-            return await join(master, registration, inbox, tls=setting.tls)
+            return await join(master, replace(registration, began=began), inbox, tls=setting.tls)
 
         await take_part(ReportingPart(part, door, dialers, lull), inbox, connect, leaving)
         log.info("left")

@@ -10,9 +10,19 @@ from typing import Any
 
 from specsot.errors import WireError
 from specsot.frames import Close, Lease, Open, Result
-from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Ready, Registration, StandBy
+from specsot.members import (
+    Beat,
+    Broken,
+    Configuration,
+    Disband,
+    Leaving,
+    Ready,
+    Registration,
+    Rejoined,
+    StandBy,
+)
 from specsot.v1 import fleet_pb2
-from specsot.wire.checks import chosen
+from specsot.wire.checks import chosen, named
 from specsot.wire.members import (
     decode_configuration,
     decode_registration,
@@ -31,7 +41,7 @@ from specsot.wire.values import (
 )
 
 Upward = Registration | Ready | Broken | Leaving | Beat | Result
-Downward = Configuration | Disband | StandBy | Beat | Open | Close | Lease
+Downward = Configuration | Disband | StandBy | Rejoined | Beat | Open | Close | Lease
 
 
 def encode_upward(message: Upward) -> fleet_pb2.JoinRequest:
@@ -72,6 +82,8 @@ def encode_downward(message: Downward) -> fleet_pb2.JoinResponse:
             return fleet_pb2.JoinResponse(disband=disband)
         case StandBy():
             return fleet_pb2.JoinResponse(stand_by=fleet_pb2.StandBy(epoch=message.epoch))
+        case Rejoined(epoch, address):
+            return fleet_pb2.JoinResponse(rejoined=fleet_pb2.Rejoined(epoch=epoch, address=address))
         case _:
             raise WireError(f"the master does not tell a member a {type(message).__name__}")
 
@@ -88,6 +100,7 @@ _DOWNWARD: dict[str, Callable[[Any], Downward]] = {
     "configure": decode_configuration,
     "disband": lambda message: Disband(message.epoch, message.reason),
     "stand_by": lambda message: StandBy(message.epoch),
+    "rejoined": lambda message: Rejoined(message.epoch, named(message.address, "a member's address")),
     "beat": lambda message: Beat(),
     "open": decode_open,
     "close": decode_close,

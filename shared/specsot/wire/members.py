@@ -94,6 +94,8 @@ def encode_registration(registration: Registration) -> fleet_pb2.Registration:
         memory=registration.memory,
         weights=encode_weights(registration.weights),
         rtt=registration.rtt,
+        began=registration.began,
+        number_bytes=registration.number_bytes,
     )
 
 
@@ -118,6 +120,8 @@ def decode_registration(message: fleet_pb2.Registration) -> Registration:
         memory=message.memory if message.HasField("memory") else None,
         weights=decode_weights(message.weights) if message.HasField("weights") else None,
         rtt=duration(message.rtt, "a round trip") if message.HasField("rtt") else None,
+        began=message.began,
+        number_bytes=message.number_bytes,
     )
 
 

@@ -17,9 +17,18 @@ from specsot.errors import Refused, Unavailable
 from specsot.frames import Order, Result
 from specsot.info import MemberInfo, Rebalanced
 from specsot.links import Link
-from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration, StandBy
+from specsot.members import (
+    Broken,
+    Configuration,
+    Disband,
+    Leaving,
+    Ready,
+    Registration,
+    Rejoined,
+    StandBy,
+)
 from specsot.params import DrafterName
-from specsot_master.fleet.formation import check, form, with_gpu
+from specsot_master.fleet.formation import back_in, check, form, with_gpu
 from specsot_master.fleet.pace import pace_of
 from specsot_master.fleet.patience import Patience
 from specsot_master.fleet.roll import Member, Roll
@@ -58,6 +67,7 @@ class Fleet:
         self._plan: dict[str, Configuration] = {}
         self._stages: Stages = ()  # of the newest epoch
         self._failed: set[str] = set()  # could not take part in it
+        self._returning: tuple[str, Configuration] | None = None  # the drafter, into a running epoch
         self._patience = Patience(self.reform)
         self._complaint: str | None = None
         self._missing = ""  # as it was said last
@@ -172,8 +182,11 @@ class Fleet:
         self.take(registration, downlink)
 
     def take(self, registration: Registration, downlink: Link) -> None:
-        """One more member. Raises Refused."""
+        """One more member, or one that is back before its old link was known to be lost. Raises Refused."""
         check(registration, self._roll.registrations, self._wishes)
+        if older := self._roll.find(registration.name):
+            self._do_without(registration.name, older, "another process took its place")
+            self._roll.hang_up(older)
         registration = with_gpu(registration, self._roll.registrations)
         self._roll.add(registration, downlink)
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
@@ -198,8 +211,11 @@ class Fleet:
                 self._on_result(message)
             case Ready(epoch) if epoch == self._epoch:
                 member.ready = True
-                self._announce_if_ready()
-            case Broken(epoch, reason) if epoch == self._epoch and name in self._plan:
+                if self._returning and self._returning[0] == name:
+                    self._welcome(*self._returning)
+                elif name in self._plan:
+                    self._announce_if_ready()
+            case Broken(epoch, reason) if epoch == self._epoch:
                 self._fail(name, member, reason)
             case Leaving(reason):
                 self.lost(name, reason, min(COMPANY, self._wishes.take_over_after))
@@ -211,23 +227,16 @@ class Fleet:
 
         patience: seconds before the others take over, if nobody else can; None: as was wished.
         """
-        running = self.ready
-        member = self._roll.remove(name)
+        member = self._roll.find(name)
         if member is None:
             return
-        log.warning("member lost", name=name, reason=reason)
-        self._failed.discard(name)
-        if name in self._plan and member.registration.kind == "drafter" and running:
-            del self._plan[name]
-            self._plan = {one: replace(plan, drafter=None) for one, plan in self._plan.items()}
-            return
-        if name in self._plan:
-            self._break(f"{name} is gone: {reason}", name)
+        self._do_without(name, member, reason)
         self._be_patient(self._wishes.take_over_after if patience is None else patience)
         self.reform()
 
     def reform(self) -> None:
         """Begin a new epoch if the ring is complete and nothing runs that it would disturb."""
+        self._take_back()
         stages = self._improved() if self._plan else self._draw_up()
         if isinstance(stages, str):
             self._wait_for(stages)
@@ -287,7 +296,8 @@ class Fleet:
         """Stages of a better epoch than the present one: with a drafter that came late, or with as many
         workers as were wished for, where it had to be formed of fewer.
         """
-        if self._wishes.drafter and not set(self._roll.names("drafter")) <= self._plan.keys():
+        here = self._plan.keys() | ({self._returning[0]} if self._returning else set())
+        if self._wishes.drafter and not set(self._roll.names("drafter")) <= here:
             return self._stages
         if len(self._stages) < self._wishes.workers and self._spare:
             more = draw_up(self._roll.registrations, self._wishes)
@@ -324,7 +334,53 @@ class Fleet:
         self._break(reason, None)
         self._begin(stages)
 
+    def _do_without(self, name: str, member: Member, reason: str) -> None:
+        """A member is gone. A lost stage ends the epoch, a lost drafter does not."""
+        log.warning("member lost", name=name, reason=reason)
+        drafted = self._draft_no_more(name, member)
+        self._roll.remove(name)
+        self._failed.discard(name)
+        if name in self._plan and not drafted:
+            self._break(f"{name} is gone: {reason}", name)
+
+    def _draft_no_more(self, name: str, member: Member) -> bool:
+        """Whether it was the drafter of a running epoch, which goes on without."""
+        if self._returning and self._returning[0] == name:
+            self._returning = None
+            return True
+        if not (self.ready and name in self._plan and member.registration.kind == "drafter"):
+            return False
+        del self._plan[name]
+        self._plan = {one: replace(plan, drafter=None) for one, plan in self._plan.items()}
+        return True
+
+    def _take_back(self) -> None:
+        """A drafter may come back into a running epoch, which it disturbs no more than its loss did."""
+        for name in self._roll.names("drafter"):
+            if self.ring and not (self._returning or name in self._plan or name in self._failed):
+                told = back_in(self.ring, name, self._roll.registrations, self._wishes)
+                if told:
+                    self._returning = name, told
+                    self._roll[name].ready = False
+                    self._roll.tell(name, told)
+
+    def _welcome(self, name: str, told: Configuration) -> None:
+        """It is ready; whoever has its features tells it what it missed."""
+        self._returning = None
+        rest = {one: replace(plan, drafter=told.drafter) for one, plan in self._plan.items()}
+        self._plan = {**rest, name: told}
+        assert told.drafter is not None
+        self._roll.tell(told.stages[-1].name, Rejoined(self._epoch, told.drafter))
+        log.info("the drafter is back", epoch=self._epoch, name=name)
+
     def _fail(self, name: str, member: Member, reason: str) -> None:
+        """Without its drafter an epoch goes on; this one is not asked again before the next."""
+        if self._draft_no_more(name, member):
+            self._failed.add(name)
+            log.warning("nobody drafts", name=name, reason=reason)
+            return
+        if name not in self._plan:
+            return
         if not member.ready:
             self._failed.add(name)
         self._complaint = f"{name}: {reason}"
@@ -349,7 +405,7 @@ class Fleet:
 
     def _break(self, reason: str, culprit: str | None) -> None:
         """End the epoch: everybody but the culprit is told, requests hear why."""
-        told, self._plan = [name for name in self._plan if name != culprit], {}
+        told, self._plan, self._returning = [name for name in self._plan if name != culprit], {}, None
         for name in told:
             if name in self._roll:
                 self._roll.tell(name, Disband(self._epoch, reason))

@@ -15,7 +15,11 @@ from specsot_master.fleet.wishes import Wishes
 
 
 def check(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> None:
-    """Raise Refused, naming both values, if `joining` cannot belong to this ring."""
+    """Raise Refused, naming both values, if `joining` cannot belong to this ring.
+
+    Whose place it takes is in nobody's way.
+    """
+    members = [member for member in members if not joining.follows(member)]
     _check_identity(joining, members, wishes)
     if joining.kind == "drafter":
         _check_drafter(members, wishes)
@@ -57,6 +61,21 @@ def form(
     names = [stage.name for stage in stages] + ([drafter.name] if drafter else [])
     gpus = {member.name: next(iter(member.gpus), None) for member in members}
     return {name: replace(ring, you=name, gpu=gpus[name]) for name in names}
+
+
+def back_in(
+    ring: Configuration, name: str, members: Sequence[Registration], wishes: Wishes
+) -> Configuration | None:
+    """What a drafter is told that comes back into a ring that goes on without; None where it must be another
+    ring for this one.
+    """
+    try:
+        formed = form(ring.epoch, members, ring.stages, wishes).get(name)
+    except Refused:
+        return None
+    if formed is None or replace(formed, you=ring.you, gpu=ring.gpu, drafter=ring.drafter) != ring:
+        return None
+    return formed
 
 
 def count_pages(

@@ -6,15 +6,16 @@ Refuses to know epochs and what the messages say.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from specsot.errors import SpecsotError
 from specsot.frames import Order
 from specsot.links import Link
-from specsot.members import Configuration, Disband, Kind, Registration, StandBy
+from specsot.members import Configuration, Disband, Kind, Registration, Rejoined, StandBy
 
-Word = Configuration | Disband | StandBy
+Word = Configuration | Disband | StandBy | Rejoined
 
 
 @dataclass(slots=True)
@@ -58,9 +59,11 @@ class Roll:
 
     def tell(self, name: str, word: Word) -> None:
         """Soon, and in the order of the calls."""
-        task = asyncio.get_running_loop().create_task(self._send(name, word))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._soon(self._send(name, word))
+
+    def hang_up(self, member: Member) -> None:
+        """Another one took its place: what its link still says, and its end, is nobody's any more."""
+        self._soon(member.downlink.close())
 
     async def order(self, name: str, order: Order) -> None:
         """Raises Unavailable."""
@@ -73,4 +76,10 @@ class Roll:
         try:
             await member.downlink.send(word)
         except SpecsotError as error:
-            self._on_lost(name, str(error))
+            if self._members.get(name) is member:
+                self._on_lost(name, str(error))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -36,16 +36,20 @@ class Members(Protocol):
 
 
 class Downlink:
-    """The master's end of a member's stream. `send` takes Configuration, Disband, Open, Close, Lease."""
+    """The master's end of a member's stream. `send` takes Configuration, Disband, Open, Close, Lease.
+
+    closed: by the master. What still comes up this stream is nobody's then, nor is its end.
+    """
 
     def __init__(self, outbox: Outbox[fleet_pb2.JoinResponse]) -> None:
-        self._outbox = outbox
+        self._outbox, self.closed = outbox, False
 
     async def send(self, message: Any) -> None:
         response = encode_downward(message)
         self._outbox.put(response, response.ByteSize())
 
     async def close(self) -> None:
+        self.closed = True
         self._outbox.finish()
 
 
@@ -63,13 +67,15 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         check_role(names_of(context), registration.name, registration.kind)
         outbox: Outbox[fleet_pb2.JoinResponse] = Outbox()
         outbox.put(_JOINED, _JOINED.ByteSize())
-        await self._members.join(registration, Downlink(outbox))
+        downlink = Downlink(outbox)
+        await self._members.join(registration, downlink)
         self._outboxes.add(outbox)
         try:
-            await self._attend(registration.name, request_iterator, outbox, context)
+            await self._attend(registration.name, request_iterator, outbox, downlink, context)
         finally:
             self._outboxes.discard(outbox)
-            self._members.lost(registration.name, outbox.lost or "its link broke")
+            if not downlink.closed:
+                self._members.lost(registration.name, outbox.lost or "its link broke")
 
     async def close(self) -> None:
         """Let every member go, in good order."""
@@ -81,11 +87,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         name: str,
         requests: AsyncIterator[fleet_pb2.JoinRequest],
         outbox: Outbox[fleet_pb2.JoinResponse],
+        downlink: Downlink,
         context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
     ) -> None:
         """Both directions, until either ends. Raises WireError for what does not decode."""
         watch = Watch(self._pulse.silence, lambda: outbox.lose(f"silent for {self._pulse.silence:g} s"))
-        hearing = asyncio.create_task(self._hear(name, requests, outbox, watch))
+        hearing = asyncio.create_task(self._hear(name, requests, outbox, downlink, watch))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
             if hearing.done():
@@ -99,6 +106,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         name: str,
         requests: AsyncIterator[fleet_pb2.JoinRequest],
         outbox: Outbox[fleet_pb2.JoinResponse],
+        downlink: Downlink,
         watch: Watch,
     ) -> None:
         reason = "its link broke"
@@ -106,7 +114,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             async for request in requests:
                 watch.heard()
                 message = decode_upward(request)
-                if not isinstance(message, Beat):
+                if not isinstance(message, Beat) and not downlink.closed:
                     self._members.heard(name, message)
         except WireError as error:
             reason = f"it sent what does not decode: {error}"

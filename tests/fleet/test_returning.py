@@ -1,0 +1,123 @@
+"""Who comes back: a process whose old link still seems to live, and a drafter into a running epoch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specsot.errors import Refused
+from specsot.links import Inbox, LocalLink
+from specsot.members import Broken, Configuration, Disband, Ready, Rejoined, StandBy
+from tests.fleet.test_fleet import Stand, ranges, stand_with
+from tests.fleet.test_formation import drafter, worker
+
+
+async def test_a_restarted_worker_takes_its_place_at_once() -> None:
+    """Not the one that stands by, which would have to load the layers first."""
+    stand = await stand_with(worker("a", began=5), worker("b", began=5), worker("c", began=5))
+    stand.all_ready(1, "a", "b")
+    await stand.join(worker("b", began=9))
+    assert stand.ends == ["b is gone: another process took its place"]
+    (configured,) = stand.told("b")
+    assert (configured.epoch, ranges(configured)) == (2, {"a": "0:4", "b": "4:8"})
+    stand.all_ready(2, "a", "b")
+    assert stand.fleet.ready
+    assert [type(one) for one in stand.told("c")] == [StandBy, StandBy]
+
+
+async def test_its_old_link_is_closed() -> None:
+    stand = Stand()
+    old = LocalLink("master", Inbox())
+    await stand.fleet.join(worker("a", began=5), old)
+    await stand.join(worker("a", began=5))
+    with pytest.raises(Exception, match="link is closed"):
+        await old.send(Ready(1))
+    assert [one.name for one in stand.fleet.members()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"began": 4}, {"began": 9, "address": "elsewhere:1"}, {}],
+    ids=["an older process", "another address", "nobody knows when it began"],
+)
+async def test_anybody_else_of_the_same_name_is_refused(other: dict[str, object]) -> None:
+    stand = await stand_with(worker("a", began=5), worker("b"))
+    stand.all_ready(1, "a", "b")
+    with pytest.raises(Refused, match="already here"):
+        await stand.join(worker("a", **other))
+    assert stand.fleet.ready
+
+
+def drafter_of(stand: Stand) -> str | None:
+    assert stand.fleet.ring is not None
+    return stand.fleet.ring.drafter
+
+
+async def drafting() -> Stand:
+    stand = await stand_with(drafter(), worker("a"), worker("b"))
+    stand.all_ready(1, "a", "b", "d")
+    stand.idle = False
+    for name in stand.inboxes:
+        stand.told(name)
+    return stand
+
+
+async def test_a_drafter_comes_back_into_the_running_epoch() -> None:
+    stand = await drafting()
+    stand.fleet.lost("d", "killed")
+    assert drafter_of(stand) is None
+    await stand.join(drafter(address="elsewhere:1"))
+    (configured,) = stand.told("d")
+    assert isinstance(configured, Configuration)
+    assert (configured.epoch, configured.drafter) == (1, "elsewhere:1")
+    assert stand.fleet.ready
+    assert drafter_of(stand) is None, "it is not ready yet"
+    stand.all_ready(1, "d")
+    await stand.calm()
+    assert drafter_of(stand) == "elsewhere:1"
+    assert (stand.told("a"), stand.told("b")) == ([], [Rejoined(1, "elsewhere:1")])
+    assert (stand.ready, stand.ends) == (1, [])
+
+
+async def test_another_drafter_waits_until_nobody_is_disturbed() -> None:
+    """With less room than the one before, for whom the ring would have fewer pages."""
+    stand = await drafting()
+    stand.fleet.lost("d", "killed")
+    await stand.join(replace(drafter(), kv_bytes=1 << 17))
+    assert stand.told("d") == []
+    stand.idle = True
+    stand.fleet.reform()
+    await stand.calm()
+    assert stand.told("d")[0].epoch == 2
+
+
+async def test_a_drafter_that_breaks_breaks_nothing() -> None:
+    stand = await drafting()
+    stand.fleet.heard("d", Broken(1, "d hangs"))
+    assert stand.fleet.ready
+    assert drafter_of(stand) is None
+    stand.fleet.reform()
+    assert stand.told("d") == [], "it is not asked again at once"
+    stand.fleet.lost("d", "its link broke")
+    await stand.join(drafter())
+    stand.fleet.heard("d", Broken(1, "no room"))
+    stand.fleet.lost("d", "its link broke")
+    await stand.join(drafter())
+    stand.all_ready(1, "d")
+    assert drafter_of(stand) == "d:1"
+    assert stand.ends == []
+
+
+async def test_a_ring_that_breaks_while_its_drafter_comes_back_is_formed_with_it() -> None:
+    stand = await drafting()
+    stand.fleet.lost("d", "killed")
+    await stand.join(drafter())
+    stand.fleet.heard("a", Broken(1, "out of memory"))
+    stand.fleet.reform()
+    await stand.calm()
+    stand.fleet.heard("d", Ready(1))
+    assert [one.epoch for one in stand.told("d")] == [1, 2]
+    assert Disband(1, "a: out of memory") in stand.told("b")
+    stand.all_ready(2, "a", "b", "d")
+    assert drafter_of(stand) == "d:1"
