@@ -52,18 +52,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A frame applied. Copies, moves and trimmed pages come, in this order, before any row is written.
+    """A frame applied. Trimmed pages are wiped first; copies and moves come before any row is written.
 
     slots, positions: of every row of the frame, in row order.
     moves: (source slot, target slot) pairs of accepted tree rows; gather all, then scatter.
-    trimmed: pages behind windows that nobody owns any more, or somebody else already.
+    trimmed: pages behind windows, which may be somebody else's already.
     freed: pages that nobody owns any more. Both are wiped, so that one sequence's rows that are not
            numbers never reach another.
     """
 
+    trimmed: tuple[int, ...]
     copies: tuple[PageCopy, ...]
     moves: tuple[tuple[int, int], ...]
-    trimmed: tuple[int, ...]
     slots: tuple[int, ...]
     positions: tuple[int, ...]
     places: tuple[Place, ...]
@@ -71,24 +71,28 @@ class Arrangement:
 
 
 def arrange(table: PageTable, frame: Frame) -> Arrangement:
-    """Apply a header in its order: openings, keeps and new rows, closings."""
+    """Apply a header in its order: openings, keeps and new rows, closings.
+
+    What windows leave, of sequences that were open before, comes first: whoever counts pages opening by
+    opening and segment by segment then never finds more of them free than there are.
+    """
+    there = [segment for segment in frame.segments if segment.sequence in table]
+    trimmed = [page for segment in there for page in table.trim(segment.sequence, base_of(segment))]
     copies = tuple(filter(None, (open_one(table, opening) for opening in frame.openings)))
     moves: list[tuple[int, int]] = []
-    trimmed: list[int] = []
     slots: list[int] = []
     positions: list[int] = []
     places: list[Place] = []
     for segment in frame.segments:
         base = base_of(segment)
         moves += kept_rows(table, segment)
-        trimmed += table.trim(segment.sequence, base)
         table.reserve(segment.sequence, base + rows_of(segment))
         slots += table.slots(segment.sequence, base, base + rows_of(segment))
         positions += positions_of(segment)
         places.append(_place(table, segment, base))
     freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
     return Arrangement(
-        copies, tuple(moves), tuple(trimmed), tuple(slots), tuple(positions), tuple(places), freed
+        tuple(trimmed), copies, tuple(moves), tuple(slots), tuple(positions), tuple(places), freed
     )
 
 

@@ -30,6 +30,11 @@ class _Held:
     gone: int = 0
 
 
+def most_held(window: Window, rows: int, page_rows: int) -> int:
+    """Pages that a sequence holds at most while rows are fed to it, so many at a time."""
+    return -(-window.sinks // page_rows) + -(-(window.recent + rows) // page_rows) + 1
+
+
 class PageTable:
     """Pages of `page_rows` rows, reference counted; the lowest free number goes out first.
 
@@ -89,16 +94,18 @@ class PageTable:
 
     def trim(self, sequence: int, row: int) -> tuple[int, ...]:
         """Give back the pages that no row from `row` on attends to; returns those that nobody owns now."""
-        held, size = self._of(sequence), self.page_rows
-        if held.window is None:
-            return ()
-        head = self.pages_for(held.window.sinks)
-        gone = (row - held.window.recent) // size - head
-        if gone <= held.gone:
-            return ()
-        middle = slice(head, head + gone - held.gone)
-        given, held.pages[middle], held.gone = held.pages[middle], [], gone
+        held = self._of(sequence)
+        behind = self._behind(held, row)
+        given, held.pages[behind] = held.pages[behind], []
+        held.gone += len(given)
         return self._give(given)
+
+    def room(self, sequence: int, row: int) -> int:
+        """How many rows from `row` on could be reserved, once that is trimmed."""
+        held = self._of(sequence)
+        mine = (page for page in held.pages[self._behind(held, row)] if self._owners[page] == 1)
+        pages = len(held.pages) + held.gone + self.free + sum(1 for _ in mine)
+        return pages * self.page_rows - row
 
     def close(self, sequence: int) -> tuple[int, ...]:
         """Give a sequence's pages back; returns those nobody owns now. Unknown sequences have none."""
@@ -136,6 +143,14 @@ class PageTable:
         if sequence not in self._held:
             raise NotFound(f"sequence {sequence} is not open")
         return self._held[sequence]
+
+    def _behind(self, held: _Held, row: int) -> slice:
+        """Which of its pages are neither sinks nor recent to rows from `row` on."""
+        if held.window is None:
+            return slice(0, 0)
+        first = self.pages_for(held.window.sinks)
+        gone = (row - held.window.recent) // self.page_rows - first
+        return slice(first, first + max(gone - held.gone, 0))
 
     def _sees(self, held: _Held, row: int) -> bool:
         """Whether all that rows from `row` on attend to is held."""

@@ -26,7 +26,7 @@ from specsot.frames import (
     Segment,
     rows_of,
 )
-from specsot.pages import PageTable
+from specsot.pages import PageTable, most_held
 from specsot_worker.flow import Flow
 from specsot_worker.live import Live, open_live
 from specsot_worker.patience import Patience
@@ -224,19 +224,15 @@ class Sequencer:
         room, growths = self._budget.rows, list[Growth]()
         for place, live in enumerate(ready):
             others = len(ready) - place - 1
-            rows = min(room - others, self._room_for(live), max(self._budget.slots, 1))
+            spare = self._table.room(live.opening.sequence, live.committed)
+            rows = min(room - others, spare, max(self._budget.slots, 1))
             if rows < 1:
                 continue
+            self._table.trim(live.opening.sequence, live.committed)
             growths.append(live.next_growth(rows))
             self._table.reserve(live.opening.sequence, live.committed + rows_of(growths[-1]))
             room -= rows_of(growths[-1])
         return growths
-
-    def _room_for(self, live: Live) -> int:
-        """Tree rows its pages (and the free ones) can hold."""
-        sequence, size = live.opening.sequence, self._table.page_rows
-        held = len(self._table.pages(sequence)) + self._table.free
-        return held * size - live.committed
 
     def _feed(self, room: int) -> tuple[list[Opening], list[Chunk]]:
         """Open what can be opened, and feed prompts in order of arrival."""
@@ -244,10 +240,16 @@ class Sequencer:
         chunks: list[Chunk] = []
         fed = {sequence: live.fed for sequence, live in self._live.items()}
         for live in [live for live in self._live.values() if not (live.prefilled and live.opened)]:
-            if not live.opened and not self._open(live, fed, openings):
+            there = live.opened
+            if not there and not self._open(live, fed, openings):
                 continue
-            if room > 0 and not live.prefilled:
-                chunks.append(live.next_chunk(min(room, self._chunk(live))))
+            sequence = live.opening.sequence
+            rows = min(room, self._chunk(live), self._table.room(sequence, live.fed))
+            if rows > 0 and not live.prefilled:
+                if there:
+                    self._table.trim(sequence, live.fed)
+                chunks.append(live.next_chunk(rows))
+                self._table.reserve(sequence, live.fed)
                 room -= len(chunks[-1].tokens)
         return openings, chunks
 
@@ -273,7 +275,8 @@ class Sequencer:
         except SpecsotError:
             self._reject(opening.sequence)
             return False
-        self._table.reserve(opening.sequence, opening.prompt)
+        if opening.window is None:
+            self._table.reserve(opening.sequence, opening.prompt)
         openings.append(opening)
         live.opened = True
         return True
@@ -281,7 +284,10 @@ class Sequencer:
     def _fits(self, opening: Opening) -> bool:
         shared = (opening.fork.length if opening.fork else 0) // self._table.page_rows
         slots = self._budget.slots if opening.decodes else 0
-        return self._table.pages_for(opening.prompt + slots) - shared <= self._table.free
+        pages = self._table.pages_for(opening.prompt + slots) - shared
+        if opening.window is not None:
+            pages = min(pages, most_held(opening.window, self._budget.rows, self._table.page_rows))
+        return pages <= self._table.free
 
     def _reject(self, sequence: int) -> None:
         del self._live[sequence]

@@ -118,14 +118,14 @@ class Stage:
         return hidden.to(self._decoder.device, self._decoder.dtype)
 
     def _move(self, arrangement: Arrangement) -> None:
+        for page in arrangement.trimmed:
+            self._kv.clear_page(page)
         for copy in arrangement.copies:
             self._kv.copy_page(copy.source, copy.target, copy.rows)
         if arrangement.moves:
             sources, targets = zip(*arrangement.moves)
             device = self._decoder.device
             self._kv.move(torch.tensor(sources, device=device), torch.tensor(targets, device=device))
-        for page in arrangement.trimmed:
-            self._kv.clear_page(page)
 
     def _wipe(self, arrangement: Arrangement) -> None:
         """Last: the closing frame itself may still have written there."""
