@@ -154,6 +154,8 @@ class Ask:
     priority: whose turn comes first where requests wait; the higher one, in [-10, 10].
     resumable: it outlives its reader for a while, and may be read again from any event on.
     form: what the answer must look like; there is no plan then, so mode "auto" becomes "direct".
+    window: what every token of it attends to; None: all before it. Behind one, answers may be longer than the
+            model's context.
     """
 
     prompt: str | None = None
@@ -173,6 +175,7 @@ class Ask:
     priority: int = 0
     resumable: bool = False
     form: Form | None = None
+    window: Window | None = None
 
     def __post_init__(self) -> None:
         if self.form and self.mode == "auto":

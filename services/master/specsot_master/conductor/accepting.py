@@ -14,7 +14,7 @@ from specsot.errors import InvalidRequest, NotFound, Unavailable
 from specsot.params import Ask
 from specsot.skeleton import Point
 from specsot.tracing import caller, current
-from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan
+from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan, reach
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
 from specsot_master.journal import Kept
@@ -51,7 +51,7 @@ class Acceptance:
         if ask.model not in ("", self._model):
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
         ring = require_ring(self._ring)
-        check_words(ask, id, ring.max_positions)
+        check_words(ask, id, reach(ask, ring))
         check_tokens(ask, self._vocabulary)
         check_drafter(ask, ring)
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from specsot.errors import InvalidRequest
-from specsot.params import Ask
+from specsot.pages import most_held
+from specsot.params import MAX_TOKENS, Ask, Window
 from specsot.skeleton import MAX_TITLE_BYTES
 from specsot_master.conductor.prefixes import Route
 from specsot_master.conductor.ring import RingState
@@ -24,11 +25,16 @@ def pages_for(rows: int, page_rows: int) -> int:
     return -(-rows // page_rows)
 
 
-def own_pages(length: int, shared: int, ring: RingState) -> int:
+def own_pages(length: int, shared: int, ring: RingState, window: Window | None = None) -> int:
     """Pages of a writing sequence that may grow to `length` tokens, without those it shares with a prefix
-    of `shared` tokens.
+    of `shared` tokens. Behind a window what it shares it may come to own in part.
     """
-    return pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring)
+    return within(window, pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring), ring)
+
+
+def within(window: Window | None, pages: int, ring: RingState) -> int:
+    """So many pages, or as many as a window leaves of them."""
+    return pages if window is None else min(pages, most_held(window, ring.rows, ring.page_rows))
 
 
 def shared_pages(shared: int, ring: RingState) -> int:
@@ -55,7 +61,7 @@ def grant_answer(prompt: int, ask: Ask, ring: RingState) -> int:
     """Pages of a direct answer. Raises InvalidRequest when it can never fit."""
     length = prompt + ask.limits.max_new_tokens
     _check_context(prompt, length, ask, ring)
-    return _check_memory(own_pages(length, 0, ring), ring)
+    return _check_memory(own_pages(length, 0, ring, ask.window), ring)
 
 
 def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
@@ -67,11 +73,11 @@ def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
     skeleton = sizes.skeleton + skeleton_limit(ask)
     branch = sizes.prefix + sizes.turn + ask.limits.max_new_tokens
     _check_context(sizes.skeleton, max(skeleton, branch), ask, ring)
-    prefix = pages_for(sizes.prefix, ring.page_rows)
-    first = _check_memory(prefix + own_pages(skeleton, sizes.prefix, ring), ring)
+    prefix = within(ask.window, pages_for(sizes.prefix, ring.page_rows), ring)
+    first = _check_memory(prefix + own_pages(skeleton, sizes.prefix, ring, ask.window), ring)
     plan = ask.limits.max_skeleton_tokens + MAX_TITLE_BYTES
-    largest = min(branch + plan, ring.max_positions)
-    return max(first, min(prefix + own_pages(largest, sizes.prefix, ring), ring.pages)) - prefix
+    largest = min(branch + plan, reach(ask, ring))
+    return max(first, min(prefix + own_pages(largest, sizes.prefix, ring, ask.window), ring.pages)) - prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +85,13 @@ class Beginning:
     """What a request's prompts begin with. needed: every one of its sequences forks all of it.
 
     grants: from how many of its tokens are shared to the pages of what the request writes.
+    window: through which it is computed; then no other request can share it.
     """
 
     tokens: tuple[int, ...]
     needed: bool
     grants: Callable[[int], int]
+    window: Window | None = None
 
 
 NOTHING = Beginning((), False, lambda _: 0)
@@ -93,13 +101,15 @@ def begin_answer(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> Beginnin
     """Of a direct answer; its last token stays its own. Raises InvalidRequest when it can never fit."""
     grant_answer(len(prompt), ask, ring)
     length = len(prompt) + ask.limits.max_new_tokens
-    return Beginning(prompt[:-1], False, lambda shared: own_pages(length, shared, ring))
+    return Beginning(
+        prompt[:-1], False, lambda shared: own_pages(length, shared, ring, ask.window), ask.window
+    )
 
 
 def begin_plan(prefix: tuple[int, ...], sizes: Sizes, ask: Ask, ring: RingState) -> Beginning:
     """Of a planned request. Raises InvalidRequest when it can never fit."""
     grant = grant_plan(sizes, ask, ring)
-    return Beginning(prefix, True, lambda _: grant)
+    return Beginning(prefix, True, lambda _: grant, ask.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +158,31 @@ def _opened(beginning: Beginning, route: Route, ring: RingState) -> Way:
     length = len(beginning.tokens)
     own = () if route.length == length else beginning.tokens
     pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if own else 0
-    return Way(route, own, pages, beginning.grants(length))
+    return Way(route, own, within(beginning.window, pages, ring), beginning.grants(length))
+
+
+def reach(ask: Ask, ring: RingState) -> int:
+    """Tokens that a sequence of the request may hold; more than the model's context behind a window alone."""
+    return ring.max_positions if ask.window is None else MAX_TOKENS
 
 
 def _check_context(prompt: int, length: int, ask: Ask, ring: RingState) -> None:
-    if length > ring.max_positions:
+    _check_window(ask.window, ring)
+    if length > reach(ask, ring):
         raise InvalidRequest(
             f"a prompt of {prompt} tokens with max_new_tokens {ask.limits.max_new_tokens} (and "
             f"max_skeleton_tokens {ask.limits.max_skeleton_tokens}) needs {length} positions, the model has "
-            f"{ring.max_positions}",
+            f"{reach(ask, ring)}",
             field="max_new_tokens",
+        )
+
+
+def _check_window(window: Window | None, ring: RingState) -> None:
+    if window and window.sinks + window.recent >= ring.max_positions:
+        raise InvalidRequest(
+            f"a window of {window.sinks} sinks and {window.recent} recent tokens does not fit the model's "
+            f"{ring.max_positions} positions",
+            field="window",
         )
 
 

@@ -13,7 +13,7 @@ from specsot.events import Candidate, TokenLogprobs
 from specsot.frames import Chance, End, Fork, Open
 from specsot.params import Ask
 from specsot.tracing import trace_of
-from specsot_master.conductor.admission import NOTHING, Beginning, own_pages
+from specsot_master.conductor.admission import NOTHING, Beginning, own_pages, reach
 from specsot_master.conductor.clock import Alarms
 from specsot_master.conductor.feed import Feed
 from specsot_master.conductor.log import SequenceLog
@@ -169,10 +169,11 @@ def check_room(request: LiveRequest, turn: Turn, budget: int, state: RingState) 
     """Raises InvalidRequest when a branch, with the plan before it, can never fit."""
     length = len(turn.tokens) + budget
     held = sum(node.pages for node in lineage(request.node)) if request.node else 0
-    pages = own_pages(length, turn.shared, state) + held
-    if length > state.max_positions or pages > state.pages:
+    pages = own_pages(length, turn.shared, state, request.ask.window) + held
+    most = reach(request.ask, state)
+    if length > most or pages > state.pages:
         raise InvalidRequest(
             f"a branch of this plan needs {length} positions in {pages} KV pages; the model has "
-            f"{state.max_positions}, the ring {state.pages} pages",
+            f"{most}, the ring {state.pages} pages",
             field="max_new_tokens",
         )

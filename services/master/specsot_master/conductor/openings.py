@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specsot.frames import Fork, Opening
-from specsot.params import Ask
+from specsot.params import Ask, Window
 from specsot.skeleton import PlanRules
 
 
@@ -21,9 +21,11 @@ class Openings:
         self._end_ids = end_ids
         self._ids: Iterator[int] = itertools.count(1)
 
-    def prefix(self, length: int, drafted: bool, fork: Fork | None = None) -> Opening:
+    def prefix(
+        self, length: int, drafted: bool, fork: Fork | None = None, window: Window | None = None
+    ) -> Opening:
         """Prefilled, kept and forked; it never writes."""
-        return Opening(next(self._ids), length, fork, decodes=False, drafted=drafted)
+        return Opening(next(self._ids), length, fork, decodes=False, drafted=drafted, window=window)
 
     def writer(
         self,
@@ -59,6 +61,7 @@ class Openings:
             family=id if family is None else family,
             drafter=ask.drafter,
             trace=trace,
+            window=ask.window,
         )
 
     def again(

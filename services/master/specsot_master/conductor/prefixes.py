@@ -19,6 +19,7 @@ class Node:
     """pages: charged for it. drafted: the drafter follows it. pins: requests that need it.
 
     used: when it was needed last; higher is later. doubted: its rows may not be numbers.
+    own: one request's alone.
     """
 
     sequence: int
@@ -30,6 +31,7 @@ class Node:
     pins: int = 0
     used: int = 0
     doubted: bool = False
+    own: bool = False
     children: list[Node] = field(default_factory=list["Node"])
 
     @property
@@ -74,7 +76,7 @@ class PrefixTree:
         best, among = Route(), list(self._roots)
         while among:
             node = among.pop()
-            if node.doubted or node.drafted != drafted:
+            if node.doubted or node.own or node.drafted != drafted:
                 continue
             length = shared_length(tokens, node.tokens, node.at)
             if length > best.length:

@@ -17,7 +17,7 @@ class RingState:
     """A complete ring.
 
     pages:  KV pages of `page_rows` rows that every stage has.
-    slots:  KV rows a live sequence needs beyond its committed ones.
+    slots:  KV rows a live sequence needs beyond its committed ones. rows: of a frame, at most.
     max_positions: the model's context, in tokens.
     drafters: who can be asked to propose, the first for those who name none.
     """
@@ -29,6 +29,7 @@ class RingState:
     max_positions: int
     has_drafter: bool = False
     drafters: tuple[DrafterName, ...] = ()
+    rows: int = 512
 
 
 class Ring(Protocol):

@@ -130,4 +130,5 @@ class Sequences:
 
 def pages_of(request: LiveRequest, turn: Turn, limit: int, state: RingState) -> int:
     """Pages of a sequence that begins with `turn` and writes up to `limit` tokens."""
-    return own_pages(len(turn.tokens) + limit, turn.shared if request.node else 0, state)
+    shared = turn.shared if request.node else 0
+    return own_pages(len(turn.tokens) + limit, shared, state, request.ask.window)

@@ -7,6 +7,7 @@ must have pages, to enter or for a branch, gets those that were needed longest a
 from __future__ import annotations
 
 from specsot.frames import Close, End, Fork, Open, Outcome
+from specsot.params import Window
 from specsot_master.conductor.admission import PageLedger, Way, ways
 from specsot_master.conductor.leases import first_lease
 from specsot_master.conductor.live import LiveRequest, drafts
@@ -46,10 +47,10 @@ class Sharing:
 
     def admit(self, request: LiveRequest, state: RingState) -> bool:
         """Set aside what the request must have, if there is room, and hold what it begins with."""
-        drafted = drafts(request, state)
-        beginning = request.beginning
-        route = self._tree.route(beginning.tokens, drafted) if self._keeps else Route()
-        for way in ways(beginning, route, state, self._keeps):
+        drafted, beginning = drafts(request, state), request.beginning
+        keeps = self._keeps and beginning.window is None
+        route = self._tree.route(beginning.tokens, drafted) if keeps else Route()
+        for way in ways(beginning, route, state, keeps):
             if self._make_room(way.pages + way.grant, way.route.node, way.slack):
                 self.ledger.admit(request.id, way.grant)
                 self._take(request, way, drafted)
@@ -72,7 +73,7 @@ class Sharing:
         if node is None:
             return
         self._tree.unpin(node)
-        if not self._keeps or node.doubted:
+        if not self._keeps or node.doubted or node.own:
             self._close(self._tree.drop(node))
 
     def heard(self, outcome: Outcome, request: LiveRequest | None = None) -> None:
@@ -90,17 +91,17 @@ class Sharing:
         return True
 
     def _take(self, request: LiveRequest, way: Way, drafted: bool) -> None:
-        node = self._open(way, drafted) if way.own else way.route.node
+        node = self._open(way, drafted, request.beginning.window) if way.own else way.route.node
         if node is not None:
             self._tree.pin(node)
         request.node, request.shared, request.found = node, way.shared, way.route.length
 
-    def _open(self, way: Way, drafted: bool) -> Node:
+    def _open(self, way: Way, drafted: bool, window: Window | None) -> Node:
         """A beginning that is not there, as far as it is not."""
         source, at = way.route.node, way.route.length
         fork = Fork(source.sequence, at) if source else None
-        opening = self._openings.prefix(len(way.own), drafted, fork)
-        node = Node(opening.sequence, way.own, way.pages, drafted, source, at)
+        opening = self._openings.prefix(len(way.own), drafted, fork, window)
+        node = Node(opening.sequence, way.own, way.pages, drafted, source, at, own=window is not None)
         self._tree.add(node)
         self.ledger.keep(way.pages)
         self._outbox.put(Open(opening, way.own[at:], first_lease(opening.prompt, 0)))
