@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head of the published shape takes to grow one tree, level by level, on one GPU.
+"""What an EAGLE-3 head of the published shape takes to grow one tree, by depth, on one GPU.
 
 Refuses to know acceptance: the head's weights are made up, so its trees are right in shape alone.
 """
@@ -13,45 +13,45 @@ import torch
 
 from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
+from specsot.model.laps import Graphs
 from specsot.model.linear import Linear
 from specsot.model.norms import Norm
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch
 from specsot_app.bench.shapes import MadeUp
-from specsot_drafter.growth import Ground, Growth
+from specsot_drafter.descent import Descents, Seed
+from specsot_drafter.extension import Stretch
 from specsot_drafter.heads.eagle3 import Eagle3Head, Eagle3Parts
+from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.heads.fusion import Summed
 from specsot_drafter.heads.layers import Layers
 from specsot_drafter.heads.shapes import HeadShape
+from specsot_drafter.memory import Memory
 
 VOCABULARY, TOP_K = 32_000, 10  # of the published heads and trees
 DEPTHS = (4, 5, 6, 7)
-TURNS = 20
+DUE = 6  # tokens that were accepted since the last draft
+TURNS = 40
 PAGE = 64
 
 
 def measure_drafts(
     decoder: Decoder, text: int, plain: float, bandwidth: float
 ) -> Iterator[dict[str, object]]:
-    """Wall milliseconds of a growth behind `text` rows, until the host has its candidates.
+    """Wall milliseconds from DUE accepted tokens to all candidates of a tree in the host's hands.
 
     plain: seconds that a plain lap takes on the device.
     """
     shape = head_shape(decoder.config)
     head = made_up_head(decoder, shape)
-    levels = max(DEPTHS) + 1
-    pages = -(-(text + levels * TOP_K) // PAGE)
-    kv = KVPages(1, pages, PAGE, shape.kv_heads, shape.head_dim, decoder.dtype, decoder.device)
-    ground = Ground(text, tuple(range(pages)), range(text, text + levels * TOP_K))
-    last = torch.randn(1, shape.hidden, dtype=decoder.dtype, device=decoder.device)
+    graphs, seed = descents_behind(head, text)
     for depth in DEPTHS:
         times: list[float] = []
         for _ in range(TURNS):
             begun = time.perf_counter()
-            Growth(head, kv, [ground], TOP_K).run(last, depth + 1)
+            graphs.run([seed], depth + 1)
             times.append(time.perf_counter() - begun)
-        seconds, floor = statistics.median(times), depth * bytes_of_a_pass(shape) / bandwidth
+        seconds, floor = statistics.median(times), (depth + 1) * bytes_of_a_pass(shape) / bandwidth
         yield {
             "what": "draft, called",
             "depth": depth,
@@ -59,6 +59,22 @@ def measure_drafts(
             "of a plain lap %": round(100 * seconds / plain, 1),
             "floor ms": round(floor * 1e3, 3),
         }
+
+
+def descents_behind(head: Eagle3Head, text: int) -> tuple[Descents, Seed]:
+    """Graphs over a memory that holds one text, of which DUE rows are not computed yet."""
+    from specsot.kernels.gpu.growing import grow
+
+    levels = max(DEPTHS) + 1
+    memory = Memory(head, -(-(text + levels * TOP_K) // PAGE) + 1, PAGE)
+    memory.table.open(1)
+    memory.table.reserve(1, text)
+    memory.features.normal_()
+    memory.kv.layers[0].normal_()
+    ground = memory.ground(1, text, levels * TOP_K)
+    assert ground is not None
+    seed = Seed(Stretch(1, text - DUE, tuple(range(DUE)), True), ground)
+    return Descents(FusedHead(head), memory, TOP_K, levels, Graphs(), grow, (1,)), seed
 
 
 def head_shape(config: ModelConfig) -> HeadShape:

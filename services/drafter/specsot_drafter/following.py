@@ -67,14 +67,18 @@ class Following:
 
         Returns [asked, hidden]: the head's outputs at the last rows of `asked`, in their order.
         """
-        for stream in asked:
-            stream.rewind()
         wanted = {stream.sequence for stream in asked}
         others = [s for s in self.streams.values() if s.due and s.sequence not in wanted]
-        stretches = [_stretch(s, asked=True) for s in asked] + [_stretch(s, asked=False) for s in others]
+        stretches = self.take(asked) + [_stretch(s, asked=False) for s in others]
         if not stretches:
             return torch.empty(0, self._head.hidden, dtype=self._head.dtype, device=self._head.device)
         return extend(self._head, self.memory, stretches)
+
+    def take(self, asked: Sequence[Stream]) -> list[Stretch]:
+        """The rows of these that are due, at least the last of each, now the caller's to compute."""
+        for stream in asked:
+            stream.rewind()
+        return [_stretch(stream, asked=True) for stream in asked]
 
     def ground(self, stream: Stream, rows: int) -> Ground | None:
         """Room for `rows` grown rows behind a stream's own, or None where there is none."""

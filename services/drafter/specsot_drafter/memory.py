@@ -17,14 +17,17 @@ from specsot_drafter.heads import DraftHead
 
 
 class Memory:
-    """Draft row j of a sequence lives in slot j of its pages; feature j lives in the same slot."""
+    """Draft row j of a sequence lives in slot j of its pages; feature j lives in the same slot.
+
+    features: [slots, hidden].
+    """
 
     def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
         self.table = PageTable(pages, page_rows)
         self.kv = KVPages(
             head.layers, pages, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device
         )
-        self._features = torch.zeros(pages * page_rows, head.hidden, dtype=head.dtype, device=head.device)
+        self.features = torch.zeros(pages * page_rows, head.hidden, dtype=head.dtype, device=head.device)
 
     def fork(self, sequence: int, source: int, length: int) -> None:
         """Share the first `length - 1` rows, and copy the feature of the row after them.
@@ -37,7 +40,7 @@ class Memory:
             self._copy_features(copy.source, copy.target, copy.rows)
         self.table.reserve(sequence, length)
         origin, own = (self.table.slots(owner, length - 1, length)[0] for owner in (source, sequence))
-        self._features[own] = self._features[origin]
+        self.features[own] = self.features[origin]
 
     def ground(self, sequence: int, base: int, rows: int) -> Ground | None:
         """Room for `rows` grown rows behind the first `base` ones, or None where there is none."""
@@ -50,14 +53,14 @@ class Memory:
 
     def remember(self, slots: Sequence[int], features: Tensor) -> None:
         """Store [rows, hidden] true features at so many slots."""
-        self._features[torch.tensor(slots, device=features.device)] = features.to(self._features.dtype)
+        self.features[torch.tensor(slots, device=features.device)] = features.to(self.features.dtype)
 
     def recall(self, slots: Tensor) -> Tensor:
         """The true features [rows, hidden] at these slots."""
-        return self._features[slots]
+        return self.features[slots]
 
     def _copy_features(self, source: int, target: int, rows: int) -> None:
         size = self.table.page_rows
-        self._features[target * size : target * size + rows] = self._features[
+        self.features[target * size : target * size + rows] = self.features[
             source * size : source * size + rows
         ]

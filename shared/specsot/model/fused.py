@@ -7,11 +7,9 @@ run as `Block` has them. Everything runs on the device's own time, so a graph of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.model.attention import AttentionPlan, attend
@@ -20,18 +18,11 @@ from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
 from specsot.model.mlp import GatedMlp
 from specsot.model.norms import AnyNorm, Norm
+from specsot.model.product import product_of
 from specsot.model.rotary import frequencies
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.rows import Turning
-
-
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """A weight [out, in] and its bias."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 class FusedBlock:
@@ -42,8 +33,8 @@ class FusedBlock:
         assert isinstance(mlp, GatedMlp)
         self._turning, config = turning, block.config
         self._input_norm, self._mlp_norm = _rms(block.input_norm), _rms(block.mlp_norm)
-        self._qkv, self._out = _product(block.qkv), _product(block.out)
-        self._gate_up, self._down = _product(mlp.gate_up), _product(mlp.down)
+        self._qkv, self._out = product_of(block.qkv), product_of(block.out)
+        self._gate_up, self._down = product_of(mlp.gate_up), product_of(mlp.down)
         self._heads = (config.kv_heads, config.heads // config.kv_heads, config.head_dim)
 
     def forward(
@@ -71,14 +62,14 @@ class FusedBlock:
     def _many(
         self, hidden: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
     ) -> None:
-        from specsot.kernels.gpu.rows import gate, norm_rows
+        from specsot.kernels.gpu.rows import norm_rows
 
         norm, other = self._input_norm, self._mlp_norm
-        qkv = F.linear(norm_rows(hidden, norm.weight, norm.eps), self._qkv.weight, self._qkv.bias)
+        qkv = self._qkv(norm_rows(hidden, norm.weight, norm.eps))
         seen = self._attend(qkv, positions, slots, plan, kv, layer)
-        hidden.addmm_(seen, self._out.weight.t())
-        inner = gate(F.linear(norm_rows(hidden, other.weight, other.eps), self._gate_up.weight))
-        hidden.addmm_(inner, self._down.weight.t())
+        self._out.add_to(hidden, seen)
+        inner = self._gate_up(norm_rows(hidden, other.weight, other.eps), gated=True)
+        self._down.add_to(hidden, inner)
 
     def _attend(
         self, qkv: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages, layer: int
@@ -112,18 +103,13 @@ def turning_of(block: Block) -> Turning:
     from specsot.kernels.gpu.rows import Turning
 
     config, norms = block.config, block.head_norms
-    turns = frequencies(config.rope, config.head_dim).to(_product(block.qkv).weight.device)
+    turns = frequencies(config.rope, config.head_dim).to(product_of(block.qkv).weight.device)
     weights = (norms[0].weight, norms[1].weight) if norms else None
     return Turning(config.heads, config.kv_heads, turns, config.head_dim**-0.5, weights, config.eps)
 
 
 def _weight_is_on_gpu(linear: Linear) -> bool:
     return linear.weight is not None and linear.weight.is_cuda
-
-
-def _product(linear: Linear) -> _Product:
-    assert linear.weight is not None, "packed for a CPU"
-    return _Product(linear.weight, linear.bias)
 
 
 def _rms(norm: AnyNorm) -> Norm:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import prod
 from threading import Lock
 
 import numpy as np
@@ -20,6 +18,7 @@ from specsot.kernels.stretches import Numbers, tabulate
 from specsot.model.attention import Span, plan_with_kernel
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
+from specsot.model.staging import Staging, size_of, views
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -79,7 +78,7 @@ class Laps:
         """taps: as in `Decoder.forward`; good for as long as they stay. Takes seconds."""
         descending = sorted(buckets, reverse=True)  # the largest first: the others live in its memory
         self._laps = {rows: _Lap(decoder, kv, taps, capture, rows) for rows in descending}
-        self._staging = _Staging(max(lap.size for lap in self._laps.values()), decoder.device)
+        self._staging = Staging(max(lap.size for lap in self._laps.values()), decoder.device)
 
     @torch.inference_mode()
     def run(self, rows: Rows) -> Outputs | None:
@@ -100,9 +99,9 @@ class _Lap:
         self._rows, self._page_rows, group = rows, kv.page_rows, config.heads // config.kv_heads
         self._room = room_for(rows, kv.pages + rows, group)
         shapes = ((rows,), (rows,), (rows,), *self._room.shapes)
-        self.size = sum(map(prod, shapes))
+        self.size = size_of(shapes)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=decoder.device)
-        tokens, positions, slots, *tables = _views(self._numbers, shapes)
+        tokens, positions, slots, *tables = views(self._numbers, shapes)
         slots.fill_(-1)
         plan = plan_with_kernel(plan_over(tables, self._room, kv.page_rows, group))
         self._hidden: Tensor | None = None
@@ -116,7 +115,7 @@ class _Lap:
         self._replay, self._outputs = capture(forward)
         self._ahead: tuple[Sequence[Span], list[Numbers] | None] = ((), None)
 
-    def run(self, rows: Rows, staging: _Staging) -> Outputs | None:
+    def run(self, rows: Rows, staging: Staging) -> Outputs | None:
         count = len(rows.positions)
         guessed, ahead = self._ahead
         filled = ahead if guessed == rows.spans else self._fill(rows.spans)
@@ -143,29 +142,3 @@ class _Lap:
             guess = [replace(span, base=span.base + 1) for span in spans]
             if all(span.depth(self._page_rows) <= len(span.pages) for span in guess):
                 self._ahead = guess, self._fill(guess)
-
-
-class _Staging:
-    """Host memory that a copy engine reads: not to be written again before it did."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._host = torch.empty(size, dtype=torch.int32, pin_memory=on_gpu)
-        self._numbers: Numbers = self._host.numpy()
-        self._sent = torch.cuda.Event() if on_gpu else None
-
-    def send(self, parts: Sequence[Numbers], target: Tensor) -> None:
-        """One copy of all parts, one behind the other; what is behind them in `target` stays."""
-        if self._sent:
-            self._sent.synchronize()
-        ends = np.cumsum([0, *(part.size for part in parts)])
-        for part, (start, end) in zip(parts, pairwise(ends.tolist())):
-            self._numbers[start:end] = part.reshape(-1)
-        target[: ends[-1]].copy_(self._host[: ends[-1]], non_blocking=True)
-        if self._sent:
-            self._sent.record()
-
-
-def _views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    parts = flat.split([prod(shape) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes)]

@@ -9,10 +9,15 @@ from collections.abc import Sequence
 
 from specsot.frames import Features
 from specsot.members import TreeShape
+from specsot.model.laps import Graphs
+from specsot_drafter.descent import Descents, Seed
+from specsot_drafter.extension import extend
 from specsot_drafter.following import Following
 from specsot_drafter.grammar import guide_of
 from specsot_drafter.growth import Ground, Growth
 from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.fused import fuse_head
+from specsot_drafter.memory import Memory
 from specsot_drafter.selection import Deserves, Offer, for_all
 from specsot_drafter.streams import Stream
 from specsot_drafter.texts import Text
@@ -25,6 +30,7 @@ class EagleDrafter:
         self.widths = (shape.top_k,) * shape.depth
         self._head, self._top_k = head, shape.top_k
         self._following = Following(head, pages, page_rows)
+        self._graphs = _graphs(head, self._following.memory, shape)
 
     @property
     def free_pages(self) -> int:
@@ -58,14 +64,38 @@ class EagleDrafter:
         if not growing:
             return None
         streams, grounds = [stream for stream, _ in growing], [ground for _, ground in growing]
-        last = self._following.catch_up(streams)
         guide = guide_of(self._head, [stream.text for stream in streams])
-        growth = Growth(self._head, self._following.memory.kv, grounds, self._top_k, guide)
-        return for_all(
-            growth.run(last, levels, deserves), [bool(stream and ground) for stream, ground in found]
-        )
+        offer = None if guide else self._descend(streams, grounds, levels)
+        if offer is None:
+            last = self._following.catch_up(streams)
+            growth = Growth(self._head, self._following.memory.kv, grounds, self._top_k, guide)
+            offer = growth.run(last, levels, deserves)
+        return for_all(offer, [bool(stream and ground) for stream, ground in found])
+
+    def _descend(self, streams: Sequence[Stream], grounds: Sequence[Ground], levels: int) -> Offer | None:
+        """All of it in one graph, where there is one. A level more costs less than asking whether it pays."""
+        graphs, following = self._graphs, self._following
+        if graphs is None or not graphs.fits(len(streams)):
+            return None
+        if any(stream.due > graphs.k for stream in streams) or following.due > sum(s.due for s in streams):
+            following.catch_up(())  # what no graph has room for; the last row of each is due again
+        due = following.take(streams)
+        offer = graphs.run([Seed(*each) for each in zip(due, grounds)], levels)
+        if offer is None:
+            extend(self._head, following.memory, due)
+        return offer
 
     def _ground(self, text: Text) -> tuple[Stream | None, Ground | None]:
         stream = self._following.streams.get(text.sequence)
         ground = self._following.ground(stream, sum(self.widths)) if stream else None
         return stream, ground
+
+
+def _graphs(head: DraftHead, memory: Memory, shape: TreeShape) -> Descents | None:
+    """Where this head, on this machine, can be captured."""
+    fused = fuse_head(head)
+    if fused is None:
+        return None
+    from specsot.kernels.gpu.growing import grow
+
+    return Descents(fused, memory, shape.top_k, shape.depth + 1, Graphs(), grow)

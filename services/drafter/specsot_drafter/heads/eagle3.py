@@ -53,10 +53,7 @@ class Eagle3Head(EagleHead):
     def __init__(self, shape: HeadShape, positions: int, parts: Eagle3Parts) -> None:
         """positions: how many its base has."""
         super().__init__(shape, positions, parts.fusion, parts.table)
-        self._table, self._layers, self._offsets = parts.table, parts.layers, parts.offsets
-        self._token_norm, self._feature_norm, self._norm = parts.token_norm, parts.feature_norm, parts.norm
-        self._lm_head = parts.lm_head
-        self._normed_residual, self._normed_output = parts.norm_before_residual, parts.norm_output
+        self.shape, self.parts = shape, parts
 
     def forward(
         self,
@@ -69,16 +66,19 @@ class Eagle3Head(EagleHead):
         asked: Tensor | None = None,
     ) -> Tensor:
         """One step for each row; returns the features that follow."""
-        normed = self._feature_norm(features)
-        inputs = torch.cat((self._token_norm(F.embedding(tokens, self._table)), normed), 1)
-        residual = normed if self._normed_residual else features
-        outputs = self._layers.forward(inputs, residual, positions, slots, plan, kv, asked)
-        return self._norm(outputs) if self._normed_output else outputs
+        parts = self.parts
+        normed = parts.feature_norm(features)
+        inputs = torch.cat((parts.token_norm(F.embedding(tokens, parts.table)), normed), 1)
+        residual = normed if parts.norm_before_residual else features
+        outputs = parts.layers.forward(inputs, residual, positions, slots, plan, kv, asked)
+        return parts.norm(outputs) if parts.norm_output else outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[rows, hidden] to [rows, draft vocabulary]."""
-        return self._lm_head(outputs if self._normed_output else self._norm(outputs))
+        parts = self.parts
+        return parts.lm_head(outputs if parts.norm_output else parts.norm(outputs))
 
     def to_target(self, ids: Tensor) -> Tensor:
         """d2t holds offsets: base id = draft id + d2t[draft id]."""
-        return ids if self._offsets is None else ids + self._offsets[ids]
+        offsets = self.parts.offsets
+        return ids if offsets is None else ids + offsets[ids]

@@ -23,12 +23,12 @@ class Layers:
     """All decoder layers: the first reads what its head makes for it, the others are Llama's."""
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float) -> None:
-        self._first, *rest = (Layer(fetch, shape, rotary, eps, index) for index in range(shape.layers))
+        self.first, *rest = (Layer(fetch, shape, rotary, eps, index) for index in range(shape.layers))
         norms = (
             fetch_norm(fetch, f"layers.{index}.input_layernorm", shape.hidden, eps)
             for index in range(1, shape.layers)
         )
-        self._rest = tuple(zip(norms, rest))
+        self.rest = tuple(zip(norms, rest))
 
     def forward(
         self,
@@ -41,8 +41,8 @@ class Layers:
         asked: Tensor | None,
     ) -> Tensor:
         """[rows, inputs] and what the first layer's updates are added to, [rows, hidden]; see `DraftHead`."""
-        x = self._first.forward(inputs, residual, positions, slots, plan, kv, asked)
-        for norm, layer in self._rest:
+        x = self.first.forward(inputs, residual, positions, slots, plan, kv, asked)
+        for norm, layer in self.rest:
             x = layer.forward(norm(x), x, positions, slots, plan, kv, asked)
         return x
 
@@ -52,14 +52,14 @@ class Layer:
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, index: int) -> None:
         prefix = f"layers.{index}"
-        self._index, self._shape, self._rotary = index, shape, rotary
-        self._qkv, self._kv = _projections(fetch, f"{prefix}.self_attn", shape, index)
-        self._head_norms = _head_norms(fetch, f"{prefix}.self_attn", shape, eps)
+        self._index, self.shape, self.rotary = index, shape, rotary
+        self.qkv, self._kv = _projections(fetch, f"{prefix}.self_attn", shape, index)
+        self.head_norms = _head_norms(fetch, f"{prefix}.self_attn", shape, eps)
         hidden, inner = shape.hidden, shape.intermediate
-        self._out = _fuse(fetch, f"{prefix}.self_attn", ("o_proj",), (hidden, shape.heads * shape.head_dim))
-        self._mlp_norm = fetch_norm(fetch, f"{prefix}.post_attention_layernorm", hidden, eps)
-        self._gate_up = _fuse(fetch, f"{prefix}.mlp", ("gate_proj", "up_proj"), (inner, hidden))
-        self._down = _fuse(fetch, f"{prefix}.mlp", ("down_proj",), (hidden, inner))
+        self.out = _fuse(fetch, f"{prefix}.self_attn", ("o_proj",), (hidden, shape.heads * shape.head_dim))
+        self.mlp_norm = fetch_norm(fetch, f"{prefix}.post_attention_layernorm", hidden, eps)
+        self.gate_up = _fuse(fetch, f"{prefix}.mlp", ("gate_proj", "up_proj"), (inner, hidden))
+        self.down = _fuse(fetch, f"{prefix}.mlp", ("down_proj",), (hidden, inner))
 
     def forward(
         self,
@@ -79,28 +79,28 @@ class Layer:
         if plan is None:
             return residual
         q = self._project(inputs, positions, slots, kv)
-        x = residual + self._out(attend(q, kv.layers[self._index], plan))
-        return x.add_(self._down(gate(self._gate_up(self._mlp_norm(x)))))
+        x = residual + self.out(attend(q, kv.layers[self._index], plan))
+        return x.add_(self.down(gate(self.gate_up(self.mlp_norm(x)))))
 
     def _project(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> Tensor:
         """Queries [rows, kv_heads, group, head_dim]; keys and values go to their slots."""
-        heads, pairs = self._shape.heads, self._shape.kv_heads
-        parts = self._qkv(inputs).view(inputs.shape[0], -1, self._shape.head_dim)
-        if self._head_norms is not None:
-            for part, norm in zip(parts.split((heads, pairs, pairs), 1), self._head_norms):
+        heads, pairs = self.shape.heads, self.shape.kv_heads
+        parts = self.qkv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
+        if self.head_norms is not None:
+            for part, norm in zip(parts.split((heads, pairs, pairs), 1), self.head_norms):
                 part.copy_(norm(part))
-        rotate(parts.narrow(1, 0, heads + pairs), self._rotary.table(positions))
+        rotate(parts.narrow(1, 0, heads + pairs), self.rotary.table(positions))
         kv.write(self._index, slots, parts.narrow(1, heads, 2 * pairs).unflatten(1, (2, pairs)))
         return parts.narrow(1, 0, heads).unflatten(1, (pairs, heads // pairs))
 
     def _write(self, inputs: Tensor, positions: Tensor, slots: Tensor, kv: KVPages) -> None:
         """Keys and values alone: a row whose output nobody asks for needs no more."""
-        pairs = self._shape.kv_heads
-        parts = self._kv(inputs).view(inputs.shape[0], -1, self._shape.head_dim)
+        pairs = self.shape.kv_heads
+        parts = self._kv(inputs).view(inputs.shape[0], -1, self.shape.head_dim)
         keys = parts.narrow(1, 0, pairs)
-        if self._head_norms is not None:
-            keys.copy_(self._head_norms[1](keys))
-        rotate(keys, self._rotary.table(positions)[:, -pairs:])
+        if self.head_norms is not None:
+            keys.copy_(self.head_norms[1](keys))
+        rotate(keys, self.rotary.table(positions)[:, -pairs:])
         kv.write(self._index, slots, parts.unflatten(1, (2, pairs)))
 
 

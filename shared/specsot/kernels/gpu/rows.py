@@ -77,6 +77,30 @@ def gate(gate_up: Tensor) -> Tensor:
     return out
 
 
+def join_rows(
+    tokens: Tensor,
+    table: Tensor,
+    features: Tensor,
+    origins: Tensor,
+    norms: tuple[Tensor, Tensor],
+    eps: float,
+    normed: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """How an EAGLE-3 head begins: [norm(embedding), norm(feature)] of every row, and the residual.
+
+    tokens, origins: [rows], of `table` [V, size] and `features` [n, size]; norms: weights [size] of the two.
+    normed: the residual is the normed feature.
+    """
+    rows, size = tokens.shape[0], table.shape[1]
+    inputs, plain = features.new_empty((rows, 2 * size)), features.new_empty((rows, size))
+    with on_device_of(features):
+        _join[(rows, 2)](
+            tokens, table, features, origins, *norms, inputs, plain, size, eps, power_of_two(size),
+            normed, num_warps=8, **early_start(features),
+        )  # fmt: skip
+    return inputs, plain
+
+
 @kernel
 def _turn(
     qkv, positions, slots, kv, frequencies, query_norm, key_norm, from_row, from_head, kv_half, kv_page,
@@ -133,6 +157,31 @@ def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     values = tl.load(x + row * size + column, mask=there, other=0.0).to(tl.float32)
     values *= tl.rsqrt(tl.sum(values * values, 0) / size + eps) * scale
     tl.store(out + row * size + column, values.to(out.dtype.element_ty), mask=there)
+
+
+@kernel
+def _join(
+    tokens, table, features, origins, token_norm, feature_norm, inputs, plain, size, eps,
+    room: tl.constexpr, normed: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    let_next_begin(early)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, room)
+    half = tl.program_id(1)
+    there = column < size
+    await_before(early)
+    if half == 0:
+        scale = tl.load(token_norm + column, mask=there, other=0.0)
+        source = table + tl.load(tokens + row).to(tl.int64) * size
+    else:
+        scale = tl.load(feature_norm + column, mask=there, other=0.0)
+        source = features + tl.load(origins + row).to(tl.int64) * size
+    values = tl.load(source + column, mask=there, other=0.0)
+    wide = values.to(tl.float32)
+    wide *= tl.rsqrt(tl.sum(wide * wide, 0) / size + eps) * scale.to(tl.float32)
+    short = wide.to(inputs.dtype.element_ty)
+    tl.store(inputs + row * 2 * size + half * size + column, short, mask=there)
+    if half == 1:
+        tl.store(plain + row * size + column, short if normed else values, mask=there)
 
 
 @kernel

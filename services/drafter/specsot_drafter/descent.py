@@ -1,0 +1,226 @@
+"""Catching up and growing whole trees as one captured graph: the host fills in numbers, and reads one result.
+
+Refuses to know which nodes are sent, and grammars: trees that must ask anybody between levels grow in
+`growth`, whose trees these are.
+
+All passes over a tree read the same pages, so one table serves them; what differs is which columns a row
+sees, and for grown rows the device says that itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specsot.kernels.growing import WORD, Frontier, Pool
+from specsot.model.attention import AttentionPlan, Span, plan_with_kernel
+from specsot.model.laps import Capture, bucket_of
+from specsot.model.staging import Numbers, Staging, size_of, views
+from specsot_drafter.extension import Stretch
+from specsot_drafter.growth import Ground
+from specsot_drafter.heads.fused import FusedHead
+from specsot_drafter.memory import Memory
+from specsot_drafter.selection import Offer
+
+if TYPE_CHECKING:
+    from specsot.kernels.gpu.attention import TreePlan
+
+TREES = (1, 2, 4, 8, 16, 32)
+
+Grow = Callable[[Tensor, int, int, int, Pool, Frontier | None, Tensor | None], Frontier]
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What one tree grows from: rows that are due, the last of them asked for, and room behind them."""
+
+    due: Stretch
+    ground: Ground
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a graph: so many trees of `k` nodes a level, and `levels` levels."""
+
+    trees: int
+    k: int
+    levels: int
+
+    @property
+    def rows(self) -> int:
+        """Of one pass."""
+        return self.trees * self.k
+
+    @property
+    def candidates(self) -> int:
+        """Of one tree."""
+        return self.k + (self.levels - 1) * self.k * self.k
+
+    @property
+    def grown(self) -> int:
+        """Rows of one tree that are fed behind the due ones."""
+        return (self.levels - 1) * self.k
+
+    @property
+    def words(self) -> int:
+        """Of a row's bits."""
+        return self.grown // WORD + 1
+
+
+class Descents:
+    """All graphs over one memory, by how many trees and levels."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        head: FusedHead,
+        memory: Memory,
+        k: int,
+        levels: int,
+        capture: Capture,
+        grow: Grow,
+        trees: Sequence[int] = TREES,
+    ) -> None:
+        """levels: at most. grow: a level's choice, see `kernels.growing`. Takes a second or two on a GPU."""
+        self.k, self._memory = k, memory
+        sizes = [Size(many, k, deep) for many in sorted(trees, reverse=True) for deep in range(levels, 0, -1)]
+        self._descents = {
+            (size.trees, size.levels): _Descent(head, memory, size, capture, grow) for size in sizes
+        }
+        self._trees = tuple(trees)
+        self._staging = Staging(max(one.size for one in self._descents.values()), head.device)
+
+    def fits(self, trees: int) -> bool:
+        """Whether there are graphs for so many."""
+        return bucket_of(trees, self._trees) is not None
+
+    @torch.inference_mode()
+    def run(self, seeds: Sequence[Seed], levels: int) -> Offer | None:
+        """All candidates of `levels` levels, as `Growth` offers them; None where no graph has room."""
+        bucket = bucket_of(len(seeds), self._trees)
+        descent = self._descents.get((bucket or 0, levels))
+        return None if descent is None else descent.run(seeds, self._staging)
+
+
+class _Descent:
+    """One graph, with the numbers it reads and the candidates it writes."""
+
+    def __init__(self, head: FusedHead, memory: Memory, size: Size, capture: Capture, grow: Grow) -> None:
+        from specsot.kernels.gpu.attention import plan_over, room_for
+
+        self._head, self._memory, self._size, self._grow = head, memory, size, grow
+        rows, pages = size.rows, memory.kv.pages
+        self._room = room_for(rows, pages + rows, head.group)
+        pieces, _, _, _, starts, parts, named = self._room.shapes
+        shapes = ((7, rows), (size.trees,), (2, size.levels - 1, rows), pieces, starts, parts, named)
+        self.size = size_of(shapes)
+        self._numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)
+        self._rows, self._asked, self._grown, *tables = views(self._numbers, shapes)
+        self._rows[2].fill_(-1)
+        self._grown[1].fill_(-1)
+        whole = [tables[0], *self._rows[4:6], self._rows[6:7], *tables[1:]]
+        self._plan = plan_over(whole, self._room, memory.kv.page_rows, head.group)
+        self._flat = torch.zeros(size.trees * size.candidates * 5, dtype=torch.int32, device=head.device)
+        on_gpu = head.device.type == "cuda"
+        self._host = torch.empty(self._flat.shape, dtype=torch.int32, pin_memory=on_gpu)
+        self._known: tuple[object, list[Numbers] | None] = ((), None)
+        self._replay, _ = capture(lambda: (self._descend(), None))
+
+    def run(self, seeds: Sequence[Seed], staging: Staging) -> Offer | None:
+        filled = self._fill(seeds)
+        if filled is None:
+            return None
+        staging.send(filled, self._numbers)
+        self._replay()
+        self._host.copy_(self._flat, non_blocking=True)
+        if self._flat.is_cuda:
+            torch.cuda.current_stream(self._flat.device).synchronize()
+        pool, trees = _pool(self._host.clone(), self._size), len(seeds)
+        tokens, scores, parents = (each[:trees].numpy() for each in (pool.tokens, pool.scores, pool.parents))
+        return Offer(tokens, scores, parents, _depths(self._size))
+
+    def _descend(self) -> Tensor:
+        """What is captured: catch up, then level by level."""
+        head, size, pool = self._head, self._size, _pool(self._flat, self._size)
+        tokens, positions, slots, origins, _, bases, _ = self._rows
+        due = self._seen(self._rows[4], bases, None)
+        outputs = head.step(tokens, self._memory.features, origins, positions, slots, due, self._memory.kv)
+        outputs = outputs[self._asked]
+        frontier: Frontier | None = None
+        for level in range(size.levels):
+            if frontier is not None:
+                places = self._grown[0, level - 1], self._grown[1, level - 1]
+                seen = self._seen(bases, bases, frontier.bits)
+                origins = frontier.origins.flatten()
+                outputs = head.step(
+                    frontier.tokens.flatten(), outputs, origins, *places, seen, self._memory.kv
+                )
+            frontier = self._grow(
+                head.logits(outputs), size.k, level, size.words, pool, frontier, head.offsets
+            )
+        return self._flat
+
+    def _seen(self, leads: Tensor, bases: Tensor, bits: Tensor | None) -> AttentionPlan:
+        """The plan, with what its rows see: columns before `leads`, and bits from `bases` on."""
+        pieces, pages, _, _, nothing, *rest = self._plan.tables
+        own = nothing.view(-1, 1) if bits is None else bits
+        plan: TreePlan = replace(self._plan, tables=(pieces, pages, leads, bases, own, *rest))
+        return plan_with_kernel(plan)
+
+    def _fill(self, seeds: Sequence[Seed]) -> list[Numbers] | None:
+        """All numbers of a run; None where a tree's due rows or the pages do not fit."""
+        size = self._size
+        tables = self._tables(seeds) if all(len(seed.due.tokens) <= size.k for seed in seeds) else None
+        if tables is None:
+            return None
+        rows, asked = np.zeros((7, size.rows), np.int32), np.zeros(size.trees, np.int32)
+        grown = np.zeros((2, size.levels - 1, size.rows), np.int32)
+        rows[2], grown[1] = -1, -1
+        for tree, seed in enumerate(seeds):
+            place = slice(tree * size.k, (tree + 1) * size.k)
+            asked[tree] = _fill_due(rows[:, place], seed, self._memory) + place.start
+            rows[5, place] = seed.ground.base
+            grown[0, :, place] = seed.ground.base + np.arange(size.levels - 1)[:, None]
+            grown[1, :, place] = np.reshape(seed.ground.slots[: size.grown], (-1, size.k))
+        return [rows, asked, grown, *tables]
+
+    def _tables(self, seeds: Sequence[Seed]) -> list[Numbers] | None:
+        """Which pages are read; of whole pages, so that they stay the same for many laps."""
+        from specsot.kernels.stretches import tabulate
+
+        size, page_rows = self._size, self._memory.kv.page_rows
+        floors = [seed.due.first // page_rows * page_rows for seed in seeds]
+        known = [(floor, seed.ground.pages) for floor, seed in zip(floors, seeds)]
+        if known != self._known[0]:
+            blank = (0,) * size.k
+            spans = [Span(size.k, at, len(pages) * page_rows - at, pages, blank) for at, pages in known]
+            filled = self._room.fill(tabulate(spans, page_rows, self._room.tile_rows))
+            self._known = known, filled and [filled[0], *filled[4:]]
+        return self._known[1]
+
+
+def _fill_due(rows: Numbers, seed: Seed, memory: Memory) -> int:
+    """A tree's rows of tokens, positions, slots, origins and leads; returns the number of the last."""
+    due, many = seed.due, len(seed.due.tokens)
+    at = np.arange(due.first, due.stop)
+    rows[0, :many], rows[1, :many] = due.tokens, at
+    rows[2, :many] = rows[3, :many] = memory.table.slots(due.sequence, due.first, due.stop)
+    rows[4, :many] = at + 1
+    return many - 1
+
+
+def _pool(flat: Tensor, size: Size) -> Pool:
+    """Tokens and parents in 64 bits, scores in 32, one behind the other."""
+    many = size.trees * size.candidates
+    whole = flat[: 4 * many].view(torch.int64).view(2, size.trees, size.candidates)
+    scores = flat[4 * many :].view(torch.float32).view(size.trees, size.candidates)
+    return Pool(whole[0], scores, whole[1])
+
+
+def _depths(size: Size) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.repeat(np.arange(1, size.levels + 1), [size.k] + [size.k * size.k] * (size.levels - 1))

@@ -1,0 +1,91 @@
+"""An EAGLE-3 head in the kernels of a GPU: a pass waits for nothing on the host, so many can be one graph.
+
+Refuses to know trees and sequences, heads of several layers and those with a bias behind attention or in
+the MLP: these run as `Eagle3Head` has them.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from specsot.model.attention import AttentionPlan, attend
+from specsot.model.kv import KVPages
+from specsot.model.product import product_of
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.eagle3 import Eagle3Head
+
+
+class FusedHead:
+    """The weights of an `Eagle3Head`, rows of negative slots left unwritten."""
+
+    def __init__(self, head: Eagle3Head) -> None:
+        from specsot.kernels.gpu.rows import Turning
+
+        parts, shape, layer = head.parts, head.shape, head.parts.layers.first
+        self.shape, self.parts, self.offsets = shape, parts, parts.offsets
+        self.dtype, self.device = head.dtype, head.device
+        self._qkv, self._out = product_of(layer.qkv), product_of(layer.out)
+        self._gate_up, self._down = product_of(layer.gate_up), product_of(layer.down)
+        self._lm_head, self._mlp_norm = product_of(parts.lm_head), layer.mlp_norm
+        norms = (layer.head_norms[0].weight, layer.head_norms[1].weight) if layer.head_norms else None
+        turns, scale = layer.rotary.frequencies, shape.head_dim**-0.5
+        eps = layer.head_norms[0].eps if layer.head_norms else 0.0
+        self._turning = Turning(shape.heads, shape.kv_heads, turns, scale, norms, eps)
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.shape.heads // self.shape.kv_heads
+
+    def step(
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        origins: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        plan: AttentionPlan,
+        kv: KVPages,
+    ) -> Tensor:
+        """See `DraftHead.forward`; row i is fed with features[origins[i]]. Returns [rows, hidden]."""
+        from specsot.kernels.gpu.rows import join_rows, norm_rows, turn_and_store
+
+        parts, shape = self.parts, self.shape
+        norms = parts.token_norm.weight, parts.feature_norm.weight
+        inputs, hidden = join_rows(
+            tokens, parts.table, features, origins, norms, parts.token_norm.eps, parts.norm_before_residual
+        )
+        heads = self._qkv(inputs).view(len(tokens), -1, shape.head_dim)
+        turn_and_store(heads, positions, slots, kv.layers[0], self._turning)
+        queries = heads.narrow(1, 0, shape.heads).unflatten(1, (shape.kv_heads, self.group))
+        self._out.add_to(hidden, attend(queries, kv.layers[0], plan))
+        inner = self._gate_up(norm_rows(hidden, self._mlp_norm.weight, self._mlp_norm.eps), gated=True)
+        self._down.add_to(hidden, inner)
+        return norm_rows(hidden, parts.norm.weight, parts.norm.eps) if parts.norm_output else hidden
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """[rows, hidden] to [rows, draft vocabulary]."""
+        from specsot.kernels.gpu.rows import norm_rows
+
+        norm = self.parts.norm
+        if self.parts.norm_output:
+            return self._lm_head(outputs)
+        return self._lm_head(norm_rows(outputs, norm.weight, norm.eps))
+
+
+def fuse_head(head: DraftHead) -> FusedHead | None:
+    """The same head fused; None where it, or this machine, has no kernels for it."""
+    if head.device.type != "cuda" or find_spec("triton") is None or not can_fuse(head):
+        return None
+    assert isinstance(head, Eagle3Head)
+    return FusedHead(head)
+
+
+def can_fuse(head: DraftHead) -> bool:
+    """One layer as EAGLE-3 was published."""
+    if not isinstance(head, Eagle3Head) or head.layers > 1:
+        return False
+    layer = head.parts.layers.first
+    return all(linear.bias is None for linear in (layer.out, layer.down, layer.gate_up))

@@ -1,0 +1,96 @@
+"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches.
+
+Refuses to know heads, attention, and how often it is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WORD = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """All candidates of B trees, int64 and fp32 [B, n], parents before children: see `drafter.Offer`."""
+
+    tokens: Tensor
+    scores: Tensor
+    parents: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The candidates that are fed next, [B, k] each but the bits.
+
+    scores, tokens, numbers: as in the pool, and each one's place in it.
+    origins: rows of the head's last outputs that they are fed with.
+    bits:    [B * k, words] int32: which rows of the tree, itself included, each one sees.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+    numbers: Tensor
+    origins: Tensor
+    bits: Tensor
+
+
+def empty_pool(trees: int, size: int, device: torch.device) -> Pool:
+    whole = torch.zeros((2, trees, size), dtype=torch.long, device=device)
+    return Pool(whole[0], torch.zeros((trees, size), device=device), whole[1])
+
+
+def grow(
+    logits: Tensor,
+    k: int,
+    level: int,
+    words: int,
+    pool: Pool,
+    before: Frontier | None,
+    offsets: Tensor | None,
+) -> Frontier:
+    """The k best followers of every node of a level join the pool; the k best of those are the next frontier.
+
+    logits:  [B * width, draft vocabulary] behind the roots (width 1) or the frontier before.
+    level:   0 behind the roots. words: of the bits.
+    offsets: what is added to an id of the draft vocabulary to get the base's.
+
+    A tie goes to the lower id, or the lower number in the pool.
+    """
+    trees = pool.tokens.shape[0]
+    chances = torch.log_softmax(logits.float(), -1).view(trees, -1, logits.shape[-1])
+    more, ids = _tops(chances, k)
+    tokens = ids if offsets is None else ids + offsets[ids]
+    width, first = more.shape[1], 0 if before is None else k + (level - 1) * k * k
+    scores = more if before is None else more + before.scores.unsqueeze(2)
+    parents = (
+        torch.zeros_like(tokens) if before is None else (before.numbers + 1).unsqueeze(2).expand_as(tokens)
+    )
+    place = slice(first, first + width * k)
+    pool.tokens[:, place], pool.parents[:, place] = tokens.flatten(1), parents.flatten(1)
+    pool.scores[:, place] = scores.flatten(1)
+    best, chosen = _tops(scores.flatten(1), k)
+    above = chosen // k
+    origins = above + width * torch.arange(trees, device=above.device).unsqueeze(1)
+    own = _own_bits(level * k, k, words, above.device)
+    bits = own.repeat(trees, 1)
+    if before is not None:
+        bits |= before.bits[origins.flatten()]
+    return Frontier(best, tokens.flatten(1).gather(1, chosen), chosen + first, origins, bits)
+
+
+def _tops(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    best, order = values.sort(dim=-1, descending=True, stable=True)
+    return best[..., :k], order[..., :k]
+
+
+def _own_bits(first: int, k: int, words: int, device: torch.device) -> Tensor:
+    """[k, words]: row first + i sees bit first + i."""
+    number = torch.arange(first, first + k, device=device).unsqueeze(1)
+    word = torch.arange(words, device=device).unsqueeze(0)
+    bit = torch.ones_like(number) << (number % WORD)
+    bit = torch.where(bit >= 1 << (WORD - 1), bit - (1 << WORD), bit)  # as a signed word has it
+    return torch.where(number // WORD == word, bit, 0).to(torch.int32)
