@@ -20,9 +20,9 @@ from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot.members import AS_PUBLISHED, Layout, Overrides, Range, Registration, TreeShape, WeightFormat
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
-from specsot_master.assembly import Master, MasterSettings, assemble
+from specsot_master.assembly import MasterSettings, assemble
 from specsot_master.conductor import ConductorConfig
-from specsot_master.fleet import Fleet
+from specsot_master.master import Master, Members
 
 PartMaker = Callable[[str, Dialer, Executor], Part]
 Loaded = Callable[[str, int], None]  # hears how many layers a worker has
@@ -79,7 +79,7 @@ class LocalFleet:
         exchange, leaving = Exchange(), asyncio.Event()
         compute = ThreadPoolExecutor(1, thread_name_prefix="specsot-compute")
         members = [
-            asyncio.create_task(_live(name, make, master.fleet, exchange, compute, leaving))
+            asyncio.create_task(_live(name, make, master.members, exchange, compute, leaving))
             for name, make in (parts or _parts(options, loaded)).items()
         ]
         fleet = cls(master, members, leaving)
@@ -92,10 +92,10 @@ class LocalFleet:
 
     def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
         """Events of one request, in order. Closing the iterator cancels it."""
-        return self._master.conductor.generate(ask)
+        return self._master.leader.generate(ask)
 
     async def cancel(self, request: str) -> bool:
-        return self._master.conductor.cancel(request)
+        return self._master.leader.cancel(request)
 
     async def info(self) -> Info:
         return self._master.info()
@@ -129,7 +129,7 @@ class _Uplink:
     The master listens in a turn of its own, so that the next lap is under way before it thinks.
     """
 
-    def __init__(self, fleet: Fleet, name: str) -> None:
+    def __init__(self, fleet: Members, name: str) -> None:
         self._fleet, self._name = fleet, name
 
     async def send(self, message: object) -> None:
@@ -139,7 +139,7 @@ class _Uplink:
         asyncio.get_running_loop().call_soon(self._fleet.lost, self._name, "left")
 
 
-def _connect(fleet: Fleet, inbox: Inbox) -> Connect:
+def _connect(fleet: Members, inbox: Inbox) -> Connect:
     async def connect(registration: Registration) -> Link:
         await fleet.join(registration, LocalLink("master", inbox))
         return _Uplink(fleet, registration.name)
@@ -148,7 +148,7 @@ def _connect(fleet: Fleet, inbox: Inbox) -> Connect:
 
 
 async def _live(
-    name: str, make: PartMaker, fleet: Fleet, exchange: Exchange, compute: Executor, leaving: asyncio.Event
+    name: str, make: PartMaker, fleet: Members, exchange: Exchange, compute: Executor, leaving: asyncio.Event
 ) -> None:
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
     inbox = exchange.listen(name)

@@ -26,6 +26,7 @@ class MemberInfo:
     """A worker or drafter that has joined. layers: its range in the present epoch, if it has one.
 
     host, gpu: where it runs, as far as that is known. stands_by: the present epoch runs without it.
+    replica: whose ring it belongs to, where there are several.
     """
 
     kind: Kind
@@ -36,6 +37,7 @@ class MemberInfo:
     host: str = ""
     gpu: str = ""
     stands_by: bool = False
+    replica: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,25 @@ class LapsInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Info:
-    """How the ring stands. waiting_for: one line per missing thing, empty when `ready`.
+class ReplicaInfo:
+    """One of several rings of a master; fields as in Info."""
 
+    number: int
+    epoch: int = 0
+    ready: bool = False
+    waiting_for: tuple[str, ...] = ()
+    pages: PagesInfo | None = None
+    laps: LapsInfo | None = None
+    requests: RequestsInfo | None = None
+    plan: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """How a master stands. waiting_for: one line per missing thing, empty when `ready`.
+
+    replicas: where it has several rings. Then it is ready as soon as one of them is complete, epoch is the
+    newest one, figures are sums, and waiting_for tells of all.
     plan: who runs what, in words, and how fast one sequence should be written without drafts.
     """
 
@@ -104,6 +122,7 @@ class Info:
     version: str = __version__
     protocol: int = PROTOCOL
     plan: str = ""
+    replicas: tuple[ReplicaInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ async def test_invariant_5_memory_does_not_grow_with_requests() -> None:
     """Not by one block of Python's memory a request, once what is kept on purpose is full."""
     async with front(config=replace(CONFIG, queue=AT_ONCE)) as one:
         metrics = Metrics(lambda: Info(models=(ModelInfo("demo", "abc", 8, 2048),)))
-        one.desk.watch(lambda _: RequestWatch(metrics, one.stage.time.now))
+        one.desk.watch(lambda _: RequestWatch(lambda _: metrics, one.stage.time.now))
         client = await one.client()
         await short_requests(one, client, SHORT)
         before = blocks(one)

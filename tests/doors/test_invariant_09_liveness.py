@@ -22,11 +22,11 @@ from specsot.params import Ask
 from specsot.rpc.options import PUBLIC_BYTES, Keepalive, Terms
 from specsot.rpc.probe import probe
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.assembly import Master, MasterSettings, assemble
-from specsot_master.progress import Progress
+from specsot_master.assembly import MasterSettings, assemble
+from specsot_master.master import Master
 from specsot_master.server import FleetService, MasterService, open_master_door
 from specsot_master.server.door import MASTER
-from specsot_master.service import look
+from specsot_master.service import look, progress_of
 from tests.rpc.test_master_service import INFO, FakeConductor
 from tests.rpc.test_uplink import FakeFleet
 
@@ -73,8 +73,8 @@ async def test_invariant_9_a_frozen_client_is_noticed(held: tuple[FakeConductor,
 async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> None:
     """The event loop answers all the time, so "" is live; work without laps is what tells."""
     master = assemble(MasterSettings(demo_model / "base"))
-    service, progress = MasterService(master.conductor, master.info), Progress(30)
-    door = await open_master_door("127.0.0.1:0", service, FleetService(master.fleet))
+    service, progress = MasterService(master.leader, master.info), progress_of(master, 30)
+    door = await open_master_door("127.0.0.1:0", service, FleetService(master.members))
     async with engine(master) as hung:
 
         async def states(now: float) -> tuple[str, str]:
@@ -84,7 +84,7 @@ async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> Non
 
         assert await states(0) == ("SERVING", "SERVING")
         assert await states(1000) == ("SERVING", "SERVING"), "idle is healthy"
-        client = asyncio.create_task(read(master.conductor.generate(Ask(prompt="Hi", mode="direct"))))
+        client = asyncio.create_task(read(master.leader.generate(Ask(prompt="Hi", mode="direct"))))
         await hung.ordered.wait()
         assert await states(1029) == ("SERVING", "SERVING")
         assert await states(1030) == ("NOT_SERVING", "SERVING")
@@ -107,7 +107,7 @@ class HungEngine:
     async def send(self, message: object) -> None:
         match message:
             case Configuration():
-                self._master.fleet.heard("w", Ready(message.epoch))
+                self._master.members.heard("w", Ready(message.epoch))
             case _:
                 self.ordered.set()
 
@@ -115,7 +115,7 @@ class HungEngine:
 
     def lap(self) -> None:
         self._laps += 1
-        self._master.fleet.heard("w", Result(self._master.fleet.epoch, self._laps))
+        self._master.members.heard("w", Result(self._master.info().epoch, self._laps))
 
 
 @asynccontextmanager
@@ -123,7 +123,7 @@ async def engine(master: Master) -> AsyncIterator[HungEngine]:
     """A complete ring of one worker that hangs."""
     hung = HungEngine(master)
     model = master.model
-    await master.fleet.join(
+    await master.members.join(
         Registration(
             kind="worker",
             name="w",
@@ -138,7 +138,7 @@ async def engine(master: Master) -> AsyncIterator[HungEngine]:
     )
     await master.complete()
     yield hung
-    master.fleet.lost("w", "the test is over")
+    master.members.lost("w", "the test is over")
 
 
 async def read(events: AsyncIterator[Numbered]) -> None:

@@ -156,13 +156,14 @@ async def _hurt(world: World, fault: Fault) -> None:
 
 async def _lasting(world: World, fault: Fault, whom: str) -> None:
     """Halfway it must have been noticed, if it lasts that long and the ring needs what is hurt."""
-    fleet = world.house.master.fleet
-    epoch, needed = fleet.epoch, fleet.ready and "drafter" not in fault.whom
+    house, before = world.house, world.house.master.info()
+    needed = before.ready and "drafter" not in fault.whom
     if fault.lasts <= NOTICE:
         await asyncio.sleep(fault.lasts)
         return
     await asyncio.sleep(NOTICE)
-    same = world.house.master.fleet is fleet and fleet.epoch == epoch and fleet.ready
+    now = house.master.info()
+    same = world.house is house and now.epoch == before.epoch and now.ready
     if fault.kind == "freeze":
         world.recorder.note(Looked(whom, needed and same))
     await asyncio.sleep(fault.lasts - NOTICE)

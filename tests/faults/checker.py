@@ -206,13 +206,16 @@ def _young(history: History) -> Iterable[str]:
     """Rule 11: epochs only grow, for everybody; frames and results are of the newest, each once, in order."""
     formed: dict[str, int] = {}
     frames: dict[tuple[str, int], int] = {}
-    heard = newest = 0
+    newest: dict[str, int] = {}  # epoch of each member, whichever of its lives
+    over: set[int] = set()  # epochs that a member has left for another
     for _, entry in history:
         match entry:
             case Formed(member, epoch):
                 if epoch <= formed.get(member, 0):
                     yield f"11 {member} was formed for epoch {epoch} behind {formed[member]}"
-                formed[member], newest = epoch, max(newest, epoch)
+                formed[member], name = epoch, member.partition("#")[0]
+                over.add(newest.get(name, 0))
+                newest[name] = epoch
             case Worked(member, epoch, number):
                 if epoch != formed.get(member):
                     yield f"11 {member} worked on epoch {epoch}, formed for {formed.get(member)}"
@@ -220,12 +223,11 @@ def _young(history: History) -> Iterable[str]:
                     yield f"11 {member} worked on frame {number} of epoch {epoch} out of order"
                 frames[member, epoch] = number
             case Lapped(epoch, number):
-                if epoch < newest:
-                    yield f"11 the master took a result of epoch {epoch}, the newest is {newest}"
+                if epoch in over:
+                    yield f"11 the master took a result of epoch {epoch}, which was over"
                 if number and number <= frames.get(("", epoch), 0):
                     yield f"11 the master took result {number} of epoch {epoch} twice"
                 frames["", epoch] = max(number, frames.get(("", epoch), 0))
-                heard = max(heard, epoch)
             case _:
                 pass
 

@@ -23,11 +23,12 @@ from specsot.membership import take_part
 from specsot.model.fingerprint import fingerprint
 from specsot.pages import PageTable
 from specsot_app.mock.members import Mock, MockWorker, plan_of
-from specsot_master.assembly import Master, MasterSettings, assemble
-from specsot_master.conductor import ConductorConfig, Notes
+from specsot_master.assembly import MasterSettings, assemble
+from specsot_master.conductor import Conductor, ConductorConfig, Notes
 from specsot_master.desk import Desk
 from specsot_master.journal import Journal
 from specsot_master.journal.store import Store
+from specsot_master.master import Master
 from specsot_worker.part import WorkerPart
 from specsot_worker.watching import Watch
 from tests.faults.history import Formed, Lapped, Recorder, Worked
@@ -63,6 +64,7 @@ class Shape:
     drafter: bool = True
     skill: float = 0.6
     journal: bool = False
+    replicas: int = 1
 
 
 class House:
@@ -70,11 +72,11 @@ class House:
 
     def __init__(self, master: Master, host: Host) -> None:
         self.master, self.host = master, host
-        self.desk = Desk(master.conductor, master.info)
+        self.desk = Desk(master.leader, master.info)
         self.store: Store | None = None
         self.reviving: asyncio.Task[None] | None = None
         self.dead = asyncio.Event()
-        self._tending = asyncio.create_task(master.fleet.tend(1.0))
+        self._tending = [asyncio.create_task(one.fleet.tend(1.0)) for one in master.replicas]
 
     async def next(self, events: AsyncGenerator[Numbered, None]) -> Numbered | None:
         """A client's next event. Raises Unavailable as soon as the master is dead."""
@@ -88,7 +90,8 @@ class House:
         return coming.result()
 
     def die(self) -> None:
-        self._tending.cancel()
+        for task in self._tending:
+            task.cancel()
         self.dead.set()
         if self.store:  # its kernel does
             self.store.close()
@@ -166,7 +169,7 @@ class Member:
     async def _connect(self, registration: Registration) -> Link:
         world, house, here, inbox = self._world, self._world.house, self.host, self.inbox
         await asyncio.sleep(world.net.delay())
-        fleet = house.master.fleet
+        fleet = house.master.members
 
         def hear(message: object) -> None:
             for one in world.between.upward(message):
@@ -222,8 +225,10 @@ class World:
 
     @property
     def names(self) -> list[str]:
-        workers = [f"worker-{n}" for n in range(self.shape.stages)]
-        return [*workers, "drafter"] if self.shape.drafter else workers
+        """Of the first ring first."""
+        rings = range(self.shape.replicas)
+        workers = [f"worker-{n}" for n in range(self.shape.stages * len(rings))]
+        return workers + [f"drafter-{n}" if n else "drafter" for n in rings] * self.shape.drafter
 
     def make(self, member: Member) -> Any:
         """A member's part, for one life."""
@@ -235,7 +240,7 @@ class World:
 
         labour: Executor = Labour(compute)
         provider = MockWorker(self.mock, member.name, member.name)
-        if member.name == "drafter":
+        if member.name.startswith("drafter"):
             mine = replace(provider.registration(), kind="drafter", row_bytes=0)
             return GuessingDrafter(mine, member, self.mock.voice, self.rng, self.shape.skill)
         clock = asyncio.get_running_loop().time
@@ -260,15 +265,13 @@ class World:
 
     def left(self) -> tuple[tuple[str, int], ...]:
         """What is there, with nobody asking."""
-        conductor = self.house.master.conductor
-        requests, kept = conductor.requests(), set(conductor.kept)
-        counts = {"waiting": requests.waiting, "running": requests.running, "sequences": requests.writing}
-        for name, member in self.members.items():
-            if isinstance(member.part, GuessingDrafter):
-                counts[f"texts of {name}"] = len(member.part.texts.keys() - kept)
-            elif (free := member.part.free_pages) is not None:
-                used = member.eyes.pages - free
-                counts[f"pages of {name}"] = max(used - conductor.kept_pages, 0)
+        counts: dict[str, int] = {}
+        for replica in self.house.master.replicas:
+            requests = replica.conductor.requests()
+            for what in ("waiting", "running", "writing"):
+                counts[f"{what} {replica.number}"] = getattr(requests, what)
+            for member in replica.fleet.registrations:
+                counts[f"left in {member.name}"] = _left_in(self.members[member.name], replica.conductor)
         return tuple(counts.items())
 
     async def close(self) -> None:
@@ -284,6 +287,7 @@ class World:
             page_rows=PAGE_ROWS,
             rows=64,
             draft_timeout=0.2,
+            replicas=self.shape.replicas,
             conduct=CONDUCT,
         )
         loop, host = asyncio.get_running_loop(), Host("master")
@@ -293,12 +297,21 @@ class World:
             Journal(store, Labour(lambda work: loop.call_later(0.01, host.tell, work))) if store else None
         )
         master = assemble(settings, int(loop.time()), Notes(journal, loop.time))
-        master.laps.follow(self._heard)
+        for replica in master.replicas:
+            replica.laps.follow(self._heard)
         house = House(master, host)
         house.store = store
         if journal:
-            house.reviving = asyncio.create_task(master.conductor.revive(journal.kept))
+            house.reviving = asyncio.create_task(master.leader.revive(journal.kept))
         return house
 
     def _heard(self, result: Result) -> None:
         self.recorder.note(Lapped(result.epoch, result.number))
+
+
+def _left_in(member: Member, conductor: Conductor) -> int:
+    """Pages, or texts, that are of no beginning that is kept."""
+    if isinstance(member.part, GuessingDrafter):
+        return len(member.part.texts.keys() - set(conductor.kept))
+    free = member.part.free_pages
+    return 0 if free is None else max(member.eyes.pages - free - conductor.kept_pages, 0)

@@ -25,7 +25,7 @@ async def test_one_that_stands_by_takes_over_in_the_middle_of_an_answer(demo_mod
             async for one in fleet.generate(ask_of("Why?", mode="direct", max_new_tokens=40)):
                 events.append(one.event)
                 if len(events) == 9 and lose:
-                    fleet._master.fleet.lost(lose, "killed")
+                    fleet._master.members.lost(lose, "killed")
             return events[-1].text
 
         undisturbed = await written()

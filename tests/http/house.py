@@ -141,7 +141,7 @@ async def served(
         return replace(standing.info, requests=stage.conductor.requests())
 
     desk, metrics = Desk(stage.conductor, info), Metrics(info)
-    desk.watch(lambda _: RequestWatch(metrics, stage.time.now))
+    desk.watch(lambda _: RequestWatch(lambda _: metrics, stage.time.now))
     house = House(
         desk,
         stage.text,

@@ -29,7 +29,7 @@ async def url(demo_model: Path) -> AsyncIterator[str]:
 
 async def gateway(demo_model: Path, terms: Terms) -> tuple[HttpDoor, str]:
     master = assemble(MasterSettings(demo_model / "base"))
-    door = await open_gateway("127.0.0.1:0", master, Desk(master.conductor, master.info), terms)
+    door = await open_gateway("127.0.0.1:0", master, Desk(master.leader, master.info), terms)
     return door, f"http://127.0.0.1:{door.port}"
 
 

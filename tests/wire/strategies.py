@@ -70,6 +70,7 @@ forms = (
     | st.builds(Form, st.sampled_from(["json_schema", "regex"]), st.tuples(filled))
     | st.builds(Form, st.just("choice"), st.lists(filled, min_size=1, max_size=3).map(tuple))
 )
+windows = st.builds(params.Window, sinks=st.integers(0, 99), recent=st.integers(16, 9999))
 
 
 @st.composite
@@ -94,6 +95,7 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         family=draw(st.none() | big),
         drafter=draw(st.none() | st.sampled_from(params.DRAFTERS)),
         trace=draw(traces),
+        window=draw(st.none() | windows),
     )
 
 
@@ -311,6 +313,7 @@ _rest = {
     "seed": st.none() | st.integers(0, 2**63 - 1),
     "priority": st.integers(-params.MOST_PRIORITY, params.MOST_PRIORITY),
     "resumable": st.booleans(),
+    "window": st.none() | windows,
 }
 _held = _rest | {"mode": st.sampled_from(["auto", "direct"]), "form": forms}
 conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)
@@ -321,6 +324,23 @@ asks = (
     | st.builds(params.Ask, messages=conversations, **_rest)
     | st.builds(params.Ask, tokens=prompts, **(_rest | {"mode": st.just("direct")}))
 )
+
+_pages = st.none() | st.builds(info.PagesInfo, small, small, small, small)
+_requests = st.none() | st.builds(
+    info.RequestsInfo,
+    small,
+    small,
+    small,
+    small,
+    big,
+    st.dictionaries(text, big, max_size=3).map(lambda ended: tuple(sorted(ended.items()))),
+    big,
+    big,
+)
+_laps = st.none() | st.builds(
+    info.LapsInfo, big, big, seconds, seconds, seconds, st.lists(seconds, max_size=3).map(tuple)
+)
+_lines = st.lists(text, max_size=2).map(tuple)
 
 infos = st.builds(
     info.Info,
@@ -336,28 +356,21 @@ infos = st.builds(
             text,
             text,
             st.booleans(),
+            st.none() | small,
         ),
         max_size=2,
     ).map(tuple),
     epoch=big,
     ready=st.booleans(),
-    waiting_for=st.lists(text, max_size=2).map(tuple),
-    pages=st.none() | st.builds(info.PagesInfo, small, small, small, small),
-    requests=st.none()
-    | st.builds(
-        info.RequestsInfo,
-        small,
-        small,
-        small,
-        small,
-        big,
-        st.dictionaries(text, big, max_size=3).map(lambda ended: tuple(sorted(ended.items()))),
-        big,
-        big,
-    ),
-    laps=st.none()
-    | st.builds(info.LapsInfo, big, big, seconds, seconds, seconds, st.lists(seconds, max_size=3).map(tuple)),
+    waiting_for=_lines,
+    pages=_pages,
+    requests=_requests,
+    laps=_laps,
     version=text,
     protocol=small,
     plan=text,
+    replicas=st.lists(
+        st.builds(info.ReplicaInfo, small, big, st.booleans(), _lines, _pages, _laps, _requests, text),
+        max_size=2,
+    ).map(tuple),
 )

@@ -1,4 +1,4 @@
-"""Puts a master together from its rooms: text, prompts, conductor and fleet, wired to each other.
+"""Puts a master together from its rooms: text, prompts, and for each ring a conductor and a fleet.
 
 Refuses to know doors (gRPC, HTTP) and processes; both the service and the embedded fleet use it.
 """
@@ -8,19 +8,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from specsot.errors import InvalidRequest, Unavailable
+from specsot.errors import InvalidRequest
 from specsot.frames import Result
-from specsot.info import Info, ModelInfo, PagesInfo
+from specsot.info import ModelInfo
 from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot_master.conductor import Conductor, ConductorConfig, Notes, RingState
+from specsot_master.conductor.clock import LoopClock
+from specsot_master.conductor.readers import Readers
+from specsot_master.conductor.trying import Forms
 from specsot_master.fleet import Fleet, Placement, Wishes
 from specsot_master.laps import Laps
+from specsot_master.master import Master
 from specsot_master.prompts import Prompts
+from specsot_master.replicas import Enrolment, Replica, Router
 from specsot_master.text import Text
 
 
@@ -28,7 +34,8 @@ from specsot_master.text import Text
 class MasterSettings:
     """What a master is started with. `workers`: how many share the layers, unless they bring ranges.
 
-    conduct: how requests are treated; its model and vocabulary are found out.
+    replicas: how many rings; workers and a drafter are of each. conduct: how requests are treated; its model
+              and vocabulary are found out.
     """
 
     model: Path
@@ -45,6 +52,7 @@ class MasterSettings:
     placement: Placement = "measured"
     max_stages: int | None = None
     take_over_after: float = 10.0
+    replicas: int = 1
     conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
 
@@ -65,7 +73,7 @@ class FleetRing:
             page_rows=ring.page_rows,
             slots=ring.slots,
             max_positions=self.fleet.max_positions,
-            has_drafter=ring.drafter is not None,
+            has_drafter=ring.drafted,
             drafters=self.fleet.drafters,
         )
 
@@ -78,52 +86,39 @@ class FleetRing:
         return self.fleet.waiting_for()
 
 
-@dataclass(slots=True)
-class Master:
-    """A master without doors. `serving`: the ring is complete, and moves when there is work."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all rings of a master have in common."""
 
-    settings: MasterSettings
+    wishes: Wishes
+    conduct: ConductorConfig
     text: Text
-    conductor: Conductor
-    fleet: Fleet
-    model: ModelInfo
-    changed: asyncio.Event
-    laps: Laps
-    serving: bool = False
-    leaving: bool = False
+    prompts: Prompts
+    notes: Notes
+    forms: Forms
+    epochs: Iterator[int]
 
-    @property
-    def drafts(self) -> bool:
-        """The running ring has a drafter."""
-        ring = self.fleet.ring
-        return ring is not None and ring.drafter is not None
-
-    def info(self) -> Info:
-        """How everything stands, for people and GetInfo."""
-        fleet, ring, waiting = self.fleet, self.fleet.ring, self.fleet.waiting_for()
-        free = self.conductor.free_pages
-        return Info(
-            models=(self.model,),
-            members=fleet.members(),
-            epoch=fleet.epoch,
-            ready=fleet.ready,
-            waiting_for=(waiting,) if waiting else (),
-            pages=PagesInfo(ring.pages, free, ring.page_rows, self.conductor.kept_pages) if ring else None,
-            laps=self.laps.info(),
-            requests=self.conductor.requests(),
-            plan=fleet.plan,
+    def ring(self, number: int, changed: Callable[[], None], readers: Readers | None = None) -> Replica:
+        """changed: the ring is complete, or broke."""
+        view, laps = FleetRing(), Laps(time.monotonic)
+        conductor = Conductor(
+            view, self.text, self.prompts, self.conduct, forms=self.forms, notes=self.notes, readers=readers
         )
 
-    async def complete(self, with_drafter: bool = False) -> None:
-        """Return once the ring is complete (and drafts, if asked for).
+        def hear(result: Result) -> None:
+            conductor.received(result)
+            laps.heard(result)
 
-        Raises Unavailable with the member's own words when one cannot take part.
-        """
-        while not self.fleet.ready or (with_drafter and not self.drafts):
-            if self.fleet.complaint:
-                raise Unavailable(self.fleet.complaint)
-            self.changed.clear()
-            await self.changed.wait()
+        def end(reason: str) -> None:
+            conductor.epoch_ended(reason)
+            changed()
+
+        def begin() -> None:
+            conductor.epoch_began()
+            changed()
+
+        view.fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.epochs)
+        return Replica(number, conductor, view.fleet, laps)
 
 
 def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = None) -> Master:
@@ -131,31 +126,49 @@ def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = Non
 
     after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
     """
-    text, ring, changed = Text(settings.model), FleetRing(), asyncio.Event()
-    model = _describe(settings)
+    model, text = _describe(settings), Text(settings.model)
+    _check(settings, model)
+    shared = Shared(
+        _wishes(settings, model),
+        replace(settings.conduct, model=model.name, vocabulary=read_config(settings.model).vocab),
+        text,
+        Prompts(settings.model, text),
+        notes or Notes(),
+        Forms(),
+        itertools.count(after + 1),
+    )
+    if settings.replicas > 1:
+        return _several(shared, model, settings.replicas)
+    changed = asyncio.Event()
+    only = shared.ring(0, changed.set)
+    return Master(text, model, (only,), only.conductor, only.fleet, changed)
+
+
+def _several(shared: Shared, model: ModelInfo, count: int) -> Master:
+    """Readers are of requests, wherever those go."""
+    changed, replicas = asyncio.Event(), list[Replica]()
+    router = Router(replicas)
+
+    def settle() -> None:
+        enrolment.lend()
+        router.relieve()
+
+    def change() -> None:
+        changed.set()
+        asyncio.get_running_loop().call_soon(settle)  # once the fleet has done what it can by itself
+
+    readers = Readers(shared.conduct, LoopClock(), router.drop, router.renew, shared.notes)
+    replicas += (shared.ring(number, change, readers) for number in range(count))
+    enrolment = Enrolment([one.fleet for one in replicas], change)
+    return Master(shared.text, model, tuple(replicas), router, enrolment, changed)
+
+
+def _check(settings: MasterSettings, model: ModelInfo) -> None:
+    """Raises InvalidRequest."""
     if not 0 < settings.workers <= model.layers:
         raise InvalidRequest(f"{settings.workers} workers cannot share {model.layers} layers", "workers")
     if settings.max_stages is not None and settings.max_stages < settings.workers:
         raise InvalidRequest(f"max_stages {settings.max_stages} < workers {settings.workers}", "max_stages")
-    config = replace(settings.conduct, model=model.name, vocabulary=read_config(settings.model).vocab)
-    conductor = Conductor(ring, text, Prompts(settings.model, text), config, notes=notes)
-    wishes, laps = _wishes(settings, model), Laps(time.monotonic)
-
-    def hear(result: Result) -> None:
-        conductor.received(result)
-        laps.heard(result)
-
-    def end(reason: str) -> None:
-        conductor.epoch_ended(reason)
-        changed.set()
-
-    def begin() -> None:
-        conductor.epoch_began()
-        changed.set()
-
-    fleet = Fleet(wishes, hear, begin, end, lambda: conductor.idle, itertools.count(after + 1))
-    ring.fleet = fleet
-    return Master(settings, text, conductor, fleet, model, changed, laps)
 
 
 def _describe(settings: MasterSettings) -> ModelInfo:

@@ -45,6 +45,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("model", required=True, help="directory of the base model (its tokenizer and config)")
     flags.flag("name", default="", help="the model's public name; by default its directory's")
     flags.flag("workers", positive, 1, "how many workers share the layers, unless they bring ranges")
+    flags.flag("replicas", positive, 1, "how many complete rings there are, each with workers of its own")
     flags.flag(
         "max-stages",
         positive,
@@ -93,6 +94,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         placement=given.placement,
         max_stages=given.max_stages,
         take_over_after=given.take_over_after,
+        replicas=given.replicas,
         conduct=read_conduct(given),
     )
     config = MasterConfig(

@@ -17,9 +17,9 @@ from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot.rpc.tls import Tls
 from specsot.rpc.tokens import Tokens
-from specsot_master.assembly import Master
 from specsot_master.config import MasterConfig
 from specsot_master.desk import Desk
+from specsot_master.master import Master
 from specsot_master.server import FleetService, MasterService, open_fleet_door, open_master_door
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def open_doors(
     Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
     """
     patience = config.ring.conduct.unread_for
-    clients = MasterService(desk, master.info, patience, master.fleet.rebalance)
+    clients = MasterService(desk, master.info, patience, master.rebalance)
     listen, apart = config.setting.listen, config.fleet_listen
     async with AsyncExitStack() as doors:
         door = await open_master_door(listen, clients, members if apart is None else None, _public(config))

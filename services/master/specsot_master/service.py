@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,13 @@ from specsot.process.life import live
 from specsot.process.logs import write_logs
 from specsot.process.observing import Observation, observed
 from specsot.rpc.serve import Door
-from specsot_master.assembly import Master, assemble
+from specsot_master.assembly import assemble
 from specsot_master.conductor import Notes
 from specsot_master.config import MasterConfig, read_config
 from specsot_master.desk import Desk
 from specsot_master.doors import open_doors
 from specsot_master.journal import open_journal
+from specsot_master.master import Master
 from specsot_master.progress import Progress
 from specsot_master.server import FleetService
 from specsot_master.server.door import MASTER
@@ -53,12 +54,13 @@ async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) 
     journal = open_journal(config.journal, fingerprint(config.ring.model)) if config.journal else None
     after = int(time.time())  # a restarted master's epochs are new ones
     master = assemble(config.ring, after, Notes(journal))
-    await master.conductor.revive(journal.kept if journal else ())
-    desk, members = Desk(master.conductor, master.info), FleetService(master.fleet)
+    await master.leader.revive(journal.kept if journal else ())
+    desk, members = Desk(master.leader, master.info), FleetService(master.members)
     metrics = follow(master, desk, seen)
     async with open_doors(config, master, desk, members, metrics) as door:
-        log.info("waiting for the ring", missing=master.fleet.waiting_for())
-        async with beside(master.fleet.tend(TENDING), report(master, door, Progress(config.stuck_after))):
+        log.info("waiting for the ring", missing=master.waiting_for())
+        tending = [one.fleet.tend(TENDING) for one in master.replicas]
+        async with beside(*tending, report(master, door, progress_of(master, config.stuck_after))):
             await leaving.wait()
             log.info("leaving", grace=config.setting.grace)
             await leave(master, desk, members, door, config.setting.grace)
@@ -77,7 +79,12 @@ def follow(master: Master, desk: Desk, seen: Observation) -> Metrics | None:
     return count(master, desk, seen.registry)
 
 
-async def report(master: Master, door: Door, progress: Progress) -> None:
+def progress_of(master: Master, stuck_after: float) -> list[Progress]:
+    """Of each ring."""
+    return [Progress(stuck_after) for _ in master.replicas]
+
+
+async def report(master: Master, door: Door, progress: Sequence[Progress]) -> None:
     """Keep the health of `specsot.v1.Master` true, by looks in time and at every change of the ring."""
     while True:
         await look(master, door, progress, asyncio.get_running_loop().time())
@@ -87,14 +94,16 @@ async def report(master: Master, door: Door, progress: Progress) -> None:
                 await master.changed.wait()
 
 
-async def look(master: Master, door: Door, progress: Progress, now: float) -> None:
-    """It serves while the ring is complete, moves when there is work, and is not told to leave."""
-    moves = progress.moves(master.laps.info().laps, master.conductor.owed, now)
-    serving = master.fleet.ready and moves and not master.leaving
-    if not moves and master.serving:
-        log.error("no lap comes, though there is work", epoch=master.fleet.epoch)
-    master.serving = serving
-    await door.report(MASTER, serving)
+async def look(master: Master, door: Door, progress: Sequence[Progress], now: float) -> None:
+    """It serves while a ring is complete and moves when there is work, unless it is told to leave."""
+    serving = False
+    for one, watched in zip(master.replicas, progress):
+        moves = watched.moves(one.laps.info().laps, one.conductor.owed, now)
+        serving |= one.fleet.ready and moves
+        if not moves and master.serving:
+            log.error("no lap comes, though there is work", epoch=one.fleet.epoch)
+    master.serving = serving and not master.leaving
+    await door.report(MASTER, master.serving)
 
 
 async def leave(master: Master, desk: Desk, members: FleetService, door: Door, grace: float) -> None:
@@ -103,7 +112,7 @@ async def leave(master: Master, desk: Desk, members: FleetService, door: Door, g
     master.serving = False
     await door.report(MASTER, False)
     if not await desk.drain(grace):
-        master.conductor.end("the master is shutting down")
+        master.end("the master is shutting down")
         await desk.drain(1.0)
     await members.close()
 

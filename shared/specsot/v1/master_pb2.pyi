@@ -55,7 +55,7 @@ class Limits(_message.Message):
     def __init__(self, max_new_tokens: _Optional[int] = ..., max_branch_tokens: _Optional[int] = ..., max_skeleton_tokens: _Optional[int] = ..., max_parallel: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs", "tokens", "form", "priority", "resumable")
+    __slots__ = ("prompt", "messages", "model", "mode", "drafter", "sampling", "limits", "stop", "tools", "constraint", "seed", "request_id", "resume_offset", "ignore_eos", "logprobs", "tokens", "form", "priority", "resumable", "window")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class GenerateRequest(_message.Message):
     FORM_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     model: str
@@ -94,7 +95,8 @@ class GenerateRequest(_message.Message):
     form: _values_pb2.Form
     priority: int
     resumable: bool
-    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[_values_pb2.Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., priority: _Optional[int] = ..., resumable: bool = ...) -> None: ...
+    window: _values_pb2.Window
+    def __init__(self, prompt: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., model: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., drafter: _Optional[_Union[_values_pb2.Drafter, str]] = ..., sampling: _Optional[_Union[_values_pb2.Sampling, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., tools: _Optional[_Iterable[str]] = ..., constraint: bool = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., resume_offset: _Optional[int] = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., form: _Optional[_Union[_values_pb2.Form, _Mapping]] = ..., priority: _Optional[int] = ..., resumable: bool = ..., window: _Optional[_Union[_values_pb2.Window, _Mapping]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("offset", "started", "skeleton_text", "planned", "branch_started", "branch_text", "branch_finished", "merged_text", "finished")
@@ -314,7 +316,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., max_positions: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "stands_by")
+    __slots__ = ("kind", "name", "address", "fingerprint", "layers", "host", "gpu", "stands_by", "replica")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +325,7 @@ class Member(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     STANDS_BY_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     kind: _values_pb2.Kind
     name: str
     address: str
@@ -331,7 +334,8 @@ class Member(_message.Message):
     host: str
     gpu: str
     stands_by: bool
-    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., host: _Optional[str] = ..., gpu: _Optional[str] = ..., stands_by: bool = ...) -> None: ...
+    replica: int
+    def __init__(self, kind: _Optional[_Union[_values_pb2.Kind, str]] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[_Union[_values_pb2.Layers, _Mapping]] = ..., host: _Optional[str] = ..., gpu: _Optional[str] = ..., stands_by: bool = ..., replica: _Optional[int] = ...) -> None: ...
 
 class Pages(_message.Message):
     __slots__ = ("total", "free", "rows", "kept")
@@ -388,8 +392,28 @@ class Laps(_message.Message):
     stages: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, laps: _Optional[int] = ..., tokens: _Optional[int] = ..., per_second: _Optional[float] = ..., tokens_per_lap: _Optional[float] = ..., rows_per_lap: _Optional[float] = ..., stages: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class Replica(_message.Message):
+    __slots__ = ("number", "epoch", "ready", "waiting_for", "pages", "laps", "requests", "plan")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    LAPS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    epoch: int
+    ready: bool
+    waiting_for: _containers.RepeatedScalarFieldContainer[str]
+    pages: Pages
+    laps: Laps
+    requests: Requests
+    plan: str
+    def __init__(self, number: _Optional[int] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., plan: _Optional[str] = ...) -> None: ...
+
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages", "laps", "requests", "plan")
+    __slots__ = ("version", "protocol", "models", "members", "epoch", "ready", "waiting_for", "pages", "laps", "requests", "plan", "replicas")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +425,7 @@ class GetInfoResponse(_message.Message):
     LAPS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     version: str
     protocol: int
     models: _containers.RepeatedCompositeFieldContainer[Model]
@@ -412,4 +437,5 @@ class GetInfoResponse(_message.Message):
     laps: Laps
     requests: Requests
     plan: str
-    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., plan: _Optional[str] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., epoch: _Optional[int] = ..., ready: bool = ..., waiting_for: _Optional[_Iterable[str]] = ..., pages: _Optional[_Union[Pages, _Mapping]] = ..., laps: _Optional[_Union[Laps, _Mapping]] = ..., requests: _Optional[_Union[Requests, _Mapping]] = ..., plan: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...

@@ -93,6 +93,14 @@ class Sampling(_message.Message):
     logit_bias: _containers.ScalarMap[int, float]
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
+class Window(_message.Message):
+    __slots__ = ("sinks", "recent")
+    SINKS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
+    sinks: int
+    recent: int
+    def __init__(self, sinks: _Optional[int] = ..., recent: _Optional[int] = ...) -> None: ...
+
 class Form(_message.Message):
     __slots__ = ("json_object", "json_schema", "regex", "choice")
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]

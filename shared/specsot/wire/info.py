@@ -5,7 +5,16 @@ Refuses to know how it was put together.
 
 from __future__ import annotations
 
-from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, Rebalanced, RequestsInfo
+from specsot.info import (
+    Info,
+    LapsInfo,
+    MemberInfo,
+    ModelInfo,
+    PagesInfo,
+    Rebalanced,
+    ReplicaInfo,
+    RequestsInfo,
+)
 from specsot.v1 import master_pb2
 from specsot.wire.checks import few, known
 from specsot.wire.members import KIND_NUMBERS, KINDS, decode_layers, encode_layers
@@ -24,6 +33,7 @@ def encode_info(info: Info) -> master_pb2.GetInfoResponse:
         laps=encode_laps(info.laps),
         requests=encode_requests(info.requests),
         plan=info.plan,
+        replicas=map(encode_replica, info.replicas),
     )
 
 
@@ -41,6 +51,33 @@ def decode_info(message: master_pb2.GetInfoResponse) -> Info:
         version=message.version,
         protocol=message.protocol,
         plan=message.plan,
+        replicas=tuple(map(decode_replica, few(message.replicas, "replicas"))),
+    )
+
+
+def encode_replica(one: ReplicaInfo) -> master_pb2.Replica:
+    return master_pb2.Replica(
+        number=one.number,
+        epoch=one.epoch,
+        ready=one.ready,
+        waiting_for=one.waiting_for,
+        pages=encode_pages(one.pages),
+        laps=encode_laps(one.laps),
+        requests=encode_requests(one.requests),
+        plan=one.plan,
+    )
+
+
+def decode_replica(message: master_pb2.Replica) -> ReplicaInfo:
+    return ReplicaInfo(
+        message.number,
+        message.epoch,
+        message.ready,
+        tuple(few(message.waiting_for, "reasons to wait")),
+        decode_pages(message.pages) if message.HasField("pages") else None,
+        decode_laps(message.laps) if message.HasField("laps") else None,
+        decode_requests(message.requests) if message.HasField("requests") else None,
+        message.plan,
     )
 
 
@@ -67,6 +104,7 @@ def encode_member(member: MemberInfo) -> master_pb2.Member:
         host=member.host,
         gpu=member.gpu,
         stands_by=member.stands_by,
+        replica=member.replica,
     )
 
 
@@ -82,6 +120,7 @@ def decode_member(message: master_pb2.Member) -> MemberInfo:
         message.host,
         message.gpu,
         message.stands_by,
+        message.replica if message.HasField("replica") else None,
     )
 
 

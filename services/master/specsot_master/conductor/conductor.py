@@ -245,7 +245,7 @@ class Conductor:
             self._fill()
 
     def renew(self, request: LiveRequest) -> None:
-        """Longer leases where they are needed, unless the client has stopped reading. Unknown ones are ignored."""
+        """Longer leases where they are needed, unless the client has stopped reading. Of running ones."""
         if self._roster.is_live(request) and not self._readers.pauses(request):
             self._course.renew(request)
 

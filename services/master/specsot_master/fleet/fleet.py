@@ -88,6 +88,11 @@ class Fleet:
         return self._complaint
 
     @property
+    def registrations(self) -> list[Registration]:
+        """Of everybody who has joined, in that order."""
+        return self._roll.registrations
+
+    @property
     def max_positions(self) -> int:
         return min((one.max_positions for one in self._roll.registrations), default=0)
 
@@ -126,19 +131,14 @@ class Fleet:
             return False
         return True
 
+    @property
+    def lacking(self) -> bool:
+        """It has no ring, and cannot form one of the members it has."""
+        return not self._plan and not self._could_form()
+
     def completed_by(self, more: Sequence[Registration]) -> bool:
-        """Whether it has no ring, could not form one by itself, and could with these."""
-        if self._plan:
-            return False
-        try:
-            alone = self._drawn()
-        except Refused:
-            alone = ""
-        try:
-            together = self._drawn(more=more)
-        except Refused:
-            return False
-        return not isinstance(together, str) and (isinstance(alone, str) or bool(self._failed))
+        """Whether it has no ring, is not likely to form one by itself, and could with these."""
+        return (self.lacking or bool(self._failed and not self._plan)) and self._could_form(more)
 
     def waiting_for(self) -> str:
         """What keeps the ring from running, in words; empty when it runs."""
@@ -287,6 +287,13 @@ class Fleet:
             self._complaint = str(error)
             return self._complaint
 
+    def _could_form(self, more: Sequence[Registration] = ()) -> bool:
+        """A ring of full size, with those besides the members."""
+        try:
+            return not isinstance(self._drawn(more=more), str)
+        except Refused:
+            return False
+
     def _drawn(self, patient: bool = True, more: Sequence[Registration] = ()) -> Stages | str:
         """Raises Refused."""
         members = [*self._roll.registrations, *more]
@@ -362,7 +369,7 @@ class Fleet:
                 if told:
                     self._returning = name, told
                     self._roll[name].ready = False
-                    self._roll.tell(name, told)
+                    self._roll.tell(name, replace(told, head=None))  # the stages have their taps
 
     def _welcome(self, name: str, told: Configuration) -> None:
         """It is ready; whoever has its features tells it what it missed."""

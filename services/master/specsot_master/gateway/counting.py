@@ -9,15 +9,22 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from specsot_master.assembly import Master
 from specsot_master.desk import Desk
 from specsot_master.gateway.metrics import Metrics
 from specsot_master.gateway.watching import RequestWatch
+from specsot_master.master import Master
 
 
 def count(master: Master, desk: Desk, registry: CollectorRegistry | None = None) -> Metrics:
     """From now on. registry: where the process tells its own figures already."""
-    metrics = Metrics(master.info, lambda: master.conductor.owed, registry=registry)
-    desk.watch(lambda _: RequestWatch(metrics, time.monotonic))
-    master.laps.follow(metrics.heard)
+    metrics = Metrics(master.info, registry=registry)
+    engines = [metrics.of(one.number, lambda one=one: one.conductor.owed) for one in master.replicas]
+    for one, engine in zip(master.replicas, engines):
+        one.laps.follow(engine.heard)
+
+    def engine_of(request: str) -> Metrics:
+        found = (engine for one, engine in zip(master.replicas, engines) if one.conductor.knows(request))
+        return next(found, engines[0])
+
+    desk.watch(lambda _: RequestWatch(engine_of, time.monotonic))
     return metrics

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -15,7 +16,7 @@ from specsot.frames import Result
 from specsot.info import Info
 from specsot.process.figures import LAP as LAP_SECONDS
 from specsot.process.figures import Looked, registry_of
-from specsot_master.gateway.standing import LABELS, families_of
+from specsot_master.gateway.standing import LABELS, Engine, families_of
 
 _TAIL = (20.0, 40.0, 80.0)
 BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, *_TAIL)
@@ -51,12 +52,25 @@ class Metrics:
     ) -> None:
         self._busy, self._clock = busy, clock
         self._lap_began: float | None = None
+        self._engines: list[Metrics] = []
         self._registry = registry or registry_of("master")
         model = info().models[0]
         self._labels = {"model_name": model.name, "engine": "0"}
         self._declare(counts_to(model.max_positions))
         self.branches = 0
-        self._registry.register(Looked(lambda: families_of(info(), self.branches, self._labels)))
+        self._registry.register(Looked(lambda: families_of(self._looked(info()))))
+
+    def of(self, engine: int, busy: Callable[[], bool]) -> Metrics:
+        """The same figures, of one ring among several. busy: it owes a lap."""
+        one = copy(self)
+        one._labels, one._busy = self._labels | {"engine": str(engine)}, busy
+        self._engines.append(one)
+        return one
+
+    def _looked(self, info: Info) -> list[Engine]:
+        """How each ring stands."""
+        engines, rings = self._engines or [self], info.replicas or [info]
+        return [Engine(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]
 
     def written(self) -> bytes:
         """All of them in Prometheus' text format."""

@@ -10,7 +10,6 @@ import time
 from specsot.members import Head
 from specsot.rpc.exposure import exposed
 from specsot.rpc.options import Terms
-from specsot_master.assembly import Master
 from specsot_master.desk import Desk
 from specsot_master.gateway.app import build_app
 from specsot_master.gateway.counting import count
@@ -18,6 +17,7 @@ from specsot_master.gateway.door import HttpDoor, open_http_door
 from specsot_master.gateway.house import House
 from specsot_master.gateway.metrics import Metrics
 from specsot_master.gateway.names import OwnNames
+from specsot_master.master import Master
 
 
 async def open_gateway(
@@ -30,8 +30,8 @@ async def open_gateway(
     metrics = metrics or count(master, desk)
 
     def head() -> Head | None:
-        ring = master.fleet.ring
-        return ring.head if ring and ring.drafter else None
+        rings = [one.fleet.ring for one in master.replicas if one.drafts]
+        return next((ring.head for ring in rings if ring), None)
 
     house = House(
         desk,

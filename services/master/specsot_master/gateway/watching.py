@@ -24,10 +24,10 @@ MOMENT = 0.001  # seconds: events closer together came with one lap
 
 
 class RequestWatch:
-    """`clock`: seconds that only go forward."""
+    """find: the figures of the ring that has a request, by its id. `clock`: seconds that only go forward."""
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
-        self._metrics, self._clock = metrics, clock
+    def __init__(self, find: Callable[[str], Metrics], clock: Callable[[], float]) -> None:
+        self._find, self._metrics, self._clock = find, find(""), clock
         self._began = clock()
         self._last: float | None = None
         self._waited = 0.0
@@ -35,7 +35,8 @@ class RequestWatch:
 
     def told(self, event: Event) -> None:
         match event:
-            case Started():
+            case Started(request):
+                self._metrics = self._find(request)
                 self._waited = self._clock() - self._began
                 self._metrics.observe("request_queue_time_seconds", self._waited)
             case Planned(points) if points:

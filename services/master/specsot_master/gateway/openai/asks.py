@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from specsot.errors import InvalidRequest
-from specsot.params import Ask, Limits, Message, Sampling
+from specsot.params import Ask, Limits, Message, Sampling, Window
 from specsot_master.gateway.openai.bodies import (
     MOST_CHOICES,
     Asking,
@@ -36,7 +36,8 @@ CHAT_WORDS: Mapping[str, str] = {
     "request_id": "x-request-id",
     "max_new_tokens": "max_tokens",
     "logprobs": "top_logprobs",
-    **{name: f"specsot.{name}" for name in _PLANNING},
+    **{name: f"specsot.{name}" for name in (*_PLANNING, "window")},
+    **{name: f"specsot.window.{name}" for name in ("sinks", "recent")},
 }
 COMPLETION_WORDS: Mapping[str, str] = {
     **CHAT_WORDS,
@@ -141,6 +142,7 @@ def _shared(body: Asking) -> dict[str, Any]:
         "tools": tuple(planning.tools or ()),
         "seed": None if body.seed is None else body.seed % SEEDS,
         "ignore_eos": bool(body.ignore_eos),
+        "window": planning.window and Window(**planning.window.model_dump(exclude_none=True)),
         **{name: value for name, value in given.items() if value is not None},
     }
 

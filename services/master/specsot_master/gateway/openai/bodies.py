@@ -45,6 +45,15 @@ class Model(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
 
+class Looking(BaseModel):
+    """What tokens attend to, where it is not all before them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    sinks: Count | None = None
+    recent: Count | None = None
+
+
 class Planning(BaseModel):
     """SpecSoT's own field. branches: tell the plan and every branch, not only the merged answer."""
 
@@ -58,6 +67,7 @@ class Planning(BaseModel):
     max_parallel: Count | None = None
     max_branch_tokens: Count | None = None
     max_skeleton_tokens: Count | None = None
+    window: Looking | None = None
     branches: bool = False
 
 
