@@ -59,6 +59,7 @@ class Laps:
             self._engine = engine_of(
                 head, Configuration(EPOCH, "drafter", (), rows, PAGE_ROWS, slots, shape=shape)
             )
+        self._stage.prepare()
         self._texts: dict[int, _Text] = {}
         self._fed: dict[int, tuple[Segment, Tensor | None]] = {}
         self._openings: tuple[Opening, ...] = ()

@@ -13,8 +13,13 @@ import torch
 
 from specsot.members import Curve
 from specsot.model.kv import KVPages
+from specsot.model.laps import Graphs
+from specsot_drafter.descent import Descents, Seed
+from specsot_drafter.extension import Stretch
 from specsot_drafter.growth import Ground, Growth
 from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.fused import fuse_head
+from specsot_drafter.memory import Memory
 
 ROWS = (1, 4, 16, 64)
 CONTEXT = 256  # committed rows in front of each measured tree
@@ -32,7 +37,7 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
     Medians, and sizes measured in turns, as the stages measure theirs: a disturbance hits all sizes, and
     no size is believed to cost more than a larger one did.
     """
-    growers = [_grower(head, rows) for rows in ROWS]
+    growers = [_graphs(head, rows) or _grower(head, rows) for rows in ROWS]
     taken = _take_turns(growers, clock)
     points: list[tuple[int, float]] = []
     for rows, seconds in zip(reversed(ROWS), reversed(taken)):
@@ -62,8 +67,7 @@ def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
 
 def _grower(head: DraftHead, rows: int) -> Grow:
     """Grows trees whose levels have so many rows in all, each behind its own context."""
-    top_k = min(rows, 4)
-    trees = rows // top_k
+    trees, top_k = _shape(rows)
     page_rows = CONTEXT + LEVELS * top_k
     kv = KVPages(head.layers, trees, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device)
     grounds = [_ground(tree, page_rows) for tree in range(trees)]
@@ -75,3 +79,29 @@ def _ground(tree: int, page_rows: int) -> Ground:
     """A page of its own."""
     first = tree * page_rows
     return Ground(CONTEXT, (tree,), range(first + CONTEXT, first + page_rows))
+
+
+def _graphs(head: DraftHead, rows: int) -> Grow | None:
+    """The same by graphs, where this head has them."""
+    fused, (trees, top_k) = fuse_head(head), _shape(rows)
+    if fused is None:
+        return None
+    from specsot.kernels.gpu.growing import grow
+
+    memory = Memory(head, trees, CONTEXT + LEVELS * top_k)
+    seeds = [_seed(memory, tree, top_k) for tree in range(trees)]
+    graphs = Descents(fused, memory, top_k, LEVELS, Graphs(), grow, (trees,))
+    return lambda levels: graphs.run(seeds, levels)
+
+
+def _seed(memory: Memory, tree: int, top_k: int) -> Seed:
+    memory.table.open(tree)
+    ground = memory.ground(tree, CONTEXT, LEVELS * top_k)
+    assert ground is not None, "a page of its own"
+    return Seed(Stretch(tree, CONTEXT - 1, (0,), True), ground)
+
+
+def _shape(rows: int) -> tuple[int, int]:
+    """Trees, and nodes of a level of each."""
+    top_k = min(rows, 4)
+    return rows // top_k, top_k

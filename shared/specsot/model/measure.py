@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -15,9 +16,12 @@ from specsot.members import Curve
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
+from specsot.model.laps import Graphs, Laps, Rows
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 HISTORY = 128  # KV rows in front of the measured ones
+
+Forward = Callable[[int], float]  # seconds of so many rows
 
 
 @torch.inference_mode()
@@ -28,10 +32,11 @@ def measure_rows(
 
     kv: pages that may be overwritten; None makes its own. seconds: roughly how long to measure in all.
     Sizes are measured in turns, so that a disturbance hits all of them; and as more rows never cost
-    less, no size is believed to cost more than a larger one did.
+    less, no size is believed to cost more than a larger one did. Where laps are graphs, graphs are timed.
     """
     kv = kv or decoder.make_kv(1, HISTORY + max(sizes))
-    times = _take_turns(decoder, kv, sorted(sizes, reverse=True), seconds)
+    forward = _captured(decoder, kv, sizes) if decoder.capturable else partial(_forward, decoder, kv)
+    times = _take_turns(forward, sorted(sizes, reverse=True), seconds)
     points: list[tuple[int, float]] = []
     for rows, taken in times.items():
         layer = statistics.median(taken) / len(decoder.layers)
@@ -39,36 +44,47 @@ def measure_rows(
     return tuple(reversed(points))
 
 
-def _take_turns(
-    decoder: Decoder, kv: KVPages, sizes: Sequence[int], seconds: float
-) -> dict[int, list[float]]:
-    """Wall seconds of forwards of the whole range, by rows; the first turn warms up and is not told."""
+def _take_turns(forward: Forward, sizes: Sequence[int], seconds: float) -> dict[int, list[float]]:
+    """Seconds of forwards of the whole range, by rows; the first turn warms up and is not told."""
     times: dict[int, list[float]] = {rows: [] for rows in sizes}
     end, turn = time.perf_counter() + seconds, 0
     while turn <= 3 or time.perf_counter() < end:
         for rows, taken in times.items():
-            start = time.perf_counter()
-            _forward(decoder, kv, rows)
+            spent = forward(rows)
             if turn:
-                taken.append(time.perf_counter() - start)
+                taken.append(spent)
         turn += 1
     return times
 
 
-def _forward(decoder: Decoder, kv: KVPages, rows: int) -> None:
+def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
+    """What the device takes: the host's part is paid once a lap, not once a layer."""
+    laps = Laps(decoder, kv, {}, Graphs(), tuple(sizes))
+
+    def forward(rows: int) -> float:
+        history, span = _behind(kv, rows)
+        entry = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
+        tokens = [0] * rows
+        places = range(history, history + rows)
+        return laps.seconds(Rows(entry if decoder.layers.first else tokens, places, places, [span]))
+
+    return forward
+
+
+def _behind(kv: KVPages, rows: int) -> tuple[int, Span]:
+    """Rows in front of the measured ones, and the span of those."""
     history = min(HISTORY, kv.pages * kv.page_rows - rows)
+    return history, Span(rows, history, rows, tuple(range(kv.pages)))
+
+
+def _forward(decoder: Decoder, kv: KVPages, rows: int) -> float:
+    begun = time.perf_counter()
+    history, span = _behind(kv, rows)
     positions = torch.arange(history, history + rows, device=decoder.device)
-    pages = tuple(range(kv.pages))
-    config = decoder.config
-    plan = plan_attention(
-        [Span(rows, history, rows, pages)],
-        kv.page_rows,
-        config.heads // config.kv_heads,
-        "packed",
-        decoder.dtype,
-        decoder.device,
-    )
-    hidden = torch.zeros(rows, config.hidden, dtype=decoder.dtype, device=decoder.device)
+    group = decoder.config.heads // decoder.config.kv_heads
+    plan = plan_attention([span], kv.page_rows, group, "packed", decoder.dtype, decoder.device)
+    hidden = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
     decoder.forward(hidden, positions, positions, plan, kv)
     if decoder.device.type == "cuda":
         torch.cuda.synchronize(decoder.device)
+    return time.perf_counter() - begun
