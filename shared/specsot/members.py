@@ -160,6 +160,7 @@ class Configuration:
     flight:  frames in flight at most.
     draft_timeout: seconds stage 0 waits for a tree before it sends the bonus token alone.
     curve:   seconds per rows of one whole lap through the stages, for the drafter's tuner.
+    head:    what the stages fuse for the drafter; None where nothing is, or is already.
     gpu:     the one of its own that this member is to run on; None: it has none.
     """
 
@@ -184,6 +185,16 @@ class Configuration:
     def tapping(self, layer: int) -> Stage:
         """Who runs this layer and so taps its input; the last stage taps what comes out, too."""
         return next((stage for stage in self.stages if layer < stage.layers.last), self.stages[-1])
+
+    def width_at(self, layers: Range) -> int:
+        """Columns of the features that the stage of these layers keeps for the drafter; 0: none."""
+        last = self.stages[-1].layers == layers
+        return self.head.width if self.head and self.drafter and last else 0
+
+    @property
+    def drafted(self) -> bool:
+        """It was formed with a drafter, which may be away."""
+        return self.slots > 1
 
     @property
     def drafted_for(self) -> Stage:

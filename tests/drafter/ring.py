@@ -17,6 +17,7 @@ from specsot.model.decoder import Decoder
 from specsot.tree import Tree, single
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
+from specsot_worker.features import FeatureStore
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
 
@@ -72,7 +73,8 @@ class Ring:
         self._stage = Stage(base, pages, page_rows)
         for layer, weight in head.tap_slices().items():
             self._stage.tap(layer, weight)
-        self._last = LastStage(base.logits, _no_grammar)
+        store = FeatureStore(pages, page_rows, head.width, base.dtype, base.device)
+        self._last = LastStage(base.logits, _no_grammar, store)
         self.engine = engine
         self.writers: dict[int, Writer] = {}
         self._drafts: dict[int, Draft] = {}
@@ -100,6 +102,7 @@ class Ring:
 
     def close(self, sequence: int) -> None:
         del self.writers[sequence]
+        self._rest = 0  # or the drafter would hear of it only behind its rest
         self._run(Frame(1, self.lap, closings=(sequence,)))
 
     def _growth(self, writer: Writer) -> Growth:

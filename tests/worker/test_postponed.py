@@ -16,6 +16,7 @@ from specsot.frames import Close, Features, Open, Opening, Result, tokens_of  # 
 from specsot.links import Arrival  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
 from specsot.pages import PageTable  # noqa: E402
+from specsot_worker.features import FeatureStore  # noqa: E402
 from specsot_worker.part import WorkerPart  # noqa: E402
 from specsot_worker.verdict import LastStage  # noqa: E402
 
@@ -72,8 +73,9 @@ class Provider:
     def stage(self, configuration: Configuration, layers: Range) -> Rows:
         return Rows(configuration)
 
-    def judge(self, stage: Rows) -> LastStage:
-        return LastStage(self.logits, lambda opening: self.grammar if opening.form else None)
+    def judge(self, stage: Rows, configuration: Configuration) -> LastStage:
+        store = FeatureStore(configuration.pages, configuration.page_rows, 2, torch.int64, "cpu")
+        return LastStage(self.logits, lambda opening: self.grammar if opening.form else None, store)
 
     def logits(self, rows):
         """Mostly odd tokens."""

@@ -7,9 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specsot.frames import Chunk, Fork, Frame, Growth, Opening, Outcome  # noqa: E402
+from specsot.params import Window  # noqa: E402
 from specsot.tree import Tree, chain  # noqa: E402
+from specsot_worker.features import FeatureStore  # noqa: E402
 from specsot_worker.pace import Pace  # noqa: E402
-from specsot_worker.teaching import Teaching  # noqa: E402
+from specsot_worker.teaching import AT_ONCE, Teaching  # noqa: E402
 
 WIDTH = 3
 
@@ -18,13 +20,18 @@ class Script:
     """Writes frames of a few sequences; the feature of (sequence, position) is made of both numbers."""
 
     def __init__(self) -> None:
-        self.teaching = Teaching()
+        self.texts: dict[int, list[int]] = {}
+        self.store = FeatureStore(400, 8, WIDTH, torch.float32, "cpu")
+        self.teaching = Teaching(self.texts, self.store)
         self.lap = 0
         self.committed: dict[int, int] = {}
         self.step: dict[int, int] = {}
 
     def tell(self, *segments, openings=(), closings=(), ends=(), resting=False, accepted=(0,)):
         self.lap += 1
+        for opening in openings:
+            fork = opening.fork
+            self.texts[opening.sequence] = self.texts[fork.sequence][: fork.length] if fork else []
         outcomes, rows = {}, []
         for segment in segments:
             sequence = segment.sequence
@@ -33,9 +40,11 @@ class Script:
             if isinstance(segment, Chunk):
                 rows += [feature(sequence, first + i) for i in range(len(segment.tokens))]
                 self.committed[sequence] = first + len(segment.tokens)
+                self.texts[sequence] += segment.tokens
                 if segment.final:
                     bonus = token(sequence, first + len(segment.tokens))
                     outcomes[sequence] = Outcome(sequence, 0, (), (bonus,), end)
+                    self.texts[sequence].append(bonus)
             else:
                 nodes = [n for n in accepted if n < len(segment.tree)]
                 places = {node: first + at for at, node in enumerate(nodes)}
@@ -43,6 +52,7 @@ class Script:
                 self.committed[sequence] = first + len(nodes)
                 written = tuple(token(sequence, first + 1 + at) for at in range(len(nodes)))
                 outcomes[sequence] = Outcome(sequence, segment.step, tuple(nodes), written, end)
+                self.texts[sequence] += written
         frame = Frame(
             1, self.lap, tuple(openings), segments, tuple(closings), None,
             torch.tensor(rows) if rows else None, (0.5,), resting,
@@ -138,6 +148,95 @@ def test_forks_of_what_is_told_only_now_come_behind_it():
     assert (first.closings, second.closings) == ((), (1,))
     check(second, 3, 6, 10, 2)
     assert (first.fed, second.fed) == (0, 2)
+
+
+def hear(messages, heard):
+    """A drafter's own account: by sequence the tokens it knows, with every feature looked at."""
+    for told in messages:
+        for opening in told.openings:
+            assert opening.sequence not in heard
+            fork = opening.fork
+            assert fork is None or len(heard[fork.sequence]) >= fork.length
+            heard[opening.sequence] = list(heard[fork.sequence][: fork.length]) if fork else []
+        rows = iter([] if told.rows is None else told.rows.tolist())
+        for lesson in told.lessons:
+            mine = heard[lesson.sequence]
+            assert lesson.start == len(mine)
+            mine += [(token, tuple(next(rows))) for token in lesson.tokens]
+            assert (lesson.bonus is None) == (lesson.step is None)
+        for sequence in told.closings:
+            del heard[sequence]
+    return heard
+
+
+def test_a_drafter_that_is_back_hears_everything_anew_and_shared_prefixes_once():
+    script = Script()
+    prefix, branches = Opening(1, 6, decodes=False), [Opening(n, 9, Fork(1, 6)) for n in (2, 3)]
+    known = hear(script.tell(script.chunk(1, 6, final=False), openings=[prefix]), {})
+    for branch in branches:
+        script.committed[branch.sequence] = 6
+    hear(script.tell(script.chunk(2, 3), script.chunk(3, 3), openings=branches), known)
+    script.teaching.begin(False)
+    for _ in range(4):
+        assert script.tell(script.grow(2), script.grow(3), openings=[]) == ()
+    script.tell(script.chunk(4, 3), openings=[Opening(4, 3)])
+    script.teaching.begin()
+    messages = script.tell(script.grow(2), script.grow(3), script.grow(4))
+    assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) == 6 + 2 * (3 + 5) + 3 + 1
+    again = hear(messages, {})
+    assert {one: len(text) for one, text in again.items()} == {1: 6, 2: 14, 3: 14, 4: 4}
+    assert all(again[one][: len(text)] == text for one, text in known.items())
+    assert [one.step for one in messages[-1].lessons] == [6, 6]
+    assert messages[-1].fed == 3
+
+
+def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
+    script = Script()
+    script.teaching.begin(False)
+    script.tell(script.chunk(1, 2500), openings=[Opening(1, 2500)])
+    script.tell(script.chunk(2, 4), openings=[Opening(2, 4)])
+    script.teaching.begin()
+    heard, counts = {}, []
+    for _ in range(4):
+        messages = script.tell(script.grow(1), script.grow(2))
+        hear(messages, heard)
+        counts.append([len(heard[1]), len(heard[2])])
+        assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) <= AT_ONCE
+    assert counts == [[1019, 5], [2042, 6], [2503, 7], [2504, 8]]
+
+
+def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
+    script = Script()
+    script.teaching.begin(False)
+    script.tell(script.chunk(1, 6, final=False), openings=[Opening(1, 6, decodes=False)])
+    script.committed[2] = 6
+    script.tell(script.chunk(2, 3), openings=[Opening(2, 9, Fork(1, 6))])
+    script.tell(closings=[1])
+    script.teaching.begin()
+    (told,) = script.tell(script.grow(2))
+    assert [(one.sequence, one.fork) for one in told.openings] == [(2, None)]
+    assert told.lessons[0].start == 0
+    assert len(hear([told], {})[2]) == 10
+
+
+def test_who_left_its_features_behind_a_window_is_not_drafted_any_more():
+    script = Script()
+    script.teaching.begin(False)
+    script.tell(script.chunk(1, 40), openings=[Opening(1, 40, window=Window(sinks=4, recent=16))])
+    for _ in range(30):
+        script.tell(script.grow(1))
+    script.teaching.begin()
+    assert [told.lessons for told in script.tell(script.grow(1))] == [()]
+    assert script.store.free_pages == 400
+
+
+def test_pages_of_features_go_back_with_their_sequences():
+    script = Script()
+    for sequence in (1, 2):
+        script.tell(script.chunk(sequence, 20), openings=[Opening(sequence, 20)])
+    script.tell(script.grow(1), ends=[1])
+    script.tell(closings=[1, 2], resting=True)
+    assert script.store.free_pages == 400
 
 
 def test_undrafted_sequences_are_never_told():

@@ -16,6 +16,7 @@ from specsot.tree import Tree
 from specsot_app.eagle.models import Models
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.single import engine_of
+from specsot_worker.features import FeatureStore
 from specsot_worker.patience import Patience
 from specsot_worker.sequencer import Budget, Sequencer
 from specsot_worker.stage import Stage
@@ -45,7 +46,7 @@ class SmallRing:
         pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
         rows = max(rows, len(orders) * shape.nodes)
         self._stage = Stage(models.target, pages, PAGE_ROWS)
-        self._judge = LastStage(models.target.logits, _no_grammar)
+        self._judge = LastStage(models.target.logits, _no_grammar, _store_for(models, pages))
         table, budget = PageTable(pages, PAGE_ROWS), Budget(rows, flight=1, slots=slots)
         self._sequencer = Sequencer(EPOCH, budget, table, Patience(0.0, models.draft is not None))
         self._engine: DraftEngine | None = None
@@ -55,6 +56,7 @@ class SmallRing:
                 self._stage.tap(layer, weight)
             configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
             self._engine = engine_of(models.draft, configuration)
+        self._stage.prepare()
         for order in orders:
             self._sequencer.obey(order)
 
@@ -78,6 +80,11 @@ class SmallRing:
         drafts = engine.draft()
         self.trees = {draft.sequence: draft.tree for draft in drafts}
         return Drafts(EPOCH, drafts, engine.rest)
+
+
+def _store_for(models: Models, pages: int) -> FeatureStore | None:
+    target, draft = models.target, models.draft
+    return FeatureStore(pages, PAGE_ROWS, draft.width, target.dtype, target.device) if draft else None
 
 
 def _no_grammar(_: object) -> None:

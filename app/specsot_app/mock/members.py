@@ -29,6 +29,7 @@ from specsot_drafter.part import DrafterPart
 from specsot_drafter.rules import rule_of
 from specsot_drafter.timing import Timing
 from specsot_master.text import Text
+from specsot_worker.features import FeatureStore
 from specsot_worker.part import WorkerPart
 from specsot_worker.provider import LayerRange
 from specsot_worker.verdict import LastStage
@@ -94,7 +95,7 @@ class MockWorker:
         body = Body(mock.voice, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
 
-    def judge(self, stage: LayerRange) -> LastStage:
+    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         size = read_config(self._mock.model).vocab
         vocabulary = read_vocabulary(self._mock.model, size)
 
@@ -104,7 +105,9 @@ class MockWorker:
         def grammar(opening: Opening) -> Grammar | Future[Grammar] | None:
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
-        return LastStage(logits, grammar)
+        pages, width = (configuration.pages, configuration.page_rows), configuration.width_at(stage.layers)
+        store = FeatureStore(*pages, width, torch.float32, "cpu") if width else None
+        return LastStage(logits, grammar, store)
 
 
 class MockDrafter:

@@ -55,9 +55,10 @@ class DrafterPart:
         return await self._compute.run(self._source.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
-        """Load the head, give the tapping stages their slices of its fc, then be ready."""
+        """Load the head, give the tapping stages their slices of its fc if they want them, then be ready."""
         engine = await self._compute.run(self._source.engine, configuration)
-        await self._send_taps(configuration)
+        if configuration.head:
+            await self._send_taps(configuration)
         stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
         self._now = _Epoch(configuration, engine, stage, [], Deadline(configuration.curve))
         self._watch.formed(configuration, lambda: engine.free_pages)

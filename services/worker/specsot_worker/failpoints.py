@@ -68,8 +68,8 @@ class Failing:
     def stage(self, configuration: Configuration, layers: Range) -> LayerRange:
         return _FailingRange(self._provider.stage(configuration, layers), self._count)
 
-    def judge(self, stage: LayerRange) -> LastStage:
-        return self._provider.judge(stage)
+    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
+        return self._provider.judge(stage, configuration)
 
     def _count(self) -> None:
         self._frames += 1

@@ -5,18 +5,21 @@ Refuses to know transports, text and requests. Thin: every decision is the seque
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import structlog
 
 from specsot.compute import Compute
 from specsot.deadline import Deadline
-from specsot.errors import Unavailable
+from specsot.errors import SpecsotError, Unavailable
 from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.links import Arrival, Dialer, Link, Lost
-from specsot.members import Configuration, Ready, Registration, Tap
+from specsot.members import Configuration, Ready, Registration, Rejoined, Tap
 from specsot.pages import PageTable
 from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
@@ -25,6 +28,8 @@ from specsot_worker.provider import LayerRange, Provider
 from specsot_worker.sequencer import Budget, Sequencer
 from specsot_worker.verdict import LastStage, Verdict
 from specsot_worker.watching import Watch
+
+log = structlog.get_logger()
 
 GLANCE = 0.01  # seconds
 
@@ -41,6 +46,7 @@ class _Epoch:
     judge: LastStage | None
     deadline: Deadline
     drafter_lost: bool = False
+    returning: Link | None = None  # to a drafter that is back
 
 
 class WorkerPart:
@@ -59,6 +65,7 @@ class WorkerPart:
         self._clock, self._watch = clock, watch or Watch()
         self._now: _Epoch | None = None
         self._early: list[Arrival] = []
+        self._beside: set[asyncio.Task[None]] = set()  # nobody waits for these
 
     @property
     def epoch(self) -> int:
@@ -85,7 +92,7 @@ class WorkerPart:
             links,
             set(own_taps(configuration, mine)),
             _sequencer(configuration) if index == 0 else None,
-            self._source.judge(stage) if last else None,
+            self._source.judge(stage, configuration) if last else None,
             Deadline(configuration.curve),
         )
         self._watch.formed(configuration, stage.table)
@@ -116,6 +123,8 @@ class WorkerPart:
                 now.sequencer.obey(message)
             case Tap():
                 await self._take_tap(now, message)
+            case Rejoined() if now.judge:
+                self._do_beside(self._dial_drafter(now, message.address))
             case Lost():
                 await self._lose(now, message)
             case _:
@@ -126,6 +135,8 @@ class WorkerPart:
         now = self._now
         if now is None:
             return None
+        if now.returning:
+            self._take_back(now, now.returning)
         if now.judge and now.judge.late:
             await self._announce(now, await self._compute.run(now.judge.judge_late))
         waits = [wait for wait in (await self._lead(now), _glance(now.judge)) if wait is not None]
@@ -187,13 +198,43 @@ class WorkerPart:
 
     async def _teach(self, now: _Epoch, verdict: Verdict) -> None:
         """Features to the drafter; a lost drafter stops nobody."""
-        if now.links.drafter is None or now.drafter_lost:
+        if (link := now.links.drafter) is None:
             return
         try:
             for features in verdict.features:
-                await now.links.drafter.send(features)
+                await link.send(features)
         except Unavailable as error:
+            self._teach_anew(now, None)
             await self._lose(now, Lost("drafter", str(error), self.epoch))
+
+    async def _dial_drafter(self, now: _Epoch, address: str) -> None:
+        """While the ring goes on."""
+        try:
+            link = await self._dialer.dial(address, now.configuration.epoch, "drafter")
+        except SpecsotError as error:
+            log.warning("the drafter cannot be reached", at=address, reason=str(error))
+            return
+        if now is self._now:
+            now.returning = link
+        else:
+            await link.close()
+
+    def _take_back(self, now: _Epoch, link: Link) -> None:
+        """Between two frames: from now on it is told everything, a stretch with every lap."""
+        now.returning, now.drafter_lost = None, False
+        self._teach_anew(now, link)
+
+    def _teach_anew(self, now: _Epoch, drafter: Link | None) -> None:
+        assert now.judge is not None
+        if now.links.drafter is not None:
+            self._do_beside(now.links.drafter.close())
+        now.links = replace(now.links, drafter=drafter)
+        now.judge.teach_anew(drafter is not None)
+
+    def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
 
     async def _take_tap(self, now: _Epoch, tap: Tap) -> None:
         """Another stage's rides on to it."""

@@ -66,3 +66,9 @@ class Patience:
     def end(self) -> None:
         """There is no drafter any more."""
         self._present = False
+
+    def begin(self) -> None:
+        """The drafter speaks: there is one, which owes nothing if there was none before."""
+        if not self._present:
+            self._present, self._pause = True, FIRST_PAUSE
+            self._left = self._rest = self._kept = 0

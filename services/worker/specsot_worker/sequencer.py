@@ -106,6 +106,7 @@ class Sequencer:
         """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take."""
         if drafts.epoch != self._epoch:
             return
+        self._patience.begin()
         for draft in drafts.drafts:
             live = self._live.get(draft.sequence)
             since = live.waiting if live else None
@@ -115,7 +116,7 @@ class Sequencer:
             self._patience.rest(drafts.rest)
 
     def lose_drafter(self) -> None:
-        """Nobody drafts any more in this epoch: nothing waits for a tree again."""
+        """Nobody drafts any more: nothing waits for a tree, until one comes after all."""
         self._patience.end()
 
     def rejections(self) -> tuple[Outcome, ...]:

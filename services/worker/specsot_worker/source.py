@@ -24,6 +24,7 @@ from specsot.model.measure import measure_rows
 from specsot.model.precision import resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.vocabulary import Vocabulary, read_vocabulary
+from specsot_worker.features import FeatureStore
 from specsot_worker.provider import LayerRange
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
@@ -92,20 +93,24 @@ class Source:
             gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
             memory=memory,
             weights=bytes_of(self._files(), config, self._dtype.itemsize),
+            number_bytes=self._dtype.itemsize,
         )
 
     def stage(self, configuration: Configuration, layers: Range) -> Stage:
         """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         self._settle_on(configuration.gpu)
-        self._check(layers, configuration.pages * configuration.page_rows * self._row_bytes * len(layers))
+        row = self._row_bytes * len(layers) + configuration.width_at(layers) * self._dtype.itemsize
+        self._check(layers, configuration.pages * configuration.page_rows * row)
         return Stage(self._load(layers), configuration.pages, configuration.page_rows, configuration.layout)
 
-    def judge(self, stage: LayerRange) -> LastStage:
+    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         """The end of the ring; needs the range that holds the last layer."""
         if (self._supply.model / "tokenizer.json").exists():
             _ = self._vocabulary  # read it now, not within the first request
-        logits = self._load(stage.layers).logits
-        return LastStage(logits, self._grammar)
+        decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
+        pages = configuration.pages, configuration.page_rows
+        store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
+        return LastStage(decoder.logits, self._grammar, store)
 
     def _grammar(self, opening: Opening) -> Grammar | Future[Grammar] | None:
         held = opening.plan or opening.form

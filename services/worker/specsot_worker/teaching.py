@@ -1,158 +1,217 @@
-"""What the drafter is told of the frames that were judged: each as it comes, or after a rest all at once.
+"""What the drafter is told of what was judged: as it comes, or later, when it has rested or was not here.
 
-Refuses to know logits and links. While the drafter rests a frame costs one append; how much is kept is
-bounded by stage 0, which ends every rest.
+Refuses to know logits and links. What it tells at once is bounded, so that a drafter that must hear
+everything holds no lap up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Outcome, rows_of
+from specsot.errors import NotFound, Overloaded
+from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Outcome, Segment, rows_of
+from specsot_worker.features import FeatureStore, Rows
 from specsot_worker.pace import Pace
 
-Judged = tuple[Frame, dict[int, Outcome]]
+AT_ONCE = 1024  # rows of features that go along with one lap at most
 
 
 @dataclass(slots=True)
-class _Text:
-    """One sequence's lessons of several frames as one, and the kept rows they come from."""
+class _Course:
+    """One sequence: what was committed, and what the drafter knows of that.
 
-    start: int
-    last: Lesson
-    tokens: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
+    told:  so many tokens; None: not even that it was opened.
+    step:  the tree that is wanted next; None in a prompt.
+    over:  it ended; nothing more is told but that it closed.
+    """
 
-    def take(self, lesson: Lesson, rows: Sequence[int]) -> None:
-        self.last = lesson
-        self.tokens += lesson.tokens
-        self.rows += rows
+    opening: Opening
+    committed: int
+    told: int | None = None
+    step: int | None = None
+    forced: tuple[int, ...] = ()
+    over: bool = False
 
     @property
-    def lesson(self) -> Lesson:
-        return replace(self.last, start=self.start, tokens=tuple(self.tokens))
+    def lag(self) -> int:
+        """Tokens it has and the drafter, which knows of it, has not."""
+        return 0 if self.told is None or self.over else self.committed - self.told
 
 
 class Teaching:
-    """Knows which sequences are drafted, and keeps what the drafter has not been told yet."""
+    """Knows every drafted sequence, and how much of each the drafter does."""
 
-    def __init__(self) -> None:
-        self._drafted: set[int] = set()
-        self._kept: list[Judged] = []
+    def __init__(self, texts: Mapping[int, Sequence[int]], store: FeatureStore | None = None) -> None:
+        """texts: the tokens of every open sequence, those not fed yet included. store: None where a drafter
+        wants no features.
+        """
+        self._texts, self._store = texts, store
+        self._courses: dict[int, _Course] = {}
+        self._gone: dict[int, int] = {}  # closed, which the drafter was not told: how much it knows of each
+        self._listens = True
+        self._rested = 0
         self._pace = Pace()
 
-    def tell(self, frame: Frame, outcomes: dict[int, Outcome], now: float) -> tuple[Features, ...]:
-        """What to send about this frame and those kept before it; nothing while the drafter rests.
+    def begin(self, listens: bool = True) -> None:
+        """Whoever listens from now on, if anybody, knows nothing."""
+        self._listens, self._rested = listens, 0
+        self._gone.clear()
+        for course in self._courses.values():
+            course.told = None
+
+    def tell(self, frame: Frame, outcomes: Mapping[int, Outcome], now: float) -> tuple[Features, ...]:
+        """What to send about this frame and those before it; nothing while the drafter rests.
 
         Several messages, to be learned in order, where sequences fork what is told only now.
         """
         wall = self._pace.wall(frame, now)
-        self._drafted.update(opening.sequence for opening in frame.openings if opening.drafted)
-        if frame.resting:
-            self._kept.append((replace(frame, hidden=None), outcomes))
+        self._note(frame, outcomes)
+        listens = self._listens and not frame.resting
+        told = self._messages(frame) if listens else []
+        for sequence in frame.closings:
+            self._close(sequence)
+        if not listens:
+            self._rested += self._trees(frame)
             return ()
-        kept, self._kept = [*self._kept, (frame, outcomes)], []
-        rested = sum(_trees(judged, self._drafted) for judged, _ in kept[:-1])
-        told = _merge(kept, self._drafted)
-        self._drafted.difference_update(one for judged, _ in kept for one in judged.closings)
+        if self._gone:
+            told = told or [Features(frame.epoch, frame.number)]
+            told[-1] = replace(told[-1], closings=tuple(sorted(self._gone)))
+            self._gone.clear()
         if told:
-            fed, seconds = sum(map(rows_of, frame.segments)), sum(frame.seconds)
-            told[-1] = replace(
-                told[-1], fed=fed, seconds=seconds, wall=wall, rested=rested, trace=frame.trace
-            )
+            told[-1] = self._timed(told[-1], frame, wall)
+            self._rested = 0
         return tuple(told)
 
+    def _timed(self, features: Features, frame: Frame, wall: float) -> Features:
+        fed, seconds = sum(map(rows_of, frame.segments)), sum(frame.seconds)
+        return replace(features, fed=fed, seconds=seconds, wall=wall, rested=self._rested, trace=frame.trace)
 
-def _trees(frame: Frame, drafted: set[int]) -> int:
-    return sum(isinstance(one, Growth) and one.sequence in drafted for one in frame.segments)
+    def _trees(self, frame: Frame) -> int:
+        return sum(isinstance(one, Growth) and one.sequence in self._courses for one in frame.segments)
 
+    # --- what happened ---
 
-def _merge(kept: Sequence[Judged], drafted: set[int]) -> list[Features]:
-    """One message; one more for every generation of forks from sequences that are told only now."""
-    closed = {one for frame, _ in kept for one in frame.closings if one in drafted}
-    opened = [one for frame, _ in kept for one in frame.openings if one.drafted]
-    over = _over(opened, closed)
-    fresh = [opening for opening in opened if opening.sequence not in over]
-    closings = closed - {opening.sequence for opening in opened if opening.sequence in over}
-    texts = _texts(kept, drafted - over)
-    if not (fresh or texts or closings):
-        return []
-    rows, generations = _rows(kept), _generations(fresh, texts)
-    frame = kept[-1][0]
-    told: list[Features] = []
-    for generation in range(max(generations.values(), default=0) + 1):
-        openings = tuple(one for one in fresh if generations[one.sequence] == generation)
-        taught = [text for one, text in texts.items() if generations.get(one, 0) == generation]
-        lessons = tuple(text.lesson for text in taught)
-        told.append(Features(frame.epoch, frame.number, openings, lessons, (), _pick(rows, taught)))
-    told[-1] = replace(told[-1], closings=tuple(sorted(closings)))
-    return told
-
-
-def _over(opened: Sequence[Opening], closed: set[int]) -> set[int]:
-    """Closed sequences of which nothing more needs to be told: nobody who goes on forks them."""
-    needed: set[int] = set()
-    for opening in reversed(opened):
-        if opening.fork and (opening.sequence not in closed or opening.sequence in needed):
-            needed.add(opening.fork.sequence)
-    return closed - needed
-
-
-def _texts(kept: Sequence[Judged], told: set[int]) -> dict[int, _Text]:
-    """By sequence what was committed and is not over; rows are counted over all kept frames."""
-    texts: dict[int, _Text] = {}
-    first = 0
-    for frame, outcomes in kept:
+    def _note(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
+        for opening in frame.openings:
+            if opening.drafted:
+                self._open(opening)
+        parts, rows = list[Rows](), list[int]()
+        first = 0
         for segment in frame.segments:
-            sequence, outcome = segment.sequence, outcomes.get(segment.sequence)
-            if sequence in told:
-                if outcome and outcome.end:
-                    texts.pop(sequence, None)
-                else:
-                    lesson, nodes = _lesson(segment, outcome)
-                    text = texts.setdefault(sequence, _Text(lesson.start, lesson))
-                    text.take(lesson, [first + node for node in nodes])
+            nodes = self._go_on(segment, outcomes.get(segment.sequence), parts)
+            rows += [first + node for node in nodes]
             first += rows_of(segment)
-    return texts
+        if self._store and rows and frame.fused is not None:
+            whole = len(rows) == first
+            index = None if whole else torch.tensor(rows, device=frame.fused.device)
+            self._store.keep(parts, frame.fused if index is None else frame.fused[index])
+
+    def _open(self, opening: Opening) -> None:
+        """A fork of what is not known here is never drafted."""
+        fork = opening.fork
+        if fork and fork.sequence not in self._courses:
+            return
+        try:
+            if self._store:
+                self._store.open(opening)
+        except (NotFound, Overloaded):
+            return
+        self._courses[opening.sequence] = _Course(opening, fork.length if fork else 0)
+
+    def _go_on(self, segment: Segment, outcome: Outcome | None, parts: list[Rows]) -> Sequence[int]:
+        """Which rows of a segment were committed; noted, and added to `parts`, where it is drafted."""
+        course = self._courses.get(segment.sequence)
+        if course is None or course.over:
+            return ()
+        if outcome and outcome.end:
+            course.over = True
+            return ()
+        nodes = _committed(segment, outcome)
+        part = Rows(segment.sequence, course.committed, course.committed + len(nodes))
+        try:
+            if self._store:
+                self._store.reserve(part)
+        except Overloaded:
+            self._close(segment.sequence)
+            return ()
+        parts.append(part)
+        course.committed = part.stop
+        if outcome:
+            course.step, course.forced = outcome.step + 1, outcome.forced
+        return nodes
+
+    def _close(self, sequence: int) -> None:
+        course = self._courses.pop(sequence, None)
+        if course and course.told is not None:
+            self._gone[sequence] = course.told
+        if course and self._store:
+            self._store.close(sequence)
+
+    # --- what of that is told ---
+
+    def _messages(self, frame: Frame) -> list[Features]:
+        told: list[Features] = []
+        room = AT_ONCE
+        while room > 0:
+            openings = tuple(filter(None, map(self._opening, self._courses.values())))
+            parts = self._parts(room)
+            if not (openings or parts):
+                break
+            rows = self._store.recall(parts) if self._store and parts else None
+            lessons = tuple(map(self._lesson, parts))
+            told.append(Features(frame.epoch, frame.number, openings, lessons, (), rows))
+            room -= sum(part.stop - part.start for part in parts)
+        return told
+
+    def _opening(self, course: _Course) -> Opening | None:
+        """How the drafter is to open it, if it may now: a fork behind its source, or as a text of its own
+        where the source was never told and is closed.
+        """
+        if course.told is not None or course.over:
+            return None
+        fork = course.opening.fork
+        source = self._courses.get(fork.sequence) if fork else None
+        known = source.told if source else self._gone.get(fork.sequence) if fork else None
+        if fork is None or (known is not None and known >= fork.length):
+            course.told = fork.length if fork else 0
+            return course.opening
+        if source and not source.over:
+            return None
+        course.told = 0
+        return replace(course.opening, fork=None)
+
+    def _parts(self, room: int) -> list[Rows]:
+        """What the drafter lacks, at most `room` rows; those first who lack least."""
+        parts: list[Rows] = []
+        for course in sorted(self._courses.values(), key=lambda one: one.lag):
+            if course.lag and room > 0 and self._has(course):
+                assert course.told is not None
+                start, course.told = course.told, course.told + min(course.lag, room)
+                parts.append(Rows(course.opening.sequence, start, course.told))
+                room -= course.told - start
+        return parts
+
+    def _has(self, course: _Course) -> bool:
+        """Whether its features are all here still; else it cannot be drafted for any more."""
+        sequence, told = course.opening.sequence, course.told or 0
+        if self._store is None or self._store.since(sequence) <= told:
+            return True
+        self._close(sequence)
+        return False
+
+    def _lesson(self, part: Rows) -> Lesson:
+        """A tree is asked for behind the newest token alone."""
+        course, text = self._courses[part.sequence], self._texts[part.sequence]
+        tokens = tuple(text[part.start : part.stop])
+        if course.step is None or part.stop < course.committed:
+            return Lesson(part.sequence, part.start, tokens, None, None)
+        return Lesson(part.sequence, part.start, tokens, text[part.stop], course.step, course.forced)
 
 
-def _lesson(segment: Chunk | Growth, outcome: Outcome | None) -> tuple[Lesson, Sequence[int]]:
-    """What one segment teaches, and which of its rows were committed."""
-    bonus = outcome.tokens[-1] if outcome else None
-    step = outcome.step + 1 if outcome else None
-    forced = outcome.forced if outcome else ()
+def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:
     if isinstance(segment, Chunk):
-        nodes = range(len(segment.tokens))
-        return Lesson(segment.sequence, segment.start, segment.tokens, bonus, step, forced), nodes
-    nodes = outcome.accepted if outcome else (0,)
-    tokens = tuple(segment.tree.tokens[node] for node in nodes)
-    return Lesson(segment.sequence, segment.committed, tokens, bonus, step, forced), nodes
-
-
-def _generations(fresh: Sequence[Opening], texts: dict[int, _Text]) -> dict[int, int]:
-    """A fork comes behind what it forks, where that is told now."""
-    generations: dict[int, int] = {}
-    for opening in fresh:
-        source = opening.fork.sequence if opening.fork else None
-        now = source in generations or source in texts
-        generations[opening.sequence] = generations.get(source or 0, 0) + 1 if now else 0
-    return generations
-
-
-def _rows(kept: Sequence[Judged]) -> Any:
-    """[all rows of all kept frames, Hd], or None where nothing is fused."""
-    fused: list[Any] = [frame.fused for frame, _ in kept if frame.segments]
-    if not fused or any(one is None for one in fused):
-        return None
-    return fused[0] if len(fused) == 1 else torch.cat(fused)
-
-
-def _pick(rows: Any, taught: Sequence[_Text]) -> Any:
-    wanted = [row for text in taught for row in text.rows]
-    if rows is None or not wanted:
-        return None
-    return rows if wanted == list(range(len(rows))) else rows[torch.tensor(wanted, device=rows.device)]
+        return range(len(segment.tokens))
+    return outcome.accepted if outcome else (0,)

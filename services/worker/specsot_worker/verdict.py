@@ -16,6 +16,7 @@ from specsot.constraint import Grammar, Habits
 from specsot.frames import Chunk, Features, Frame, Growth, Opening, Outcome, Result, Segment, rows_of
 from specsot.tree import single
 from specsot_worker.chances import add_chances
+from specsot_worker.features import FeatureStore
 from specsot_worker.history import History
 from specsot_worker.judge import Written, judge_prompt, judge_tree
 from specsot_worker.nodes import grammar_masks
@@ -38,12 +39,13 @@ class Verdict:
 class LastStage:
     """Judges frames that have passed every layer; remembers every sequence's tokens."""
 
-    def __init__(self, logits: Logits, grammars: Grammars) -> None:
+    def __init__(self, logits: Logits, grammars: Grammars, store: FeatureStore | None = None) -> None:
+        """store: where features are kept for the drafter, if it wants any."""
         self._logits, self._grammars = logits, grammars
         self._written: dict[int, Written] = {}
         self._texts: dict[int, list[int]] = {}
         self._habits = Habits()
-        self._teaching = Teaching()
+        self._teaching = Teaching(self._texts, store)
         self._postponed = Postponed()
 
     @property
@@ -69,8 +71,13 @@ class LastStage:
         now = time.perf_counter()
         spent = _spent(frame, now - begun)
         result = _result(spent, tuple(outcomes.values()))
+        told = self._teaching.tell(spent if judged is frame else judged, outcomes, now)
         self._forget(frame, outcomes)
-        return Verdict(result, self._teaching.tell(spent if judged is frame else judged, outcomes, now))
+        return Verdict(result, told)
+
+    def teach_anew(self, somebody: bool = True) -> None:
+        """Another drafter listens from now on, or nobody."""
+        self._teaching.begin(somebody)
 
     @torch.inference_mode()
     def judge_late(self) -> Verdict:
@@ -79,9 +86,9 @@ class LastStage:
         for sequence, grammar in grammars.items():
             self._written[sequence].hold(grammar)
         outcomes = self._outcomes(frame)
+        told = self._teaching.tell(frame, outcomes, time.perf_counter())
         self._forget(frame, outcomes)
-        result = Result(frame.epoch, frame.number, tuple(outcomes.values()))
-        return Verdict(result, self._teaching.tell(frame, outcomes, time.perf_counter()))
+        return Verdict(Result(frame.epoch, frame.number, tuple(outcomes.values())), told)
 
     def _open(self, opening: Opening) -> None:
         fork = opening.fork

@@ -81,12 +81,16 @@ def back_in(
 def count_pages(
     members: Sequence[Registration], stages: Sequence[Stage], drafter: Registration | None, wishes: Wishes
 ) -> int:
-    """The same number everywhere: what the tightest stage or the drafter can hold. Raises Refused if none."""
+    """The same number everywhere: what the tightest stage or the drafter can hold. Raises Refused if none.
+
+    The last stage holds the features that it keeps for the drafter in the same memory.
+    """
     granted = {member.name: member for member in members}
-    room = [
-        granted[stage.name].kv_bytes // (granted[stage.name].row_bytes * len(stage.layers) * wishes.page_rows)
-        for stage in stages
-    ]
+    row = {stage.name: granted[stage.name].row_bytes * len(stage.layers) for stage in stages}
+    if drafter and drafter.head:
+        last = stages[-1].name
+        row[last] += drafter.head.width * granted[last].number_bytes
+    room = [granted[name].kv_bytes // (size * wishes.page_rows) for name, size in row.items()]
     if drafter and drafter.row_bytes:
         room.append(drafter.kv_bytes // (drafter.row_bytes * wishes.page_rows))
     pages = min(*room, wishes.max_pages)

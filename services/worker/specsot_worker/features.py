@@ -1,0 +1,80 @@
+"""The fused feature of every committed token, in pages like KV: a drafter may come late, or have rested.
+
+Refuses to know what the tokens are, and what a drafter was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specsot.arrange import open_one
+from specsot.frames import Opening
+from specsot.pages import PageTable
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Positions start .. stop - 1 of one sequence."""
+
+    sequence: int
+    start: int
+    stop: int
+
+
+class FeatureStore:
+    """As many pages as KV has; with committed rows alone they never run out before those do."""
+
+    def __init__(
+        self, pages: int, page_rows: int, width: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self._table = PageTable(pages, page_rows)
+        self._features = torch.empty(pages * page_rows, width, dtype=dtype, device=device)
+        self._newest: tuple[list[int], Tensor] = [], self._features[:0]
+
+    @property
+    def free_pages(self) -> int:
+        return self._table.free
+
+    def open(self, opening: Opening) -> None:
+        """Raises NotFound for a fork of what is not here, Overloaded."""
+        copy = open_one(self._table, opening)
+        if copy is not None:
+            size = self._table.page_rows
+            source, target = copy.source * size, copy.target * size
+            self._features[target : target + copy.rows] = self._features[source : source + copy.rows]
+
+    def close(self, sequence: int) -> None:
+        """Unknown sequences have nothing."""
+        self._table.close(sequence)
+
+    def since(self, sequence: int) -> int:
+        """From this position on everything is here: a window leaves behind what is in front of it."""
+        window, gone = self._table.window(sequence), -self._table.column(sequence, 0)
+        return self._table.pages_for(window.sinks) * self._table.page_rows + gone if window and gone else 0
+
+    def reserve(self, rows: Rows) -> None:
+        """Room for what comes next of a sequence. Raises NotFound, Overloaded."""
+        self._table.trim(rows.sequence, rows.start)
+        self._table.reserve(rows.sequence, rows.stop)
+
+    def keep(self, parts: Sequence[Rows], features: Tensor) -> None:
+        """[rows of all parts, width], for which there is room."""
+        slots = self._slots(parts)
+        self._features[self._index(slots)] = features
+        self._newest = slots, features
+
+    def recall(self, parts: Sequence[Rows]) -> Tensor:
+        """[rows of all parts, width]."""
+        slots, newest = self._slots(parts), self._newest
+        self._newest = [], self._features[:0]  # whose they were may write over them soon
+        return newest[1] if slots == newest[0] else self._features[self._index(slots)]
+
+    def _slots(self, parts: Sequence[Rows]) -> list[int]:
+        return [slot for one in parts for slot in self._table.slots(one.sequence, one.start, one.stop)]
+
+    def _index(self, slots: list[int]) -> Tensor:
+        return torch.tensor(slots, device=self._features.device)
