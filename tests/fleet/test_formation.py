@@ -105,3 +105,12 @@ def test_trees_are_as_large_as_the_drafter_can_make_them():
         plan = form(1, joined, draw_up(joined, WISHES), replace(WISHES, shape=wished))["a"]
         assert (plan.shape, plan.slots) == (shape, shape.slots)
         assert plan.pages > 1
+
+
+def test_the_last_stage_keeps_features_in_the_same_memory():
+    """A row of KV takes 4 layers x 64 bytes; of features 16 numbers of 4 bytes besides."""
+    members = [worker("a"), worker("b", number_bytes=4), drafter()]
+    stages = draw_up(members, WISHES)
+    assert not isinstance(stages, str)
+    assert count_pages(members, stages, None, WISHES) == (1 << 20) // (4 * 64 * 256)
+    assert count_pages(members, stages, members[2], WISHES) == (1 << 20) // ((4 * 64 + 16 * 4) * 256)
