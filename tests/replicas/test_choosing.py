@@ -1,0 +1,156 @@
+"""Which ring takes a request, and which a worker."""
+
+from dataclasses import replace
+
+import pytest
+
+from specsot.errors import Refused
+from specsot.info import LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.links import Inbox, LocalLink
+from specsot.members import Range, Ready
+from specsot.params import Ask, Message
+from specsot_master.fleet import Fleet
+from specsot_master.replicas import Enrolment, sum_up
+from specsot_master.replicas.beginnings import BLOCK, Beginnings
+from specsot_master.replicas.loads import Load, least_loaded
+from tests.fleet.test_formation import WISHES, drafter, worker
+
+FIRST, SECOND = Range(0, 4), Range(4, 8)
+
+
+@pytest.mark.parametrize(
+    ("loads", "familiar", "chosen"),
+    [
+        ({0: Load(0, 0.0), 1: Load(0, 0.0)}, None, 0),
+        ({0: Load(0, 0.5), 1: Load(0, 0.1)}, None, 1),
+        ({0: Load(2, 0.1), 1: Load(1, 0.9)}, None, 1),
+        ({0: Load(0, 0.0), 1: Load(0, 0.0)}, 1, 1),
+        ({0: Load(0, 0.0), 1: Load(0, 0.1)}, 1, 0),
+        ({1: Load(9, 1.0)}, 0, 1),
+    ],
+)
+def test_the_least_loaded_takes_it_and_familiarity_breaks_ties(loads, familiar, chosen):
+    assert least_loaded(loads, familiar) == chosen
+
+
+def test_a_conversation_is_known_by_how_it_begins():
+    beginnings = Beginnings()
+    first = Message("user", "a" * 3 * BLOCK)
+    beginnings.note(Ask(messages=(first,)), 1)
+    longer = (first, Message("assistant", "b"), Message("user", "c"))
+    assert beginnings.find(Ask(messages=longer)) == 1
+    assert beginnings.find(Ask(messages=(Message("user", "b" * 3 * BLOCK),))) is None
+    assert beginnings.find(Ask(prompt="Hi")) is None, "too short to be worth anything"
+    beginnings.note(Ask(messages=longer), 0)
+    assert beginnings.find(Ask(messages=longer)) == 0, "the newest counts"
+
+
+class Stand:
+    """Two rings of two workers each, and what every member was told."""
+
+    def __init__(self, wishes=WISHES):
+        epochs = iter(range(1, 99))
+        nothing = lambda *_: None  # noqa: E731
+        self.fleets = [Fleet(wishes, nothing, nothing, nothing, lambda: True, epochs) for _ in range(2)]
+        self.members = Enrolment(self.fleets, nothing)
+
+    async def join(self, *registrations):
+        for registration in registrations:
+            await self.members.join(registration, LocalLink("master", Inbox()))
+        self.confirm()
+
+    def confirm(self):
+        """Whoever is configured is ready."""
+        for fleet in self.fleets:
+            for one in fleet.registrations:
+                self.members.heard(one.name, Ready(fleet.epoch))
+
+    def where(self):
+        return [{one.name for one in fleet.registrations} for fleet in self.fleets]
+
+
+async def test_workers_fill_one_ring_after_the_other_and_the_rest_stand_by():
+    stand = Stand()
+    await stand.join(*(worker(name) for name in "abc"), drafter("d"), drafter("e"))
+    assert stand.where() == [{"a", "b", "d"}, {"c", "e"}]
+    assert [fleet.ready for fleet in stand.fleets] == [True, False]
+    await stand.join(*(worker(name) for name in "fgh"))
+    assert stand.where() == [{"a", "b", "d", "g"}, {"c", "e", "f", "h"}]
+    assert all(fleet.ready for fleet in stand.fleets)
+    assert stand.fleets[0].epoch != stand.fleets[1].epoch
+
+
+async def test_one_that_comes_back_goes_where_it_was_if_it_is_missing_there():
+    stand = Stand()
+    await stand.join(*(worker(name) for name in "abcd"))
+    stand.members.lost("d", "killed")
+    stand.members.lost("b", "killed")
+    await stand.join(worker("d"))
+    assert stand.where() == [{"a"}, {"c", "d"}]
+
+
+async def test_one_that_stands_by_serves_whichever_ring_breaks():
+    stand = Stand()
+    await stand.join(*(worker(name) for name in "abcde"))
+    assert stand.where() == [{"a", "b", "e"}, {"c", "d"}]
+    stand.members.lost("d", "killed")
+    stand.members.lend()
+    stand.confirm()
+    assert stand.where() == [{"a", "b"}, {"c", "e"}]
+    assert [str(one.layers) for one in stand.fleets[1].members()] == ["0:4", "4:8"]
+    assert stand.fleets[1].ready
+    stand.members.lost("e", "killed")
+    stand.members.lend()
+    assert stand.where() == [{"a", "b"}, {"c"}], "nobody who works is taken away"
+
+
+async def test_two_halves_make_a_whole():
+    stand = Stand()
+    await stand.join(*(worker(name) for name in "abcd"))
+    stand.members.lost("a", "killed")
+    stand.members.lend()
+    assert stand.where() == [{"b"}, {"c", "d"}]
+    stand.members.lost("d", "killed")
+    stand.members.lend()
+    stand.confirm()
+    assert stand.where() == [{"b", "c"}, set()]
+    assert stand.fleets[0].ready
+
+
+async def test_pinned_ranges_and_drafters_find_the_ring_that_lacks_them():
+    stand = Stand()
+    halves = [worker(f"{half}{n}", half) for n in range(2) for half in (FIRST, SECOND)]
+    await stand.join(*halves)
+    assert all(fleet.ready for fleet in stand.fleets)
+    with pytest.raises(Refused, match="overlap"):
+        await stand.join(worker("more", FIRST))
+    await stand.join(drafter("d"), drafter("e"))
+    with pytest.raises(Refused, match="a drafter is already here"):
+        await stand.join(drafter("f"))
+
+
+async def test_gpus_are_spread_over_all_rings():
+    stand = Stand(replace(WISHES, workers=1))
+    await stand.join(*(worker(name, host="one", gpus=("x", "y")) for name in "ab"))
+    assert [fleet.registrations[0].gpus for fleet in stand.fleets] == [("x",), ("y",)]
+
+
+def test_an_account_of_several_is_their_sum():
+    one = ReplicaInfo(
+        0,
+        5,
+        True,
+        (),
+        PagesInfo(8, 3, 16),
+        LapsInfo(2, 9, 1.0, 4.0, 2.0),
+        RequestsInfo(1, 2, kept=3, ended=(("stop", 1),)),
+    )
+    other = ReplicaInfo(
+        1, 7, False, ("a worker",), None, LapsInfo(1, 1), RequestsInfo(kept=3, ended=(("stop", 2),))
+    )
+    told = sum_up([one, other])
+    assert (told.epoch, told.ready, told.waiting_for) == (7, True, ("replica 1: a worker",))
+    assert told.pages == PagesInfo(8, 3, 16)
+    assert told.requests == RequestsInfo(1, 2, kept=3, ended=(("stop", 3),))
+    assert (told.laps and told.laps.tokens, told.laps and told.laps.tokens_per_lap) == (10, 4.0)
+    assert sum_up([one]).replicas == ()
