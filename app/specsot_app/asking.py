@@ -11,7 +11,7 @@ from typing import Any
 
 from specsot.errors import InvalidRequest
 from specsot.forms import FORM_KINDS, Form, FormKind, refuse
-from specsot.params import Ask, Limits, Message, Sampling, brief
+from specsot.params import Ask, Limits, Message, Sampling, Window, brief
 
 SAMPLING = (
     "temperature",
@@ -24,8 +24,9 @@ SAMPLING = (
     "logit_bias",
 )
 LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
+WINDOW = ("sinks", "recent")
 REQUEST = ("model", "mode", "drafter", "stop", "tools", "constraint", "seed", "ignore_eos", "logprobs")
-OPTIONS: tuple[str, ...] = SAMPLING + LIMITS + REQUEST + FORM_KINDS
+OPTIONS: tuple[str, ...] = SAMPLING + LIMITS + WINDOW + REQUEST + FORM_KINDS
 
 Turns = Sequence[Message | Mapping[str, str]]
 
@@ -47,7 +48,15 @@ def ask_of(prompt: str | Turns, **options: Any) -> Ask:
         given["logit_bias"] = biases_of(given["logit_bias"])
     sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
     limits = Limits(**{name: given[name] for name in LIMITS if name in given})
-    return Ask(**said, **rest, sampling=sampling, limits=limits, form=form_of(given))
+    window = {name: given[name] for name in WINDOW if name in given}
+    return Ask(
+        **said,
+        **rest,
+        sampling=sampling,
+        limits=limits,
+        form=form_of(given),
+        window=Window(**window) if window else None,
+    )
 
 
 def form_of(given: Mapping[str, Any]) -> Form | None:

@@ -41,6 +41,8 @@ def chat(
     repetition_penalty: options.RepetitionPenalty = None,
     presence_penalty: options.PresencePenalty = None,
     frequency_penalty: options.FrequencyPenalty = None,
+    sinks: options.Sinks = None,
+    recent: options.Recent = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     constraint: options.Constraint = True,

@@ -47,6 +47,8 @@ def infer(
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: tokens' log-probabilities and so many others'.")
     ] = None,
+    sinks: options.Sinks = None,
+    recent: options.Recent = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     constraint: options.Constraint = True,

@@ -34,6 +34,12 @@ RepetitionPenalty = Annotated[
 ]
 PresencePenalty = Annotated[float | None, typer.Option(help="Off the logits of what was written already.")]
 FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, for each time it was written.")]
+Sinks = Annotated[
+    int | None, typer.Option(help="Attend to so many first tokens and what is recent, not to all. [4]")
+]
+Recent = Annotated[
+    int | None, typer.Option(help="Attend to so many tokens before each, and the sinks, not to all. [508]")
+]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option(help="A text that ends a branch; repeatable.")]
 Constraint = Annotated[bool, typer.Option(help="Hold the plan to its grammar.")]

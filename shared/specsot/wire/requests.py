@@ -15,7 +15,14 @@ from specsot.errors import InvalidRequest
 from specsot.params import MAX_MESSAGES, Ask, Limits, Message, Mode
 from specsot.v1 import master_pb2
 from specsot.wire.forms import decode_form, encode_form
-from specsot.wire.values import DRAFTERS, decode_sampling, encode_drafter, encode_sampling
+from specsot.wire.values import (
+    DRAFTERS,
+    decode_sampling,
+    decode_window,
+    encode_drafter,
+    encode_sampling,
+    encode_window,
+)
 
 T = TypeVar("T")
 
@@ -52,6 +59,7 @@ def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
         priority=ask.priority,
         resumable=ask.resumable,
         form=encode_form(ask.form),
+        window=encode_window(ask.window),
     )
 
 
@@ -69,6 +77,7 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
         stop=tuple(request.stop),
         tools=tuple(request.tools),
         form=decode_form(request.form) if request.HasField("form") else None,
+        window=decode_window(request.window) if request.HasField("window") else None,
         **given_fields(request, "constraint", "seed", "ignore_eos", "logprobs", "priority", "resumable"),
     )
 

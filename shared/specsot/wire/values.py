@@ -27,7 +27,7 @@ from specsot.frames import (
     Result,
     Segment,
 )
-from specsot.params import MAX_BIASES, DrafterName, Sampling
+from specsot.params import MAX_BIASES, DrafterName, Sampling, Window
 from specsot.skeleton import PlanRules
 from specsot.tracing import well_formed
 from specsot.tree import Tree
@@ -90,6 +90,15 @@ def decode_sampling(message: values_pb2.Sampling) -> Sampling:
     return Sampling(**given)
 
 
+def encode_window(window: Window | None) -> values_pb2.Window | None:
+    return None if window is None else values_pb2.Window(sinks=window.sinks, recent=window.recent)
+
+
+def decode_window(message: values_pb2.Window) -> Window:
+    """Unset fields have the defaults of specsot.params. Raises InvalidRequest."""
+    return Window(**{field.name: value for field, value in message.ListFields()})
+
+
 def encode_opening(opening: Opening) -> ring_pb2.Opening:
     return ring_pb2.Opening(
         sequence=opening.sequence,
@@ -109,6 +118,7 @@ def encode_opening(opening: Opening) -> ring_pb2.Opening:
         logprobs=opening.logprobs,
         family=opening.family,
         trace=opening.trace or "",
+        window=encode_window(opening.window),
     )
 
 
@@ -134,6 +144,7 @@ def decode_opening(message: ring_pb2.Opening) -> Opening:
         family=message.family if message.HasField("family") else None,
         drafter=decode_drafter(message.drafter),
         trace=well_formed(message.trace),
+        window=from_peer(decode_window, message.window) if message.HasField("window") else None,
     )
 
 
