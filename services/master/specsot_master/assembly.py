@@ -72,6 +72,7 @@ class FleetRing:
             pages=ring.pages,
             page_rows=ring.page_rows,
             slots=ring.slots,
+            rows=ring.rows,
             max_positions=self.fleet.max_positions,
             has_drafter=ring.drafted,
             drafters=self.fleet.drafters,
