@@ -18,7 +18,7 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = os.environ.get("SPECSOT_REFERENCE")
-HEAVY = ("torch", "grpc", "transformers")
+HEAVY = ("torch", "grpc", "transformers", "openai", "schemathesis")
 NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
 
 settings.register_profile("steady", deadline=None, derandomize=True)
@@ -27,6 +27,7 @@ if not Path("/dev/nvidiactl").exists():  # read when Triton is imported, by whom
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print comes as a status too
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices; also for the services that tests start
+os.environ.setdefault("SPECSOT_KV_MEMORY", "128M")  # of those services: a GiB takes a while to be wiped
 
 
 class HeavyRefusal(importlib.abc.MetaPathFinder):
