@@ -30,13 +30,15 @@ class Serving:
     """How a fleet serves, whatever it is made of.
 
     host: where the master's doors listen. master, members: further flags of theirs, as on a command line.
-    places: of each stage, if chosen; `here` are those hosts among them that are this machine.
+    replicas: how many rings. places: of each stage, ring by ring, if chosen; `here` are those hosts among them
+    that are this machine.
     fleet: the door of members, if they have one apart. certificates: a folder of docker/certificates.sh.
     """
 
     host: str = LOOPBACK
     master: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
+    replicas: int = 1
     places: tuple[Place, ...] = ()
     here: frozenset[str] = frozenset()
     fleet: str | None = None
@@ -79,6 +81,15 @@ class Serving:
 PRIVATE = Serving()
 
 
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What one member is. stage: of its ring, of a worker."""
+
+    kind: str
+    name: str
+    stage: int | None = None
+
+
 def services_of(
     wanted: Wanted,
     models: Models,
@@ -87,27 +98,36 @@ def services_of(
     http_port: int | None = None,
     serving: Serving = PRIVATE,
 ) -> list[Service]:
-    """The master first, then the workers in ring order, then the drafter, beside the last worker."""
-    stages = len(models.layers) or len(serving.places) or wanted.stages or STAGES
+    """The master first; then of each ring its workers in order, and its drafter beside the last one."""
+    stages = len(models.layers) or len(serving.places) // serving.replicas or wanted.stages or STAGES
     services = [master_of(wanted, models, stages, port, http_port, serving)]
     weights = ("--model", str(models.base), "--model-format", wanted.model_format)
     compute = (*weights, "--master", serving.fleet or serving.reached(port), "--dtype", wanted.dtype)
-    roles = ["worker"] * stages + ["drafter"] * (models.drafts != "none")
-    places = placed(serving, wanted.device, stages, len(roles))
+    roles = roles_of(serving.replicas, stages, models.drafts != "none")
+    places = placed(serving, wanted.device, roles)
     ports = ports_of([place.host for place in places])
-    for number, (role, place) in enumerate(zip(roles, places)):
-        name = "drafter" if role == "drafter" else f"worker-{number}"
-        own = (*compute, "--device", place.device, *serving.members, *serving.papers(role))
-        own += drafts_with(wanted, models) if role == "drafter" else runs(models, number)
-        address = address_of(place.host, ports[number]) if serving.spread else f"unix:{folder / name}"
-        services.append(member(name, f"specsot_{role}", address, own, place.host, serving))
+    for role, place, port in zip(roles, places, ports):
+        own = (*compute, "--device", place.device, *serving.members, *serving.papers(role.kind))
+        own += drafts_with(wanted, models) if role.stage is None else runs(models, role.stage)
+        address = address_of(place.host, port) if serving.spread else f"unix:{folder / role.name}"
+        services.append(member(role.name, f"specsot_{role.kind}", address, own, place.host, serving))
     return shared(services)
+
+
+def roles_of(replicas: int, stages: int, drafts: bool) -> list[Role]:
+    """Ring by ring."""
+    roles: list[Role] = []
+    for ring in range(replicas):
+        roles += (Role("worker", f"worker-{ring * stages + stage}", stage) for stage in range(stages))
+        roles += [Role("drafter", f"drafter-{ring}" if ring else "drafter")] * drafts
+    return roles
 
 
 def master_of(
     wanted: Wanted, models: Models, stages: int, port: int, http_port: int | None, serving: Serving
 ) -> Service:
     steer = ("--model", str(models.base), "--workers", str(stages), "--drafter", models.drafts)
+    steer += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
     steer += ("--name", public_name(wanted), "--branch-layout", wanted.layout, "--tree", wanted.tree)
     steer += ("--listen", serving.listens(port))
     steer += () if http_port is None else ("--http", serving.listens(http_port))
@@ -118,10 +138,16 @@ def master_of(
     return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED)
 
 
-def placed(serving: Serving, device: str, stages: int, members: int) -> list[Place]:
-    """Where each member runs; unless somebody chose, on one device of this machine."""
-    places = list(serving.places) or [Place(LOOPBACK, device)] * stages
-    return places + places[-1:] * (members - stages)
+def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[Place]:
+    """Where each member runs, a drafter beside the worker before it; unless somebody chose, on one device of
+    this machine.
+    """
+    chosen = iter(serving.places)
+    places: list[Place] = []
+    for role in roles:
+        beside = places[-1] if places else Place(LOOPBACK, device)
+        places.append(beside if role.stage is None else next(chosen, Place(LOOPBACK, device)))
+    return places
 
 
 def runs(models: Models, number: int) -> tuple[str, ...]:

@@ -46,10 +46,11 @@ def _place(written: str) -> Place:
     return Place(found[1], device if device == "cpu" else f"cuda:{int(device)}")
 
 
-def check_stages(stages: int, places: Sequence[Place]) -> None:
-    """Raises InvalidRequest unless there is one place for each stage."""
-    if places and stages != len(places):
-        raise InvalidRequest(f"devices are {len(places)}, stages {stages}", field="devices")
+def check_stages(stages: int | None, places: Sequence[Place], rings: int = 1) -> None:
+    """Raises InvalidRequest unless there is one place for each stage of each ring."""
+    if places and len(places) != (stages or len(places) // rings) * rings:
+        told = f"{rings} times {stages}" if stages and rings > 1 else stages or f"those of {rings} rings"
+        raise InvalidRequest(f"devices are {len(places)}, stages {told}", field="devices")
 
 
 def ports_of(hosts: Sequence[str]) -> tuple[int, ...]:

@@ -137,6 +137,30 @@ def test_certificates_reach_every_service_by_its_role(tmp_path: Path) -> None:
     assert given(lineup(serving)[0], "--token-file") == str(tmp_path / "master" / "tokens")
 
 
+def test_every_ring_has_workers_and_a_drafter_of_its_own() -> None:
+    places = places_of("10.0.0.1#0,10.0.0.1#1,10.0.0.2#0,10.0.0.2#1")
+    check_stages(2, places, 2)
+    check_stages(None, places, 2)
+    with pytest.raises(InvalidRequest, match="devices are 4, stages 3 times 2"):
+        check_stages(2, places, 3)
+    with pytest.raises(InvalidRequest, match="devices are 4, stages those of 3 rings"):
+        check_stages(None, places, 3)
+    master, *members = lineup(replace(PRIVATE, replicas=2, places=places, here=HERE))
+    assert (given(master, "--replicas"), given(master, "--workers")) == ("2", "2")
+    assert read_master(list(master.arguments)).ring.replicas == 2
+    found = [(one.name, one.host, given(one, "--device")) for one in members]
+    assert found == [
+        ("worker-0", None, "cuda:0"),
+        ("worker-1", None, "cuda:1"),
+        ("drafter", None, "cuda:1"),
+        ("worker-2", "10.0.0.2", "cuda:0"),
+        ("worker-3", "10.0.0.2", "cuda:1"),
+        ("drafter-1", "10.0.0.2", "cuda:1"),
+    ]
+    assert given(members[4], "--layers") == "3:8"
+    assert "--replicas" not in lineup(PRIVATE)[0].arguments
+
+
 def lineup(serving: Serving) -> list[Service]:
     models = Models(Path("base"), Path("head"), (Range(0, 3), Range(3, 8)))
     return services_of(Wanted(), models, 50050, Path("folder"), None, serving)

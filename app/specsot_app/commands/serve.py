@@ -50,7 +50,8 @@ def serve(
         bool, typer.Option("--insecure", help="Let other machines in, whoever they are.")
     ] = False,
     devices: Annotated[
-        str | None, typer.Option(help="A place for each stage: HOST#GPU or HOST#cpu, with commas.")
+        str | None,
+        typer.Option(help="A place for each stage, ring by ring: HOST#GPU or HOST#cpu, with commas."),
     ] = None,
     layer_splits: Annotated[
         str | None, typer.Option("--layer-splits", "--layer_splits", help="Where stages begin: 14,28.")
@@ -71,8 +72,14 @@ def serve(
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory for KV pages of each worker and the drafter, such as 4G.")
     ] = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Directory in which resumable requests outlive a restart.")
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Complete rings, each with workers and a drafter of its own.")
+    ] = 1,
     stages: Annotated[
-        int | None, typer.Option(help="Layer ranges, one worker each; two if not given.")
+        int | None, typer.Option(help="Layer ranges of a ring, one worker each; two if not given.")
     ] = None,
     layers: options.Layers = None,
     model: options.Model = None,
@@ -99,12 +106,13 @@ def serve(
     wanted = replace(options.wanted_by(ctx.params), kind="processes")
     models = cut(models_of(wanted), layer_splits)
     places = places_of(devices) if devices else ()
-    check_stages(len(models.layers) or wanted.stages or len(places), places)
+    check_stages(len(models.layers) or wanted.stages, places, replicas)
     open = flags_of(insecure="on" if insecure else None)
-    conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue) + open
+    conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue)
+    conduct += flags_of(journal=journal) + open
     members = flags_of(kv_memory=kv_memory) + open
     here = hosts_here(place.host for place in places)
-    serving = Serving(host, conduct, members, places, here, certificates=certificates)
+    serving = Serving(host, conduct, members, replicas, places, here, certificates=certificates)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         run(keep(wanted, models, port, http_port_of(http_port), spread(serving, fleet_listen, insecure)))
     return 0

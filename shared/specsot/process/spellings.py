@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 SPELLINGS: Mapping[str, str] = {
     "block-size": "page-rows",
+    "data-parallel-size": "replicas",
     "kv-cache-memory-bytes": "kv-memory",
     "max-num-batched-tokens": "rows",
     "max-num-seqs": "max-requests",

@@ -379,6 +379,7 @@ class Fleet:
         assert told.drafter is not None
         self._roll.tell(told.stages[-1].name, Rejoined(self._epoch, told.drafter))
         log.info("the drafter is back", epoch=self._epoch, name=name)
+        self._on_ready()  # somebody may wait for it
 
     def _fail(self, name: str, member: Member, reason: str) -> None:
         """Without its drafter an epoch goes on; this one is not asked again before the next."""
