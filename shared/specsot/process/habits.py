@@ -17,8 +17,8 @@ _SETTINGS = {
     "GOMP_SPINCOUNT": "10000",
     "GRPC_VERBOSITY": "NONE",  # what gRPC's C++ would print comes as a status too
     "GRPC_ENABLE_FORK_SUPPORT": "0",
-    # Compiled products of every shape that was met, nearly half a MiB each: PyTorch keeps the newest 1,024, and
-    # oneDNN as many of its own. Few numbers of rows come again and again; a new one takes a millisecond.
+    # Compiled products of every shape that was met, nearly half a MiB each: PyTorch would keep the newest
+    # 1,024, and oneDNN as many of its own. Few shapes come again and again; a new one takes a millisecond.
     "LRU_CACHE_CAPACITY": "128",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "TOKENIZERS_PARALLELISM": "false",
