@@ -8,47 +8,43 @@ lap:    wall time of a lap by stage and judge, result read by the host: what a s
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from specsot.errors import InvalidRequest
 from specsot.frames import Chunk, Frame, Growth, Opening
 from specsot.members import Range
-from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
-from specsot.tree import ancestry, depths, single
+from specsot.tree import single
 from specsot_app.bench.gpu_drafts import measure_drafts
+from specsot_app.bench.gpu_laps import PAGE, lap_of, replayed, seconds_of
 from specsot_app.bench.gpu_rivals import measure_rivals
+from specsot_app.bench.gpu_speculation import measure_speculation
 from specsot_app.bench.results import write_results
 from specsot_app.bench.shapes import MadeUp, bytes_of_a_token, bytes_of_kv, config_of
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
 
 Row = dict[str, object]
-Call = Callable[[], object]
 
-PAGE = 64
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
-TURNS = 7  # measurements, of which the median is told
 LAPS = 200  # of a measured plain decoding
 CHUNK = 256  # rows of a prompt at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """models: of SHAPES; text: rows in front of what is measured."""
+    """models: of SHAPES; text: rows in front of what is measured; replay: whose speculation is replayed."""
 
     models: tuple[str, ...]
     text: int = 1024
     rivals: bool = True
+    replay: str | None = "Llama-3.1-8B"
 
 
 def measure(asked: Asked, output: Path | None) -> int:
@@ -78,6 +74,9 @@ def measure_all(asked: Asked, bandwidth: float) -> Iterator[Row]:
         torch.cuda.empty_cache()
         for row in measure_rivals(name, asked.text) if asked.rivals else ():
             yield {"model": name} | row
+    if asked.replay:
+        for row in measure_speculation(asked.replay, asked.text, bandwidth):
+            yield {"model": asked.replay} | row
 
 
 def measure_ours(decoder: Decoder, text: int, bandwidth: float) -> Iterator[Row]:
@@ -116,38 +115,6 @@ def measure_verify(decoder: Decoder, text: int, one: float) -> Iterator[Row]:
         yield {"what": "verify, device", "rows": rows, "ms": _ms(seconds), "t/t(1)": round(seconds / one, 3)}
 
 
-def lap_of(decoder: Decoder, text: int, rows: int) -> Call:
-    """A whole lap on the device: embedding, layers, logits and argmax of a tree behind `text` rows."""
-    config, pages = decoder.config, -(-(text + rows) // PAGE)
-    kv = filled(decoder, pages)
-    parents = parents_of(rows)
-    positions = torch.tensor([text + depth for depth in depths(parents)], device="cuda")
-    slots = torch.arange(text, text + rows, device="cuda")
-    span = Span(rows, text, rows, tuple(range(pages)), ancestry(parents))
-    group = config.heads // config.kv_heads
-    plan = plan_attention([span], PAGE, group, "batched", decoder.dtype, decoder.device)
-    tokens = torch.randint(config.vocab, (rows,), device="cuda")
-
-    def lap() -> Tensor:
-        hidden, _ = decoder.forward(decoder.embed(tokens), positions, slots, plan, kv)
-        return decoder.logits(hidden).max(-1).indices
-
-    return lap
-
-
-def parents_of(rows: int) -> tuple[int, ...]:
-    """A tree that grew at random, of `rows` nodes, root included; the same every time."""
-    rng = random.Random(rows)
-    return (0, *(rng.randrange(max(0, node - 12), node) for node in range(1, rows)))
-
-
-def filled(decoder: Decoder, pages: int) -> KVPages:
-    kv = decoder.make_kv(pages, PAGE)
-    for layer in kv.layers:
-        layer.normal_()
-    return kv
-
-
 def laps_of(decoder: Decoder, text: int) -> list[float]:
     """Seconds of each lap of a plain decoding, from one result in the host's hands to the next."""
     stage = Stage(decoder, -(-(text + LAPS) // PAGE) + 1, PAGE)
@@ -170,28 +137,6 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
         times.append(time.perf_counter() - begun)
         keep = (0,)
     return times[LAPS // 4 :]
-
-
-def replayed(call: Call) -> float:
-    """Seconds of a call inside a captured graph."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return statistics.median(seconds_of(graph.replay, 10) for _ in range(TURNS))
-
-
-def seconds_of(call: Call, calls: int) -> float:
-    """Seconds of a call in a row of calls."""
-    call()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / calls
 
 
 def _ms(seconds: float) -> float:

@@ -20,7 +20,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.model.staging import Staging, size_of, views
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 
 Outputs = tuple[Tensor, Tensor | None]
 Work = Callable[[], Outputs]
