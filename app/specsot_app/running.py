@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvloop
 
 T = TypeVar("T")
 
+new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result. Raises KeyboardInterrupt when a signal ended it."""
+
+def run(work: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLoop] = new_loop) -> T:
+    """The coroutine's result. Raises KeyboardInterrupt when a signal ended it. loop: makes one."""
     try:
-        return uvloop.run(guarded(work))
+        with asyncio.Runner(loop_factory=loop) as runner:
+            return runner.run(guarded(work))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 

@@ -27,6 +27,7 @@ from specsot.params import Message
 from specsot.skeleton import PlanRules, Point
 from specsot_app.bench.results import describe_machine, write_results
 from specsot_app.bench.ring_fleet import Site, ring_of
+from specsot_app.bench.ring_proxy import exact_loop
 from specsot_app.bench.ring_runs import WAYS, Distance, Task, go
 from specsot_app.fleets import demo
 from specsot_app.hush import hush
@@ -55,10 +56,10 @@ class Wanted:
     branches: int = 6
     rings: tuple[str, ...] = ("mock", "demo")
 
-    def plan(self) -> list[tuple[str, int, tuple[float, ...]]]:
-        """Every ring that is set up: its name, its stages, and the distances it is tried at."""
-        far = [(name, stages, self.rtts) for name in self.rings for stages in self.stages]
-        near = self.rtts[:1]
+    def plan(self) -> list[tuple[str, int, float]]:
+        """Every ring that is set up: its name, its stages, and how far they are from each other."""
+        far = [(name, stages, rtt) for name in self.rings for stages in self.stages for rtt in self.rtts]
+        near = self.rtts[0]
         shown = [("taps", self.stages[0], near), ("steep", self.stages[-1], near),
                  ("steep, whole", self.stages[-1], near)]  # fmt: skip
         return far + (shown if "mock" in self.rings else [])
@@ -103,15 +104,25 @@ def wanted(
 
 
 def measure(what: Wanted, output: Path | None) -> int:
-    """Run everything, print a table; where asked to, write JSON, and beside it the same as a page."""
+    """Run everything, then show it; when something breaks, what was measured before. Raises Unavailable,
+    Different."""
     hush()
-    distances = run(_measure(what))
-    rows = [distance.row(way) for distance in distances for way in WAYS]
+    found = list[Distance]()
+    try:
+        run(_measure(what, found), exact_loop)
+    finally:
+        _show(what, [distance.row(way) for distance in found for way in WAYS], output)
+    return 0
+
+
+def _show(what: Wanted, rows: Sequence[dict[str, object]], output: Path | None) -> None:
+    """A table; where asked to, JSON, and beside it the same as a page."""
+    if not rows:
+        return
     Console(width=WIDTH).print(table_of(rows))
     if output is not None:
         write_results(output, "ring", settings_of(what), rows)
         output.with_suffix(".md").write_text(page_of(what, rows, output.name), encoding="utf-8")
-    return 0
 
 
 def page_of(what: Wanted, rows: Sequence[dict[str, object]], file: str) -> str:
@@ -151,16 +162,14 @@ def settings_of(wanted: Wanted) -> dict[str, object]:
     }
 
 
-async def _measure(wanted: Wanted) -> list[Distance]:
-    plan, found = wanted.plan(), list[Distance]()
-    total = sum(len(rtts) for _, _, rtts in plan) * (wanted.rounds + 1) * len(WAYS)
-    with counting(sys.stderr, "measuring", total) as step:
-        for name, stages, rtts in plan:
+async def _measure(wanted: Wanted, found: list[Distance]) -> None:
+    """A ring for every distance: what members have learned at one is wrong at the next."""
+    plan = wanted.plan()
+    with counting(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(WAYS)) as step:
+        for name, stages, rtt in plan:
             site, task = set_up(name, stages, wanted)
-            async with ring_of(site) as ring:
-                for rtt in rtts:
-                    found.append(await go(ring, name, stages, rtt / 1000, task, wanted.rounds, step))
-    return found
+            async with ring_of(site, rtt / 2000) as ring:
+                found.append(await go(ring, name, stages, rtt / 1000, task, wanted.rounds, step))
 
 
 def set_up(name: str, stages: int, wanted: Wanted) -> tuple[Site, Task]:

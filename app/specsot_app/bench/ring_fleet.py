@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specsot.errors import Unavailable
-from specsot.frames import Close, Fork, Frame, Open, Opening, Result
+from specsot.frames import Close, Fork, Open, Opening, Result
 from specsot.links import Dialer, Inbox, Link, LocalLink
 from specsot.members import Configuration, Registration
 from specsot.membership import Part, take_part
@@ -26,6 +26,7 @@ from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.rpc.links import GrpcDialer, RingService
 from specsot.rpc.serve import open_door
+from specsot_app.bench.ring_ears import Ears, Lap
 from specsot_app.bench.ring_proxy import DelayProxy
 from specsot_master.fleet import Fleet, Wishes
 from specsot_worker.watching import Watch
@@ -34,6 +35,7 @@ WorkerMaker = Callable[[str, Dialer, Executor, Watch], Part]
 DrafterMaker = Callable[[str, Dialer, Executor], Part]
 Clock = Callable[[], float]
 FAR = 4096  # tokens that a sequence might write: it is closed long before
+SILENCE = 60.0  # seconds without news, after which there will be none
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,6 @@ class Job:
     suffixes: Sequence[Sequence[int]]
     tokens: int
     drafted: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Lap:
-    """One frame's way. seconds: of each stage; elapsed: from stage 0 and back to it."""
-
-    rows: int
-    elapsed: float
-    seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,35 +82,10 @@ class _Text:
     steps: int = 0
 
 
-class _Ears(Watch):
-    """Follows one worker. changed: called for every lap that is back."""
-
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
-        self.laps: list[Lap] = []
-        self.queued = 0.0
-        self.opened = self.closed = 0
-        self.flying: dict[int, float] = {}
-
-    def launched(self, frame: Frame, now: float) -> Frame:
-        self.flying[frame.number] = now
-        self.opened += len(frame.openings)
-        self.closed += len(frame.closings)
-        return frame
-
-    def waited(self, frame: Frame, seconds: float) -> None:
-        self.queued += seconds
-
-    def returned(self, result: Result, now: float) -> None:
-        if (began := self.flying.pop(result.number, None)) is not None:
-            self.laps.append(Lap(result.rows, now - began, result.seconds))
-        self._changed()
-
-
 class RingFleet:
     """See `ring_of`."""
 
-    def __init__(self, site: Site, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, site: Site, delay: float, clock: Clock = time.perf_counter) -> None:
         wishes = Wishes(
             fingerprint(site.base),
             read_config(site.base).layers,
@@ -125,23 +93,25 @@ class RingFleet:
             drafter=site.drafter is not None,
         )
         self.fleet = Fleet(wishes, self._heard, self.wake, self._broke, lambda: True)
+        self.delay = delay
         self.proxies: list[DelayProxy] = []
-        self.ears: list[_Ears] = []
+        self.ears: list[Ears] = []
         self._clock, self._numbers = clock, itertools.count(1)
         self._texts: dict[int, _Text] = {}
         self._news = asyncio.Event()
+        self._broken: str | None = None
         self._now = 0.0
 
-    def delay(self, seconds: float) -> None:
-        """From now on every hop takes so much longer."""
-        for proxy in self.proxies:
-            proxy.delay = seconds
+    @property
+    def stages(self) -> list[Ears]:
+        """One who listens at each stage, in the ring's order: not the one in which they joined."""
+        return sorted(self.ears, key=lambda ears: ears.stage)
 
     async def complete(self, drafts: bool) -> None:
         while not self.fleet.ready or (drafts and self.fleet.ring and self.fleet.ring.drafter is None):
             if self.fleet.complaint:
                 raise Unavailable(self.fleet.complaint)
-            await self._hear()
+            await self.hear()
 
     async def write(self, job: Job) -> Written:
         """Raises Unavailable when the ring breaks."""
@@ -168,26 +138,31 @@ class RingFleet:
 
     async def _reach(self, ids: Sequence[int], tokens: int) -> None:
         while min(len(self._texts[one].tokens) for one in ids) < tokens:
-            await self._hear()
+            await self.hear()
 
     async def _rest(self) -> None:
         """Until nothing flies and nothing is open: the next job begins with a quiet ring."""
-        first = self.ears[0]
+        first = self.stages[0]
         while first.flying or first.closed < first.opened:
-            self._news.clear()
-            await asyncio.wait_for(self._news.wait(), 60)
+            await self.hear()
         self._texts.clear()
 
-    async def _hear(self) -> None:
+    async def hear(self) -> None:
+        """Wait for news. Raises Unavailable when the ring breaks, or says nothing for too long."""
+        if self._broken:
+            raise Unavailable(self._broken)
         self._news.clear()
-        await asyncio.wait_for(self._news.wait(), 60)
+        try:
+            await asyncio.wait_for(self._news.wait(), SILENCE)
+        except TimeoutError:
+            raise Unavailable(f"the ring said nothing for {SILENCE:g} s") from None
 
     def _marks(self, ids: Sequence[int]) -> _Marks:
         return _Marks(
             tokens=sum(len(self._texts[one].tokens) for one in ids),
             steps=tuple(self._texts[one].steps for one in ids),
-            laps=len(self.ears[0].laps),
-            queued=tuple(ear.queued for ear in self.ears),
+            laps=len(self.stages[0].laps),
+            queued=tuple(ears.queued for ears in self.stages),
             carried=sum(proxy.carried for proxy in self.proxies),
         )
 
@@ -198,7 +173,7 @@ class RingFleet:
             tokens=until.tokens - since.tokens,
             seconds=seconds,
             steps=tuple(after - before for before, after in zip(since.steps, until.steps)),
-            laps=tuple(self.ears[0].laps[since.laps :]),
+            laps=tuple(self.stages[0].laps[since.laps :]),
             queued=tuple(after - before for before, after in zip(since.queued, until.queued)),
             carried=until.carried - since.carried,
         )
@@ -215,9 +190,20 @@ class RingFleet:
         """Something happened: whoever waits looks again."""
         self._news.set()
 
+    def over(self, name: str, member: asyncio.Task[None]) -> None:
+        """A member has ended, of itself or not."""
+        failure = None if member.cancelled() else member.exception()
+        self._fail(f"{name} ended: {failure or 'it left'}")
+
     def _broke(self, reason: str) -> None:
+        """While it is formed, the fleet tries again."""
         if self._texts:
-            raise Unavailable(f"the ring broke: {reason}")
+            self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        """Nothing is raised here, in a callback: whoever waits for news will raise it."""
+        self._broken = self._broken or f"the ring broke: {reason}"
+        self.wake()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,22 +218,20 @@ class _Marks:
 
 
 @asynccontextmanager
-async def ring_of(site: Site) -> AsyncGenerator[RingFleet]:
-    """A complete ring; its members leave when the context ends. Raises what loading raises."""
-    ring, leaving = RingFleet(site), asyncio.Event()
+async def ring_of(site: Site, delay: float = 0.0) -> AsyncGenerator[RingFleet]:
+    """A complete ring; its members leave when the context ends. delay: seconds that every hop takes longer.
+
+    Raises what loading raises.
+    """
+    ring, leaving = RingFleet(site, delay), asyncio.Event()
     async with AsyncExitStack() as stack:
         members = [await _settle(ring, f"worker-{n}", site, leaving, stack) for n in range(site.stages)]
         if site.drafter:
             members.append(await _settle(ring, "drafter", site, leaving, stack))
-        completing = asyncio.create_task(ring.complete(site.drafter is not None))
         try:
-            await asyncio.wait([completing, *members], return_when=asyncio.FIRST_COMPLETED)
-            for task in [completing, *members]:
-                if task.done():
-                    task.result()
+            await ring.complete(site.drafter is not None)
             yield ring
         finally:
-            completing.cancel()
             leaving.set()
             await asyncio.gather(*members, return_exceptions=True)
 
@@ -260,13 +244,9 @@ async def _settle(
     stack.callback(compute.shutdown)
     door = await open_door("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
     stack.push_async_callback(door.close, 0)
-    proxy = DelayProxy(door.port)
-    await proxy.open()
-    stack.push_async_callback(proxy.close)
-    make = site.drafter
+    make, address = site.drafter, f"127.0.0.1:{door.port}"
     if name != "drafter":
-        ring.proxies.append(proxy)
-        ring.ears.append(_Ears(ring.wake))
+        address = await _move_away(ring, door.port, stack)
         make = partial(_with_watch, site.worker, ring.ears[-1])
     assert make is not None
     dialer = GrpcDialer(name, inbox)
@@ -274,10 +254,22 @@ async def _settle(
 
     async def connect(registration: Registration) -> Link:
         downlink = _Downlink(inbox, site.flight)
-        await ring.fleet.join(replace(registration, address=proxy.address), downlink)
+        await ring.fleet.join(replace(registration, address=address), downlink)
         return _Uplink(ring.fleet, name)
 
-    return asyncio.create_task(take_part(part, inbox, connect, leaving))
+    member = asyncio.create_task(take_part(part, inbox, connect, leaving))
+    member.add_done_callback(partial(ring.over, name))
+    return member
+
+
+async def _move_away(ring: RingFleet, port: int, stack: AsyncExitStack) -> str:
+    """Whoever speaks to the worker at this port finds it behind a proxy, at the address returned."""
+    proxy = DelayProxy(port, ring.delay)
+    await proxy.open()
+    stack.push_async_callback(proxy.close)
+    ring.proxies.append(proxy)
+    ring.ears.append(Ears(ring.wake))
+    return proxy.address
 
 
 def _with_watch(make: WorkerMaker, watch: Watch, name: str, dialer: Dialer, compute: Executor) -> Part:

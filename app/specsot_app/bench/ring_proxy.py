@@ -1,14 +1,23 @@
 """A TCP proxy that delays: every byte arrives so much later, in order, and as many at once as were sent.
 
 Refuses to know what passes through. It stands in for a network that is far, not for one that is narrow.
+Delays are as exact as the timers of the loop that it runs on: see `exact_loop`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections import deque
 from collections.abc import Callable
 from typing import cast
+
+Act = Callable[[asyncio.Transport], None]
+
+
+def exact_loop() -> asyncio.AbstractEventLoop:
+    """One whose timers know microseconds; those of uvloop and of epoll know whole milliseconds."""
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
 class DelayProxy:
@@ -63,12 +72,15 @@ class _End(asyncio.Protocol):
         self._proxy, self._ends = proxy, ends
         self.other: _End | None = None
         self._transport: asyncio.Transport | None = None
-        self._due: deque[tuple[float, Callable[[], None]]] = deque()
+        self._coming: deque[Act] = deque()
+        self._late = 0  # of them were due before there was a connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._ends.add(self)
-        self._say()
+        while self._late:
+            self._late -= 1
+            self._say()
 
     def data_received(self, data: bytes) -> None:
         self._proxy.carried += len(data)
@@ -80,23 +92,20 @@ class _End(asyncio.Protocol):
         assert self.other is not None
         self.other.say(lambda end: end.close())
 
-    def say(self, what: Callable[[asyncio.Transport], None]) -> None:
+    def say(self, what: Act) -> None:
         """Do this to the socket when its time has come; what was asked for before comes before it."""
-        loop = asyncio.get_running_loop()
-        when = loop.time() + self._proxy.delay
-        if self._due:
-            when = max(when, self._due[-1][0])
-        self._due.append((when, lambda: self._transport and what(self._transport)))
-        loop.call_at(when, self._say)
+        self._coming.append(what)
+        asyncio.get_running_loop().call_later(self._proxy.delay, self._say)
 
     def abort(self) -> None:
         if self._transport:
             self._transport.abort()
 
     def _say(self) -> None:
-        """All that is due; nothing before the connection is there."""
-        now = asyncio.get_running_loop().time()
-        while self._transport and self._due and self._due[0][0] <= now:
-            act = self._due.popleft()[1]
-            if not self._transport.is_closing():
-                act()
+        """The oldest of all. Each has a timer, so nothing stays here, however coarse a loop's timers are."""
+        if self._transport is None:
+            self._late += 1
+            return
+        act = self._coming.popleft()
+        if not self._transport.is_closing():
+            act(self._transport)

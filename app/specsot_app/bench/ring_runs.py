@@ -101,7 +101,6 @@ async def go(
     ring: RingFleet, name: str, stages: int, rtt: float, task: Task, rounds: int, step: Callable[[], None]
 ) -> Distance:
     """Every way once unmeasured, then round by round, forwards and backwards in turns. Raises Different."""
-    ring.delay(rtt / 2)
     runs: dict[str, list[Written]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
         for way in WAYS if number % 2 else reversed(WAYS):
