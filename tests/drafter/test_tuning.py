@@ -246,6 +246,43 @@ def test_a_client_that_dawdles_is_no_hop() -> None:
     assert tuner.plan_levels(1, 6) > 0
 
 
+def lap(tuner: Tuner, live: int, accepted: int, seconds: float, wall: float) -> None:
+    """One that comes back: chains of two levels, or roots alone."""
+    grown = 2 if accepted else 0
+    trees = [Returned(grown, 1 + grown, (0.8, 0.6)[:grown], accepted)] * live
+    tuner.settle(trees, Spent(seconds, wall, 1e-3 if grown else 0.0))
+
+
+def test_a_long_way_keeps_nobody_from_drafting() -> None:
+    """Nobody knows what the way of a plain lap takes: one is turned at once, and trees are worth it again."""
+    tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)
+    assert tuner.plan_levels(6, 6) > 0
+    lap(tuner, 6, 1, 5e-3, 106e-3)
+    assert (tuner.plan_levels(6, 6), tuner.rest) == (0, 6)
+    lap(tuner, 6, 0, 4e-3, 104e-3)
+    assert tuner.plan_levels(6, 6) > 0
+
+
+def test_one_slow_lap_at_the_beginning_is_not_what_drafts_cost() -> None:
+    """It loses what may be risked at first; but what was accepted says that the next will gain."""
+    tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)
+    tuner.plan_levels(6, 6)
+    lap(tuner, 6, 1, 7e-3, 10e-3)
+    tuner.plan_levels(6, 6)
+    lap(tuner, 6, 0, 3.5e-3, 5e-3)
+    assert tuner.plan_levels(6, 6) > 0
+
+
+def test_laps_that_a_busy_machine_holds_up_now_and_then_are_not_what_drafts_cost() -> None:
+    tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)
+    for number in range(60):
+        if tuner.plan_levels(1, 6):
+            lap(tuner, 1, 1, 4e-3, 60e-3 if number % 8 == 7 else 6e-3)
+        else:
+            assert tuner.rest == 1, "a look, no rest"
+            lap(tuner, 1, 0, 3e-3, 4e-3)
+
+
 def test_a_lap_of_nobody_teaches_nothing() -> None:
     tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)
     tuner.settle([])

@@ -60,6 +60,10 @@ class Acceptance:
             chances.append(before)
         return chances
 
+    def surely(self) -> float:
+        """Chance that depth 1 is accepted, as one must fear: hope counts for nothing."""
+        return self._hits[0] / (self._trials[0] + WEIGHT)
+
     def trust(self) -> Floats:
         """[levels] factors from the head's cumulative probability to a chance of acceptance.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ Counts = Floats | NDArray[np.int64] | int
 WORST_STRAIN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
 MOST_HOP = 4.0  # times a lap's computing and the least that hops took lately, which hops may seem to take
 RECENT = 16  # laps that are lately
+TYPICAL = {True: 9, False: 3}  # laps with drafts and without, of which the median is taken for the next one
 WEIGHT = 0.2  # of one lap in what is typical
 DUE = 0.1  # of what a grown row costs: a row that is only caught up with, until it is measured
 
@@ -34,7 +36,7 @@ class Costs:
         """
         self.lap, self.level = Timing(lap), Timing(level)
         self._widths = widths
-        self._hops: dict[bool, float] = {}
+        self._hops = {drafted: deque[float](maxlen=laps) for drafted, laps in TYPICAL.items()}
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._strain = 1.0
         self._row = DUE * float(self.level.at(64) - self.level.at(1)) / 63
@@ -63,7 +65,7 @@ class Costs:
 
     def handover(self) -> float:
         """What waiting for trees adds to a lap."""
-        return max(self._hops.get(True, 0.0) - self._plain_hop(), 0.0)
+        return max(self._drafted_hop() - self._plain_hop(), 0.0)
 
     def note_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
         """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
@@ -90,18 +92,20 @@ class Costs:
     def note_hop(self, drafted: bool, seconds: float, computed: float) -> None:
         """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
 
-        Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts.
+        Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts. A
+        median, because one lap that a busy machine held up says nothing about the next.
         """
         self._recent.append(max(seconds, 0.0))
-        hop = min(self._recent[-1], MOST_HOP * (computed + min(self._recent)))
-        before = self._hops.get(drafted, hop)
-        self._hops[drafted] = before + WEIGHT * (hop - before)
+        self._hops[drafted].append(min(self._recent[-1], MOST_HOP * (computed + min(self._recent))))
 
     def _growing(self, live: int, levels: Counts) -> Floats:
         """The first level takes a pass over one row per tree, each further one over its width."""
         passes = self.level.at(live * np.array((1, *self._widths)))
         return np.cumsum(passes)[np.asarray(levels) - 1]
 
+    def _drafted_hop(self) -> float:
+        return median(self._hops[True]) if self._hops[True] else 0.0
+
     def _plain_hop(self) -> float:
         """Taken as half of that of drafted laps as long as none without drafts was seen."""
-        return self._hops.get(False, self._hops.get(True, 0.0) / 2)
+        return median(self._hops[False]) if self._hops[False] else self._drafted_hop() / 2

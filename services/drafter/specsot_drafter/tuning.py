@@ -29,8 +29,8 @@ SLENDER = 1.0  # nodes per level and tree, before anything is known
 FIRST_REST, LONGEST_REST = 32, 1024  # laps
 MOST_RESTED = 1024  # trees of one rest, unless that is less than FIRST_REST laps
 TRIAL = 4  # trees of one level that a trial takes
-UNPLAIN = 128  # laps with drafts after which one without shows what plain decoding takes now
-WILDEST = 4.0  # plain laps beyond which what a lap took by the clock is not believed
+UNPLAIN = 128  # laps with drafts after which one without shows what plain decoding takes now; at first one
+WILDEST = 2.0  # plain laps beyond which what a lap took by the clock is not believed
 WEIGHT = 0.2  # of one lap in what is typical
 
 
@@ -89,6 +89,7 @@ class Tuner:
         self._purse = Purse()
         self._pause = FIRST_REST // 2
         self._trial = self._unplain = 0
+        self._look = 1  # laps with drafts until one without
         self._gain: float | None = None
         self._bushes: dict[int, float] = {}
 
@@ -109,14 +110,14 @@ class Tuner:
         self.rest = 0
         if not live or most <= 0:
             return 0
-        if self._unplain >= UNPLAIN:
-            self._unplain, self.rest = 0, live
+        if self._unplain >= self._look:
+            self._unplain, self._look, self.rest = 0, UNPLAIN, live
             return 0
         plain, levels = self.costs.plain(live), np.arange(1, most + 1)
         costs = self.costs.drafting(live, levels)
         costs += self.costs.sending(live, live * levels * self._bush(live))
         rates = (live + live * self.acceptance.expected()[:most]) / (plain + costs)
-        affordable = costs + self.costs.catching(due) <= self._purse.holds(plain)
+        affordable = costs + self.costs.catching(due) <= self._stake(plain)
         if np.any(rates[affordable] * plain > live):
             return int(levels[affordable][-1])
         if self._trial > 0 and affordable[0]:
@@ -158,7 +159,7 @@ class Tuner:
         extra = self.costs.sending(live, np.arange(len(worth) + 1))
         tokens = live + np.concatenate(([0.0], np.cumsum(worth)))
         rates = tokens / (plain + spent + extra)
-        rates[1:][extra[1:] > max(self._purse.holds(plain) - spent, 0.0)] = 0.0
+        rates[1:][extra[1:] > max(self._stake(plain) - spent, 0.0)] = 0.0
         count = int(np.argmax(rates))
         self._remember_bush(live, count / (live * levels))
         return count
@@ -187,10 +188,16 @@ class Tuner:
             gained -= self._extra(live, rows, drafted[0].grown, spent)
             self._gain = (self._gain or 0.0) + gained
         self._purse.book(plain, gained)
-        self._unplain = self._unplain + 1 if drafted else 0
+        self._unplain = self._unplain + bool(spent.wall) if drafted else 0
         for tree in drafted:
             own = tree.accepted if tree.own is None else tree.own
             self.acceptance.note(tree.grown, tree.masses, own)
+
+    def _stake(self, plain: float) -> float:
+        """Seconds that a lap with drafts may take longer than a plain one: what the purse holds, and what
+        drafts bring so surely that it is no risk.
+        """
+        return self._purse.holds(plain) + plain * self.acceptance.surely()
 
     def _note(self, live: int, rows: int, drafted: bool, spent: Spent) -> None:
         if spent.computed:
