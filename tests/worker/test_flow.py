@@ -40,11 +40,16 @@ def test_a_family_is_spread_past_the_knee_or_where_rows_travel_long(
     assert flow_of(curve, 4, hops, row).spread(rows, branches, most) == parts
 
 
-def test_a_spread_changes_only_for_a_clear_gain():
+def test_a_spread_changes_only_for_a_clear_gain_and_ends_where_there_is_none():
     flat, steep = flow_of(FLAT), flow_of(STEEP)
-    flat.parts = steep.parts = 2
-    assert flat.spread(96, 6, 4) == 2, "two frames of a flat curve are no worse than one"
+    flat.parts = 2
+    assert flat.spread(96, 6, 4) == 1, "each frame costs something that no curve tells"
     assert steep.spread(240, 6, 4) == 4
+    assert flow_of(KNEE).spread(100, 6, 4) == 2
+    little, wavering = flow_of(KNEE, hops=0.03), flow_of(KNEE, hops=0.03)
+    wavering.parts = 2
+    assert little.spread(98, 6, 4) == 1, "two would be an eighth better"
+    assert wavering.spread(98, 6, 4) == 2, "and are kept"
 
 
 @pytest.mark.parametrize(

@@ -73,13 +73,15 @@ class Flow:
         return min(max(round(lap / slowest), 1), limit) if slowest else limit
 
     def spread(self, rows: int, branches: int, most: int) -> int:
-        """Over how many frames (at most `most`) a family of so many rows goes. It stays as it was, unless
-        something else is better by more than GAIN."""
+        """Over how many frames (at most `most`) a family of so many rows goes: the fewest that are not worse
+        than the best by GAIN; as many as now while they are better than those by half of that.
+        """
         choices = range(1, max(min(branches, most), 1) + 1)
         cycles = {parts: self._cycle(rows, parts) for parts in choices}
-        best = min(choices, key=lambda parts: cycles[parts])
+        few = min(parts for parts in choices if (1 - GAIN) * cycles[parts] <= min(cycles.values()))
         now = min(self.parts, choices[-1])
-        self.parts = best if cycles[best] < (1 - GAIN) * cycles[now] else now
+        stays = now > few and cycles[now] <= (1 - GAIN / 2) * cycles[few]
+        self.parts = now if stays else few
         return self.parts
 
     def chunk(self, rows: int, budget: int) -> int:
