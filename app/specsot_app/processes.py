@@ -115,7 +115,7 @@ def is_free(port: int) -> bool:
 async def ready_client(
     services: Sequence[Service], reach: Reach, watch: Watch | None, absent: Absent
 ) -> MasterClient:
-    """A client of the master, the first of `services`, once its ring is complete and the others are in."""
+    """A client of the master, the first of `services`, once its rings are complete and the others are in."""
     master, *members = services
     missing = [one for one in members if one.host is not None]
     absent(missing)
@@ -126,7 +126,7 @@ async def ready_client(
             joined = {member.name for member in info.members}
             if watch:
                 watch("services", 1 + len(info.members) - (not info.ready), len(services))
-            if info.ready and joined.issuperset(one.name for one in members):
+            if not info.waiting_for and joined.issuperset(one.name for one in members):
                 return client
             await client.close()
             if missing != (missing := [one for one in missing if one.name not in joined]):

@@ -15,7 +15,7 @@ from specsot_app.reaching import Reach, reach_of
 from specsot_app.running import run
 
 if TYPE_CHECKING:
-    from specsot.info import Rebalanced
+    from specsot.info import Info, Rebalanced
     from specsot.rpc.client import MasterClient
 
 PAUSE = 0.1  # seconds between looks at a ring that is not complete yet
@@ -48,6 +48,12 @@ async def form_anew(master: str, reach: Reach, wait: float) -> Rebalanced:
         await client.close()
 
 
+def settled(found: Info, epoch: int) -> bool:
+    """The newest ring is complete, as are all others that were formed."""
+    formed = [one for one in found.replicas if one.plan]
+    return found.ready and found.epoch >= epoch and all(one.ready for one in formed)
+
+
 async def complete(client: MasterClient, epoch: int, wait: float) -> None:
     """Raises Unavailable, naming what is missing."""
     from specsot.errors import Unavailable
@@ -55,7 +61,7 @@ async def complete(client: MasterClient, epoch: int, wait: float) -> None:
     lacking = "the master"
     try:
         async with asyncio.timeout(wait):
-            while not (found := await client.info()).ready or found.epoch < epoch:
+            while not settled(found := await client.info(), epoch):
                 lacking = ", ".join(found.waiting_for)
                 await asyncio.sleep(PAUSE)
     except TimeoutError:

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from specsot.info import Info, LapsInfo, MemberInfo, PagesInfo, RequestsInfo
+from specsot.info import Info, LapsInfo, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo
 
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 24
@@ -46,8 +46,10 @@ def facts(found: Info) -> list[tuple[str, str]]:
     requests = [("requests", describe_requests(found.requests))] if found.requests else []
     laps = [("laps", describe_laps(found.laps))] if found.laps else []
     epoch = ("epoch", f"{found.epoch} · {'ready' if found.ready else 'not ready'}")
+    rings = [("replica", describe_replica(one)) for one in found.replicas]
     waiting = [("waiting", line) for line in found.waiting_for]
-    return [*models, *members, *plan, *pages, *requests, *laps, epoch, *waiting, ("version", found.version)]
+    last = [*rings, *waiting, ("version", found.version)]
+    return [*models, *members, *plan, *pages, *requests, *laps, epoch, *last]
 
 
 def describe_member(member: MemberInfo, found: Info) -> str:
@@ -55,15 +57,30 @@ def describe_member(member: MemberInfo, found: Info) -> str:
     layers = f" · layers {member.layers}" if member.layers else ""
     seconds = stage_seconds(member, found)
     pace = f" · {seconds * 1e3:.1f} ms a lap" if seconds else ""
-    return f"{member.name} at {member.address}{layers}{pace}{' · stands by' if member.stands_by else ''}"
+    ring = "" if member.replica is None else f" · replica {member.replica}"
+    return (
+        f"{member.name} at {member.address}{layers}{pace}{ring}{' · stands by' if member.stands_by else ''}"
+    )
 
 
 def stage_seconds(member: MemberInfo, found: Info) -> float | None:
     """Of the stage that this worker is; None before the first lap, and for others."""
-    ranges = sorted(one.layers.first for one in found.members if one.layers)
-    if member.layers is None or found.laps is None or len(found.laps.stages) != len(ranges):
+    ring = [one for one in found.members if one.layers and one.replica == member.replica]
+    ranges = sorted(one.layers.first for one in ring if one.layers)
+    laps = next((one.laps for one in found.replicas if one.number == member.replica), found.laps)
+    if member.layers is None or laps is None or len(laps.stages) != len(ranges):
         return None
-    return found.laps.stages[ranges.index(member.layers.first)]
+    return laps.stages[ranges.index(member.layers.first)]
+
+
+def describe_replica(ring: ReplicaInfo) -> str:
+    """One of several rings: what it does now."""
+    parts = [f"{ring.number} · epoch {ring.epoch} · {'ready' if ring.ready else 'not ready'}"]
+    parts += [f"{ring.pages.free} of {ring.pages.total} pages free"] if ring.pages else []
+    requests = ring.requests
+    parts += [f"{requests.running} running, {requests.waiting} waiting"] if requests else []
+    parts += [f"{ring.laps.per_second:.1f} laps/s"] if ring.laps else []
+    return " · ".join(parts)
 
 
 def describe_pages(pages: PagesInfo) -> str:
