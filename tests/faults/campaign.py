@@ -57,7 +57,7 @@ def draw(seed: int) -> Campaign:
     skill, journal = rng.choice((0.0, 0.5, 0.9)), rng.random() < 0.5
     shape = Shape(rng.choice((1, 2, 2, 3)), rng.random() < 0.8, skill, journal)
     clients = tuple((rng.uniform(0, 10), rng.choice(ASKS), _habit(rng)) for _ in range(rng.randint(3, 7)))
-    kinds = ("kill", "kill", "freeze", "cut", "leave", "restart")
+    kinds = ("kill", "kill", "freeze", "cut", "leave", "restart", "hang", "vanish")
     victims = [f"worker-{n}" for n in range(shape.stages)] + ["drafter"] * shape.drafter
     faults = tuple(_fault(rng, rng.choice(kinds), victims, journal) for _ in range(rng.randint(1, 3)))
     return Campaign(shape, clients, faults)
@@ -80,6 +80,8 @@ def _habit(rng: random.Random) -> Habit:
 
 def _fault(rng: random.Random, kind: str, victims: list[str], journal: bool) -> Fault:
     at, lasts, whom = rng.uniform(0, 15), rng.choice((2.0, 10.0, 25.0)), rng.choice(victims)
+    if kind == "hang":
+        whom = victims[0] if whom == "drafter" else whom
     if kind == "restart":
         return Fault("revive" if journal else "restart", "master", at)
     if kind == "cut":
@@ -136,6 +138,10 @@ async def _hurt(world: World, fault: Fault) -> None:
     match fault.kind:
         case "kill":
             members[0].kill()
+        case "hang":
+            members[0].hang()
+        case "vanish":
+            members[0].vanish()
         case "leave":
             members[0].leaving.set()
         case "restart" | "revive":

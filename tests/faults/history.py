@@ -54,7 +54,8 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """A fault. kind: kill, freeze, cut, leave; restart and, with a journal, revive of the master.
+    """A fault. kind: kill, freeze, cut, leave, hang (compute alone), vanish (without a word; the next process
+    is there at once); restart and, with a journal, revive of the master.
     whom: "worker-1", "drafter", "worker-0 worker-1", "master".
     """
 

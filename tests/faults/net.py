@@ -20,10 +20,10 @@ Act = Callable[[], None]
 
 
 class Host:
-    """One process. What it is told while it is frozen reaches it when it thaws."""
+    """One process. What it is told while it is frozen reaches it when it thaws. hung: its compute is."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.alive, self.frozen = name, True, False
+        self.name, self.alive, self.frozen, self.hung = name, True, False, False
         self._held: list[Act] = []
 
     def tell(self, act: Act) -> None:
@@ -51,6 +51,11 @@ class Lane:
         self._done = False
         self.lost: str | None = None
         self.on_lost: list[tuple[Host, Callable[[str], None]]] = []
+
+    @property
+    def closed(self) -> bool:
+        """By who sends."""
+        return self._done
 
     async def send(self, message: Any) -> None:
         if self.lost or self._done:

@@ -19,6 +19,10 @@ class Stuck(Exception):
     """Everybody waits, and nobody will ever be woken."""
 
 
+class Never(BaseException):
+    """Raised by a job that never ends."""
+
+
 class _Jumping(selectors.DefaultSelector):
     """Where a real loop would sleep, time passes."""
 
@@ -63,6 +67,8 @@ class Labour(Executor):
         def work() -> None:
             try:
                 future.set_result(fn(*args, **kwargs))
+            except Never:
+                pass
             except Exception as error:
                 future.set_exception(error)
 

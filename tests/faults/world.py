@@ -11,10 +11,11 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specsot.errors import Refused, SpecsotError, Unavailable
+from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.frames import Frame, Result
 from specsot.links import Inbox, Link, Lost
@@ -34,7 +35,7 @@ from specsot_worker.watching import Watch
 from tests.faults.history import Formed, Lapped, Recorder, Worked
 from tests.faults.net import Host, Net
 from tests.faults.parts import GuessingDrafter
-from tests.faults.virtual import Labour
+from tests.faults.virtual import Labour, Never
 
 BASE = Path(__file__).resolve().parents[2] / "models" / "demo" / "base"
 CONDUCT = ConductorConfig(
@@ -118,25 +119,37 @@ class Member:
     def __init__(self, world: World, name: str) -> None:
         self._world, self.name = world, name
         self._lives = 0
+        self._vanished: list[asyncio.Task[None]] = []
         self._live()
 
     def _live(self) -> None:
         world = self._world
         self._lives += 1
-        self.host, self.inbox, self.leaving = Host(self.name), Inbox(), asyncio.Event()
+        self.host, self.inbox, self.leaving = host, inbox, _ = Host(self.name), Inbox(), asyncio.Event()
         self.eyes = Eyes(world.recorder.note, f"{self.name}#{self._lives}")
         self.part = world.make(self)
-        self._task = asyncio.create_task(take_part(self.part, self.inbox, self._connect, self.leaving))
-        self._task.add_done_callback(lambda task: self._over(task))
+        connect = partial(self._connect, self._lives, host, inbox)
+        self._task = asyncio.create_task(take_part(self.part, inbox, connect, self.leaving))
+        self._task.add_done_callback(lambda task: self._over(task, host))
 
     def kill(self) -> None:
         self._world.net.kill(self.host)
         self._task.cancel()
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) and not isinstance(error, Refused):
+    def hang(self) -> None:
+        """What it computes from now on never ends; all else goes on."""
+        self.host.hung = True
+
+    def vanish(self) -> None:
+        """Without a word, as when its machine loses power; the next one is there at once."""
+        self._world.net.freeze(self.host)
+        self._vanished.append(self._task)
+        self._live()
+
+    def _over(self, task: asyncio.Task[None], host: Host) -> None:
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, Refused | Hung):
             self._world.crashed.append(error)
-        self._world.net.kill(self.host)
+        self._world.net.kill(host)
         if not self._world.closing:
             pause = self._world.rng.uniform(*RESTART)
             asyncio.get_running_loop().call_later(pause, self._again)
@@ -146,9 +159,10 @@ class Member:
             self._live()
 
     async def stop(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError, SpecsotError):
-            await self._task
+        for task in (self._task, *self._vanished):
+            task.cancel()
+            with suppress(asyncio.CancelledError, SpecsotError):
+                await task
 
     async def dial(self, address: str, epoch: int, kind: str = "worker") -> Link:
         """A Dialer: this member's own."""
@@ -166,12 +180,16 @@ class Member:
         ]
         return lane
 
-    async def _connect(self, registration: Registration) -> Link:
-        world, house, here, inbox = self._world, self._world.house, self.host, self.inbox
+    async def _connect(self, life: int, here: Host, inbox: Inbox, registration: Registration) -> Link:
+        world, house = self._world, self._world.house
         await asyncio.sleep(world.net.delay())
+        if here.frozen:
+            raise Unavailable("nothing moves here")
         fleet = house.master.members
 
         def hear(message: object) -> None:
+            if down.closed:
+                return
             for one in world.between.upward(message):
                 fleet.heard(self.name, one)
 
@@ -185,13 +203,17 @@ class Member:
         except Unavailable:
             await asyncio.sleep(DIALING)
             raise
-        await fleet.join(registration, down)
+        await fleet.join(replace(registration, began=life), down)
 
         def gone(reason: str) -> None:
             up.lose(reason)
             down.lose(reason)
 
-        up.on_lost = [(house.host, lambda reason: fleet.lost(self.name, reason)), (here, gone)]
+        def lost(reason: str) -> None:
+            if not down.closed:
+                fleet.lost(self.name, reason)
+
+        up.on_lost = [(house.host, lost), (here, gone)]
         down.on_lost = [(here, lambda reason: inbox.put("master", Lost("master", reason))), (here, gone)]
         return up
 
@@ -211,6 +233,8 @@ class World:
         self.recorder, self.net = Recorder(), Net(rng)
         self.crashed: list[BaseException] = []
         self.closing = False
+        self.results: list[Result] = []
+        self._busy: Host | None = None  # whose work is done now
         self.members: dict[str, Member] = {}
         self.house = self._build()
         layers = self.house.master.model.layers
@@ -218,7 +242,7 @@ class World:
             BASE,
             plan=plan_of(BASE, 4, 40),
             kv_memory=PAGES * PAGE_ROWS * 256 * layers,
-            sleep=lambda _: None,
+            sleep=self._spend,
         )
         for name in self.names:
             self.members[name] = Member(self, name)
@@ -236,7 +260,7 @@ class World:
 
         def compute(work: Callable[[], None]) -> None:
             seconds = self.rng.uniform(0.002, 0.03)
-            asyncio.get_running_loop().call_later(seconds, host.tell, work)
+            asyncio.get_running_loop().call_later(seconds, host.tell, partial(self._compute, host, work))
 
         labour: Executor = Labour(compute)
         provider = MockWorker(self.mock, member.name, member.name)
@@ -245,6 +269,14 @@ class World:
             return GuessingDrafter(mine, member, self.mock.voice, self.rng, self.shape.skill)
         clock = asyncio.get_running_loop().time
         return WorkerPart(provider, member, labour, clock, member.eyes)
+
+    def _compute(self, host: Host, work: Callable[[], None]) -> None:
+        self._busy = host
+        work()
+
+    def _spend(self, seconds: float) -> None:
+        if self._busy and self._busy.hung:
+            raise Never
 
     def restart_master(self) -> None:
         """It dies without a word, and is there again at once."""
@@ -306,6 +338,7 @@ class World:
         return house
 
     def _heard(self, result: Result) -> None:
+        self.results.append(result)
         self.recorder.note(Lapped(result.epoch, result.number))
 
 
