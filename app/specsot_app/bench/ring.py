@@ -37,7 +37,8 @@ from specsot_app.terminal.progress import counting
 from specsot_worker.watching import Watch
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
-STEEP: Curve = ((1, 0.0010), (8, 0.0010), (256, 0.0320))  # past the knee from the ninth row on
+STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on
+NEAR, OFTEN = 50.0, 3  # below so many milliseconds so many times as many tokens: laps are short there
 GROWTH: Curve = ((1, 0.0010), (64, 0.0012))
 SKILL = 0.8
 SHAPE = TreeShape(depth=5, top_k=1, nodes=7)
@@ -47,7 +48,7 @@ TITLES = ("What it is", "Where it comes from", "How it works", "What it is good 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is measured. rtts in milliseconds. rounds: pairs of each way and plain."""
+    """What is measured. rtts in milliseconds. rounds: pairs of each way and plain. tokens: see `written`."""
 
     rtts: tuple[float, ...] = (0.0, 1.0, 10.0, 50.0, 100.0)
     stages: tuple[int, ...] = (2, 4)
@@ -63,6 +64,10 @@ class Wanted:
         shown = [("taps", self.stages[0], near), ("steep", self.stages[-1], near),
                  ("steep, whole", self.stages[-1], near)]  # fmt: skip
         return far + (shown if "mock" in self.rings else [])
+
+    def written(self, rtt: float) -> int:
+        """Tokens of every branch at this distance; twice as many where they are drafted."""
+        return self.tokens * (OFTEN if rtt < NEAR else 1)
 
 
 WIDTH = 240  # columns, so that no row is cut
@@ -150,10 +155,12 @@ def settings_of(wanted: Wanted) -> dict[str, object]:
     return {
         "rounds": wanted.rounds,
         "branches": wanted.branches,
-        "tokens": {"plain, sot": wanted.tokens, "eagle, both": 2 * wanted.tokens},
+        "tokens_plain_and_sot": {f"{rtt:g} ms": wanted.written(rtt) for rtt in wanted.rtts},
+        "tokens_eagle_and_both": {f"{rtt:g} ms": 2 * wanted.written(rtt) for rtt in wanted.rtts},
         "mock": {
             "layers": 8,
             "layer_seconds_by_rows": LAYER,
+            "layer_seconds_by_rows_steep": STEEP,
             "level_seconds_by_rows": GROWTH,
             "skill": SKILL,
             "hidden_bytes": 4 * HIDDEN,
@@ -167,7 +174,7 @@ async def _measure(wanted: Wanted, found: list[Distance]) -> None:
     plan = wanted.plan()
     with counting(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(WAYS)) as step:
         for name, stages, rtt in plan:
-            site, task = set_up(name, stages, wanted)
+            site, task = set_up(name, stages, replace(wanted, tokens=wanted.written(rtt)))
             async with ring_of(site, rtt / 2000) as ring:
                 found.append(await go(ring, name, stages, rtt / 1000, task, wanted.rounds, step))
 
