@@ -34,7 +34,8 @@ class LocalOptions:
 
     name: the model's public one; empty: its directory's.
     stages: how many workers share the layers. layers: of each of them, if chosen.
-    kv_memory: bytes for the KV pages of each member. conduct: how requests are treated.
+    kv_memory: bytes for the KV pages of each member. draft_timeout: seconds stage 0 waits for a tree.
+    conduct: how requests are treated.
     """
 
     model: Path
@@ -53,6 +54,7 @@ class LocalOptions:
     kv_memory: int = 1 << 29
     page_rows: int = 256
     shape: TreeShape = field(default_factory=TreeShape)
+    draft_timeout: float = 1.0
     conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
     @property
@@ -166,6 +168,7 @@ def _settings(options: LocalOptions) -> MasterSettings:
         page_rows=options.page_rows,
         layout=options.layout,
         shape=options.shape,
+        draft_timeout=options.draft_timeout,
         conduct=options.conduct,
     )
 

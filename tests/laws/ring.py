@@ -88,6 +88,7 @@ class Ring:
             max_pages=setup.max_pages,
             layout=setup.layout,
             shape=setup.shape,
+            draft_timeout=10.0,  # trees come even on a busy machine
             comm_mode=setup.comm_mode,
         )
         self.fleet = Fleet(wishes, self._learn, self.changed.set, self._break, self._idle)

@@ -7,6 +7,7 @@ import signal
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("torch")
 
@@ -17,10 +18,11 @@ from specsot_app.children import start
 from specsot_app.fleets import Models, Wanted, open_fleet
 from specsot_app.processes import ProcessFleet, keep_quiet
 
-pytestmark = [pytest.mark.torch, pytest.mark.processes]
+pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
+SHORT = {"mode": "sot", "max_new_tokens": 200, "max_branch_tokens": 40}
 SHAPED = {
-    "mode": "sot", "temperature": 0.8, "seed": 5, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "logprobs": 2,
+    **SHORT, "temperature": 0.8, "seed": 5, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "logprobs": 2,
     "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {300: -1.5},
 }  # fmt: skip
 QUESTION = "Give an overview of Stages of Sleep."
@@ -37,6 +39,13 @@ async def apart(demo_model):
         await fleet.close()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(demo_model):
+    """One for all whose tests leave a complete ring behind."""
+    async with apart(demo_model) as fleet:
+        yield fleet
+
+
 async def answer(fleet, **options):
     """All events of one request."""
     return [one async for one in fleet.generate(ask_of(QUESTION, **options))]
@@ -45,7 +54,7 @@ async def answer(fleet, **options):
 async def kill_at(fleet, offset, pid):
     """All events of one request, with a process killed when one of them comes."""
     events = []
-    async for one in fleet.generate(ask_of(QUESTION, mode="sot")):
+    async for one in fleet.generate(ask_of(QUESTION, **SHORT)):
         events.append(one)
         if one.offset == offset:
             os.kill(pid, signal.SIGKILL)
@@ -80,18 +89,46 @@ def check_logprobs(there, here, asked):
         assert [c.logprob for c in one.top] == pytest.approx([c.logprob for c in other.top], abs=1e-4)
 
 
-async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(demo_model):
+async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(fleet):
     inside = await open_fleet(Wanted(drafter="none", dtype="fp32"))
     try:
-        async with apart(demo_model) as fleet:
-            for options in ({"mode": "sot"}, {"mode": "auto", "temperature": 0.8, "seed": 11}, SHAPED):
-                here, there = await answer(inside, **options), await answer(fleet, **options)
-                check_stream(there)
-                assert there[-1].event.text == here[-1].event.text
-                assert there[-1].event.tokens == here[-1].event.tokens
-                check_logprobs(there, here, asked="logprobs" in options)
+        for options in (SHORT, {**SHORT, "mode": "auto", "temperature": 0.8, "seed": 11}, SHAPED):
+            here, there = await answer(inside, **options), await answer(fleet, **options)
+            check_stream(there)
+            assert there[-1].event.text == here[-1].event.text
+            assert there[-1].event.tokens == here[-1].event.tokens
+            check_logprobs(there, here, asked="logprobs" in options)
     finally:
         await inside.close()
+
+
+async def test_law_5_two_hundred_ends_over_processes_leave_nothing_behind(fleet):
+    rng = random.Random(31)
+    await answer(fleet, **SHORT)
+    before = {child.pid: open_files(child.pid) for child in fleet.children}
+    places = asyncio.Semaphore(8)
+
+    async def end_somehow():
+        async with places:
+            mode, patience = rng.choice(["direct", "direct", "sot"]), rng.choice([1, 3, 9, 1000])
+            ask = ask_of(QUESTION, mode=mode, max_new_tokens=rng.randrange(1, 24))
+            async with aclosing(fleet.generate(ask)) as events:
+                async for one in events:
+                    if one.offset == patience:
+                        break
+                    if isinstance(one.event, Finished):
+                        assert one.event.reason in (Reason.STOP, Reason.LENGTH)
+
+    await asyncio.gather(*(end_somehow() for _ in range(200)))
+    check_stream(await answer(fleet, **SHORT))
+    info = await fleet.info()
+    assert info.pages is not None
+    assert info.pages.free == info.pages.total
+    assert all(open_files(pid) <= files for pid, files in before.items())
+
+
+def open_files(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 async def restarted(fleet, name, by):
@@ -105,25 +142,24 @@ async def restarted(fleet, name, by):
 
 @pytest.mark.parametrize(
     ("options", "by"),
-    [({"mode": "sot"}, signal.SIGTERM), (SHAPED, signal.SIGKILL)],
+    [(SHORT, signal.SIGTERM), (SHAPED, signal.SIGKILL)],
     ids=["rolling", "killed"],
 )
-async def test_law_4_workers_that_go_and_come_back_change_nothing(demo_model, options, by):
+async def test_law_4_workers_that_go_and_come_back_change_nothing(fleet, options, by):
     """In the skeleton, then among the branches: last and first stage. Invariant 10: so an upgrade of all
     workers, one by one and under load, fails no request.
     """
-    async with apart(demo_model) as fleet:
-        undisturbed = await answer(fleet, **options)
-        after = {12: "worker-1", len(undisturbed) // 2: "worker-0"}
-        events = []
-        async for one in fleet.generate(ask_of(QUESTION, **options)):
-            events.append(one)
-            if one.offset in after:
-                await restarted(fleet, after[one.offset], by)
-        check_stream(events)
-        assert events[-1].event.text == undisturbed[-1].event.text
-        check_logprobs(events, undisturbed, asked="logprobs" in options)
-        assert (await fleet.info()).epoch >= 3
+    undisturbed, epoch = await answer(fleet, **options), (await fleet.info()).epoch
+    after = {12: "worker-1", len(undisturbed) // 2: "worker-0"}
+    events = []
+    async for one in fleet.generate(ask_of(QUESTION, **options)):
+        events.append(one)
+        if one.offset in after:
+            await restarted(fleet, after[one.offset], by)
+    check_stream(events)
+    assert events[-1].event.text == undisturbed[-1].event.text
+    check_logprobs(events, undisturbed, asked="logprobs" in options)
+    assert (await fleet.info()).epoch >= epoch + 2
 
 
 async def test_law_4_a_killed_drafter_changes_nothing_and_a_killed_worker_ends_it_clearly(
@@ -131,7 +167,7 @@ async def test_law_4_a_killed_drafter_changes_nothing_and_a_killed_worker_ends_i
 ):
     monkeypatch.setenv("SPECSOT_REPAIR_FOR", "1")
     async with apart(demo_model) as fleet:
-        undisturbed = (await answer(fleet, mode="sot"))[-1].event.text
+        undisturbed = (await answer(fleet, **SHORT))[-1].event.text
         pids = {child.service.name: child.pid for child in fleet.children}
         events = await kill_at(fleet, 12, pids["drafter"])
         check_stream(events)
@@ -140,33 +176,3 @@ async def test_law_4_a_killed_drafter_changes_nothing_and_a_killed_worker_ends_i
             await kill_at(fleet, 12, pids["worker-1"])
         with pytest.raises(Unavailable, match="1 of 2 workers"):
             await answer(fleet)
-
-
-async def test_law_5_two_hundred_ends_over_processes_leave_nothing_behind(demo_model):
-    rng = random.Random(31)
-    async with apart(demo_model) as fleet:
-        await answer(fleet, mode="sot")
-        before = {child.pid: open_files(child.pid) for child in fleet.children}
-        places = asyncio.Semaphore(8)
-
-        async def end_somehow():
-            async with places:
-                mode, patience = rng.choice(["direct", "direct", "sot"]), rng.choice([1, 3, 9, 1000])
-                ask = ask_of(QUESTION, mode=mode, max_new_tokens=rng.randrange(1, 24))
-                async with aclosing(fleet.generate(ask)) as events:
-                    async for one in events:
-                        if one.offset == patience:
-                            break
-                        if isinstance(one.event, Finished):
-                            assert one.event.reason in (Reason.STOP, Reason.LENGTH)
-
-        await asyncio.gather(*(end_somehow() for _ in range(200)))
-        check_stream(await answer(fleet, mode="sot"))
-        info = await fleet.info()
-        assert info.pages is not None
-        assert info.pages.free == info.pages.total
-        assert all(open_files(pid) <= files for pid, files in before.items())
-
-
-def open_files(pid):
-    return len(os.listdir(f"/proc/{pid}/fd"))
