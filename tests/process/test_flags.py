@@ -20,6 +20,12 @@ from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
 
 
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what the services of other tests are told."""
+    monkeypatch.delenv("SPECSOT_KV_MEMORY", raising=False)
+
+
 def test_the_command_line_wins_over_the_environment() -> None:
     flags = Flags("program", "", {"SPECSOT_PAGE_ROWS": "64"})
     flags.flag("page-rows", positive, 256)
