@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compose for real, with a worker that is stopped, frozen, cut off and killed while an answer is written: prints, for
-# each, whether the answer is the undisturbed one, and what the services said.
+# each, whether the answer is the undisturbed one, and what the services said. Then with `--scale worker=4`: one that
+# stands by takes the place of one that is killed, and `specsot rebalance` gives all four a range.
 # Needs what docker/engine.sh needs; WHEELS and BASE_READY as in docker/try.sh.
 set -euo pipefail
 

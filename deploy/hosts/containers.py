@@ -1,4 +1,5 @@
 """A worker's container is stopped, frozen, cut off, killed while an answer is written: what becomes of it.
+With more workers than the ring needs one takes another's place, and all of them share the layers anew.
 
 Refuses to know how containers came up: docker/faults.sh brings an engine, images and the services.
 """
@@ -17,11 +18,16 @@ VICTIM = f"{PROJECT}_worker_1"
 MEMBERS = 3  # two workers and the drafter
 NETWORK = f"{PROJECT}_ring"
 LOST = r"master.*member lost"
+MORE = 4  # workers, two of which stand by
 
 
 def docker(*words: str) -> Act:
+    return command("docker", *words)
+
+
+def command(*words: str) -> Act:
     async def act() -> None:
-        await asyncio.to_thread(subprocess.run, ["docker", *words], check=True, stdout=subprocess.DEVNULL)
+        await asyncio.to_thread(subprocess.run, words, check=True, stdout=subprocess.DEVNULL)
 
     return act
 
@@ -50,6 +56,16 @@ def trials() -> list[Trial]:
     ]
 
 
+def scaled(client: list[str]) -> list[Trial]:
+    """With MORE workers."""
+    again = Step("docker start", docker("start", VICTIM), r"master.*ring complete")
+    anew = Step("specsot rebalance", command(*client, "rebalance"))
+    return [
+        Trial("docker kill, another worker stands by", (Step("docker kill", docker("kill", VICTIM)), again)),
+        Trial(f"specsot rebalance, {MORE} workers", (anew,)),
+    ]
+
+
 def broken(how: tuple[str, ...], healed: tuple[str, ...]) -> tuple[Step, ...]:
     """One worker, until the master has missed it."""
     first = Step(" ".join(("docker", *how)), docker(*how, VICTIM))
@@ -63,7 +79,9 @@ async def main(client: list[str]) -> int:
     logs = await asyncio.create_subprocess_exec(*follow, stdout=PIPE, stderr=STDOUT)
     listening = asyncio.create_task(voices.listen(logs))
     try:
-        return 0 if await run(trials(), client, voices, MEMBERS) else 1
+        alike = await run(trials(), client, voices, MEMBERS)
+        await command("docker-compose", "up", "-d", "--no-recreate", "--scale", f"worker={MORE}")()
+        return 0 if await run(scaled(client), client, voices, MORE + 1) and alike else 1
     finally:
         logs.terminate()
         await listening
