@@ -32,7 +32,8 @@ class FeatureStore:
         self, pages: int, page_rows: int, width: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self._table = PageTable(pages, page_rows)
-        self._features = torch.empty(pages * page_rows, width, dtype=dtype, device=device)
+        # Touched now, as KV is: a process does not grow while its pages come into use.
+        self._features = torch.zeros(pages * page_rows, width, dtype=dtype, device=device)
         self._newest: tuple[list[int], Tensor] = [], self._features[:0]
 
     @property
