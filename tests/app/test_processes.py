@@ -74,8 +74,9 @@ def test_a_broken_head_is_one_line_and_nothing_is_left_running(tmp_path: Path, d
     assert left.stdout == ""
 
 
-def test_a_fleet_serves_until_it_is_told_to_stop() -> None:
-    words = ["serve", "--port", "0", "--stages", "1", "--drafter", "none"]
+def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    """With a journal, which no second one gets."""
+    words = ["serve", "--port", "0", "--stages", "1", "--drafter", "none", "--journal", str(tmp_path)]
     fleet = subprocess.Popen(
         [sys.executable, "-m", "specsot_app", *words],
         stdout=subprocess.PIPE,
@@ -95,6 +96,9 @@ def test_a_fleet_serves_until_it_is_told_to_stop() -> None:
     assert asked.returncode == 0, asked.stderr
     taken = specsot("serve", "--port", master.rpartition(":")[2])
     assert taken.stderr == f"specsot: cannot listen at {master}: address already in use\n"
+    second = specsot("serve", "--port", "0", "--journal", str(tmp_path))
+    refusal = f"no journal in {tmp_path}: another master has it; a second one does not stand by"
+    assert (second.returncode, second.stderr.splitlines()[-1]) == (2, f"specsot: master: {refusal}")
     fleet.send_signal(signal.SIGTERM)
     assert fleet.wait(60) == 0
     assert specsot("health", master).returncode == 1

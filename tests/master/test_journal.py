@@ -52,7 +52,7 @@ def test_it_is_its_owners_alone(tmp_path: Path) -> None:
     store = Store(tmp_path, "model")
     store.write([KEPT])
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
-    with pytest.raises(InvalidRequest, match=f"no journal in {tmp_path}: database is locked"):
+    with pytest.raises(InvalidRequest, match=f"no journal in {tmp_path}: another master has it"):
         Store(tmp_path, "model")
     store.close()
 

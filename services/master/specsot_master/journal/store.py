@@ -34,7 +34,7 @@ class Store:
             self._data = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
             self._take(f"{FORM} {model}")
         except (OSError, sqlite3.Error) as error:
-            raise InvalidRequest(f"no journal in {directory}: {error}", field="journal") from None
+            raise InvalidRequest(f"no journal in {directory}: {_why(error)}", field="journal") from None
 
     def read(self) -> tuple[Kept, ...]:
         """All requests, in the order in which they came."""
@@ -103,3 +103,8 @@ class Store:
 
 def _asked(data: bytes) -> Ask:
     return decode_ask(master_pb2.GenerateRequest.FromString(data))
+
+
+def _why(error: OSError | sqlite3.Error) -> str:
+    taken = isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
+    return "another master has it; a second one does not stand by" if taken else str(error)
