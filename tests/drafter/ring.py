@@ -82,6 +82,11 @@ class Ring:
         self.lap = 0
         self._rest = 0
 
+    def replace_drafter(self, engine: DraftEngine | None) -> None:
+        """The drafter is gone; another one, which knows nothing, is in its place, or nobody."""
+        self.engine, self._drafts, self._rest = engine, {}, 0
+        self._last.teach_anew(engine is not None)
+
     def open(self, opening: Opening, tokens: list[int], chunk: int = 512) -> Writer:
         """Prefill a sequence, in chunks; `tokens` without a forked part."""
         begin = opening.fork.length if opening.fork else 0

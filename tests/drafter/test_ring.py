@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from specsot.members import Curve, TreeShape
 from specsot.model.decoder import Decoder
+from specsot.tree import Tree
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
@@ -36,15 +38,19 @@ def head(demo_model: Path) -> DraftHead:
     return load_head(demo_model / "eagle3", demo_model / "base", torch.float32, "cpu")
 
 
+def begin(ring: Ring) -> list[Writer]:
+    """Three forks of one prefix."""
+    ring.open(opening(1, len(PREFIX), decodes=False), PREFIX, chunk=16)
+    return [
+        ring.open(opening(number, len(PREFIX) + len(own), limit=20, fork=(1, len(PREFIX))), own)
+        for number, own in enumerate(SUFFIXES, start=2)
+    ]
+
+
 def write(base: Decoder, head: DraftHead, engine: DraftEngine | None) -> tuple[list[Writer], int]:
     """Three forks of one prefix, each to its limit; the laps they took."""
     ring = Ring(base, head, engine)
-    ring.open(opening(1, len(PREFIX), decodes=False), PREFIX, chunk=16)
-    forks = list(enumerate(SUFFIXES, start=2))
-    writers = [
-        ring.open(opening(number, len(PREFIX) + len(own), limit=20, fork=(1, len(PREFIX))), own)
-        for number, own in forks
-    ]
+    writers = begin(ring)
     laps = 0
     while ring.turn():
         laps += 1
@@ -68,3 +74,30 @@ def test_the_same_tokens_in_fewer_laps(
     assert [writer.written for writer in writers] == [writer.written for writer in plainly[0]]
     assert laps < plainly[1]
     assert engine.free_pages == free
+
+
+def test_a_drafter_that_is_back_grows_the_trees_of_one_that_never_left(
+    base: Decoder, head: DraftHead, plainly: tuple[list[Writer], int]
+) -> None:
+    """Wherever both had to write on from the same place."""
+    trees: dict[bool, dict[tuple[int, int], Tree]] = {}
+    for leaves in (False, True):
+        ring, trees[leaves] = Ring(base, head, fresh(head)), {}
+        writers = begin(ring)
+        for lap in count():
+            if leaves and lap in (2, 4):
+                ring.replace_drafter(fresh(head) if lap == 4 else None)
+            places = {one.opening.sequence: one.committed for one in writers if not one.done}
+            if not ring.turn():
+                break
+            if lap > 4 or not leaves:
+                trees[leaves] |= {(n, at): ring.writers[n].trees[-1] for n, at in places.items()}
+        assert [writer.written for writer in writers] == [writer.written for writer in plainly[0]]
+    both = trees[True].keys() & trees[False].keys()
+    assert len(both) > 5
+    assert all(trees[True][place] == trees[False][place] for place in both)
+    assert sum(len(trees[True][place]) > 1 for place in both) > 5
+
+
+def fresh(head: DraftHead) -> DraftEngine:
+    return engine_of(head, configuration(SHAPES["fixed"], curve=CHEAP), curve=QUICK_HEAD)
