@@ -194,16 +194,17 @@ class RingFleet:
         """A member has ended, of itself or not."""
         failure = None if member.cancelled() else member.exception()
         self._fail(f"{name} ended: {failure or 'it left'}")
+        self.wake()
 
     def _broke(self, reason: str) -> None:
-        """While it is formed, the fleet tries again."""
+        """While it is formed, whoever waits for that looks for a complaint."""
         if self._texts:
             self._fail(reason)
+        self.wake()
 
     def _fail(self, reason: str) -> None:
         """Nothing is raised here, in a callback: whoever waits for news will raise it."""
         self._broken = self._broken or f"the ring broke: {reason}"
-        self.wake()
 
 
 @dataclass(frozen=True, slots=True)
