@@ -29,7 +29,7 @@ SLENDER = 1.0  # nodes per level and tree, before anything is known
 FIRST_REST, LONGEST_REST = 32, 1024  # laps
 MOST_RESTED = 1024  # trees of one rest, unless that is less than FIRST_REST laps
 TRIAL = 4  # trees of one level that a trial takes
-UNPLAIN = 128  # laps with drafts after which one without shows what plain decoding takes now; at first one
+UNPLAIN = 128  # laps with drafts after which one without shows what plain decoding takes now
 WILDEST = 2.0  # plain laps beyond which what a lap took by the clock is not believed
 WEIGHT = 0.2  # of one lap in what is typical
 
@@ -89,7 +89,9 @@ class Tuner:
         self._purse = Purse()
         self._pause = FIRST_REST // 2
         self._trial = self._unplain = 0
-        self._look = 1  # laps with drafts until one without
+        self._look = (
+            1  # laps with drafts until one without; the first look comes at once, the others are rare
+        )
         self._gain: float | None = None
         self._bushes: dict[int, float] = {}
 
