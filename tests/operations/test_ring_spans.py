@@ -90,6 +90,7 @@ async def test_a_traced_request_and_an_untraced_one(demo_model: Path) -> None:
 
     assert seen.figure("worker-0", "worker_lap_seconds_count") > 0
     assert seen.figure("worker-0", "worker_hop_seconds_count") > 0
+    assert seen.figure("worker-1", "worker_queue_seconds_count") > 0
     assert seen.figure("worker-1", "worker_lap_seconds_count") == 0
     assert seen.figure("drafter", "drafter_draft_seconds_count") > 0
     assert seen.figure("worker-1", "worker_compute_seconds_sum") > 0
