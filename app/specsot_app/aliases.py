@@ -32,10 +32,10 @@ def device_of(device_map: Any) -> str:
     return f"cuda:{device_map}" if str(device_map).isdigit() else str(device_map)
 
 
-def devices_of(devices: Any) -> int:
-    """How many stages a list of devices stands for: "127.0.0.1#0,127.0.0.1#1" or a list."""
-    listed = devices.split(",") if isinstance(devices, str) else list(devices)
-    return len(listed)
+def devices_of(gpus: Any) -> str:
+    """gpu_ids "0,1" or [0, 1]: GPUs of this machine, one a stage."""
+    listed = gpus.split(",") if isinstance(gpus, str) else gpus
+    return ",".join(f"127.0.0.1#{str(gpu).strip()}" for gpu in listed)
 
 
 def mode_of(parallel: Any) -> str:
@@ -62,8 +62,7 @@ ALIASES: Mapping[str, Alias] = {
     "use_eagle3": Alias(None),  # the head's own config says what it is
     "device_map": Alias("device", device_of),
     "torch_dtype": Alias("dtype", dtype_of),
-    "devices": Alias("stages", devices_of),
-    "gpu_ids": Alias("stages", devices_of),
+    "gpu_ids": Alias("devices", devices_of),
     "world_size": Alias("stages"),
     "layer_splits": Alias("layers", splits_of),
     "task_prompt": Alias("prompt"),

@@ -18,6 +18,7 @@ from specsot.members import CommMode, Layout, Overrides, Range, Transport, TreeS
 from specsot.model.config import read_config
 from specsot.params import DRAFTERS, Ask, DrafterName
 from specsot.process.flags import above_zero, layer_numbers
+from specsot_app.places import Place, check_stages, places_of
 from specsot_app.ranges import ranges_of
 from specsot_app.reaching import Reach
 
@@ -54,6 +55,7 @@ class Wanted:
     model None: the demo model, with its head. draft_model None: no drafter (but the demo's own), unless
     `drafter` needs none. drafter None: a head, where there is one.
     stages: how many layer ranges. layers: which, such as "0:4,4:8".
+    devices: where each of them is, "127.0.0.1#0,127.0.0.1#cpu"; the drafter is beside the last one.
     tree fixed: the largest tree in every lap, whether it pays or not.
     drafter_rope_theta, aux_layers: what the head's config says wrongly (specsot.members.Overrides).
     draft_mode ... blend: how is drafted (specsot.drafting.DraftOptions).
@@ -72,6 +74,7 @@ class Wanted:
     device: str = "cpu"
     stages: int | None = None
     layers: str | Sequence[str] | None = None
+    devices: str | Sequence[str] | None = None
     drafter: DrafterName | None = None
     draft_mode: DraftMode | None = None
     draft_tokens: int | None = None
@@ -92,7 +95,7 @@ Opener = Callable[[Wanted], Coroutine[Any, Any, Fleet]]
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Model directories that exist, and who drafts. `layers`: of each stage, if chosen.
+    """Model directories that exist, and who drafts. `layers`, `places`: of each stage, if chosen.
 
     draft: of what drafts, where that needs one. drafter None: a head, if there is one.
     """
@@ -101,6 +104,7 @@ class Models:
     draft: Path | None
     layers: tuple[Range, ...] = ()
     drafter: DrafterName | None = None
+    places: tuple[Place, ...] = ()
 
     @property
     def drafts(self) -> DrafterName:
@@ -123,7 +127,8 @@ def models_of(wanted: Wanted) -> Models:
     overrides_of(wanted)
     options_of(wanted)
     base = model_directory(wanted.model) if wanted.model else demo() / "base"
-    return Models(base, draft_of(wanted), layers_of(wanted, base), wanted.drafter)
+    layers = layers_of(wanted, base)
+    return Models(base, draft_of(wanted), layers, wanted.drafter, places_here(wanted, len(layers)))
 
 
 def draft_of(wanted: Wanted) -> Path | None:
@@ -168,6 +173,21 @@ def layers_of(wanted: Wanted, base: Path) -> tuple[Range, ...]:
     if wanted.stages not in (None, len(ranges)):
         raise InvalidRequest(f"layers are {len(ranges)} ranges, stages {wanted.stages}", field="layers")
     return ranges
+
+
+def places_here(wanted: Wanted, ranges: int) -> tuple[Place, ...]:
+    """Of each stage, all on this machine. Raises InvalidRequest."""
+    from specsot_app.spreading import hosts_here
+
+    places = places_of(wanted.devices) if wanted.devices else ()
+    check_stages(ranges or wanted.stages, places)
+    elsewhere = {place.host for place in places} - hosts_here(place.host for place in places)
+    if elsewhere:
+        told = f"devices name {', '.join(sorted(elsewhere))}, another machine"
+        raise InvalidRequest(
+            f"{told}: specsot serve --devices spreads a fleet, connect reaches it", "devices"
+        )
+    return places
 
 
 def overrides_of(wanted: Wanted) -> Overrides:
@@ -241,8 +261,9 @@ async def open_local(wanted: Wanted, models: Models, watch: Watch | None = None)
         overrides=overrides_of(wanted),
         dtype=wanted.dtype,
         device=wanted.device,
-        stages=wanted.stages,
+        stages=wanted.stages or len(models.places) or None,
         layers=models.layers,
+        devices=tuple(place.device for place in models.places),
         drafter=models.drafts,
         drafting=options_of(wanted),
         layout=wanted.layout,

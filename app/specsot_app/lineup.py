@@ -30,8 +30,8 @@ class Serving:
     """How a fleet serves, whatever it is made of.
 
     host: where the master's doors listen. master, members: further flags of theirs, as on a command line.
-    replicas: how many rings. places: of each stage, ring by ring, if chosen; `here` are those hosts among them
-    that are this machine.
+    replicas: how many rings. places: of each stage, ring by ring, if chosen; `here` are those hosts among
+    them that are this machine.
     fleet: the door of members, if they have one apart. certificates: a folder of docker/certificates.sh.
     """
 
@@ -99,6 +99,8 @@ def services_of(
     serving: Serving = PRIVATE,
 ) -> list[Service]:
     """The master first; then of each ring its workers in order, and its drafter beside the last one."""
+    if models.places:
+        serving = replace(serving, places=models.places, here=frozenset(one.host for one in models.places))
     stages = len(models.layers) or len(serving.places) // serving.replicas or wanted.stages or STAGES
     services = [master_of(wanted, models, stages, port, http_port, serving)]
     weights = ("--model", str(models.base), "--model-format", wanted.model_format)

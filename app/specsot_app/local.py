@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +33,8 @@ class LocalOptions:
     """An embedded fleet. Without a draft_model nothing drafts, unless the drafter needs none.
 
     name: the model's public one; empty: its directory's.
-    stages: how many workers share the layers. layers: of each of them, if chosen.
+    stages: how many workers share the layers. layers, devices: of each of them, if chosen; the drafter is
+    beside the last one.
     kv_memory: bytes for the KV pages of each member. draft_timeout: seconds stage 0 waits for a tree.
     conduct: how requests are treated.
     """
@@ -48,6 +49,7 @@ class LocalOptions:
     device: str = "cpu"
     stages: int | None = None
     layers: tuple[Range, ...] = ()
+    devices: tuple[str, ...] = ()
     drafter: DrafterName = "eagle"
     drafting: DraftOptions = DEFAULT
     layout: Layout = "batched"
@@ -181,11 +183,17 @@ def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
 def _parts(options: LocalOptions, loaded: Loaded | None) -> dict[str, PartMaker]:
     """Workers in ring order, and the drafter."""
     parts: dict[str, PartMaker] = {
-        f"worker-{n}": _worker_maker(options, layers, loaded) for n, layers in enumerate(_ranges(options))
+        f"worker-{n}": _worker_maker(_placed(options, n), layers, loaded)
+        for n, layers in enumerate(_ranges(options))
     }
     if options.drafts:
-        parts["drafter"] = _drafter_maker(options)
+        parts["drafter"] = _drafter_maker(_placed(options, -1))
     return parts
+
+
+def _placed(options: LocalOptions, number: int) -> LocalOptions:
+    """On the device of that worker."""
+    return replace(options, device=options.devices[number]) if options.devices else options
 
 
 def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:

@@ -130,7 +130,8 @@ def test_the_seeds_spellings_mean_ours() -> None:
         ("device_map", 0, {"device": "cuda:0"}),
         ("torch_dtype", "torch.bfloat16", {"dtype": "bf16"}),
         ("torch_dtype", "float16", {"dtype": "fp16"}),
-        ("devices", "127.0.0.1#0,127.0.0.1#1", {"stages": 2}),
+        ("gpu_ids", [0, 1], {"devices": "127.0.0.1#0,127.0.0.1#1"}),
+        ("gpu_ids", "0, 1", {"devices": "127.0.0.1#0,127.0.0.1#1"}),
         ("enable_parallel", True, {"mode": "auto"}),
         ("world_size", 3, {"stages": 3}),
         ("layer_splits", [14, 28], {"layers": "0:14,14:28,28:"}),
@@ -142,8 +143,10 @@ def test_an_alias_turns_the_value_too(name, value, ours) -> None:
 
 
 def test_two_names_may_say_the_same() -> None:
-    assert translate({"world_size": 2, "gpu_ids": [0, 1], "layer_splits": "4"}) == {
+    theirs = {"world_size": 2, "gpu_ids": [0, 1], "devices": "127.0.0.1#0,127.0.0.1#1", "layer_splits": "4"}
+    assert translate(theirs) == {
         "stages": 2,
+        "devices": "127.0.0.1#0,127.0.0.1#1",
         "layers": "0:4,4:",
     }
 

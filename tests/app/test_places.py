@@ -10,7 +10,7 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot_app.children import Service
-from specsot_app.fleets import Models, Wanted
+from specsot_app.fleets import Models, Wanted, models_of, open_local
 from specsot_app.lineup import PRIVATE, Serving, command_of, services_of
 from specsot_app.places import Place, check_stages, places_of, ports_of
 from specsot_app.ranges import ranges_between
@@ -168,3 +168,35 @@ def lineup(serving: Serving) -> list[Service]:
 
 def given(service: Service, flag: str) -> str:
     return service.arguments[service.arguments.index(flag) + 1]
+
+
+def test_a_fleet_of_ones_own_has_its_stages_on_the_devices_that_are_named() -> None:
+    wanted = Wanted(devices="127.0.0.1#1,127.0.0.1#cpu", layers="0:3,3:8", kind="processes")
+    _, first, second, drafter = services_of(wanted, models_of(wanted), 50050, Path("folder"))
+    assert [given(one, "--device") for one in (first, second, drafter)] == ["cuda:1", "cpu", "cpu"]
+    assert [given(one, "--layers") for one in (first, second)] == ["0:3", "3:8"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (Wanted(devices="192.0.2.1#0"), "devices name 192.0.2.1, another machine: specsot serve"),
+        (Wanted(devices="127.0.0.1#0", stages=2), "devices are 1, stages 2"),
+        (Wanted(devices="127.0.0.1#0", layers="0:3,3:8"), "devices are 1, stages 2"),
+    ],
+)
+def test_a_fleet_of_ones_own_is_on_this_machine(wanted: Wanted, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        models_of(wanted)
+
+
+@pytest.mark.torch
+async def test_devices_of_an_embedded_fleet(demo_model: Path) -> None:
+    """Two CPUs are as good as two GPUs to see who gets which."""
+    wanted = Wanted(devices="127.0.0.1#cpu,127.0.0.1#cpu", drafter="none", model=str(demo_model / "base"))
+    fleet = await open_local(wanted, models_of(wanted))
+    try:
+        layers = [str(one.layers) for one in (await fleet.info()).members]
+    finally:
+        await fleet.close()
+    assert layers == ["0:4", "4:8"]

@@ -103,7 +103,7 @@ def serve(
     from specsot_app.lineup import Serving, flags_of
     from specsot_app.spreading import hosts_here, spread
 
-    wanted = replace(options.wanted_by(ctx.params), kind="processes")
+    wanted = replace(options.wanted_by(ctx.params), kind="processes", devices=None)  # some may be elsewhere
     models = cut(models_of(wanted), layer_splits)
     places = places_of(devices) if devices else ()
     check_stages(len(models.layers) or wanted.stages, places, replicas)
