@@ -1,0 +1,1 @@
+"""Training an EAGLE-3 head for a base: text in, a head in the published layout out."""

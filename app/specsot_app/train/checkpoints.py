@@ -1,0 +1,60 @@
+"""A run's state on disk: weights, the optimiser's memory, and how far it has come; never a pickle.
+
+Refuses to know what is learned. A run that goes on from here ends with the weights of an unbroken one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from specsot.errors import ModelError
+
+FILE = "state.safetensors"
+MEMORY = ("exp_avg", "exp_avg_sq", "step")  # of AdamW, for every parameter
+
+
+def save(folder: Path, head: nn.Module, optimiser: AdamW, step: int, asked: Mapping[str, Any]) -> None:
+    """One file, whole or not at all. asked: what the run was asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in head.named_parameters():
+        tensors[f"weights.{name}"] = parameter.detach().cpu().contiguous()
+        for kind in MEMORY:
+            tensors[f"{kind}.{name}"] = optimiser.state[parameter][kind].detach().cpu().contiguous()
+    fresh = folder / f"{FILE}.new"
+    save_file(tensors, fresh, metadata={"step": str(step), "asked": json.dumps(asked, sort_keys=True)})
+    fresh.replace(folder / FILE)
+
+
+def restore(folder: Path, head: nn.Module, optimiser: AdamW, asked: Mapping[str, Any]) -> int:
+    """Steps done; 0 where there is no checkpoint. Raises ModelError for one of another run."""
+    if not (folder / FILE).exists():
+        return 0
+    with safe_open(folder / FILE, framework="pt") as held:
+        about = held.metadata()
+        if about["asked"] != json.dumps(asked, sort_keys=True):
+            raise ModelError(
+                f"{folder / FILE} is of a run that was asked for something else; "
+                "name another --output, or remove it"
+            )
+        with torch.no_grad():
+            for name, parameter in head.named_parameters():
+                parameter.copy_(held.get_tensor(f"weights.{name}"))
+                optimiser.state[parameter] = {
+                    kind: _place(held.get_tensor(f"{kind}.{name}"), kind, parameter) for kind in MEMORY
+                }
+    return int(about["step"])
+
+
+def _place(tensor: Tensor, kind: str, parameter: Tensor) -> Tensor:
+    """AdamW counts its steps on the CPU, unless fused."""
+    return tensor if kind == "step" else tensor.to(parameter.device)

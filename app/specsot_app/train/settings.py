@@ -1,0 +1,96 @@
+"""What a training run is asked for, as frozen values that refuse what cannot be.
+
+Pure. Refuses to know tensors, files and models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specsot.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """How a head learns. Two runs with the same Learning and the same rows give the same head.
+
+    steps:       optimiser steps, of `batch_tokens` positions each (padding included).
+    rate:        AdamW's learning rate at its peak: linear warm-up, then a cosine down to a tenth.
+    depth:       steps of the training-time test: how many drafts in a row the head is trained on.
+    decay:       weight of each further step of it.
+    clip:        norm to which a step's gradient is cut.
+    length:      positions of a row at most; longer rows are cut.
+    held_out:    share of the questions (or conversations) that are measured and never trained on.
+    every:       steps between two measurements and checkpoints.
+    """
+
+    steps: int = 2000
+    batch_tokens: int = 16384
+    rate: float = 1e-3
+    warmup: int = 50
+    depth: int = 7
+    decay: float = 0.8
+    clip: float = 0.5
+    length: int = 1024
+    held_out: float = 0.03
+    every: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "depth", "length", "every"):
+            _require(getattr(self, name) >= 1, name, "must be >= 1")
+        _require(self.steps >= 0, "steps", "must be >= 0")
+        _require(self.rate > 0, "rate", "must be > 0")
+        _require(self.length > 2, "length", "must be > 2")
+        _require(0 < self.held_out < 1, "held_out", "must be in (0, 1)")
+        _require(self.batch_tokens >= self.length, "batch_tokens", "must be >= length")
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        from math import cos, pi
+
+        if step < self.warmup:
+            return self.rate * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        return self.rate * (0.1 + 0.45 * (1 + cos(pi * min(done, 1.0))))
+
+
+VOCABULARY = 32000  # of a new head, or all that the base has
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """What a head is to be. None: as the head it starts from has it; else as its base does.
+
+    vocabulary: ids it drafts, the most frequent of what it learns from.
+    taps: layers of the base whose input the head reads; None: the reference's three.
+    """
+
+    vocabulary: int | None = None
+    intermediate: int | None = None
+    taps: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What the base is asked, so that a head learns from the base's own answers.
+
+    direct:  share of the questions that are answered without a plan, too.
+    plan_tokens, answer_tokens: at most, of a plan, and of a branch or a direct answer.
+    together: sequences written side by side.
+    """
+
+    direct: float = 0.25
+    plan_tokens: int = 256
+    answer_tokens: int = 256
+    together: int = 64
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.direct <= 1, "direct", "must be in [0, 1]")
+        for name in ("plan_tokens", "answer_tokens", "together"):
+            _require(getattr(self, name) >= 1, name, "must be >= 1")
+
+
+def _require(holds: bool, name: str, rule: str) -> None:
+    if not holds:
+        raise InvalidRequest(f"{name.replace('_', '-')} {rule}", field=name)
