@@ -16,39 +16,57 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.http.house import CONFIG, INFO, Served, served, turn
 from tests.master.letters import ANSWER, SAYS
 
 playwright = pytest.importorskip("playwright.async_api")
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+# One browser for all, so one event loop: whoever holds the other end of its pipe must live as long.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("SPECSOT_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 LETTERS = "Tell me about letters."
+BROWSER: list[Any] = []  # the running one
 SHOTS = os.environ.get("SPECSOT_SHOTS")  # a folder for pictures, where somebody wants to look
 
 if CHROMIUM is None:
     pytest.skip("no Chromium here: apt-get install chromium", allow_module_level=True)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def chromium() -> AsyncIterator[None]:
+    """Started once; every window is a fresh one."""
+    async with playwright.async_playwright() as driver:
+        BROWSER.append(await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]))
+        yield
+        await BROWSER.pop().close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def house() -> AsyncIterator[Served]:
+    async with served() as one:
+        yield one
+        await one.quiet()
+        one.stage.assert_clean()
+
+
 @asynccontextmanager
 async def opened(house: Served, **more: Any) -> AsyncIterator[Any]:
     """The page in a fresh window. Whatever it complains about, or asks elsewhere for, fails the test."""
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = await browser.new_context(viewport={"width": 1200, "height": 900}, **more)
-        page, wrong = await context.new_page(), list[str]()
-        page.set_default_timeout(20_000)
-        page.on("pageerror", lambda error: wrong.append(f"{error}"))
-        page.on("request", lambda asked: asked.url.startswith(house.url) or wrong.append(asked.url))
-        page.on("console", lambda said: "Content Security" in said.text and wrong.append(said.text))
-        await page.goto(house.url)
-        await page.wait_for_selector("#state:not(:text('looking'))")
-        yield page
-        await browser.close()
-        assert [one for one in wrong if not one.startswith("data:")] == []
+    context = await BROWSER[0].new_context(viewport={"width": 1200, "height": 900}, **more)
+    page, wrong = await context.new_page(), list[str]()
+    page.set_default_timeout(20_000)
+    page.on("pageerror", lambda error: wrong.append(f"{error}"))
+    page.on("request", lambda asked: asked.url.startswith(house.url) or wrong.append(asked.url))
+    page.on("console", lambda said: "Content Security" in said.text and wrong.append(said.text))
+    await page.goto(house.url)
+    await page.wait_for_selector("#state:not(:text('looking'))")
+    yield page
+    await context.close()
+    assert [one for one in wrong if not one.startswith("data:")] == []
 
 
 async def ask(page: Any, question: str, mode: str | None = None) -> None:

@@ -85,7 +85,7 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_of_a_head_holds(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The record is made by plain torch."""
-    write_case(tmp_path, VARIANTS[name], prompts=1, steps=4)
+    write_case(tmp_path, VARIANTS[name], prompts=1, steps=4, most=6)
     status, printed = check(tmp_path), capsys.readouterr()
     assert (status, printed.err) == (0, ""), failures(printed.out)
 
