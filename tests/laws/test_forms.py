@@ -94,7 +94,7 @@ def write_held(base, vocabulary, prompt, form, sampling, ordinal):
     return Plain(tuple(tokens[len(prompt) :]), tuple(gaps)), End.LENGTH
 
 
-def asked(count=18):
+def asked(count=12):
     """Prompts and forms, the same for every ring."""
     rng = random.Random(11)
     return [
