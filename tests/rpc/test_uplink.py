@@ -6,6 +6,7 @@ Knows nothing of how rings are formed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -126,6 +127,24 @@ async def test_a_master_that_goes(master: Master) -> None:
     with pytest.raises(Unavailable, match="lost the master: it ended the stream"):
         await uplink.send(Ready(1))
     await uplink.close()
+
+
+async def test_who_takes_a_place_is_not_taken_for_who_had_it(master: Master) -> None:
+    """What the old stream still says, and its end, are nobody's once the fleet has closed it."""
+    old = await join(master.address, WORKER, Inbox())
+    replaced = master.fleet.downlinks["w0"]
+    new = await join(master.address, WORKER, Inbox())
+    await old.send(Ready(1))
+    assert await master.fleet.said.get() == ("w0", Ready(1)), "as long as the fleet has not closed it"
+    await replaced.close()
+    with contextlib.suppress(Unavailable):  # it may have heard of it
+        await old.send(Leaving())
+    await old.close()
+    await new.send(Ready(2))
+    assert await master.fleet.said.get() == ("w0", Ready(2))
+    await new.close()
+    assert await master.fleet.gone.get() == ("w0", "its link broke")
+    assert master.fleet.gone.empty()
 
 
 async def test_a_member_that_dies(master: Master) -> None:
