@@ -77,7 +77,7 @@ async def test_a_drafter_comes_back_into_the_running_epoch() -> None:
     await stand.calm()
     assert drafter_of(stand) == "elsewhere:1"
     assert (stand.told("a"), stand.told("b")) == ([], [Rejoined(1, "elsewhere:1")])
-    assert (stand.ready, stand.ends) == (1, [])
+    assert (stand.ready, stand.ends) == (2, []), "whoever waits for a drafter hears of it; no epoch ended"
 
 
 async def test_another_drafter_waits_until_nobody_is_disturbed() -> None:

@@ -28,11 +28,12 @@ from specsot.members import (
     StandBy,
 )
 from specsot.params import DrafterName
-from specsot_master.fleet.formation import back_in, check, form, with_gpu
+from specsot_master.fleet.formation import back_in, belongs, check, form, with_gpu
 from specsot_master.fleet.pace import pace_of
 from specsot_master.fleet.patience import Patience
 from specsot_master.fleet.roll import Member, Roll
-from specsot_master.fleet.succession import Stages, draw_anew, draw_up
+from specsot_master.fleet.succession import Stages, could_form, draw_anew, draw_up
+from specsot_master.fleet.telling import tell
 from specsot_master.fleet.wishes import Wishes
 
 log = structlog.get_logger()
@@ -125,11 +126,7 @@ class Fleet:
 
     def accepts(self, registration: Registration) -> bool:
         """Whether it may join."""
-        try:
-            check(registration, self._roll.registrations, self._wishes)
-        except Refused:
-            return False
-        return True
+        return belongs(registration, self._roll.registrations, self._wishes)
 
     @property
     def lacking(self) -> bool:
@@ -163,19 +160,7 @@ class Fleet:
     def members(self) -> tuple[MemberInfo, ...]:
         """Everybody who has joined, with the layers each runs now or was started with."""
         running = {stage.name: stage.layers for stage in self._stages} if self._plan else {}
-        return tuple(
-            MemberInfo(
-                one.kind,
-                one.name,
-                one.address,
-                one.fingerprint,
-                running.get(one.name, one.layers),
-                one.host,
-                next(iter(one.gpus), ""),
-                one.name in self._spare,
-            )
-            for one in self._roll.registrations
-        )
+        return tell(self._roll.registrations, running, self._spare)
 
     async def join(self, registration: Registration, downlink: Link) -> None:
         """Raises Refused, naming both values, when it does not belong here."""
@@ -282,22 +267,15 @@ class Fleet:
     def _draw_up(self) -> Stages | str:
         """The next epoch's stages, or what is missing."""
         try:
-            return self._drawn(self._patience.lasts)
+            patient = self._patience.lasts
+            return draw_up(self._roll.registrations, self._wishes, self._stages, patient, self._failed)
         except Refused as error:
             self._complaint = str(error)
             return self._complaint
 
     def _could_form(self, more: Sequence[Registration] = ()) -> bool:
         """A ring of full size, with those besides the members."""
-        try:
-            return not isinstance(self._drawn(more=more), str)
-        except Refused:
-            return False
-
-    def _drawn(self, patient: bool = True, more: Sequence[Registration] = ()) -> Stages | str:
-        """Raises Refused."""
-        members = [*self._roll.registrations, *more]
-        return draw_up(members, self._wishes, self._stages, patient, self._failed)
+        return could_form([*self._roll.registrations, *more], self._wishes, self._stages, self._failed)
 
     def _improved(self) -> Stages | None:
         """Stages of a better epoch than the present one: with a drafter that came late, or with as many

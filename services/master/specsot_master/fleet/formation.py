@@ -27,6 +27,15 @@ def check(joining: Registration, members: Sequence[Registration], wishes: Wishes
         _check_range(joining, [member for member in members if member.kind == "worker"], wishes)
 
 
+def belongs(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> bool:
+    """The same as an answer."""
+    try:
+        check(joining, members, wishes)
+    except Refused:
+        return False
+    return True
+
+
 def with_gpu(joining: Registration, members: Sequence[Registration]) -> Registration:
     """Of the GPUs it can run on it gets the one that fewest others have."""
     taken = Counter(member.gpus[0] for member in members if member.gpus)

@@ -50,6 +50,16 @@ def draw_up(
         return f"{lost}; without: {error}"
 
 
+def could_form(
+    members: Sequence[Registration], wishes: Wishes, before: Stages, failed: Collection[str]
+) -> bool:
+    """Whether these make a ring as large as it was, or is to be."""
+    try:
+        return not isinstance(draw_up(members, wishes, before, failed=failed), str)
+    except Refused:
+        return False
+
+
 def draw_anew(members: Sequence[Registration], wishes: Wishes) -> Stages:
     """Stages of as many workers as help. Raises Refused where they have no room, Unavailable for a hole."""
     workers = [member for member in members if member.kind == "worker"]
