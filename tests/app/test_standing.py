@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from specsot.errors import Unavailable
-from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, RequestsInfo
+from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.members import Range
 from specsot_app.terminal.standing import Standing, curve, draw_standing, lines_of
 from specsot_app.terminal.watching import MEMORY, standings
@@ -48,6 +48,23 @@ def test_every_fact_is_a_line() -> None:
         "laps      12.5/s with 4.2 tokens and 31.0 rows each · 52 tokens/s · 100 laps, 420 tokens in all",
         "epoch     2 · ready",
         "version   1.2.3",
+    ]
+
+
+def test_several_rings_are_told_apart() -> None:
+    rings = tuple(
+        ReplicaInfo(n, n + 5, n == 0, (), PagesInfo(8, 6, 16), LapsInfo(1, 1, 2.5, stages=(0.002 + n,)))
+        for n in range(2)
+    )
+    members = tuple(MemberInfo("worker", f"w{n}", "a:1", "abc", Range(0, 8), replica=n) for n in range(2))
+    lines = lines_of(Info(members=members, epoch=6, ready=True, replicas=rings, version="1"))
+    assert lines == [
+        "worker    w0 at a:1 · layers 0:8 · 2.0 ms a lap · replica 0",
+        "worker    w1 at a:1 · layers 0:8 · 1002.0 ms a lap · replica 1",
+        "epoch     6 · ready",
+        "replica   0 · epoch 5 · ready · 6 of 8 pages free · 2.5 laps/s",
+        "replica   1 · epoch 6 · not ready · 6 of 8 pages free · 2.5 laps/s",
+        "version   1",
     ]
 
 
