@@ -23,15 +23,15 @@ class Outbox(Generic[T]):
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self._queue: asyncio.Queue[tuple[T, int] | None] = asyncio.Queue()
-        self._waiting, self._most = 0, most
+        self.waiting, self._most = 0, most  # bytes
         self.lost: str | None = None  # why, once it is
 
     def put(self, message: T, size: int) -> None:
         """size: in bytes. Raises Unavailable once the link is lost, or when its peer is too far behind."""
         self.check()
-        self._waiting += size
-        if self._waiting > self._most:
-            self.lose(f"the peer does not read: {self._waiting} bytes wait")
+        self.waiting += size
+        if self.waiting > self._most:
+            self.lose(f"the peer does not read: {self.waiting} bytes wait")
         self.check()
         self._queue.put_nowait((message, size))
 
@@ -71,5 +71,5 @@ class Outbox(Generic[T]):
         if taken is None:
             return None
         message, size = taken
-        self._waiting -= size
+        self.waiting -= size
         return message

@@ -15,7 +15,7 @@ from specsot.rpc.outbox import Outbox
 from specsot.v1 import ring_pb2
 from specsot.wire.carry import encode_carry
 
-FAREWELL = 2.0  # seconds a closing link has to deliver what is still in it
+FAREWELL = 2.0  # seconds in which a closing link must deliver some of what is still in it
 
 
 class Wire(Protocol):
@@ -39,8 +39,11 @@ class Wire(Protocol):
 class SendingEnd:
     """`send` encodes and returns; one task writes. A link that breaks is told to the inbox as Lost."""
 
-    def __init__(self, wire: Wire, peer: str, epoch: int, inbox: Inbox | None) -> None:
+    def __init__(
+        self, wire: Wire, peer: str, epoch: int, inbox: Inbox | None, farewell: float = FAREWELL
+    ) -> None:
         self._wire, self._peer, self._epoch, self._inbox = wire, peer, epoch, inbox
+        self._farewell = farewell
         self._outbox: Outbox[bytes] = Outbox()
         self._closing = False
         self._writing = asyncio.create_task(self._write())
@@ -60,16 +63,21 @@ class SendingEnd:
         if self._closing:
             return
         self._closing = True
-        with contextlib.suppress(Unavailable, TimeoutError):
+        with contextlib.suppress(Unavailable):
             self._put(ring_pb2.CarryRequest(goodbye=ring_pb2.Goodbye()))
             self._outbox.finish()
-            async with asyncio.timeout(FAREWELL):
-                await self._writing
-                await self._ending
+            await self._deliver()
         self._outbox.lose("the link is closed")
         self._writing.cancel()
         self._ending.cancel()
         await self._wire.hang_up()
+
+    async def _deliver(self) -> None:
+        """Until the peer hangs up, or takes no more: what is large may take long on a narrow network."""
+        before = None
+        while before != self._outbox.waiting and not self._ending.done():
+            before = self._outbox.waiting
+            await asyncio.wait({self._ending}, timeout=self._farewell)
 
     async def _write(self) -> None:
         """A wire that fails here ends too, and `_end` tells why."""

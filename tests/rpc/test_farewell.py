@@ -1,0 +1,54 @@
+"""A closing link delivers what is still in it, however long that takes, as long as somebody takes it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from specsot.frames import Result
+from specsot.rpc.sending import SendingEnd
+
+FAREWELL = 0.2  # seconds
+MESSAGES = 12
+
+
+class Narrow:
+    """A wire on which each message takes so long; the peer hangs up behind the last one."""
+
+    def __init__(self, seconds: float | None) -> None:
+        """None: it takes nothing."""
+        self.written = 0
+        self.hung_up = False
+        self._seconds, self._over = seconds, asyncio.Event()
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.wait({asyncio.ensure_future(self._over.wait())}, timeout=self._seconds)
+        self.written += 1
+
+    async def finish(self) -> None:
+        self._over.set()
+
+    async def ended(self) -> None:
+        await self._over.wait()
+
+    async def hang_up(self) -> None:
+        self.hung_up = True
+
+
+async def closed(wire: Narrow) -> Narrow:
+    link = SendingEnd(wire, "there", 1, None, FAREWELL)
+    for number in range(MESSAGES):
+        await link.send(Result(1, number, ()))
+    await asyncio.wait_for(link.close(), 10)
+    return wire
+
+
+async def test_a_narrow_network_gets_all_of_it():
+    wire = await closed(Narrow(FAREWELL / 4))
+    assert wire.written == MESSAGES + 1, "the goodbye, too"
+    assert wire.hung_up
+
+
+async def test_a_peer_that_takes_nothing_is_not_waited_for():
+    wire = await closed(Narrow(None))
+    assert wire.written == 0
+    assert wire.hung_up
