@@ -9,6 +9,7 @@ knee, beside "steep, whole", where a family may not be spread over frames.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -52,7 +53,7 @@ class Wanted:
 
     rtts: tuple[float, ...] = (0.0, 1.0, 10.0, 50.0, 100.0)
     stages: tuple[int, ...] = (2, 4)
-    rounds: int = 5
+    rounds: int = 4
     tokens: int = 10
     branches: int = 6
     rings: tuple[str, ...] = ("mock", "demo")
@@ -78,7 +79,7 @@ one run on {cores} cores ({processor}), all members in one process: {rounds} run
 in turns, ratios of pairs with plain split decoding (one lap a token), their median and quartiles. Every hop
 passes a TCP proxy that delays it by half the round trip. B = {branches} branches; tau = tokens a tree
 brings. Every text was compared: all ways write the same. What the columns mean: [the ring](../ring.md). Raw
-figures: [{file}]({file}).
+figures: [{file}]({file}). Load average at the end: {load:.1f}; where it is above 1, others worked there too.
 
 The mock's drafts come from a drafter that knows the text and is right {skill:.0%} of the time: they show what
 laps cost, not how good a head is. The demo model's come from its own head.
@@ -146,6 +147,7 @@ def page_of(what: Wanted, rows: Sequence[dict[str, object]], file: str) -> str:
         rounds=what.rounds,
         branches=what.branches,
         skill=SKILL,
+        load=os.getloadavg()[0],
         file=file,
         table=table,
     )
