@@ -34,7 +34,7 @@ check: $(VENV)/developed ## format, lint, floors, pure tests: no torch, under te
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/lint-imports --no-logo --no-cache
-	@$(BIN)/python -m pytest --pure -p no:schemathesis
+	@$(BIN)/python -m pytest --pure -p no:schemathesis --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 lint: $(VENV)/developed ## format, lint, floors and types
 	$(BIN)/ruff format --check .
