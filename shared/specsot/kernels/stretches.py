@@ -129,10 +129,10 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
     """The work of one frame whose spans come in row order; a piece has at most tile_rows rows."""
     starts = (0, *accumulate(span.rows for span in spans))
     leads, bases, bits = _sights(spans)
-    owned: list[list[int]] = [[] for _ in leads]
     stretches = tuple(_cut([Block(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
     pieces: list[tuple[int, ...]] = []
     pages: list[int] = []
+    owners: list[range] = []  # of slots: which rows merge them
     used = 0
     step = _piece_columns(stretches, page_rows, tile_rows)
     for first, rows, at, columns, run in stretches:
@@ -142,8 +142,7 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
             for top in range(first, first + rows, tile_rows):
                 high = min(tile_rows, first + rows - top)
                 pieces.append((top, high, where, wide, at + left, min(leads[top : top + high]), used))
-                for row in range(top, top + high):
-                    owned[row].append(used + row - top)
+                owners.append(range(top, top + high))
                 used += high
     return Tables(
         _numbers(pieces).reshape(-1, 7),
@@ -151,9 +150,16 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
         _numbers(leads),
         _numbers(bases),
         bits,
-        _numbers((0, *accumulate(map(len, owned)))),
-        _numbers([slot for row in owned for slot in row]),
+        *_merges(owners, len(leads)),
     )
+
+
+def _merges(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
+    """Starts and slots of every row, from the rows of every slot."""
+    rows_of = np.concatenate([np.arange(each.start, each.stop) for each in owners])
+    starts = np.zeros(rows + 1, np.int32)
+    np.cumsum(np.bincount(rows_of, minlength=rows), out=starts[1:])
+    return starts, np.argsort(rows_of, kind="stable").astype(np.int32)
 
 
 def _piece_columns(stretches: Sequence[Stretch], page_rows: int, tile_rows: int) -> int:

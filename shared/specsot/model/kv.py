@@ -14,9 +14,10 @@ Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [r
 class KVPages:
     """`pages` pages of `page_rows` rows in each of `layers` layers.
 
-    One tensor a layer, [2, pages, kv_heads, page_rows, head_dim]: keys first, values second. With
-    heads outside rows, the first m rows of a page are a strided view [kv_heads, m, head_dim], and so
-    are those of n consecutive pages: [n * kv_heads, m, head_dim].
+    One tensor for all, so that what is done to every layer is done in one go; of each layer a view
+    [2, pages, kv_heads, page_rows, head_dim]: keys first, values second. With heads outside rows, the
+    first m rows of a page are a strided view [kv_heads, m, head_dim], and so are those of n consecutive
+    pages: [n * kv_heads, m, head_dim].
     A slot is the flat number page * page_rows + offset. Rows start as zeros and are never uninitialised:
     a masked row still meets a zero weight, and zero times NaN is NaN.
     """
@@ -31,15 +32,18 @@ class KVPages:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        shape = (2, pages, kv_heads, page_rows, head_dim)
-        self.layers = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers))
+        shape = (layers, 2, pages, kv_heads, page_rows, head_dim)
+        self._whole = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = self._whole.unbind()
         self.pages, self.page_rows = pages, page_rows
-        self._rows = tuple(layer.permute(1, 3, 0, 2, 4) for layer in self.layers)
+        self._rows = self._whole.permute(
+            2, 4, 0, 1, 3, 5
+        )  # [pages, page_rows, layers, 2, kv_heads, head_dim]
 
     @property
     def bytes(self) -> int:
         """Memory of all layers, in bytes."""
-        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+        return self._whole.nbytes
 
     def locate(self, slots: Tensor) -> Places:
         """Page and offset of each slot [rows]; once a frame, shared by its layers."""
@@ -48,7 +52,7 @@ class KVPages:
 
     def put(self, layer: int, places: Places, kv: Tensor) -> None:
         """Write rows [rows, 2, kv_heads, head_dim] at located places."""
-        self._rows[layer].index_put_(places, kv)
+        self._rows[:, :, layer].index_put_(places, kv)
 
     @torch.inference_mode()
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
@@ -59,17 +63,14 @@ class KVPages:
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy rows from slots to slots in every layer; gathered first, so the two may overlap."""
         start, goal = self.locate(sources), self.locate(targets)
-        for rows in self._rows:
-            rows.index_put_(goal, rows[start])
+        self._rows.index_put_(goal, self._rows[start])
 
     @torch.inference_mode()
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first `rows` rows of a page in every layer."""
-        for layer in self.layers:
-            layer[:, target, :, :rows] = layer[:, source, :, :rows]
+        self._whole[:, :, target, :, :rows] = self._whole[:, :, source, :, :rows]
 
     @torch.inference_mode()
     def clear_page(self, page: int) -> None:
         """Zero a page in every layer: for rows that are not finite, before somebody else gets them."""
-        for layer in self.layers:
-            layer[:, page].zero_()
+        self._whole[:, :, page].zero_()
