@@ -23,7 +23,7 @@ from specsot.kernels.gpu.growing import grow
 
 pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-K, LEVELS, PAGE = (3, 3, 16) if DEVICE == "cuda" else (2, 2, 16)
+K, LEVELS, PAGE, TREES = (3, 3, 16, 3) if DEVICE == "cuda" else (2, 2, 16, 2)
 KIND = torch.float16  # what no library packs on a CPU
 TEXTS = {1: (19, 2), 2: (12, 1)}  # rows in all, of which so many are due
 
@@ -53,7 +53,7 @@ def test_one_graph_grows_what_levels_grow(folder: Path) -> None:
     head = load_head(folder / "head", folder / "base", KIND, DEVICE)
     (memory, due), (other, same) = remembering(head, TEXTS), remembering(head, TEXTS)
     capture = Graphs() if DEVICE == "cuda" else later
-    graphs = Descents(FusedHead(head), memory, K, LEVELS, capture, grow, (3,))  # type: ignore[arg-type]
+    graphs = Descents(FusedHead(head), memory, K, LEVELS, capture, grow, (TREES,))  # type: ignore[arg-type]
     grounds = [memory.ground(each.sequence, each.stop, (LEVELS - 1) * K) for each in due]
     other_grounds = [other.ground(each.sequence, each.stop, (LEVELS - 1) * K) for each in same]
     wanted = Growth(head, other.kv, other_grounds, K).run(extend(head, other, same), LEVELS)  # type: ignore[arg-type]
