@@ -18,7 +18,7 @@ from specsot_app.words import Word, source_of
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
-WORDS = ("infer", "chat", "serve", "status", "info", "rebalance", "health", "verify", "train")
+WORDS = ("infer", "chat", "serve", "status", "info", "rebalance", "health", "verify", "train", "eval")
 GROUPS = ("bench",)  # of words
 
 

@@ -18,6 +18,7 @@ CONFIG = "config"  # the flag that names the file
 PROGRAMS = (
     *("master", "worker", "drafter"),
     *("infer", "chat", "serve", "status", "info", "health", "rebalance", "verify"),
+    *("train", "eval"),
     *("bench-demo", "bench-load", "bench-ring", "bench-gpu"),
 )  # each may have a table in a file
 

@@ -1,0 +1,1 @@
+"""Quality and speed of planned answers against direct ones, category by category."""

@@ -1,0 +1,95 @@
+"""Scores of one answer, 0 to 1, as pure functions of texts.
+
+Refuses to know tasks, files and models.
+
+Exact match and F1 normalise as SQuAD's evaluation does: lower case, no punctuation, no articles, one space.
+ROUGE-L is the F1 of the longest common subsequence of words (Lin 2004), without stemming.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_AMOUNT = re.compile(r"\$?\b\d[\w,.]*\w|\$?\b\d")
+_NAME = re.compile(r"(?<![.!?:\n] )(?<!^)\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*", re.MULTILINE)
+_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+(.+)$", re.MULTILINE)
+_SMALL = {"of", "and", "or", "to", "in", "for", "with", "on", "by", "at", "from", "is", "are", "be", "that"}
+
+
+def normalise(text: str) -> str:
+    kept = "".join(" " if mark in string.punctuation else mark for mark in text.lower())
+    return " ".join(_ARTICLES.sub(" ", kept).split())
+
+
+def exact_match(answer: str, references: Sequence[str]) -> float:
+    """The whole answer is one of the references."""
+    return float(normalise(answer) in {normalise(one) for one in references})
+
+
+def first_number(answer: str, references: Sequence[str]) -> float:
+    """The first number in the answer is one of the references: "Passage [3]." is 3."""
+    found = _NUMBER.search(answer)
+    return float(found is not None and _value(found[0]) in map(_value, references))
+
+
+def final_number(answer: str, references: Sequence[str]) -> float:
+    """The last number in the answer is the reference, as GSM8K is scored."""
+    found = _NUMBER.findall(answer)
+    return float(bool(found) and _value(found[-1]) in map(_value, references))
+
+
+def token_f1(answer: str, references: Sequence[str]) -> float:
+    """Words shared with the nearest reference."""
+    return max((_f1(normalise(answer).split(), normalise(one).split()) for one in references), default=0.0)
+
+
+def rouge_l(answer: str, references: Sequence[str]) -> float:
+    """Longest common subsequence with the nearest reference."""
+    words = normalise(answer).split()
+    return max((_subsequence_f1(words, normalise(one).split()) for one in references), default=0.0)
+
+
+def coverage(answer: str, dimensions: Sequence[str]) -> float:
+    """Share of the dimensions of which every word that says something stands in the answer."""
+    there = set(normalise(answer).split())
+    asked = [words for words in ({*normalise(one).split()} - _SMALL for one in dimensions) if words]
+    return sum(words <= there for words in asked) / len(asked) if asked else 0.0
+
+
+def dimensions_of(question: str) -> tuple[str, ...]:
+    """What a planning question asks to be respected, as far as its form tells: the items of its lists, and
+    the amounts, dates and names in it. A proxy: it says whether they are mentioned, not whether well.
+    """
+    items = [item.strip() for item in _ITEM.findall(question)]
+    rest = _ITEM.sub("", question)
+    return tuple(dict.fromkeys((*items, *_NAME.findall(rest), *_AMOUNT.findall(rest))))
+
+
+def _value(number: str) -> float:
+    try:
+        return float(number.replace(",", ""))
+    except ValueError:
+        return float("nan")
+
+
+def _f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
+    return _harmonic(sum((Counter(ours) & Counter(theirs)).values()), len(ours), len(theirs))
+
+
+def _subsequence_f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
+    row = [0] * (len(theirs) + 1)
+    for word in ours:
+        before = row
+        row = [0]
+        for place, other in enumerate(theirs):
+            row.append(before[place] + 1 if word == other else max(before[place + 1], row[-1]))
+    return _harmonic(row[-1], len(ours), len(theirs))
+
+
+def _harmonic(common: int, ours: int, theirs: int) -> float:
+    return 2 * common / (ours + theirs) if common else 0.0

@@ -1,0 +1,79 @@
+"""Scores of made-up answers whose scores are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from specsot_app.eval import scoring
+from specsot_app.eval.summing import lines_of, sum_up
+from specsot_app.eval.tasks import TASKS, read_task, score
+
+
+def test_exact_match_forgives_case_articles_and_punctuation_alone() -> None:
+    assert scoring.exact_match("The United Kingdom.", ["united kingdom"]) == 1
+    assert scoring.exact_match("in the United Kingdom", ["united kingdom"]) == 0
+
+
+def test_f1_of_two_words_in_four() -> None:
+    assert scoring.token_f1("it was World War", ["World War"]) == pytest.approx(2 * 0.5 * 1 / 1.5)
+    assert scoring.token_f1("nothing", ["1942", "World War"]) == 0
+    assert scoring.token_f1("in 1942", ["World War", "in 1942"]) == 1
+
+
+def test_rouge_l_follows_the_order_of_words() -> None:
+    assert scoring.rouge_l("police killed gunman", ["police kill gunman"]) == pytest.approx(2 / 3)
+    assert scoring.rouge_l("gunman kill police", ["police kill gunman"]) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("8 + 8 = 16. The answer is 160.", 1), ("It is $1,60.", 1), ("160 minutes, or 3 hours", 0), ("none", 0)],
+)
+def test_gsm8k_takes_the_last_number(answer: str, right: float) -> None:
+    assert scoring.final_number(answer, ["160"]) == right
+
+
+def test_retrieval_takes_the_first_number() -> None:
+    assert scoring.first_number("Passage [3] answers it.", ["3"]) == 1
+    assert scoring.first_number("33", ["3"]) == 0
+
+
+def test_coverage_is_the_share_of_what_was_asked() -> None:
+    asked = scoring.dimensions_of("Plan a trip from Greer to Pennsylvania.\n- quiet hotels\nBudget: $3,400.")
+    assert asked == ("quiet hotels", "Greer", "Pennsylvania", "$3,400")
+    assert scoring.coverage("From Greer, with quiet hotels, for $3,400", asked) == 0.75
+    assert scoring.coverage("", asked) == 0
+
+
+def test_every_task_has_prompts_and_scores_what_it_can() -> None:
+    for name in TASKS:
+        prompts = read_task(name)
+        assert len({prompt.id for prompt in prompts}) == len(prompts) >= 8
+    for name in ("retrieval", "multi-doc-qa", "gsm8k"):
+        assert all(next(iter(score(one, one.references[0]).values())) == 1 for one in read_task(name))
+    assert all(score(one, one.question).get("coverage", 1) == 1 for one in read_task("planning"))
+
+
+def record(mode: str, quality: float | None, seconds: float) -> dict[str, object]:
+    scores = {} if quality is None else {"coverage": quality}
+    about = {"task": "planning", "category": "planning/travel", "id": "a", "mode": mode}
+    return {**about, "scores": scores, "seconds": seconds, "tokens": 100, "branches": 3}
+
+
+@pytest.mark.parametrize(
+    ("sot", "verdict"),
+    [
+        (record("sot", 0.5, 1.0), "sot"),
+        (record("sot", 0.4, 1.0), "direct"),
+        (record("sot", 0.9, 2.0), "direct"),
+        (record("sot", None, 1.0), "faster; quality not scored"),
+    ],
+)
+def test_planning_pays_where_it_is_faster_and_no_worse(sot: dict[str, object], verdict: str) -> None:
+    (line,) = sum_up([record("direct", 0.5, 2.0), sot])
+    assert line.verdict == verdict
+    assert "\n".join(lines_of([line])).endswith(verdict)
+
+
+def test_a_question_that_was_answered_one_way_only_does_not_count() -> None:
+    assert sum_up([record("direct", 0.5, 2.0)]) == []
