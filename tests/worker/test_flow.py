@@ -93,6 +93,13 @@ def test_what_laps_really_take_corrects_what_was_measured_beforehand():
     assert flow.spread(240, 4, 2) == 1
 
 
+def test_two_slow_laps_of_a_process_that_begins_are_forgotten_at_once():
+    flow = flow_of(FLAT)
+    for seconds in (0.1, 0.08, *[0.01] * 3):
+        flow.returned(6, [seconds / 4] * 4, seconds, alone=True)
+    assert flow.spread(6, 6, 4) == 1
+
+
 def test_a_lap_with_others_in_flight_says_nothing_about_the_way():
     flow = flow_of(FLAT, 2, 0.001)
     before = flow.most(2, 99)

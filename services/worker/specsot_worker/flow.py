@@ -11,30 +11,32 @@ knee, or where rows take long to travel, frames of fewer rows follow each other 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 from specsot.members import Curve
 
 WEIGHT = 0.2  # of one lap in what is typical
+RECENT = 9  # laps of about as many rows that are remembered
 GAIN = 0.2  # of a lap that another spread must bring, so that figures that waver change nothing
 CHUNKS = (1, 2, 4, 8)  # parts of the row budget that a chunk of a prompt may be
 
 
 class Seen:
-    """A measured quantity by rows: straight lines between what was seen, level beyond it."""
+    """A measured quantity by rows: straight lines between medians of what was seen lately, level beyond."""
 
     def __init__(self) -> None:
-        self._bins: dict[int, tuple[float, float]] = {}
+        self._bins: dict[int, deque[tuple[int, float]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._bins)
 
     def note(self, rows: int, value: float) -> None:
-        at, before = self._bins.get(rows.bit_length(), (float(rows), value))
-        self._bins[rows.bit_length()] = at + WEIGHT * (rows - at), before + WEIGHT * (value - before)
+        self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT)).append((rows, value))
 
     def at(self, rows: float) -> float:
-        return _between(sorted(self._bins.values()), rows)
+        return _between(sorted(map(_typical, self._bins.values())), rows)
 
 
 class Flow:
@@ -122,6 +124,11 @@ class Flow:
         (first, low), (last, high) = self._curve[-2:]
         beyond = max(rows - last, 0.0) * max(high - low, 0.0) / (last - first)
         return max(_between(self._curve, rows) + beyond, 1e-9)
+
+
+def _typical(seen: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """A slow lap or two, as when a process begins, say nothing about the next."""
+    return median(rows for rows, _ in seen), median(value for _, value in seen)
 
 
 def _between(points: Sequence[tuple[float, float]], rows: float) -> float:
