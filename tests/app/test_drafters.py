@@ -39,8 +39,6 @@ async def test_the_answer_is_the_same_whoever_drafts(demo_model):
         (Wanted(dtype="fp32"), (None, "eagle", "ngram", "none")),
         (Wanted(dtype="fp32", drafter="ngram"), (None, "ngram", "none")),
         (Wanted(dtype="fp32", drafter="model", draft_model=base, draft_tokens=3), (None, "model", "ngram")),
-        (Wanted(dtype="fp32", tuner="seed", draft_mode="linear"), (None,)),
-        (Wanted(dtype="fp32", tuner="fixed", draft_tokens=3, draft_breadth=2), (None,)),
     ):
         assert await answers(wanted, *drafters) == [plain] * len(drafters), wanted
 

@@ -35,7 +35,7 @@ def model():
         yield model
 
 
-def ask(model: SpecSoT, limit: int = 150, **options: Any) -> Any:
+def ask(model: SpecSoT, limit: int = 80, **options: Any) -> Any:
     return model.generate_sync(QUESTION, max_new_tokens=limit, seed=11, **options)
 
 

@@ -17,7 +17,7 @@ from specsot_app.asking import ask_of
 
 async def main():
     fleet = await open_fleet(Wanted(drafter="{drafter}", stages=2))
-    async for _ in fleet.generate(ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=40)):
+    async for _ in fleet.generate(ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=12)):
         pass
     print(len(os.listdir("/proc/self/task")))
     await fleet.close()
