@@ -46,7 +46,7 @@ class GuessingDrafter:
             case Features(epoch) as features if epoch == self.epoch:
                 self._learn(features)
             case Lost(peer, _, epoch) if self._now and epoch == self.epoch:
-                if peer == self._now[0].stages[0].name:
+                if peer in (self._now[0].stages[0].name, self._now[0].stages[-1].name):
                     await self.disband()
             case _:
                 pass

@@ -71,8 +71,8 @@ class DrafterPart:
             return
         if isinstance(message, Features) and message.epoch == self.epoch:
             now.untaught.append(message)
-        stage = now.configuration.drafted_for.name
-        if isinstance(message, Lost) and (message.peer, message.epoch) == (stage, self.epoch):
+        needed = {now.configuration.drafted_for.name, now.configuration.stages[-1].name}
+        if isinstance(message, Lost) and message.epoch == self.epoch and message.peer in needed:
             raise Unavailable(f"lost {message.peer}: {message.reason}")
 
     async def settle(self) -> float | None:
