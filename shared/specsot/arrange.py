@@ -101,13 +101,13 @@ def open_one(table: PageTable, opening: Opening) -> PageCopy | None:
     if opening.sequence in table:
         raise WireError(f"sequence {opening.sequence} is already open")
     if opening.fork is None:
-        table.open(opening.sequence, _within(opening))
+        table.open(opening.sequence, window_of(opening))
         return None
     return table.fork(opening.sequence, opening.fork.sequence, opening.fork.length)
 
 
-def _within(opening: Opening) -> Window | None:
-    """Its window; sinks are tokens of what was asked, never of what it writes."""
+def window_of(opening: Opening) -> Window | None:
+    """A sequence's window; sinks are tokens of what was asked, never of what it writes."""
     window = opening.window
     return window and replace(window, sinks=min(window.sinks, opening.prompt - opening.generated))
 

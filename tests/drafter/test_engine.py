@@ -89,7 +89,7 @@ def expected(head: DraftHead, text: Text, n: int) -> Tree:
         tokens, rows = torch.tensor(text.tokens[1 : n + 1]), torch.arange(n)
         plan = plan_attention([Span(n, 0, n, (0,))], 128, head.group, "packed", head.dtype, head.device)
         outputs = head.forward(tokens, text.rows[:n], rows, rows, plan, kv)
-        offer = Growth(head, kv, [Ground(n, (0,), range(n, 128))], SHAPE.top_k).run(
+        offer = Growth(head, kv, [Ground(n, (0,), range(n, 128), n)], SHAPE.top_k).run(
             outputs[-1:], SHAPE.depth + 1
         )
         return reference_trees(offer, [text.tokens[n]], SHAPE.nodes)[0]

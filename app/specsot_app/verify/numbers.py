@@ -147,7 +147,7 @@ def _draft_steps(case: Case, head: EagleHead, i: int, shape: TreeShape) -> list[
     room = shape.slots
     outputs, kv = head_pass(case, head, i, room)
     witness, rows = Witness(head), len(outputs)
-    ground = Ground(rows, (0,), range(rows, rows + room))
+    ground = Ground(rows, (0,), range(rows, rows + room), rows)
     Growth(cast(DraftHead, witness), kv, [ground], shape.top_k).run(outputs[-1:], shape.depth + 1)
     return witness.steps
 

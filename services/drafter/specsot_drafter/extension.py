@@ -69,7 +69,8 @@ def _asked_rows(stretches: Sequence[Stretch]) -> list[int]:
 def _rows_of(memory: Memory, stretch: Stretch, first: int) -> Span:
     """A stretch's rows from `first` on as query rows; each sees all rows before it."""
     rows, table = stretch.stop - first, memory.table
-    return Span(rows, first, rows, table.pages(stretch.sequence)[: table.pages_for(stretch.stop)])
+    column = table.column(stretch.sequence, first)
+    return Span(rows, column, rows, table.pages(stretch.sequence)[: table.pages_for(column + rows)])
 
 
 def _plan(head: DraftHead, memory: Memory, spans: Sequence[Span]) -> AttentionPlan | None:

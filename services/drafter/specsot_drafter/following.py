@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specsot.arrange import window_of
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.frames import Features, Lesson
 from specsot_drafter.extension import Stretch, extend
@@ -82,10 +83,11 @@ class Following:
 
     def ground(self, stream: Stream, rows: int) -> Ground | None:
         """Room for `rows` grown rows behind a stream's own, or None where there is none."""
+        self.memory.trim(stream.sequence, stream.extended)
         return self.memory.ground(stream.sequence, stream.length, rows)
 
     def _begin(self, text: Text) -> Stream:
-        self.memory.table.open(text.sequence)
+        self.memory.table.open(text.sequence, window_of(text.opening))
         return Stream(text)
 
     def _fork(self, text: Text) -> Stream:

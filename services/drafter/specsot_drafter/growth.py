@@ -29,14 +29,16 @@ from specsot_drafter.tops import tops
 class Ground:
     """Where one tree grows.
 
-    base:  draft rows in front of it; the first grown row has position `base`.
+    base:  columns in front of it, of `pages`.
     pages: of the sequence, covering the grown rows.
     slots: of the grown rows, base and onward.
+    position: of the first grown row; the base, unless pages behind a window were given back.
     """
 
     base: int
     pages: tuple[int, ...]
     slots: Sequence[int]
+    position: int
 
 
 def find_ground(table: PageTable, sequence: int, base: int, rows: int) -> Ground | None:
@@ -45,8 +47,9 @@ def find_ground(table: PageTable, sequence: int, base: int, rows: int) -> Ground
         table.reserve(sequence, base + rows)
     except Overloaded:
         return None
-    pages = table.pages(sequence)[: table.pages_for(base + rows)]
-    return Ground(base, pages, table.slots(sequence, base, base + rows))
+    column = table.column(sequence, base)
+    pages = table.pages(sequence)[: table.pages_for(column + rows)]
+    return Ground(column, pages, table.slots(sequence, base, base + rows), base)
 
 
 class Guide(Protocol):
@@ -104,7 +107,7 @@ class Growth:
         self._bits: list[list[int]] = [[] for _ in grounds]
         self._pool = Pool()
         self._fed = 0  # rows of each tree
-        slots, bases = [ground.slots for ground in grounds], [ground.base for ground in grounds]
+        slots, bases = [ground.slots for ground in grounds], [ground.position for ground in grounds]
         self._slots = torch.tensor(slots, dtype=torch.long, device=head.device)
         self._bases = torch.tensor(bases, device=head.device)
 

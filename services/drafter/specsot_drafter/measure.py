@@ -78,7 +78,7 @@ def _grower(head: DraftHead, rows: int) -> Grow:
 def _ground(tree: int, page_rows: int) -> Ground:
     """A page of its own."""
     first = tree * page_rows
-    return Ground(CONTEXT, (tree,), range(first + CONTEXT, first + page_rows))
+    return Ground(CONTEXT, (tree,), range(first + CONTEXT, first + page_rows), CONTEXT)
 
 
 def _graphs(head: DraftHead, rows: int) -> Grow | None:

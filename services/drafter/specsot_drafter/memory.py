@@ -46,9 +46,17 @@ class Memory:
         """Room for `rows` grown rows behind the first `base` ones, or None where there is none."""
         return find_ground(self.table, sequence, base, rows)
 
+    def trim(self, sequence: int, row: int) -> None:
+        """Give back what a window hides from all rows from `row` on. Here a row sees all that is left."""
+        self._wipe(self.table.trim(sequence, row))
+
     def close(self, sequence: int) -> None:
-        """Give a sequence's pages back, wiped: rows that are not numbers must not reach another."""
-        for page in self.table.close(sequence):
+        """Give a sequence's pages back."""
+        self._wipe(self.table.close(sequence))
+
+    def _wipe(self, pages: Sequence[int]) -> None:
+        """Rows that are not numbers must not reach another sequence."""
+        for page in pages:
             self.kv.clear_page(page)
 
     def remember(self, slots: Sequence[int], features: Tensor) -> None:

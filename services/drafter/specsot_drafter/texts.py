@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from specsot.constraint import Grammar, grammar_of
 from specsot.errors import NotFound
 from specsot.frames import Lesson, Opening
+from specsot.params import MAX_TOKENS
 from specsot.vocabulary import Vocabulary
 from specsot_drafter.standing import Standing, own_tokens
 
@@ -57,6 +58,10 @@ class Text:
         """Tokens this sequence may still write behind its root."""
         written = self.opening.generated + self.committed + 1 - self.opening.prompt
         return self.opening.limit - written
+
+    def reach(self, positions: int) -> int:
+        """Tokens it may hold in all, where so many are known to a model; behind a window there is no end."""
+        return MAX_TOKENS if self.opening.window else positions
 
     def follows(self, lesson: Lesson) -> bool:
         """Whether the lesson continues what is known; false after a missed one."""

@@ -55,7 +55,7 @@ class EagleDrafter:
         """A node at depth room - 1, or at the base's last position, is the last that can be of use."""
         if text.sequence not in self._following.streams:
             return 0
-        depth = min(text.room - 1, self._head.positions - 1 - text.committed)
+        depth = min(text.room - 1, text.reach(self._head.positions) - 1 - text.committed)
         return max(min(len(self.widths) + 1, depth), 0)
 
     def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
@@ -75,7 +75,8 @@ class EagleDrafter:
     def _descend(self, streams: Sequence[Stream], grounds: Sequence[Ground], levels: int) -> Offer | None:
         """All of it in one graph, where there is one. A level more costs less than asking whether it pays."""
         graphs, following = self._graphs, self._following
-        if graphs is None or not graphs.fits(len(streams)):
+        windows = any(stream.text.opening.window for stream in streams)
+        if graphs is None or windows or not graphs.fits(len(streams)):
             return None
         if any(stream.due > graphs.k for stream in streams) or following.due > sum(s.due for s in streams):
             following.catch_up(())  # what no graph has room for; the last row of each is due again

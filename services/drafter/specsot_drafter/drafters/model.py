@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from specsot.arrange import window_of
 from specsot.errors import Overloaded
 from specsot.frames import Features
 from specsot.model.attention import AttentionPlan, Span, plan_attention
@@ -131,8 +132,7 @@ class ModelDrafter:
 
     def close(self, sequence: int) -> None:
         self._fed.pop(sequence, None)
-        for page in self._table.close(sequence):
-            self._kv.clear_page(page)
+        self._wipe(self._table.close(sequence))
 
     def catch_up(self) -> None:
         """Nothing: what is due goes along with the next root."""
@@ -140,7 +140,7 @@ class ModelDrafter:
     def most_levels(self, text: Text) -> int:
         if text.sequence not in self._fed:
             return 0
-        depth = min(text.room - 1, self._head.positions - 1 - text.committed)
+        depth = min(text.room - 1, text.reach(self._head.positions) - 1 - text.committed)
         return max(min(len(self.widths) + 1, depth), 0)
 
     def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
@@ -169,6 +169,7 @@ class ModelDrafter:
         fed = self._fed.get(text.sequence)
         if fed is None or not (text.sequence in self._table or self._begin(fed)):
             return None
+        self._trim(fed)
         return find_ground(self._table, text.sequence, len(text.tokens), sum(self.widths))
 
     def _begin(self, fed: Fed) -> bool:
@@ -176,11 +177,11 @@ class ModelDrafter:
         fork, sequence = fed.text.opening.fork, fed.text.sequence
         source = self._fed.get(fork.sequence) if fork else None
         if fork is None or source is None:
-            self._table.open(sequence)
+            self._table.open(sequence, window_of(fed.text.opening))
             return True
         try:
             if source.text.sequence not in self._table:
-                self._table.open(source.text.sequence)
+                self._table.open(source.text.sequence, window_of(source.text.opening))
             source.rewind()
             self._feed_up_to(source, fork.length)
             copy = self._table.fork(sequence, source.text.sequence, fork.length)
@@ -191,9 +192,18 @@ class ModelDrafter:
         fed.tokens = source.tokens[: fork.length]
         return True
 
+    def _trim(self, fed: Fed) -> None:
+        """Give back what a window hides from all rows to come. Here a row sees all that is left."""
+        self._wipe(self._table.trim(fed.text.sequence, fed.sure))
+
+    def _wipe(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._kv.clear_page(page)
+
     def _feed_up_to(self, fed: Fed, stop: int) -> None:
         for start in range(len(fed.tokens), stop, CHUNK):
             chunk = fed.text.tokens[start : min(start + CHUNK, stop)]
+            self._trim(fed)
             self._table.reserve(fed.text.sequence, start + len(chunk))
             self._run([(fed, chunk)])
 
@@ -211,8 +221,9 @@ class ModelDrafter:
         spans, slots, rows, tokens, last = list[Span](), list[int](), list[int](), list[int](), list[int]()
         for fed, chunk in parts:
             first, sequence = len(fed.tokens), fed.text.sequence
-            stop = first + len(chunk)
-            spans.append(Span(len(chunk), first, len(chunk), table.pages(sequence)[: table.pages_for(stop)]))
+            stop, column = first + len(chunk), table.column(sequence, first)
+            pages = table.pages(sequence)[: table.pages_for(column + len(chunk))]
+            spans.append(Span(len(chunk), column, len(chunk), pages))
             slots += table.slots(sequence, first, stop)
             rows += range(first, stop)
             tokens += chunk
