@@ -4,12 +4,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from specsot.members import TreeShape  # noqa: E402
-from specsot.params import Window  # noqa: E402
-from tests.laws.drafters import KnowingDrafter  # noqa: E402
-from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.laws.test_identity import WARM, prompts_of  # noqa: E402
-from tests.models import Shape, write_base, write_head  # noqa: E402
+from specsot.members import TreeShape
+from specsot.params import Window
+from tests.laws.drafters import KnowingDrafter
+from tests.laws.ring import Setup, ring_of
+from tests.laws.test_identity import WARM, prompts_of
+from tests.models import Shape, write_base, write_head
 
 pytestmark = pytest.mark.torch
 
