@@ -184,8 +184,6 @@ def _excused(story: Story, hurts: list[tuple[float, Hurt]]) -> Iterable[str]:
         return
     kinds = {_cause(hurt) for at, hurt in hurts if at <= story.ended_at}
     excuses = {"stage"} if story.asked.ask.resumable and story.asked.timeout is None else {"stage", "revive"}
-    if ended.error == "Unavailable" and not story.events:
-        excuses |= {"leave"}  # who comes while a ring is formed anew is refused at once, and may come again
     if ended.error in ("Unavailable", "NotFound", "Overloaded") and kinds & excuses:
         return
     rule = {frozenset({"drafter"}): 4, frozenset({"leave"}): 12}.get(frozenset(kinds), 1)

@@ -81,11 +81,29 @@ async def test_a_broken_ring_ends_requests_and_a_new_one_serves_again() -> None:
     with pytest.raises(Unavailable, match="reset; after 30 s the ring is still waiting for 1 of 2 workers"):
         await client
     assert stage.conductor.idle
-    with pytest.raises(Unavailable, match="waiting for 1 of 2 workers"):
-        await anext(stage.conductor.generate(SOT))
+    late, later = stage.listen(SOT), stage.listen(DIRECT)
+    await stage.settle()
+    late.cancel()
+    stage.time.advance(29)
     stage.ring.form(RingState(epoch=2, pages=64, page_rows=64, slots=8, max_positions=2048))
-    assert finished(await stage.answer(DIRECT)).text == "It is naïve 你好."
+    stage.conductor.epoch_began()
+    while not later.done():
+        await stage.lap()
+    assert finished(await later).text == "It is naïve 你好."
     assert openings(stage)[-1].sequence > last
+
+
+async def test_who_comes_while_there_is_no_ring_waits_as_long_as_anybody() -> None:
+    stage = Stage(SAYS)
+    assert finished(await stage.answer(DIRECT)).text
+    stage.ring.break_off()
+    stage.conductor.epoch_ended("worker-2 is gone")
+    client = stage.listen(SOT)
+    await stage.settle()
+    stage.time.advance(31)
+    with pytest.raises(Unavailable, match="after 30 s the ring is still waiting for 1 of 2 workers"):
+        await client
+    assert stage.conductor.idle
 
 
 async def test_an_order_that_cannot_be_sent_breaks_the_request_off() -> None:

@@ -45,12 +45,19 @@ class Acceptance:
     def __init__(self, ring: Ring, prompts: Prompts, model: str, vocabulary: int) -> None:
         self._ring, self._prompts, self._model, self._vocabulary = ring, prompts, model, vocabulary
         self._arrivals = itertools.count()
+        self._known: RingState | None = None
+
+    def remember(self, ring: RingState) -> None:
+        """Until the next ring is there, who comes is measured by this one; then by that (`fit`)."""
+        self._known = ring
 
     def check(self, ask: Ask, id: str | None) -> None:
-        """What can be said at once. Raises NotFound (the model), Unavailable (no ring), InvalidRequest."""
+        """What can be said at once. Raises NotFound (the model), Unavailable (there was no ring yet),
+        InvalidRequest.
+        """
         if ask.model not in ("", self._model):
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
-        ring = require_ring(self._ring)
+        ring = self._measure()
         check_words(ask, id, reach(ask, ring))
         check_tokens(ask, self._vocabulary)
         check_drafter(ask, ring)
@@ -62,8 +69,8 @@ class Acceptance:
         return await asyncio.to_thread(self._word, ask)
 
     def prepare(self, ask: Ask, id: str | None, client: str, now: float, words: Words) -> LiveRequest:
-        """Raises Unavailable (no ring), InvalidRequest (it can never fit)."""
-        beginning = begin(ask, words, require_ring(self._ring))
+        """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
+        beginning = begin(ask, words, self._measure())
         id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
         request = self._make(ask, id, client, seed, now, words)
         request.beginning = beginning
@@ -73,6 +80,9 @@ class Acceptance:
         """One that a master before this one took; nothing of it has happened yet. Raises InvalidRequest."""
         words = await self.word(kept.ask)
         return self._make(kept.ask, kept.id, kept.client, kept.seed, since, words)
+
+    def _measure(self) -> RingState:
+        return self._ring.state() or self._known or require_ring(self._ring)
 
     def _make(self, ask: Ask, id: str, client: str, seed: int, since: float, words: Words) -> LiveRequest:
         return LiveRequest(

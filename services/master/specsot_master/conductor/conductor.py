@@ -140,8 +140,9 @@ class Conductor:
         it is resumable: then it lives on for a while, and the same call again, or `resume`, reads it.
 
         timeout: seconds it may take, waiting included; None: as long as it needs.
-        Raises InvalidRequest, NotFound, Overloaded and Unavailable before the first event; Unavailable
-        when the ring breaks under it; TimedOut; PlanError; Cancelled when nothing is read for too long.
+        Raises InvalidRequest, NotFound, Overloaded, and Unavailable where there was no ring yet, before the
+        first event; Unavailable when the ring breaks and no other comes; TimedOut; PlanError; Cancelled when
+        nothing is read for too long.
         """
         known = self._find(request_id) if request_id else None
         if known is not None and known.ask.resumable:
@@ -281,6 +282,8 @@ class Conductor:
         self._roster.wait(request)
         self._notes.arrived(request, self._clock.now())
         self._limits.give(request, left)
+        if self._ring.state() is None:
+            self._limits.await_ring(request, "the ring broke before")
         self._fill()
         return request
 
@@ -360,6 +363,7 @@ class Conductor:
         """An empty ring, perhaps of another size."""
         self._sharing.begin_epoch(state.pages)
         self._epoch = state.epoch
+        self._acceptance.remember(state)
         for request in self._roster.everybody:
             self._limits.has_ring(request)
             self._guard(request, fit, request, state)
@@ -384,17 +388,7 @@ class Conductor:
         request.feed.push(numbered)
         self._readers.told(request)
         if isinstance(numbered.event, Finished):
-            _log_end(request, numbered.event)
+            ended = numbered.event.statistics
+            told = {"tokens": ended.completion_tokens, "laps": ended.laps, "seconds": round(ended.seconds, 3)}
+            log.info("finished", **request.named, reason=numbered.event.reason.value, **told)
             self.drop(request)
-
-
-def _log_end(request: LiveRequest, end: Finished) -> None:
-    figures = end.statistics
-    log.info(
-        "finished",
-        **request.named,
-        reason=end.reason.value,
-        tokens=figures.completion_tokens,
-        laps=figures.laps,
-        seconds=round(figures.seconds, 3),
-    )
