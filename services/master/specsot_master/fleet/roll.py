@@ -6,7 +6,7 @@ Refuses to know epochs and what the messages say.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,10 @@ from specsot.members import Configuration, Disband, Kind, Registration, Rejoined
 Word = Configuration | Disband | StandBy | Rejoined
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Member:
-    """ready: for the present epoch."""
-
     registration: Registration
     downlink: Link
-    ready: bool = False
 
 
 class Roll:
@@ -60,6 +57,11 @@ class Roll:
     def tell(self, name: str, word: Word) -> None:
         """Soon, and in the order of the calls."""
         self._soon(self._send(name, word))
+
+    def tell_all(self, words: Mapping[str, Word]) -> None:
+        """To each by name its own."""
+        for name, word in words.items():
+            self.tell(name, word)
 
     def hang_up(self, member: Member) -> None:
         """Another one took its place: what its link still says, and its end, is nobody's any more."""

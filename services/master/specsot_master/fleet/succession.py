@@ -60,6 +60,21 @@ def could_form(
         return False
 
 
+def improve(
+    members: Sequence[Registration], wishes: Wishes, present: Stages, busy: Collection[str]
+) -> Stages | None:
+    """Stages of a better ring than the present one of the busy: with a drafter that came late, or with as
+    many workers as were wished for, where it had to be formed of fewer.
+    """
+    spare = {member.kind for member in members if member.name not in busy}
+    if wishes.drafter and "drafter" in spare:
+        return present
+    if len(present) < wishes.workers and "worker" in spare:
+        more = draw_up(members, wishes)
+        return None if isinstance(more, str) else more
+    return None
+
+
 def draw_anew(members: Sequence[Registration], wishes: Wishes) -> Stages:
     """Stages of as many workers as help. Raises Refused where they have no room, Unavailable for a hole."""
     workers = [member for member in members if member.kind == "worker"]

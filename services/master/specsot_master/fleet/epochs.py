@@ -1,0 +1,170 @@
+"""One epoch after the other: begins each as soon as the ring is complete, counts its barrier, ends it.
+
+Refuses to know how members come, go and speak, and who should run which layers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from specsot.errors import Refused, Unavailable
+from specsot.info import Rebalanced
+from specsot.members import Disband
+from specsot_master.fleet.epoch import Epoch
+from specsot_master.fleet.pace import pace_of
+from specsot_master.fleet.patience import Patience
+from specsot_master.fleet.roll import Roll
+from specsot_master.fleet.succession import Stages, draw_anew, draw_up, improve
+from specsot_master.fleet.wishes import Wishes
+
+log = structlog.get_logger()
+
+FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  # seconds before a broken ring is tried again
+
+
+class Epochs:
+    """newest: running or not. complaint: why the last attempt failed; None once one has succeeded.
+
+    numbers: of epochs to come. on_ready(), on_end(reason) and idle() are the fleet's.
+    """
+
+    def __init__(
+        self,
+        roll: Roll,
+        wishes: Wishes,
+        numbers: Iterator[int],
+        on_ready: Callable[[], None],
+        on_end: Callable[[str], None],
+        idle: Callable[[], bool],
+    ) -> None:
+        self._roll, self._wishes, self._numbers = roll, wishes, numbers
+        self._on_ready, self._on_end, self._idle = on_ready, on_end, idle
+        self.newest = Epoch()
+        self.complaint: str | None = None
+        self._missing = ""  # as it was said last
+        self._retry = FIRST_RETRY
+        self._patience = Patience(self.reform)
+
+    def waiting_for(self) -> str:
+        """What keeps the ring from running, in words; empty when it runs."""
+        if self.newest.ring:
+            return ""
+        if self.newest.formed:
+            return self.complaint or f"{', '.join(self.newest.slow)} to get ready"
+        drawn = self._draw_up()
+        return drawn if isinstance(drawn, str) else self.complaint or "the next attempt"
+
+    def in_words(self, stages: Stages) -> str:
+        """Who runs what, and the pace that is expected."""
+        return str(pace_of(stages, {one.name: one for one in self._roll.registrations}))
+
+    def be_patient(self, seconds: float) -> None:
+        """Those whom a ring lost may come back so long."""
+        if self.newest.stages and not self.newest.formed:
+            self._patience.begin(seconds)
+
+    def reform(self) -> None:
+        """Begin a new epoch if the ring is complete and nothing runs that it would disturb."""
+        epoch, members = self.newest, self._roll.registrations
+        self._roll.tell_all(epoch.take_back(members, self._wishes))
+        if not epoch.formed:
+            self._form()
+            return
+        better = improve(members, self._wishes, epoch.stages, epoch.busy)
+        if better and (self._idle() or not epoch.ring):
+            self._begin_anew(better, "the ring is formed anew")
+
+    def rebalance(self) -> Rebalanced:
+        """Share the layers out anew. Raises Unavailable while there is no ring, Refused for want of room."""
+        if not self.newest.formed:
+            raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
+        stages = draw_anew(self._roll.registrations, self._wishes)
+        changed = stages != self.newest.stages
+        if changed:
+            self._begin_anew(stages, "the ring is rebalanced")
+        return Rebalanced(changed, self.newest.number, self.in_words(stages))
+
+    def count(self, name: str) -> None:
+        """One more is ready: of those whom the ring waits for, or a drafter that comes back."""
+        told = self.newest.count(name)
+        if told:
+            self._roll.tell_all(told)
+            log.info("the drafter is back", epoch=self.newest.number, name=name)
+            self._on_ready()  # somebody may wait for it
+        elif name in self.newest:
+            self._announce_if_ready()
+
+    def fail(self, name: str, reason: str) -> None:
+        """Without its drafter an epoch goes on; this one is not asked again before the next."""
+        epoch = self.newest
+        if epoch.draft_no_more(name):
+            epoch.failed.add(name)
+            log.warning("nobody drafts", name=name, reason=reason)
+        elif name in epoch:
+            if name in epoch.slow:
+                epoch.failed.add(name)
+            self.complaint = f"{name}: {reason}"
+            self._break(self.complaint, name)
+            self._try_again()
+
+    def lose(self, name: str, reason: str) -> None:
+        """A member is gone. A lost stage ends the epoch, a lost drafter does not."""
+        self.newest.draft_no_more(name)
+        self.newest.failed.discard(name)
+        if name in self.newest:
+            self._break(f"{name} is gone: {reason}", name)
+
+    def _draw_up(self) -> Stages | str:
+        """The next epoch's stages, or what is missing."""
+        before, failed = self.newest.stages, self.newest.failed
+        try:
+            return draw_up(self._roll.registrations, self._wishes, before, self._patience.lasts, failed)
+        except Refused as error:
+            self.complaint = str(error)
+            return self.complaint
+
+    def _form(self) -> None:
+        stages = self._draw_up()
+        if not isinstance(stages, str):
+            self._begin(stages)
+            return
+        if stages != self._missing:  # said once, however often it is tried
+            log.info("waiting for the ring", missing=stages)
+        self._missing = stages
+
+    def _begin(self, stages: Stages) -> None:
+        self._missing = ""
+        try:
+            told = self.newest.begin(next(self._numbers), self._roll.registrations, stages, self._wishes)
+        except Refused as error:
+            self.complaint = str(error)
+            log.error("no ring", reason=str(error))
+            return
+        self._patience.end()
+        log.info("plan", epoch=self.newest.number, stages=self.in_words(stages))
+        self._roll.tell_all(told)
+
+    def _begin_anew(self, stages: Stages, reason: str) -> None:
+        self._break(reason, None)
+        self._begin(stages)
+
+    def _announce_if_ready(self) -> None:
+        if ring := self.newest.ring:
+            self.complaint, self._retry = None, FIRST_RETRY
+            self.newest.failed.clear()
+            ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
+            log.info("ring complete", epoch=ring.epoch, stages=ranges, drafter=ring.drafter, pages=ring.pages)
+            self._on_ready()
+
+    def _break(self, reason: str, culprit: str | None) -> None:
+        """End the epoch: everybody but the culprit is told, requests hear why."""
+        told = [name for name in self.newest.end() if name != culprit]
+        self._roll.tell_all(dict.fromkeys(told, Disband(self.newest.number, reason)))
+        self._on_end(reason)
+
+    def _try_again(self) -> None:
+        asyncio.get_running_loop().call_later(self._retry, self.reform)
+        self._retry = min(self._retry * 2, LONGEST_RETRY)
