@@ -13,7 +13,7 @@ from typing import Any
 from specsot.errors import SpecsotError
 from specsot.frames import Order
 from specsot.links import Link
-from specsot.members import Configuration, Disband, Kind, Registration, Rejoined, StandBy
+from specsot.members import Configuration, Disband, Registration, Rejoined, StandBy
 
 Word = Configuration | Disband | StandBy | Rejoined
 
@@ -41,9 +41,6 @@ class Roll:
     @property
     def registrations(self) -> list[Registration]:
         return [member.registration for member in self._members.values()]
-
-    def names(self, kind: Kind) -> list[str]:
-        return [one.name for one in self.registrations if one.kind == kind]
 
     def add(self, registration: Registration, downlink: Link) -> None:
         self._members[registration.name] = Member(registration, downlink)
