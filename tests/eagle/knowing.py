@@ -14,7 +14,7 @@ from specsot_app.eagle.ring import PAGE_ROWS
 
 
 class KnowingHead:
-    """texts: by KV page what the sequence there will be, prompt included (one page a sequence).
+    """texts: what sequences will be, prompts included. Each has one KV page; whose a page is, its first row says.
 
     An output is (page, position of the token after the one fed). Every `slip`-th position the likeliest
     token is a wrong one, and the right one comes second.
@@ -28,6 +28,7 @@ class KnowingHead:
         self, texts: Mapping[int, Sequence[int]], base_hidden: int, vocabulary: int, slip: int
     ) -> None:
         self.texts, self.slip = texts, slip
+        self._pages: dict[int, Sequence[int]] = {}
         self._base_hidden, self.draft_vocab, self.positions = base_hidden, vocabulary, 512
 
     def tap_slices(self) -> dict[int, Tensor]:
@@ -39,13 +40,20 @@ class KnowingHead:
 
     def forward(self, tokens, features, positions, slots, plan, kv, asked=None) -> Tensor:
         assert len(tokens) == len(features) == len(positions) == len(slots)
-        outputs = torch.stack((slots // PAGE_ROWS, positions + 2), 1).float()
+        pages = slots // PAGE_ROWS
+        for page in set(pages[positions == 0].tolist()):
+            self._pages[page] = self._owner(tokens[pages == page].tolist())
+        outputs = torch.stack((pages, positions + 2), 1).float()
         return outputs if asked is None else outputs[asked]
+
+    def _owner(self, prompt: list[int]) -> Sequence[int]:
+        """A draft row is fed the token behind its own."""
+        return next(text for text in self.texts.values() if list(text[1 : 1 + len(prompt)]) == prompt)
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         logits = torch.zeros(len(outputs), self.draft_vocab)
         for row, (page, place) in enumerate(outputs.long().tolist()):
-            text = self.texts[page]
+            text = self._pages[page]
             right = text[place] if place < len(text) else 0
             logits[row, right] = 4.0
             if place % self.slip == 0:

@@ -247,3 +247,15 @@ async def test_a_rebalance_takes_all_that_help_and_then_changes_nothing():
     assert stand.ends == ["the ring is rebalanced"]
     stand.all_ready(2, "a", "b", "c")
     assert not stand.fleet.rebalance().changed
+
+
+async def test_one_who_comes_late_and_has_no_room_at_all_stands_by():
+    stand = await stand_with(worker("a"), worker("b"), wishes=HASTY)
+    stand.all_ready(1, "a", "b")
+    stand.fleet.lost("a", "killed")
+    await stand.calm()
+    await asyncio.sleep(0)
+    stand.all_ready(2, "b")
+    await stand.join(worker("c", memory=MIB + 10, kv_bytes=MIB, weights=WeightBytes(MIB, 0, 0)))
+    stand.fleet.reform()
+    assert [one.name for one in stand.fleet.members() if one.stands_by] == ["c"]

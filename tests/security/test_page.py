@@ -6,16 +6,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from specsot.rpc.tokens import Tokens
 from tests.http.house import Served, served
-from tests.http.test_page import ask, done, opened, shoot, text_of, until
+from tests.http.test_page import ask, chromium, done, opened, shoot, text_of, until
 from tests.master.letters import SAYS
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+__all__ = ["chromium"]  # a fixture for all of this file
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def house(tmp_path: Path) -> AsyncIterator[Served]:
     (tmp_path / "tokens").write_text("opensesame\n")
     async with served(tokens=Tokens(tmp_path / "tokens")) as one:

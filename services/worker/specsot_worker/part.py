@@ -86,13 +86,14 @@ class WorkerPart:
         stage = await self._compute.run(self._source.stage, configuration, mine.layers)
         links = await connect(configuration, self._dialer, uplink)
         last = index == len(configuration.stages) - 1
+        judge = await self._compute.run(self._source.judge, stage, configuration) if last else None
         self._now = _Epoch(
             configuration,
             stage,
             links,
             set(own_taps(configuration, mine)),
             _sequencer(configuration) if index == 0 else None,
-            self._source.judge(stage, configuration) if last else None,
+            judge,
             Deadline(configuration.curve),
         )
         self._watch.formed(configuration, stage.table)

@@ -70,7 +70,10 @@ def improve(
     if wishes.drafter and "drafter" in spare:
         return present
     if len(present) < wishes.workers and "worker" in spare:
-        more = draw_up(members, wishes)
+        try:
+            more = draw_up(members, wishes)
+        except Refused:  # who came late has no room for anything
+            return None
         return None if isinstance(more, str) else more
     return None
 
