@@ -14,7 +14,7 @@ from specsot_app.eagle.ring import PAGE_ROWS
 
 
 class KnowingHead:
-    """texts: what sequences will be, prompts included. Each has one KV page; whose a page is, its first row says.
+    """texts: what sequences will be, prompts included. Each has one KV page; its first rows say whose it is.
 
     An output is (page, position of the token after the one fed). Every `slip`-th position the likeliest
     token is a wrong one, and the right one comes second.
