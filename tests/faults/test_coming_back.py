@@ -56,20 +56,26 @@ async def written(drafter: bool) -> tuple[str, set[int], list[list[Result]]]:
     assert await world.complete(60.0)
     client = asyncio.create_task(Client(world, "r", LONG, Habit()).live())
     parts = [world.results]
-    for there in (False, True) if drafter else ():
+    if drafter:
         await until(lambda: len(world.results) > 30)
-        if not there:
-            world.members["drafter"].kill()
-        await until(lambda there=there: drafts(world) == there)
+        world.members["drafter"].kill()
+        await until(lambda: not drafts(world))
         count = len(world.results) + 6  # those under way
-        await until(lambda count=count: len(world.results) > count)
-        world.results = []
-        parts.append(world.results)
+        await until(lambda: len(world.results) > count)
+        parts.append(begin_anew(world))
+        await until(lambda: drafts(world))
+        parts.append(begin_anew(world))
     await client
     (end,) = (story.finished for story in tell(world.recorder.seen).values())
     assert end is not None
     await world.close()
     return end.text, {one.epoch for part in parts for one in part}, parts
+
+
+def begin_anew(world: World) -> list[Result]:
+    """The laps from now on."""
+    world.results = list[Result]()
+    return world.results
 
 
 def drafts(world: World) -> bool:

@@ -50,11 +50,9 @@ class Laps:
             listener(result)
 
     def info(self) -> LapsInfo:
-        """As of now."""
+        """As of now. May be asked from another thread, while laps are heard: that looks at a copy."""
         since = self._clock() - WINDOW
-        while self._newest and self._newest[0].when < since:
-            self._newest.popleft()
-        recent = self._newest
+        recent = [lap for lap in tuple(self._newest) if lap.when >= since]
         return LapsInfo(
             laps=self._laps,
             tokens=self._tokens,

@@ -62,7 +62,7 @@ class PrefixTree:
     @property
     def pages(self) -> int:
         """Charged for all of them."""
-        return sum(node.pages for node in self._by_id.values())
+        return sum(node.pages for node in self._nodes())
 
     @property
     def sequences(self) -> tuple[int, ...]:
@@ -102,10 +102,11 @@ class PrefixTree:
     def spare(self, keep: Node | None = None) -> int:
         """Pages that could be given back now, all but those of `keep` and what it stands on."""
         held: set[int] = set()
-        for node in self._by_id.values():
+        nodes = self._nodes()
+        for node in nodes:
             if node.pins or node is keep:
                 held.update(one.sequence for one in lineage(node))
-        return sum(node.pages for node in self._by_id.values() if node.sequence not in held)
+        return sum(node.pages for node in nodes if node.sequence not in held)
 
     def give_up(self, pages: int, keep: Node | None = None) -> list[Node]:
         """Take nodes out until so many pages are given back, or nothing is spare: doubted ones first, then
@@ -140,6 +141,10 @@ class PrefixTree:
     def clear(self) -> None:
         self._roots.clear()
         self._by_id.clear()
+
+    def _nodes(self) -> list[Node]:
+        """A copy: figures are looked up by another thread, while nodes come and go."""
+        return list(self._by_id.values())
 
     def _remove(self, node: Node) -> None:
         (node.parent.children if node.parent else self._roots).remove(node)

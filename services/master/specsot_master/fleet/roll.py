@@ -40,7 +40,7 @@ class Roll:
 
     @property
     def registrations(self) -> list[Registration]:
-        return [member.registration for member in self._members.values()]
+        return [member.registration for member in list(self._members.values())]
 
     def add(self, registration: Registration, downlink: Link) -> None:
         self._members[registration.name] = Member(registration, downlink)
