@@ -53,6 +53,7 @@ def test_a_drafter_that_is_back_drafts_what_is_being_written() -> None:
 async def written(drafter: bool) -> tuple[str, set[int], list[list[Result]]]:
     """The text, the epochs of its laps, and its laps: with the drafter, without, and with it again."""
     world = World(random.Random(4), Shape(2, drafter, skill=0.9))
+    world.restart = 2.0, 2.0  # long enough for laps without it
     assert await world.complete(60.0)
     client = asyncio.create_task(Client(world, "r", LONG, Habit()).live())
     parts = [world.results]

@@ -151,7 +151,7 @@ class Member:
             self._world.crashed.append(error)
         self._world.net.kill(host)
         if not self._world.closing:
-            pause = self._world.rng.uniform(*RESTART)
+            pause = self._world.rng.uniform(*self._world.restart)
             asyncio.get_running_loop().call_later(pause, self._again)
 
     def _again(self) -> None:
@@ -232,7 +232,7 @@ class World:
         self.rng, self.shape, self.between, self._place = rng, shape, between or Honest(), place
         self.recorder, self.net = Recorder(), Net(rng)
         self.crashed: list[BaseException] = []
-        self.closing = False
+        self.closing, self.restart = False, RESTART
         self.results: list[Result] = []
         self._busy: Host | None = None  # whose work is done now
         self.members: dict[str, Member] = {}
