@@ -52,3 +52,14 @@ async def test_law_1_behind_a_window(models):
     assert gain > 2, "deep paths must really have been accepted"
     headed, _ = await write(Setup(base, head, 3, "packed", shape), prompts, window=WINDOW)
     assert headed == plain
+
+
+async def test_law_1_behind_a_window_after_a_repair(models):
+    """What was written comes again as a prompt; its sinks are still those of what was asked."""
+    base, _ = models
+    prompt = prompts_of(1)[0][:3]  # fewer than the window's sinks
+    async with ring_of(Setup(base)) as ring:
+        more = {"limit": LIMIT, "sampling": WARM, "seed": 7, "window": WINDOW}
+        whole = await ring.written(await ring.open(prompt, **more))
+        again = await ring.open([*prompt, *whole[:40]], generated=40, **more)
+        assert await ring.written(again) == whole[40:]

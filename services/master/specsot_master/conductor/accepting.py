@@ -57,7 +57,7 @@ class Acceptance:
         """
         if ask.model not in ("", self._model):
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
-        ring = self._measure()
+        ring = self._ring_to_fit()
         check_words(ask, id, reach(ask, ring))
         check_tokens(ask, self._vocabulary)
         check_drafter(ask, ring)
@@ -70,7 +70,7 @@ class Acceptance:
 
     def prepare(self, ask: Ask, id: str | None, client: str, now: float, words: Words) -> LiveRequest:
         """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
-        beginning = begin(ask, words, self._measure())
+        beginning = begin(ask, words, self._ring_to_fit())
         id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
         request = self._make(ask, id, client, seed, now, words)
         request.beginning = beginning
@@ -81,7 +81,7 @@ class Acceptance:
         words = await self.word(kept.ask)
         return self._make(kept.ask, kept.id, kept.client, kept.seed, since, words)
 
-    def _measure(self) -> RingState:
+    def _ring_to_fit(self) -> RingState:
         return self._ring.state() or self._known or require_ring(self._ring)
 
     def _make(self, ask: Ask, id: str, client: str, seed: int, since: float, words: Words) -> LiveRequest:
