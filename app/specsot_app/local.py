@@ -27,6 +27,8 @@ from specsot_master.master import Master, Members
 PartMaker = Callable[[str, Dialer, Executor], Part]
 Loaded = Callable[[str, int], None]  # hears how many layers a worker has
 
+DRAFTER = "drafter"
+
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
@@ -63,9 +65,15 @@ class LocalOptions:
     def drafts(self) -> bool:
         return self.drafter == "ngram" or (self.drafter != "none" and self.draft_model is not None)
 
+    @property
+    def crosses(self) -> bool:
+        """Rows may pass from one GPU to another."""
+        on_gpus = any(device.startswith("cuda") for device in self.devices or (self.device,))
+        return on_gpus and len(_ranges(self)) > 1
+
 
 class LocalFleet:
-    """Start it, ask it, close it. One compute thread serves all members: they share the same cores."""
+    """Start it, ask it, close it. Members that share a device, or the cores of a CPU, share a compute thread."""
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
         self._master, self._members, self._leaving = master, members, leaving
@@ -80,10 +88,9 @@ class LocalFleet:
         loaded: called on the thread that loads.
         """
         master = assemble(_settings(options))
-        exchange, leaving = Exchange(), asyncio.Event()
-        compute = ThreadPoolExecutor(1, thread_name_prefix="specsot-compute")
+        seats, leaving = _Seats(options), asyncio.Event()
         members = [
-            asyncio.create_task(_live(name, make, master.members, exchange, compute, leaving))
+            asyncio.create_task(_live(name, make, master.members, seats.of(name), leaving))
             for name, make in (parts or _parts(options, loaded)).items()
         ]
         fleet = cls(master, members, leaving)
@@ -151,14 +158,49 @@ def _connect(fleet: Members, inbox: Inbox) -> Connect:
     return connect
 
 
-async def _live(
-    name: str, make: PartMaker, fleet: Members, exchange: Exchange, compute: Executor, leaving: asyncio.Event
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """Where a member hears, whom it can call, and the thread it computes on."""
+
+    inbox: Inbox
+    dialer: Dialer
+    compute: Executor
+
+
+class _Seats:
+    """Of all members of one fleet."""
+
+    def __init__(self, options: LocalOptions) -> None:
+        self._options, self._exchange = options, Exchange()
+        self._threads: dict[str, Executor] = {}
+
+    def of(self, name: str) -> _Seat:
+        return _Seat(self._exchange.listen(name), self._dialer(name), self._thread(name))
+
+    def _dialer(self, name: str) -> Dialer:
+        dialer = self._exchange.dialer(name)
+        if not self._options.crosses:
+            return dialer
+        from specsot.direct.crossing import CrossingDialer
+
+        return CrossingDialer(dialer)
+
+    def _thread(self, name: str) -> Executor:
+        """One for each device. Where the master chooses among GPUs nobody knows yet who shares one, and each
+        member has its own.
+        """
+        device = _device(self._options, name)
+        which = name if self._options.crosses and device == "cuda" else device
+        if which not in self._threads:
+            self._threads[which] = ThreadPoolExecutor(1, thread_name_prefix=f"specsot-{which}")
+        return self._threads[which]
+
+
+async def _live(name: str, make: PartMaker, fleet: Members, seat: _Seat, leaving: asyncio.Event) -> None:
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
-    inbox = exchange.listen(name)
     loop = asyncio.get_running_loop()
-    part = await loop.run_in_executor(compute, make, name, exchange.dialer(name), compute)
-    await take_part(part, inbox, _connect(fleet, inbox), leaving)
+    part = await loop.run_in_executor(seat.compute, make, name, seat.dialer, seat.compute)
+    await take_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
 
 
 def _settings(options: LocalOptions) -> MasterSettings:
@@ -182,18 +224,22 @@ def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
 
 def _parts(options: LocalOptions, loaded: Loaded | None) -> dict[str, PartMaker]:
     """Workers in ring order, and the drafter."""
-    parts: dict[str, PartMaker] = {
-        f"worker-{n}": _worker_maker(_placed(options, n), layers, loaded)
-        for n, layers in enumerate(_ranges(options))
-    }
+    workers = [(f"worker-{n}", layers) for n, layers in enumerate(_ranges(options))]
+    parts = {name: _worker_maker(_placed(options, name), layers, loaded) for name, layers in workers}
     if options.drafts:
-        parts["drafter"] = _drafter_maker(_placed(options, -1))
+        parts[DRAFTER] = _drafter_maker(_placed(options, DRAFTER))
     return parts
 
 
-def _placed(options: LocalOptions, number: int) -> LocalOptions:
-    """On the device of that worker."""
-    return replace(options, device=options.devices[number]) if options.devices else options
+def _placed(options: LocalOptions, name: str) -> LocalOptions:
+    return replace(options, device=_device(options, name))
+
+
+def _device(options: LocalOptions, name: str) -> str:
+    """The drafter is beside the last worker."""
+    if not options.devices:
+        return options.device
+    return options.devices[-1 if name == DRAFTER else int(name.removeprefix("worker-"))]
 
 
 def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:

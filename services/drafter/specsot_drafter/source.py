@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from specsot.direct.standing import stand_on
 from specsot.members import Configuration, Registration, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
@@ -32,6 +33,7 @@ class Source:
         self._supply, self._room, self._loaded = supply, room, False
         self._config = read_config(supply.model)
         self._fingerprint = fingerprint(supply.model)
+        stand_on(supply.device)
         self._ways = ways_of(supply)
 
     @property

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from specsot.constraint import Grammar, grammar_of
+from specsot.direct.standing import stand_on
 from specsot.errors import ModelError
 from specsot.frames import Opening
 from specsot.members import Configuration, Curve, Range, Registration, WeightFormat
@@ -63,6 +64,7 @@ class Source:
         self._supply, self._room, self._device = supply, room, supply.device
         self._gpus = gpus(supply.device)
         self._config = read_config(supply.model)
+        stand_on(supply.device)
         self._dtype = resolve_dtype(supply.dtype, supply.device)
         self._fingerprint = fingerprint(supply.model)
         self._decoder: Decoder | None = None
@@ -130,6 +132,7 @@ class Source:
         device = self._gpus.get(gpu or "", self._device)
         if device != self._device:
             self._decoder, self._device = None, device
+            stand_on(device)
 
     def _memory(self) -> int | None:
         """Bytes there would be if nothing were loaded here yet; None where nobody knows."""

@@ -5,19 +5,19 @@ Refuses to know what the rows mean: tokens are embedded on the first stage and j
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import torch
 
 from specsot.arrange import Arrangement, arrange
 from specsot.errors import WireError
-from specsot.frames import Frame, tokens_of
+from specsot.frames import Frame, Payload, tokens_of
 from specsot.members import Layout, Range
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.laps import Graphs, Laps, Rows
 from specsot.pages import PageTable
+from specsot_worker.lapse import lapse_on
 
 
 class Stage:
@@ -30,6 +30,8 @@ class Stage:
         self._kv = decoder.make_kv(pages, page_rows)
         self._taps: dict[int, torch.Tensor] = {}
         self._laps: Laps | None = None
+        first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
+        self._lapse = lapse_on(decoder.device, first, last)
 
     @property
     def table(self) -> PageTable:
@@ -55,34 +57,36 @@ class Stage:
 
         Raises WireError when the rows that came do not match the header.
         """
-        begun = time.perf_counter()
+        self._lapse.begin()
         arrangement = arrange(self._table, frame)
         self._move(arrangement)
         if not arrangement.slots:
             self._wipe(arrangement)
-            return self._leave(frame, None, None, begun)
+            return self._leave(frame, 0, None, None)
         hidden, fused = self._forward(frame, arrangement)
         self._wipe(arrangement)
-        return self._leave(frame, hidden, fused, begun)
+        return self._leave(frame, len(arrangement.slots), hidden, fused)
 
     def _leave(
-        self, frame: Frame, hidden: torch.Tensor | None, fused: torch.Tensor | None, begun: float
+        self, frame: Frame, rows: int, hidden: torch.Tensor | None, fused: torch.Tensor | None
     ) -> Frame:
-        seconds = (*frame.seconds, time.perf_counter() - begun)
+        seconds = (*frame.seconds, self._lapse.end(rows))
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
     def _forward(self, frame: Frame, arrangement: Arrangement) -> tuple[torch.Tensor, torch.Tensor | None]:
         """By a graph where one fits; a graph sums up this stage's own taps alone."""
         entry = self._enter(frame, len(arrangement.slots))
+        before = None if frame.fused is None else self._here(frame.fused)
+        self._lapse.here()
         rows = Rows(entry, arrangement.positions, arrangement.slots, _spans(arrangement))
         windows = any(span.sight for span in rows.spans)
         passed = self._laps.run(rows) if self._laps and not windows else None
         if passed is None:
-            return self._step(rows, frame.fused)
+            return self._step(rows, before)
         hidden, fused = passed
-        if fused is None or frame.fused is None:
-            return hidden, frame.fused if fused is None else fused
-        return hidden, fused.add_(frame.fused)
+        if fused is None or before is None:
+            return hidden, before if fused is None else fused
+        return hidden, fused.add_(before)
 
     def _step(self, rows: Rows, fused: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Kernel by kernel, as any device can."""
@@ -115,7 +119,11 @@ class Stage:
         if hidden is None or tuple(hidden.shape) != (rows, self._decoder.config.hidden):
             shape = None if hidden is None else tuple(hidden.shape)
             raise WireError(f"frame {frame.number} has {rows} rows but hidden rows of shape {shape}")
-        return hidden.to(self._decoder.device, self._decoder.dtype)
+        return self._here(hidden)
+
+    def _here(self, rows: Payload) -> torch.Tensor:
+        """On this stage's device, wherever they come from."""
+        return rows.to(self._decoder.device, self._decoder.dtype)
 
     def _move(self, arrangement: Arrangement) -> None:
         for page in arrangement.trimmed:
@@ -123,9 +131,10 @@ class Stage:
         for copy in arrangement.copies:
             self._kv.copy_page(copy.source, copy.target, copy.rows)
         if arrangement.moves:
-            sources, targets = zip(*arrangement.moves)
-            device = self._decoder.device
-            self._kv.move(torch.tensor(sources, device=device), torch.tensor(targets, device=device))
+            device = self._decoder.device  # from pinned memory: else the host waits for the frame before
+            moves = torch.tensor(arrangement.moves, pin_memory=device.type == "cuda")
+            sources, targets = moves.to(device, non_blocking=True).unbind(1)
+            self._kv.move(sources, targets)
 
     def _wipe(self, arrangement: Arrangement) -> None:
         """Last: the closing frame itself may still have written there."""

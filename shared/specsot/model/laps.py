@@ -50,15 +50,18 @@ def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
 class Graphs:
     """Captures with torch; what is captured shares one pool of memory, so that only the first needs any."""
 
-    _turns = Lock()  # torch has one stream for captures, and stages of one process are prepared side by side
+    _turns = (
+        Lock()
+    )  # stages of one process are prepared side by side; a capture begins by waiting for a device
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        """For the GPU on which this thread stands."""
+        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
     def __call__(self, work: Work) -> Captured:
         work()  # compiles, and lets libraries take what they will not take while they are captured
         graph = torch.cuda.CUDAGraph()
-        with self._turns, torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
+        with self._turns, torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
             outputs = work()
         return graph.replay, outputs
 

@@ -1,0 +1,103 @@
+"""How long a stage works on a frame: by the host's clock, or by the device's where nobody waits for that.
+
+Refuses to know what is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Protocol
+
+import torch
+
+
+class Lapse(Protocol):
+    """Asked in this order for every frame."""
+
+    def begin(self) -> None:
+        """Its turn has come."""
+        ...
+
+    def here(self) -> None:
+        """Its rows are here, or the device will have them before it goes on."""
+        ...
+
+    def end(self, rows: int) -> float:
+        """Everything is launched. Returns the stage's seconds."""
+        ...
+
+
+class HostLapse:
+    """From the frame's turn to the end of what the host does for it."""
+
+    def __init__(self) -> None:
+        self._begun = 0.0
+
+    def begin(self) -> None:
+        self._begun = time.perf_counter()
+
+    def here(self) -> None: ...
+
+    def end(self, rows: int) -> float:
+        return time.perf_counter() - self._begun
+
+
+class DeviceLapse(HostLapse):
+    """A stage on a GPU that hands its rows on while they are computed: what the device took for the last
+    frame of about as many rows that is over. Until there is one, what the host took.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._stream = torch.cuda.current_stream(device)
+        self._here = self._mark()
+        self._running: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._took: dict[int, float] = {}
+
+    def here(self) -> None:
+        self._here = self._mark()
+
+    def end(self, rows: int) -> float:
+        if not rows:
+            return super().end(rows)
+        self._look()
+        self._running.append((rows.bit_length(), self._here, self._mark()))
+        return self._took.get(rows.bit_length()) or super().end(rows)
+
+    def _look(self) -> None:
+        """What is over by now."""
+        while self._running and self._running[0][2].query():
+            size, here, over = self._running.popleft()
+            self._took[size] = here.elapsed_time(over) / 1e3
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+
+class LastLapse(HostLapse):
+    """The last stage behind others, on a GPU: it waits for its result anyway, so the host's clock will do.
+    But it starts when the rows have come: before that, others were at work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._stream = torch.cuda.current_stream(device)
+        self._came = torch.cuda.Event()
+
+    def here(self) -> None:
+        self._came.record(self._stream)
+
+    def end(self, rows: int) -> float:
+        """Waits, now that all is launched. What the device takes from then on is counted by the judge."""
+        self._came.synchronize()
+        return 0.0
+
+
+def lapse_on(device: torch.device, first: bool, last: bool) -> Lapse:
+    """For a stage that runs the first layer, the last one, both or none."""
+    if device.type != "cuda" or (first and last):
+        return HostLapse()
+    return LastLapse(device) if last else DeviceLapse(device)

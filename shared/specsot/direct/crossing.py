@@ -1,0 +1,82 @@
+"""Links within one process whose rows cross from one GPU to another.
+
+Refuses to know frames beyond their tensors. Nobody waits on the host: a frame is handed over while the
+device still computes it, and the receiver's device waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specsot.frames import Frame
+from specsot.links import Dialer, Link
+from specsot.members import Kind
+
+
+class Crossing:
+    """Rows on a GPU, computed or not yet: a shape, and `to` for whoever wants them on a device.
+
+    Made on the thread that has just launched what computes them, before it launches anything else.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows, self.shape = rows, rows.shape
+        self._computed = torch.cuda.current_stream(rows.device).record_event()
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """What is launched on `device` from now on finds them there.
+
+        torch copies on the source's current stream, where the next frame is computed already: behind that
+        one the copy would come a whole stage too late. So it gets a stream of its own.
+        """
+        way = _way_from(self._rows.device)
+        with torch.cuda.stream(way):
+            way.wait_event(self._computed)
+            here = self._rows.to(device, dtype, non_blocking=True)
+        self._rows.record_stream(way)
+        torch.cuda.current_stream(device).wait_stream(way)
+        return here
+
+
+@cache
+def _way_from(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingLink:
+    """Another link within this process, whose messages' rows may cross."""
+
+    link: Link
+
+    async def send(self, message: Any) -> None:
+        await self.link.send(_crossing(message))
+
+    async def close(self) -> None:
+        await self.link.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingDialer:
+    """Opens such links, by a dialer of this process."""
+
+    dialer: Dialer
+
+    async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
+        return CrossingLink(await self.dialer.dial(address, epoch, kind))
+
+
+def _crossing(message: Any) -> Any:
+    """Features stay as they are: who drafts on another GPU copies them, and no lap waits for that."""
+    if not isinstance(message, Frame):
+        return message
+    return replace(message, hidden=_on_its_way(message.hidden), fused=_on_its_way(message.fused))
+
+
+def _on_its_way(rows: Tensor | None) -> Tensor | Crossing | None:
+    return Crossing(rows) if rows is not None and rows.is_cuda else rows
