@@ -13,16 +13,16 @@ from operator import or_
 
 from specsot.errors import WireError
 from specsot.frames import Chunk, Frame, Growth, Opening, Segment, rows_of
-from specsot.pages import PageCopy, PageTable
-from specsot.params import Window
+from specsot.pages import PageCopy, PageTable, Policy, RowPruning
+from specsot.params import LEAST_RECENT, Pruning, Window
 from specsot.tree import ancestry, depths
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a window leaves of the columns in front of a segment and of those of its sinks.
+    """What a policy leaves of the columns in front of a segment and of the first ones.
 
-    sinks: by row how many of the first columns it sees as sinks; they count as nothing else.
+    sinks: by row how many of the first columns it sees as sinks, or as what pruning left.
     since: by row the first of the other columns in front of the segment that it sees.
     turns: by row how many positions nearer it is to the sinks than its own position says, or 0.
     """
@@ -40,7 +40,7 @@ class Place:
 
     pages:   cover columns 0 .. base + rows - 1.
     visible: bits over the segment's own rows, per row; None for a prompt chunk (causal).
-    sight:   of a window; None where there is none.
+    sight:   of a policy, in layers from `skip` on; None where there is none.
     """
 
     base: int
@@ -48,15 +48,21 @@ class Place:
     pages: tuple[int, ...]
     visible: tuple[int, ...] | None
     sight: Sight | None = None
+    skip: int = 0
+
+    def sight_at(self, layer: int) -> Sight | None:
+        """What a policy leaves in this layer of the model."""
+        return None if layer < self.skip else self.sight
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A frame applied. Trimmed pages are wiped first; copies and moves come before any row is written.
+    """A frame applied. Trimmed pages are wiped first; copies, moves and prunings come before any row is
+    written, in this order.
 
     slots, positions: of every row of the frame, in row order.
     moves: (source slot, target slot) pairs of accepted tree rows; gather all, then scatter.
-    trimmed: pages behind windows, which may be somebody else's already.
+    trimmed: pages that a policy does not need, which may be somebody else's already.
     freed: pages that nobody owns any more. Both are wiped, so that one sequence's rows that are not
            numbers never reach another.
     """
@@ -64,6 +70,7 @@ class Arrangement:
     trimmed: tuple[int, ...]
     copies: tuple[PageCopy, ...]
     moves: tuple[tuple[int, int], ...]
+    prunings: tuple[RowPruning, ...]
     slots: tuple[int, ...]
     positions: tuple[int, ...]
     places: tuple[Place, ...]
@@ -73,26 +80,35 @@ class Arrangement:
 def arrange(table: PageTable, frame: Frame) -> Arrangement:
     """Apply a header in its order: openings, keeps and new rows, closings.
 
-    What windows leave, of sequences that were open before, comes first: whoever counts pages opening by
+    What policies leave, of sequences that were open before, comes first: whoever counts pages opening by
     opening and segment by segment then never finds more of them free than there are.
     """
     there = [segment for segment in frame.segments if segment.sequence in table]
     trimmed = [page for segment in there for page in table.trim(segment.sequence, base_of(segment))]
     copies = tuple(filter(None, (open_one(table, opening) for opening in frame.openings)))
     moves: list[tuple[int, int]] = []
+    prunings: list[RowPruning | None] = []
     slots: list[int] = []
     positions: list[int] = []
     places: list[Place] = []
     for segment in frame.segments:
         base = base_of(segment)
         moves += kept_rows(table, segment)
+        prunings.append(table.prune(segment.sequence, base))
         table.reserve(segment.sequence, base + rows_of(segment))
         slots += table.slots(segment.sequence, base, base + rows_of(segment))
         positions += positions_of(segment)
         places.append(_place(table, segment, base))
     freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
     return Arrangement(
-        tuple(trimmed), copies, tuple(moves), tuple(slots), tuple(positions), tuple(places), freed
+        tuple(trimmed),
+        copies,
+        tuple(moves),
+        tuple(filter(None, prunings)),
+        tuple(slots),
+        tuple(positions),
+        tuple(places),
+        freed,
     )
 
 
@@ -101,15 +117,37 @@ def open_one(table: PageTable, opening: Opening) -> PageCopy | None:
     if opening.sequence in table:
         raise WireError(f"sequence {opening.sequence} is already open")
     if opening.fork is None:
-        table.open(opening.sequence, window_of(opening))
+        table.open(opening.sequence, policy_of(opening))
         return None
     return table.fork(opening.sequence, opening.fork.sequence, opening.fork.length)
 
 
-def window_of(opening: Opening) -> Window | None:
-    """A sequence's window; sinks are tokens of what was asked, never of what it writes."""
+def policy_of(opening: Opening) -> Policy | None:
+    """What a sequence keeps; sinks are tokens of what was asked, never of what it writes."""
     window = opening.window
-    return window and replace(window, sinks=min(window.sinks, opening.prompt - opening.generated))
+    if window is None:
+        return opening.pruning
+    return replace(window, sinks=min(window.sinks, opening.prompt - opening.generated))
+
+
+def window_of(opening: Opening) -> Window | None:
+    """The same for those who keep rows by their positions alone: in place of what pruning leaves in every
+    layer, as many recent ones."""
+    policy = policy_of(opening)
+    if not isinstance(policy, Pruning):
+        return policy
+    return None if policy.most is None else Window(0, max(policy.most, LEAST_RECENT))
+
+
+def levels_of(opening: Opening, position: int) -> int | None:
+    """How many positions a tree whose root sits there may span; None: any number."""
+    match policy_of(opening):
+        case Window(recent=recent):
+            return recent
+        case Pruning(prune_every=every):
+            return every - position % every
+        case None:
+            return None
 
 
 def base_of(segment: Segment) -> int:
@@ -139,13 +177,29 @@ def _place(table: PageTable, segment: Segment, base: int) -> Place:
     pages = table.pages(segment.sequence)[: table.pages_for(column + rows)]
     visible = ancestry(segment.tree.parents) if isinstance(segment, Growth) else None
     place = Place(column, rows, pages, visible)
-    window = table.window(segment.sequence)
-    return look_through(window, place, base, positions_of(segment)) if window else place
+    match policy := table.policy(segment.sequence):
+        case Window():
+            return look_through(policy, place, base, positions_of(segment))
+        case Pruning():
+            return look_past(table.pruned(segment.sequence), place, policy.skip_layers)
+        case None:
+            return place
+
+
+def look_past(pruned: tuple[int, int], place: Place, skip: int) -> Place:
+    """A place's rows, where pruning left so many first columns of those before another one."""
+    kept, since = pruned
+    if kept == since:
+        return place
+    rows, visible = place.rows, place.visible or _causal(place.rows)
+    return replace(
+        place, visible=visible, sight=Sight((kept,) * rows, (since,) * rows, (0,) * rows), skip=skip
+    )
 
 
 def look_through(window: Window, place: Place, base: int, positions: Sequence[int]) -> Place:
     """The place of rows at `positions` as a window leaves it; `base`: position of its base column."""
-    visible = place.visible or [(2 << row) - 1 for row in range(place.rows)]
+    visible = place.visible or _causal(place.rows)
     firsts = [position - window.recent for position in positions]
     sight = Sight(
         tuple(min(window.sinks, position + 1) for position in positions),
@@ -155,6 +209,10 @@ def look_through(window: Window, place: Place, base: int, positions: Sequence[in
     before = _before([max(first, window.sinks) for first in firsts], positions)
     bits = tuple(seen & ~far for seen, far in zip(visible, before))
     return replace(place, visible=bits, sight=sight)
+
+
+def _causal(rows: int) -> tuple[int, ...]:
+    return tuple((2 << row) - 1 for row in range(rows))
 
 
 def _before(firsts: Sequence[int], positions: Sequence[int]) -> list[int]:

@@ -6,10 +6,13 @@ Refuses to know tensors, layers and tokens: it hands out page numbers and says w
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specsot.errors import NotFound, Overloaded
-from specsot.params import Window
+from specsot.params import Pruning, Window
+
+Policy = Window | Pruning
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +24,44 @@ class PageCopy:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class RowPruning:
+    """Of the rows in `slots` every KV head keeps `kept`, at the first of them; `skip` layers keep all."""
+
+    slots: tuple[int, ...]
+    kept: int
+    skip: int
+
+
 @dataclass(slots=True)
 class _Held:
-    """A sequence's pages in row order; behind those of its sinks, `gone` more were given back."""
+    """A sequence's pages in row order; behind those of its first rows, `gone` more were given back.
 
-    window: Window | None
+    kept, pruned: of its first `pruned` rows so many are left, in its first columns.
+    """
+
+    policy: Policy | None
     pages: list[int]
     gone: int = 0
+    kept: int = 0
+    pruned: int = 0
 
 
-def most_held(window: Window, rows: int, page_rows: int) -> int:
-    """Pages that a sequence holds at most while rows are fed to it, so many at a time."""
-    return -(-window.sinks // page_rows) + -(-(window.recent + rows) // page_rows) + 1
+def most_held(policy: Policy | None, rows: int, page_rows: int) -> int | None:
+    """Pages that a sequence holds at most while rows are fed to it, so many at a time; None: no bound."""
+    if policy is None:
+        return None
+    windowed = isinstance(policy, Window)
+    first, last = (policy.sinks, policy.recent) if windowed else (policy.most, policy.prune_every)
+    return None if first is None else -(-first // page_rows) + -(-(last + rows) // page_rows) + 1
 
 
 class PageTable:
     """Pages of `page_rows` rows, reference counted; the lowest free number goes out first.
 
     Where a sequence has a window, pages between its sinks and what is recent are given back (`trim`); its
-    columns are the rows that it still holds, counted without those.
+    columns are the rows that it still holds, counted without those. Pruned rows move to the first columns
+    (`prune`), and where no layer needs the pages behind them, those go back in the same way.
 
     Deterministic: two tables that see the same calls hold the same pages. A call that raises
     changes nothing.
@@ -63,18 +85,20 @@ class PageTable:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._held
 
-    def open(self, sequence: int, window: Window | None = None) -> None:
+    def open(self, sequence: int, policy: Policy | None = None) -> None:
         """A sequence without pages."""
-        self._held[sequence] = _Held(window, [])
+        self._held[sequence] = _Held(policy, [])
 
     def fork(self, sequence: int, source: int, length: int) -> PageCopy | None:
         """Open `sequence` as the first `length` rows of `source`, with its window: full pages shared, a part
         copied.
 
-        Raises NotFound (no such source, or rows that the fork would see are gone), Overloaded (no page for
-        the part).
+        Raises NotFound (no such source, one that is pruned, or rows that the fork would see are gone),
+        Overloaded (no page for the part).
         """
         origin = self._of(source)
+        if isinstance(origin.policy, Pruning):
+            raise NotFound(f"sequence {source} is pruned and cannot be forked")
         full, part = divmod(length, self.page_rows)
         shared = full - origin.gone
         if len(origin.pages) < shared + bool(part) or not self._sees(origin, length):
@@ -82,7 +106,7 @@ class PageTable:
         own = [self._take()] if part else []
         for page in origin.pages[:shared]:
             self._owners[page] += 1
-        self._held[sequence] = _Held(origin.window, origin.pages[:shared] + own, origin.gone)
+        self._held[sequence] = _Held(origin.policy, origin.pages[:shared] + own, origin.gone)
         return PageCopy(origin.pages[shared], own[0], part) if part else None
 
     def reserve(self, sequence: int, rows: int) -> None:
@@ -100,6 +124,22 @@ class PageTable:
         held.gone += len(given)
         return self._give(given)
 
+    def prune(self, sequence: int, row: int) -> RowPruning | None:
+        """Prune the rows in front of `row`, all committed, if that is due."""
+        held = self._of(sequence)
+        policy = held.policy
+        if not isinstance(policy, Pruning) or policy.due(row) <= held.pruned:
+            return None
+        fresh = range(self.column(sequence, held.pruned), self.column(sequence, row))
+        slots = tuple(self._slots(held, (*range(held.kept), *fresh)))
+        held.kept, held.pruned = policy.kept(len(slots)), row
+        return RowPruning(slots, held.kept, policy.skip_layers)
+
+    def pruned(self, sequence: int) -> tuple[int, int]:
+        """How many rows pruning left in the first columns, and from which column on nothing was pruned."""
+        held = self._of(sequence)
+        return held.kept, self.column(sequence, held.pruned)
+
     def room(self, sequence: int, row: int) -> int:
         """How many rows from `row` on could be reserved, once that is trimmed."""
         held = self._of(sequence)
@@ -112,9 +152,9 @@ class PageTable:
         held = self._held.pop(sequence, None)
         return self._give(held.pages) if held else ()
 
-    def window(self, sequence: int) -> Window | None:
+    def policy(self, sequence: int) -> Policy | None:
         """What it was opened with, or its source."""
-        return self._of(sequence).window
+        return self._of(sequence).policy
 
     def pages(self, sequence: int) -> tuple[int, ...]:
         """Page numbers of a sequence in row order: column c lies in the (c // page_rows)-th."""
@@ -126,9 +166,9 @@ class PageTable:
 
     def slots(self, sequence: int, start: int, stop: int) -> list[int]:
         """Flat slot (page * page_rows + offset) of rows start .. stop - 1, behind what is gone."""
-        held, size = self._of(sequence), self.page_rows
-        pages, gone = held.pages, held.gone
-        return [pages[row // size - gone] * size + row % size for row in range(start, stop)]
+        held = self._of(sequence)
+        gone = held.gone * self.page_rows
+        return self._slots(held, range(start - gone, stop - gone))
 
     def pages_for(self, rows: int) -> int:
         """How many pages hold `rows` rows."""
@@ -144,20 +184,29 @@ class PageTable:
             raise NotFound(f"sequence {sequence} is not open")
         return self._held[sequence]
 
+    def _slots(self, held: _Held, columns: Sequence[int]) -> list[int]:
+        pages, size = held.pages, self.page_rows
+        return [pages[column // size] * size + column % size for column in columns]
+
     def _behind(self, held: _Held, row: int) -> slice:
-        """Which of its pages are neither sinks nor recent to rows from `row` on."""
-        if held.window is None:
-            return slice(0, 0)
-        first = self.pages_for(held.window.sinks)
-        gone = (row - held.window.recent) // self.page_rows - first
+        """Which of its pages hold neither its first rows nor any that is recent to rows from `row` on."""
+        match held.policy:
+            case Window(sinks, recent):
+                rows, since = sinks, row - recent
+            case Pruning(skip_layers=0):
+                rows, since = held.kept, held.pruned
+            case _:
+                return slice(0, 0)
+        first = self.pages_for(rows)
+        gone = since // self.page_rows - first
         return slice(first, first + max(gone - held.gone, 0))
 
     def _sees(self, held: _Held, row: int) -> bool:
         """Whether all that rows from `row` on attend to is held."""
-        if held.window is None or not held.gone:
+        if not isinstance(held.policy, Window) or not held.gone:
             return True
-        first = (self.pages_for(held.window.sinks) + held.gone) * self.page_rows
-        return first <= row - held.window.recent
+        first = (self.pages_for(held.policy.sinks) + held.gone) * self.page_rows
+        return first <= row - held.policy.recent
 
     def _give(self, pages: list[int]) -> tuple[int, ...]:
         freed: list[int] = []

@@ -26,6 +26,8 @@ MOST_PRIORITY = 10
 MOST_SHOWN = 100  # characters of a wrong value
 MAX_SINKS = 1024
 LEAST_RECENT = 16  # tokens; fewer than a tree is deep would make little sense
+LEAST_EVERY = 16  # tokens between two prunings; trees and prompt chunks end there
+MOST_SKIPPED = 1024  # layers
 
 
 def _require(holds: bool, name: str, rule: str, value: object) -> None:
@@ -131,6 +133,42 @@ class Window:
     def __post_init__(self) -> None:
         _require_whole(0, MAX_SINKS, "sinks", self.sinks)
         _require_whole(LEAST_RECENT, MAX_TOKENS, "recent", self.recent)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What of its text a token attends to where keys are pruned by their norm (arXiv:2406.11430).
+
+    Each time a multiple of `prune_every` tokens is committed, every KV head keeps the share `keep_ratio` of
+    its rows, rounded up: those whose keys have the least L2 norm. The model's first `skip_layers` keep all.
+    """
+
+    keep_ratio: float = 0.8
+    prune_every: int = 64
+    skip_layers: int = 2
+
+    def __post_init__(self) -> None:
+        _require_number(lambda ratio: 0 < ratio <= 1, "keep_ratio", "in (0, 1]", self.keep_ratio)
+        _require_whole(LEAST_EVERY, MAX_TOKENS, "prune_every", self.prune_every)
+        _require_whole(0, MOST_SKIPPED, "skip_layers", self.skip_layers)
+
+    def kept(self, rows: int) -> int:
+        """How many of so many rows a pruning leaves."""
+        return math.ceil(self.keep_ratio * rows)
+
+    @property
+    def most(self) -> int | None:
+        """Rows that a pruning leaves at most; None: there is no such number for all layers.
+
+        m rows left become ceil(ratio (m + every)) < ratio (m + every) + 1 at the next pruning.
+        """
+        if self.skip_layers or self.keep_ratio == 1:
+            return None
+        return math.ceil((self.keep_ratio * self.prune_every + 1) / (1 - self.keep_ratio))
+
+    def due(self, position: int) -> int:
+        """The last position at which was pruned, or is to be, once so many tokens are committed."""
+        return position - position % self.prune_every
 
 
 @dataclass(frozen=True, slots=True)

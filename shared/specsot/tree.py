@@ -43,6 +43,15 @@ def chain(tokens: Sequence[int]) -> Tree:
     return Tree(tuple(tokens), tuple(max(i - 1, 0) for i in range(len(tokens))))
 
 
+def shallow(tree: Tree, levels: int) -> Tree:
+    """What of a tree lies on its first levels; the root is one."""
+    near = [node for node, depth in enumerate(depths(tree.parents)) if depth < levels]
+    if len(near) == len(tree):
+        return tree
+    number = {node: place for place, node in enumerate(near)}
+    return Tree(tuple(tree.tokens[node] for node in near), tuple(number[tree.parents[node]] for node in near))
+
+
 def depths(parents: Sequence[int]) -> tuple[int, ...]:
     """Distance from the root of each node; the root has 0."""
     result: list[int] = []

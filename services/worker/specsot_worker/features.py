@@ -6,14 +6,15 @@ Refuses to know what the tokens are, and what a drafter was told.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from specsot.arrange import open_one
+from specsot.arrange import open_one, window_of
 from specsot.frames import Opening
 from specsot.pages import PageTable
+from specsot.params import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class FeatureStore:
 
     def open(self, opening: Opening) -> None:
         """Raises NotFound for a fork of what is not here, Overloaded."""
-        copy = open_one(self._table, opening)
+        copy = open_one(self._table, replace(opening, window=window_of(opening), pruning=None))
         if copy is not None:
             size = self._table.page_rows
             source, target = copy.source * size, copy.target * size
@@ -54,8 +55,10 @@ class FeatureStore:
 
     def since(self, sequence: int) -> int:
         """From this position on everything is here: a window leaves behind what is in front of it."""
-        window, gone = self._table.window(sequence), -self._table.column(sequence, 0)
-        return self._table.pages_for(window.sinks) * self._table.page_rows + gone if window and gone else 0
+        policy, gone = self._table.policy(sequence), -self._table.column(sequence, 0)
+        if not isinstance(policy, Window) or not gone:
+            return 0
+        return self._table.pages_for(policy.sinks) * self._table.page_rows + gone
 
     def reserve(self, rows: Rows) -> None:
         """Room for what comes next of a sequence. Raises NotFound, Overloaded."""

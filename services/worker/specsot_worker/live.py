@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from specsot.arrange import levels_of
 from specsot.frames import Chunk, Growth, Open, Opening, Outcome
-from specsot.tree import Tree, chain
+from specsot.tree import Tree, chain, shallow
 
 
 @dataclass(slots=True)
@@ -58,17 +59,21 @@ class Live:
         return self.root is not None and not self.in_flight and self.committed < self.lease
 
     def next_chunk(self, rows: int) -> Chunk:
-        """Up to `rows` more prompt tokens; they count as fed."""
+        """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""
         start = self.fed
+        if self.opening.pruning:
+            rows = min(rows, levels_of(self.opening, start) or rows)
         behind = start - (self.opening.prompt - len(self.prompt))
         tokens = self.prompt[behind : behind + rows]
         self.fed = self.committed = start + len(tokens)
         return Chunk(self.opening.sequence, start, tokens, self.prefilled)
 
     def next_growth(self, rows: int) -> Growth:
-        """The tree that came, or the bonus token and what is forced, cut to `rows` nodes; now in flight."""
+        """The tree that came, or the bonus token and what is forced, cut to `rows` nodes and to where its
+        policy ends it; now in flight."""
         assert self.root is not None
-        tree = _cut(self.tree or chain((self.root, *self.forced)), rows)
+        tree, levels = self.tree or chain((self.root, *self.forced)), levels_of(self.opening, self.committed)
+        tree = _cut(tree if levels is None else shallow(tree, levels), rows)
         growth = Growth(self.opening.sequence, self.step, self.committed, self.keep, tree)
         self.in_flight, self.tree, self.waiting = True, None, None
         return growth

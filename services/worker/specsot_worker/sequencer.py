@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specsot.arrange import open_one
+from specsot.arrange import open_one, policy_of
 from specsot.errors import SpecsotError
 from specsot.frames import (
     Chunk,
@@ -229,7 +229,7 @@ class Sequencer:
             rows = min(room - others, spare, max(self._budget.slots, 1))
             if rows < 1:
                 continue
-            self._table.trim(live.opening.sequence, live.committed)
+            self._tidy(live.opening.sequence, live.committed)
             growths.append(live.next_growth(rows))
             self._table.reserve(live.opening.sequence, live.committed + rows_of(growths[-1]))
             room -= rows_of(growths[-1])
@@ -248,11 +248,16 @@ class Sequencer:
             rows = min(room, self._chunk(live), self._table.room(sequence, live.fed))
             if rows > 0 and not live.prefilled:
                 if there:
-                    self._table.trim(sequence, live.fed)
+                    self._tidy(sequence, live.fed)
                 chunks.append(live.next_chunk(rows))
                 self._table.reserve(sequence, live.fed)
                 room -= len(chunks[-1].tokens)
         return openings, chunks
+
+    def _tidy(self, sequence: int, row: int) -> None:
+        """What every stage does with a sequence's pages before its next rows, from this one on."""
+        self._table.trim(sequence, row)
+        self._table.prune(sequence, row)
 
     def _chunk(self, live: Live) -> int:
         """Rows of its prompt that go with one frame: all that fit, where there is one stage."""
@@ -276,7 +281,7 @@ class Sequencer:
         except SpecsotError:
             self._reject(opening.sequence)
             return False
-        if opening.window is None:
+        if self._most_held(opening) is None:
             self._table.reserve(opening.sequence, opening.prompt)
         openings.append(opening)
         live.opened = True
@@ -286,9 +291,11 @@ class Sequencer:
         shared = (opening.fork.length if opening.fork else 0) // self._table.page_rows
         slots = self._budget.slots if opening.decodes else 0
         pages = self._table.pages_for(opening.prompt + slots) - shared
-        if opening.window is not None:
-            pages = min(pages, most_held(opening.window, self._budget.rows, self._table.page_rows))
-        return pages <= self._table.free
+        most = self._most_held(opening)
+        return (pages if most is None else min(pages, most)) <= self._table.free
+
+    def _most_held(self, opening: Opening) -> int | None:
+        return most_held(policy_of(opening), self._budget.rows, self._table.page_rows)
 
     def _reject(self, sequence: int) -> None:
         del self._live[sequence]

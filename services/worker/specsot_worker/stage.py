@@ -5,18 +5,19 @@ Refuses to know what the rows mean: tokens are embedded on the first stage and j
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from specsot.arrange import Arrangement, arrange
+from specsot.arrange import Arrangement, Place, Sight, arrange
 from specsot.errors import WireError
 from specsot.frames import Frame, Payload, tokens_of
 from specsot.members import Layout, Range
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.laps import Graphs, Laps, Rows
-from specsot.pages import PageTable
+from specsot.pages import PageTable, RowPruning
 from specsot_worker.lapse import lapse_on
 
 
@@ -78,22 +79,33 @@ class Stage:
         entry = self._enter(frame, len(arrangement.slots))
         before = None if frame.fused is None else self._here(frame.fused)
         self._lapse.here()
-        rows = Rows(entry, arrangement.positions, arrangement.slots, _spans(arrangement))
-        windows = any(span.sight for span in rows.spans)
-        passed = self._laps.run(rows) if self._laps and not windows else None
+        spans = [_span(place, place.sight) for place in arrangement.places]
+        rows = Rows(entry, arrangement.positions, arrangement.slots, spans)
+        whole = not any(span.sight for span in spans)
+        passed = self._laps.run(rows) if self._laps and whole else None
         if passed is None:
-            return self._step(rows, before)
+            return self._step(rows, self._plans(arrangement.places), before)
         hidden, fused = passed
         if fused is None or before is None:
             return hidden, before if fused is None else fused
         return hidden, fused.add_(before)
 
-    def _step(self, rows: Rows, fused: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Kernel by kernel, as any device can."""
+    def _plans(self, places: Sequence[Place]) -> list[AttentionPlan]:
+        """For every layer its plan; layers in which rows see the same share one."""
+        plans: dict[tuple[Sight | None, ...], AttentionPlan] = {}
+        by_layer = [
+            tuple(place.sight_at(layer) for place in places)
+            for layer in range(self.layers.first, self.layers.last)
+        ]
+        for sights in by_layer:
+            if sights not in plans:
+                plans[sights] = self._plan(places, sights)
+        return [plans[sights] for sights in by_layer]
+
+    def _plan(self, places: Sequence[Place], sights: Sequence[Sight | None]) -> AttentionPlan:
         decoder = self._decoder
-        entry = torch.as_tensor(rows.entry, device=decoder.device)
-        plan = plan_attention(
-            rows.spans,
+        return plan_attention(
+            [_span(*each) for each in zip(places, sights)],
             self._table.page_rows,
             decoder.config.heads // decoder.config.kv_heads,
             self._layout,
@@ -101,11 +113,18 @@ class Stage:
             decoder.device,
             decoder.turn,
         )
+
+    def _step(
+        self, rows: Rows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Kernel by kernel, as any device can."""
+        decoder = self._decoder
+        entry = torch.as_tensor(rows.entry, device=decoder.device)
         return decoder.forward(
             decoder.embed(entry) if decoder.layers.first == 0 else entry,
             torch.tensor(rows.positions, device=decoder.device),
             torch.tensor(rows.slots, device=decoder.device),
-            plan,
+            plans,
             self._kv,
             self._taps,
             fused,
@@ -135,6 +154,14 @@ class Stage:
             moves = torch.tensor(arrangement.moves, pin_memory=device.type == "cuda")
             sources, targets = moves.to(device, non_blocking=True).unbind(1)
             self._kv.move(sources, targets)
+        for pruning in arrangement.prunings:
+            self._prune(pruning)
+
+    def _prune(self, pruning: RowPruning) -> None:
+        """In those of this stage's layers that do not keep all."""
+        slots = torch.tensor(pruning.slots, device=self._decoder.device)
+        for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
+            self._kv.keep_least(layer, slots, pruning.kept)
 
     def _wipe(self, arrangement: Arrangement) -> None:
         """Last: the closing frame itself may still have written there."""
@@ -142,8 +169,5 @@ class Stage:
             self._kv.clear_page(page)
 
 
-def _spans(arrangement: Arrangement) -> list[Span]:
-    return [
-        Span(place.rows, place.base, place.rows, place.pages, place.visible, place.sight)
-        for place in arrangement.places
-    ]
+def _span(place: Place, sight: Sight | None) -> Span:
+    return Span(place.rows, place.base, place.rows, place.pages, place.visible, sight)

@@ -111,7 +111,7 @@ class Decoder:
         hidden: Tensor,
         positions: Tensor,
         slots: Tensor,
-        plan: AttentionPlan,
+        plan: AttentionPlan | Sequence[AttentionPlan],
         kv: KVPages,
         taps: Mapping[int, Tensor] | None = None,
         fused: Tensor | None = None,
@@ -119,12 +119,14 @@ class Decoder:
         """Run the range; `hidden` [rows, H] is the residual stream and is changed in place.
 
         positions, slots: LongTensor [rows]; slot = page * page_rows + offset of the row's KV.
+        plan:  of all layers, or of each.
         taps:  by layer i the weight [Hd, H] that multiplies layer i's *input*; i == config.layers
                means the last layer's output. Taps of other ranges are left alone.
         fused: [rows, Hd] sum over the taps so far (changed in place); None starts one if this range taps.
         """
         taps = taps or {}
-        run = self._runner(positions, slots, plan, kv)
+        plans = [plan] * len(self.layers) if isinstance(plan, AttentionPlan) else plan
+        run = self._runner(positions, slots, plans, kv)
         for layer in range(len(self.layers)):
             if layer + self.layers.first in taps:
                 fused = _tap(hidden, taps[layer + self.layers.first], fused)
@@ -134,14 +136,18 @@ class Decoder:
         return hidden, fused
 
     def _runner(
-        self, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv: KVPages
+        self, positions: Tensor, slots: Tensor, plans: Sequence[AttentionPlan], kv: KVPages
     ) -> Callable[[Tensor, int], None]:
         """What runs hidden rows through one layer; what all layers share is made once."""
         if self._fused is not None:
             fused = self._fused
-            return lambda hidden, layer: fused[layer].forward(hidden, positions, slots, plan, kv, layer)
+            return lambda hidden, layer: fused[layer].forward(
+                hidden, positions, slots, plans[layer], kv, layer
+            )
         table, places = self._rotary.table(positions), kv.locate(slots)
-        return lambda hidden, layer: self._blocks[layer].forward(hidden, table, places, plan, kv, layer)
+        return lambda hidden, layer: self._blocks[layer].forward(
+            hidden, table, places, plans[layer], kv, layer
+        )
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -66,6 +66,17 @@ class KVPages:
         self._rows.index_put_(goal, self._rows[start])
 
     @torch.inference_mode()
+    def keep_least(self, layer: int, slots: Tensor, kept: int) -> None:
+        """Of the rows at `slots` [rows] let each head keep the `kept` whose keys have the least L2 norm, in
+        their order, at the first of the slots; the others stay where nobody sees them."""
+        places = self.locate(slots)
+        rows = self._rows[:, :, layer][places]  # [rows, 2, kv_heads, head_dim]
+        norms = rows[:, 0].float().norm(dim=-1)
+        best = norms.argsort(dim=0, stable=True)[:kept].sort(dim=0).values  # [kept, kv_heads]
+        chosen = rows.gather(0, best[:, None, :, None].expand(-1, *rows.shape[1:]))
+        self.put(layer, self.locate(slots[:kept]), chosen)
+
+    @torch.inference_mode()
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first `rows` rows of a page in every layer."""
         self._whole[:, :, target, :, :rows] = self._whole[:, :, source, :, :rows]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specsot.arrange import window_of
 from specsot.frames import Features
 from specsot.members import TreeShape
 from specsot.model.laps import Graphs
@@ -75,7 +76,7 @@ class EagleDrafter:
     def _descend(self, streams: Sequence[Stream], grounds: Sequence[Ground], levels: int) -> Offer | None:
         """All of it in one graph, where there is one. A level more costs less than asking whether it pays."""
         graphs, following = self._graphs, self._following
-        windows = any(stream.text.opening.window for stream in streams)
+        windows = any(window_of(stream.text.opening) for stream in streams)
         if graphs is None or windows or not graphs.fits(len(streams)):
             return None
         if any(stream.due > graphs.k for stream in streams) or following.due > sum(s.due for s in streams):

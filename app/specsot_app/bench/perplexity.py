@@ -1,0 +1,80 @@
+"""How well a model foresees a text under a KV policy: teacher-forced, through the same stage that serves.
+
+Refuses to know requests, drafters and what the text says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from specsot.errors import InvalidRequest
+from specsot.frames import Chunk, Frame, Opening
+from specsot.members import Range
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
+from specsot.model.precision import resolve_dtype
+from specsot.params import Pruning, Window
+from specsot_worker.stage import Stage
+
+PAGE_ROWS, CHUNK = 256, 256  # rows of a page, and of a frame
+
+Policy = Window | Pruning | None
+
+
+def load_whole(model: Path, dtype: str = "auto", device: str = "cpu") -> Decoder:
+    """All layers of a model directory, to score any number of texts with. Raises ModelError."""
+    whole = Range(0, read_config(model).layers)
+    return Decoder.load(model, whole, resolve_dtype(dtype, device), device)
+
+
+def perplexity(model: Decoder | Path, tokens: Sequence[int], policy: Policy = None, first: int = 1) -> float:
+    """exp of the mean of `losses`. model: loaded, or a directory to load in fp32 on the CPU."""
+    decoder = load_whole(model, "fp32") if isinstance(model, Path) else model
+    found = losses(decoder, tokens, policy, first)
+    return math.exp(sum(found) / len(found))
+
+
+def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first: int = 1) -> list[float]:
+    """Negative log-likelihood (nats) of each of `tokens` from the one at position `first` on, given those
+    before it as far as the policy keeps them; `first` leaves out a prompt.
+
+    Raises InvalidRequest where nothing is left to score, or the text is longer than the model's context and
+    no window bounds what a token sees.
+    """
+    if not 0 < first < len(tokens):
+        raise InvalidRequest(f"first must be in [1, {len(tokens)}) for so many tokens, got {first}", "first")
+    if policy is None and len(tokens) > decoder.config.max_positions:
+        raise InvalidRequest(
+            f"{len(tokens)} tokens, the model has {decoder.config.max_positions} positions", "tokens"
+        )
+    found: list[float] = []
+    for start, logits in _logits(decoder, tokens, policy):
+        targets = torch.tensor(tokens[start + 1 : start + 1 + len(logits)], device=logits.device)
+        told = torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="none")
+        found += told.tolist()
+    return found[first - 1 :]
+
+
+def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator[tuple[int, torch.Tensor]]:
+    """Of every stretch of the text its start, and the logits [rows, V] behind each of its tokens."""
+    stage = Stage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
+    opening = Opening(1, len(tokens), decodes=False, drafted=False, **_named(policy))
+    start = number = 0
+    while start < len(tokens):
+        stop = min(start + CHUNK, len(tokens))
+        if isinstance(policy, Pruning):
+            stop = min(stop, policy.due(start) + policy.prune_every)
+        chunk = Chunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
+        passed = stage.run(Frame(1, number, () if start else (opening,), (chunk,)))
+        yield start, decoder.logits(cast("torch.Tensor", passed.hidden))
+        start, number = stop, number + 1
+
+
+def _named(policy: Policy) -> dict[str, Any]:
+    """A policy as an opening has it."""
+    return {"pruning": policy} if isinstance(policy, Pruning) else {"window": policy}
