@@ -73,7 +73,7 @@ class LocalOptions:
 
 
 class LocalFleet:
-    """Start it, ask it, close it. Members that share a device, or the cores of a CPU, share a compute thread."""
+    """Start it, ask it, close it. Members that share a GPU, or the cores of a CPU, share a thread."""
 
     def __init__(self, master: Master, members: list[asyncio.Task[None]], leaving: asyncio.Event) -> None:
         self._master, self._members, self._leaving = master, members, leaving

@@ -19,28 +19,38 @@ from specsot.model.weights import Weights
 
 SPREAD = 0.02  # of the weights, as most models begin
 
-SHAPES: Mapping[str, Json] = {
-    "Llama-3.1-8B": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 131072,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "tie_word_embeddings": False,
+_LLAMA_8B: Json = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
     },
+    "tie_word_embeddings": False,
+}
+_LLAMA_70B: Json = {
+    **_LLAMA_8B,
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "intermediate_size": 28672,
+}
+
+SHAPES: Mapping[str, Json] = {
+    "Llama-3.1-8B": _LLAMA_8B,
+    "Llama-3.1-70B": _LLAMA_70B,
     "Qwen3-4B": {
         "model_type": "qwen3",
         "hidden_size": 2560,

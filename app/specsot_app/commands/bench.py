@@ -73,13 +73,17 @@ def gpu(
     ] = "Llama-3.1-8B,Qwen3-4B",
     text: Annotated[int, typer.Option(min=1, help="Rows in front of what is measured.")] = 1024,
     rivals: Annotated[bool, typer.Option("--rivals/--no-rivals", help="Transformers too.")] = True,
+    gpus: Annotated[int, typer.Option(min=1, help="Several: instead, layer ranges over so many.")] = 1,
     output: Annotated[
         Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
     ] = None,
 ) -> int:
     """Plain decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
     from specsot_app.bench import gpu as room
+    from specsot_app.bench import gpu_ranges as other_room
 
+    if gpus > 1:
+        return other_room.measure(gpus, text, output)
     return room.measure(room.Asked(tuple(models.split(",")), text, rivals), output)
 
 

@@ -1,0 +1,189 @@
+"""What layer ranges on several GPUs of one host cost a single stream, and bring as many streams as stages.
+
+Refuses to know fleets: see `gpu_lanes`. Weights are made up, the same on every GPU, so that the tokens
+written over several must be those written on one.
+
+lap:        wall milliseconds from result to result of one stream, one frame in flight.
+throughput: frames a second of all streams together, the same rows in each, against one GPU with one frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import time
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specsot.errors import InvalidRequest
+from specsot.members import Range
+from specsot.model.config import ModelConfig
+from specsot.model.decoder import Decoder
+from specsot_app.bench.gpu_lanes import Lanes, Told, lanes_over
+from specsot_app.bench.gpu_laps import PAGE
+from specsot_app.bench.results import write_results
+from specsot_app.bench.shapes import SPREAD, MadeUp, bytes_of_a_token, config_of
+
+Row = dict[str, object]
+
+SMALL, LARGE = "Llama-3.1-8B", "Llama-3.1-70B"
+ROWS = (1, 16, 64)
+LAPS = 200
+HOPS = 200
+
+
+class Named(MadeUp):
+    """Made up from the tensor's name: equal on GPUs of one kind."""
+
+    def expect(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        if "norm" in name:
+            return super().expect(name, shape, dtype, device)
+        dice = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        return torch.empty(shape, dtype=dtype, device=device).normal_(0, SPREAD, generator=dice)
+
+
+def measure(gpus: int, text: int, output: Path | None) -> int:
+    """Print every row as it comes; write them all. Raises InvalidRequest: too few GPUs."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if there < gpus:
+        raise InvalidRequest(f"bench gpu --gpus {gpus} needs as many CUDA devices, {there} are here", "gpus")
+    asyncio.run(_measure([torch.device("cuda", number) for number in range(gpus)], text, output))
+    return 0
+
+
+async def _measure(devices: Sequence[torch.device], text: int, output: Path | None) -> None:
+    settings: Row = {"device": torch.cuda.get_device_name(), "gpus": len(devices), "text": text}
+    settings |= {"torch": torch.__version__, "weights": "made up", "dtype": "bf16"}
+    rows = list[Row]()
+    async for row in _rows(devices, text):
+        rows.append(row)
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        if output:
+            write_results(output, "gpu-ranges", settings, rows)
+    print(table_of(rows))
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """What was asked for, in short."""
+    heads = (
+        "model",
+        "what",
+        "gpus",
+        "rows",
+        "in flight",
+        "ms",
+        "frames/s",
+        "x one GPU",
+        "of GPUs",
+        "same tokens",
+    )
+    lines = [heads, *([str(row.get(head, "")) for head in heads] for row in rows if "rows" in row)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+async def _rows(devices: Sequence[torch.device], text: int) -> AsyncIterator[Row]:
+    yield measure_hop(devices)
+    small = config_of(SMALL)
+    counts = [count for count in (1, 2, 4, 8) if count < len(devices)] + [len(devices)]
+    one: dict[int, Told] = {}
+    for count in counts:
+        async for row in measure_ring(SMALL, small, devices[:count], text, one):
+            yield row
+    large = config_of(LARGE)
+    if (need := 2 * large.hidden * large.vocab + bytes_of_a_token(large, 2)) < _memory(devices):
+        async for row in measure_ring(LARGE, large, devices, text, {}, (1, 64)):
+            yield row
+    else:
+        yield {"model": LARGE, "what": f"left out: {need / 2**30:.0f} GiB of weights do not fit"}
+
+
+async def measure_ring(
+    name: str,
+    config: ModelConfig,
+    devices: Sequence[torch.device],
+    text: int,
+    one: dict[int, Told],
+    sizes: Sequence[int] = ROWS,
+    laps: int = LAPS,
+    dtype: torch.dtype = torch.bfloat16,
+) -> AsyncIterator[Row]:
+    """Of one count of GPUs. one: what one GPU took, by rows; filled in by a ring of one."""
+    begun, many = time.perf_counter(), len(devices)
+    decoders = ranges_on(config, devices, dtype)
+    pages = (many + 1) * (-(-(text + laps * 2 + max(sizes)) // PAGE) + 4)
+    async with lanes_over(decoders, pages) as lanes:
+        head: Row = {"model": name, "gpus": many}
+        yield head | {"what": "ready", "s": round(time.perf_counter() - begun, 1)}
+        for rows in sizes:
+            alone = await lanes.run(1, rows, text, laps)
+            if many == 1:
+                one[rows] = alone
+            yield head | {"what": "lap of one stream", "rows": rows} | _lap(alone, one.get(rows))
+        for rows in sizes if many > 1 else ():
+            for flight in (many, many + 1):
+                row: Row = head | {"what": "throughput", "rows": rows, "in flight": flight}
+                yield row | await _throughput(lanes, flight, rows, text, laps, one.get(rows), many)
+
+
+def ranges_on(config: ModelConfig, devices: Sequence[torch.device], dtype: torch.dtype) -> list[Decoder]:
+    """Equal ranges, one a device."""
+    edges = [round(config.layers * number / len(devices)) for number in range(len(devices) + 1)]
+    return [
+        Decoder(config, Named(), Range(first, last), dtype, device)
+        for (first, last), device in zip(pairwise(edges), devices)
+    ]
+
+
+def _lap(alone: Told, one: Told | None) -> Row:
+    lap = statistics.median(alone.seconds)
+    row: Row = {"ms": round(lap * 1e3, 3), "tokens/s": round(1 / lap, 1)}
+    if one is None or one is alone:
+        return row
+    same = sum(a == b for a, b in zip(alone.tokens, one.tokens))
+    return row | {
+        "x one GPU": round(lap / statistics.median(one.seconds), 3),
+        "same tokens": f"{same} of {len(one.tokens)}",
+    }
+
+
+async def _throughput(
+    lanes: Lanes, flight: int, rows: int, text: int, laps: int, one: Told | None, many: int
+) -> Row:
+    told = await lanes.run(flight, rows, text, laps)
+    rate = 1 / statistics.fmean(told.seconds)
+    row: Row = {"frames/s": round(rate, 1)}
+    if one is None:
+        return row
+    gain = rate * statistics.fmean(one.seconds)
+    return row | {"x one GPU": round(gain, 3), "of GPUs": round(gain / many, 3)}
+
+
+def measure_hop(devices: Sequence[torch.device]) -> Row:
+    """One row of hidden size 4096 from a GPU to the next and back, over and over."""
+    here, there = (torch.zeros(1, 4096, dtype=torch.bfloat16, device=device) for device in devices[:2])
+    peers = torch.cuda.can_device_access_peer(*devices[:2])
+    there.copy_(here)
+    torch.cuda.synchronize(devices[1])
+    begun = time.perf_counter()
+    for _ in range(HOPS):
+        there.copy_(here)
+        here.copy_(there)
+    torch.cuda.synchronize(devices[0])
+    seconds = (time.perf_counter() - begun) / (2 * HOPS)
+    return {"what": "a row from GPU to GPU", "us": round(seconds * 1e6, 1), "peers": peers}
+
+
+def _memory(devices: Sequence[torch.device]) -> int:
+    """Bytes free on all of them, less what pages and graphs take."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return round(0.9 * sum(torch.cuda.mem_get_info(device)[0] for device in devices))
