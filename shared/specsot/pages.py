@@ -26,10 +26,11 @@ class PageCopy:
 
 @dataclass(frozen=True, slots=True)
 class RowPruning:
-    """Of the rows in `slots` every KV head keeps `kept`, at the first of them; `skip` layers keep all."""
+    """Of the rows at slots `sources` every KV head keeps as many as there are `targets`, and there; the first
+    `skip` layers keep all."""
 
-    slots: tuple[int, ...]
-    kept: int
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
     skip: int
 
 
@@ -131,9 +132,10 @@ class PageTable:
         if not isinstance(policy, Pruning) or policy.due(row) <= held.pruned:
             return None
         fresh = range(self.column(sequence, held.pruned), self.column(sequence, row))
-        slots = tuple(self._slots(held, (*range(held.kept), *fresh)))
-        held.kept, held.pruned = policy.kept(len(slots)), row
-        return RowPruning(slots, held.kept, policy.skip_layers)
+        sources = self._slots(held, (*range(held.kept), *fresh))
+        held.kept, held.pruned = policy.kept(len(sources)), row
+        targets = self._slots(held, range(held.kept))
+        return RowPruning(tuple(sources), tuple(targets), policy.skip_layers)
 
     def pruned(self, sequence: int) -> tuple[int, int]:
         """How many rows pruning left in the first columns, and from which column on nothing was pruned."""

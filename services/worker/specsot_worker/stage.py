@@ -159,9 +159,12 @@ class Stage:
 
     def _prune(self, pruning: RowPruning) -> None:
         """In those of this stage's layers that do not keep all."""
-        slots = torch.tensor(pruning.slots, device=self._decoder.device)
+        device = self._decoder.device
+        sources, targets = (
+            torch.tensor(slots, device=device) for slots in (pruning.sources, pruning.targets)
+        )
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
-            self._kv.keep_least(layer, slots, pruning.kept)
+            self._kv.keep_least(layer, sources, targets)
 
     def _wipe(self, arrangement: Arrangement) -> None:
         """Last: the closing frame itself may still have written there."""

@@ -66,15 +66,19 @@ class KVPages:
         self._rows.index_put_(goal, self._rows[start])
 
     @torch.inference_mode()
-    def keep_least(self, layer: int, slots: Tensor, kept: int) -> None:
-        """Of the rows at `slots` [rows] let each head keep the `kept` whose keys have the least L2 norm, in
-        their order, at the first of the slots; the others stay where nobody sees them."""
-        places = self.locate(slots)
-        rows = self._rows[:, :, layer][places]  # [rows, 2, kv_heads, head_dim]
-        norms = rows[:, 0].float().norm(dim=-1)
-        best = norms.argsort(dim=0, stable=True)[:kept].sort(dim=0).values  # [kept, kv_heads]
+    def keep_least(self, layer: int, sources: Tensor, targets: Tensor) -> None:
+        """Move those rows of each head whose keys have the least L2 norm, in their order, from `sources`
+        [rows] to `targets` [kept]; gathered first, so the two may overlap.
+
+        Norms are compared in bfloat16, and of equal ones the later row's counts as less: in a first layer a
+        token's key has the same norm wherever it stands, and rounding must not decide which one stays.
+        """
+        rows = self._rows[:, :, layer][self.locate(sources)]  # [rows, 2, kv_heads, head_dim]
+        norms = rows[:, 0].float().norm(dim=-1).bfloat16().flip(0)  # the last row first
+        least = norms.argsort(dim=0, stable=True)[: len(targets)]
+        best = (len(sources) - 1 - least).sort(dim=0).values  # [kept, kv_heads]
         chosen = rows.gather(0, best[:, None, :, None].expand(-1, *rows.shape[1:]))
-        self.put(layer, self.locate(slots[:kept]), chosen)
+        self.put(layer, self.locate(targets), chosen)
 
     @torch.inference_mode()
     def copy_page(self, source: int, target: int, rows: int) -> None:

@@ -1,0 +1,114 @@
+"""A sequence whose keys are pruned by their norm: chunks, trees, moves, pages against one dense mask."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import partial
+
+import pytest
+
+from specsot.errors import NotFound
+from specsot.frames import Opening
+from specsot.members import Layout, Range
+from specsot.pages import most_held
+from specsot.params import Pruning
+from tests.models import write_base
+from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, write
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory):
+    from specsot.model.decoder import Decoder
+
+    base = write_base(tmp_path_factory.mktemp("pruning") / "base")
+    return Decoder.load(base, Range(0, 2), torch.float32, "cpu")
+
+
+def dense(decoder, pruning: Pruning) -> torch.Tensor:
+    """Hidden rows [text, H] of the whole text at once, each head's rows behind a mask of its own."""
+    from specsot.model.attention import AttentionPlan
+
+    count, every = len(TEXT), pruning.prune_every
+    at = torch.arange(count)
+    causal = at[None] <= at[:, None]
+
+    def seen_by(norms: list[float]) -> torch.Tensor:
+        """What one head's rows see: by their block what was left of those before it, and the block."""
+        seen, left = causal.clone(), list[int]()
+        for start in range(every, count, every):
+            order = sorted((*left, *range(start - every, start)), key=lambda row: (norms[row], -row))
+            left = order[: math.ceil(pruning.keep_ratio * len(order))]
+            seen[start:, :start] = False
+            seen[start:, left] = True
+        return seen
+
+    def attend(q: torch.Tensor, layer: torch.Tensor, skipped: bool) -> torch.Tensor:
+        keys, values = layer.transpose(2, 3).flatten(1, 2)[:, :count]  # [rows, heads, dim]
+        heads = [causal if skipped else seen_by(one) for one in keys.norm(dim=-1).bfloat16().T.tolist()]
+        scores = torch.einsum("rhgd,chd->hgrc", q, keys).masked_fill(~torch.stack(heads)[:, None], -math.inf)
+        return torch.einsum("hgrc,chd->rhgd", scores.softmax(-1), values).flatten(1)
+
+    kv = decoder.make_kv(-(-count // PAGE), PAGE)
+    kernels = [partial(attend, skipped=layer < pruning.skip_layers) for layer in range(2)]
+    plans = [AttentionPlan((), (), None, None, kernel) for kernel in kernels]
+    hidden, _ = decoder.forward(decoder.embed(torch.tensor(TEXT)), at, at, plans, kv)
+    return hidden
+
+
+PRUNINGS: list[tuple[Pruning, Layout]] = [
+    (Pruning(0.5, 24, 0), "packed"),
+    (Pruning(0.8, 40, 1), "batched"),
+    (Pruning(0.9, 16, 0), "batched"),
+]
+
+
+def writer_of(sequence: int, pruning: Pruning) -> Writer:
+    return Writer(sequence, random.Random(sequence), every=pruning.prune_every)
+
+
+@pytest.mark.parametrize(("pruning", "layout"), PRUNINGS, ids=str)
+def test_pruning_gives_what_one_dense_mask_gives(decoder, pruning: Pruning, layout: Layout):
+    """Beside a sequence that keeps all, and one that is pruned otherwise."""
+    from specsot_worker.stage import Stage
+
+    others = Pruning(1, 16, 2), Pruning(0.7, 32, 1)
+    stage, policies = Stage(decoder, 60, PAGE, layout), (pruning, *others)
+    writers = [writer_of(number, policy) for number, policy in enumerate(policies, 1)]
+    openings = tuple(
+        Opening(writer.sequence, 60, pruning=policy) for writer, policy in zip(writers, policies)
+    )
+    feed(writers, stage, 60, openings)
+    for writer, policy in zip(writers, policies):
+        torch.testing.assert_close(rows_of(writer), dense(decoder, policy), atol=1e-4, rtol=1e-4)
+    full = dense(decoder, Pruning(1, 16, 0))
+    assert not torch.allclose(rows_of(writers[0]), full, atol=1e-2)
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_what_no_layer_keeps_is_given_back(decoder, skip: int):
+    from specsot_worker.stage import Stage
+
+    pruning = Pruning(0.5, 32, skip)
+    stage, writer = Stage(decoder, 16, PAGE), writer_of(1, pruning)
+    write([writer], stage, 20, 1, (Opening(1, 20, pruning=pruning),))
+    held = []
+    while writer.fed < len(TEXT):
+        write([writer], stage, 20, writer.step + 30)
+        held.append(stage.table.count - stage.table.free)
+    most = most_held(pruning, 32, PAGE)
+    assert (most is None) == bool(skip)
+    assert max(held) >= len(TEXT) // PAGE if most is None else 5 <= max(held) <= most < len(TEXT) // PAGE
+
+
+def test_what_is_pruned_is_not_forked(decoder):
+    from specsot_worker.stage import Stage
+
+    stage, pruning = Stage(decoder, 16, PAGE), Pruning(0.5, 32, 0)
+    writer = writer_of(1, pruning)
+    write([writer], stage, 20, 1, (Opening(1, 20, pruning=pruning),))
+    with pytest.raises(NotFound, match="sequence 1 is pruned and cannot be forked"):
+        stage.table.fork(2, 1, 4)
