@@ -1,134 +1,132 @@
-"""`specsot eval`: asks every prompt directly and with a plan, and keeps what came of it.
+"""`specsot eval`: asks every prompt directly and with a plan, has the answers judged, and tells what came.
 
-Refuses to know how answers are scored and summed up. A record is appended as soon as its answer is there, so
-that a run that was broken off goes on where it was.
+Refuses to know how answers are had, scored, judged and summed up.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TextIO
 
-from specsot.errors import InvalidRequest, ModelError
-from specsot.events import Numbered, Reason
 from specsot.params import Mode
-from specsot.view import View, advance
-from specsot_app.answers import Answer, answer_of
-from specsot_app.asking import ask_of
-from specsot_app.eval.summing import lines_of, sum_up
-from specsot_app.eval.tasks import Prompt, score
-from specsot_app.fleets import Fleet, Opener, Wanted
+from specsot_app.bench.results import write_results
+from specsot_app.eval.answering import about, answer_to
+from specsot_app.eval.folder import Folder, Key, Record, append, key_of, read_records, whose
+from specsot_app.eval.judging import Judge
+from specsot_app.eval.settings import served_by, settings_of
+from specsot_app.eval.summing import Line, Pair, pairs_of, sum_up
+from specsot_app.eval.table import lines_of
+from specsot_app.eval.tasks import Prompt
+from specsot_app.eval.verdicts import has_failed, judge_pair
+from specsot_app.fleets import Opener, Wanted
 from specsot_app.terminal.progress import counting
 
 MODES: tuple[Mode, ...] = ("direct", "sot")
 OF_THE_DEMO = (
     "The demo model babbles outside its topics: its quality here means nothing, only its speed does."
 )
+NO_PLOT = "no plot: specsot[bench] installs matplotlib, which draws it"
 
-Record = dict[str, Any]
+Draw = Callable[[Sequence[Line], Path, TextIO], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is asked of whom, and where it is kept. tokens: of an answer, at most."""
+
+    prompts: Sequence[Prompt]
+    wanted: Wanted
+    tokens: int
+    folder: Folder
+
+
+def plot_of(lines: Sequence[Line], file: Path, out: TextIO) -> None:
+    """Where matplotlib is there."""
+    try:
+        from specsot_app.eval.plotting import plot
+    except ImportError:
+        out.write(f"{NO_PLOT}\n")
+    else:
+        plot(lines, file)
 
 
 async def evaluate(
-    prompts: Sequence[Prompt],
-    wanted: Wanted,
-    tokens: int,
-    output: Path,
-    out: TextIO,
-    err: TextIO,
-    opener: Opener,
+    run: Run, out: TextIO, err: TextIO, opener: Opener, judge: Judge | None = None, draw: Draw = plot_of
 ) -> int:
-    """Ask what is not in the output's records yet; then tell the whole. 1 where a request failed."""
-    file = output / "records.jsonl"
-    kept = read_records(file)
-    there = {key_of(record) for record in kept}
-    left: list[tuple[Prompt, Mode]] = [
-        (prompt, mode) for prompt in prompts for mode in MODES if (prompt.task, prompt.id, mode) not in there
+    """Ask, and have judged, what is not in the folder yet; then tell the whole. 1 where nothing can be told.
+
+    Raises InvalidRequest where the folder's records were asked for with other settings.
+    """
+    run.folder.check(settings_of(run.wanted, run.tokens))
+    records = await ask_all(run, err, opener)
+    pairs = pairs_of(records)
+    verdicts = None if judge is None else await judge_all(run.folder, judge, pairs, err)
+    lines = sum_up(pairs, None if verdicts is None else {whose(one): one["winner"] for one in verdicts})
+    tell(run, lines, [*complaints(records), *objections(verdicts or [])], out)
+    draw(lines, run.folder.plot, out)
+    return 0 if lines else 1
+
+
+async def ask_all(run: Run, err: TextIO, opener: Opener) -> list[Record]:
+    """Of all prompts, both ways, in order."""
+    asked: list[tuple[Prompt, Mode, Key]] = [
+        (prompt, mode, key_of(about(prompt, mode))) for prompt in run.prompts for mode in MODES
     ]
+    kept = {key_of(record): record for record in read_records(run.folder.records)}
+    left = [one for one in asked if one[2] not in kept]
     if left:
-        fleet = await opener(wanted)
+        fleet = await opener(run.wanted)
         try:
+            run.folder.begin(settings_of(run.wanted, run.tokens) | await served_by(fleet, run.wanted))
             with counting(err, "answers", len(left)) as count:
-                for prompt, mode in left:
-                    record = await ask(fleet, prompt, mode, tokens)
-                    append(file, record)
-                    kept.append(record)
+                for prompt, mode, key in left:
+                    kept[key] = await answer_to(fleet, prompt, mode, run.tokens)
+                    append(run.folder.records, kept[key])
                     count()
         finally:
             await fleet.close()
-    return tell(kept, prompts, wanted, output, out)
+    return [kept[key] for _, _, key in asked]
 
 
-async def ask(fleet: Fleet, prompt: Prompt, mode: Mode, tokens: int) -> Record:
-    """One answer as a record; one that was refused or failed has its error instead of scores."""
-    about: Record = {"task": prompt.task, "category": prompt.category, "id": prompt.id, "mode": mode}
-    asked = f"{prompt.system}\n\n{prompt.question}" if prompt.system else prompt.question
+async def judge_all(folder: Folder, judge: Judge, pairs: Sequence[Pair], err: TextIO) -> list[Record]:
+    """The verdict on every pair. Those that could not be had in an earlier run are asked for again."""
+    read = [one for one in read_records(folder.verdicts) if one["judge"] == judge.name]
+    kept = {key_of(one): one for one in read if not has_failed(one)}
+    wanted = [(direct, sot, key_of(direct | {"mode": None})) for direct, sot in pairs]
+    left = [one for one in wanted if one[2] not in kept]
     try:
-        answer = await _answer(fleet, asked, mode, tokens)
-    except InvalidRequest as error:  # too long for the model's context, say
-        return about | {"error": str(error)}
-    if answer.reason is Reason.FAILED:
-        return about | {"error": "the request failed"}
-    told = answer.statistics
-    return about | {
-        "scores": score(prompt, answer.text),
-        "seconds": told.seconds,
-        "first": told.seconds_to_first_token,
-        "tokens": told.completion_tokens,
-        "branches": told.branches,
-        "text": answer.text,
-    }
+        with counting(err, "verdicts", len(left)) as count:
+            for direct, sot, key in left:
+                kept[key] = await judge_pair(judge, direct, sot)
+                append(folder.verdicts, kept[key])
+                count()
+    finally:
+        await judge.close()
+    return [kept[key] for _, _, key in wanted]
 
 
-async def _answer(fleet: Fleet, question: str, mode: Mode, tokens: int) -> Answer:
-    view = View()
-    asked = ask_of(question, mode=mode, max_new_tokens=tokens)
-    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(asked))) as events:
-        async for numbered in events:
-            view = advance(view, numbered.event)
-    return answer_of(view)
-
-
-def tell(
-    records: Sequence[Record], prompts: Sequence[Prompt], wanted: Wanted, output: Path, out: TextIO
-) -> int:
-    """The table, and summary.json beside the records; of the prompts asked for alone."""
-    asked = {(prompt.task, prompt.id) for prompt in prompts}
-    those = [record for record in records if key_of(record)[:2] in asked]
-    answered, failed = ([one for one in those if ("error" in one) is bad] for bad in (False, True))
-    lines = sum_up(answered)
-    output.mkdir(parents=True, exist_ok=True)
-    summary = [asdict(line) | {"speedup": line.speedup, "verdict": line.verdict} for line in lines]
-    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+def tell(run: Run, lines: Sequence[Line], missing: Sequence[str], out: TextIO) -> None:
+    """The table, what is missing in it, and summary.json."""
     out.writelines(f"{line}\n" for line in lines_of(lines))
-    if wanted.model is None and wanted.master is None:
+    if run.wanted.model is None and run.wanted.master is None:
         out.write(f"{OF_THE_DEMO}\n")
-    for record in failed:
-        out.write(f"not answered: {record['task']} {record['id']} ({record['mode']}): {record['error']}\n")
-    return 1 if failed and not answered else 0
+    out.writelines(f"{line}\n" for line in missing)
+    summary = [asdict(line) | {"speedup": line.speedup, "verdict": line.verdict} for line in lines]
+    write_results(run.folder.summary, "eval", run.folder.settings(), summary)
 
 
-def key_of(record: Record) -> tuple[str, str, str]:
-    return record["task"], record["id"], record["mode"]
+def complaints(records: Sequence[Record]) -> Iterator[str]:
+    """A line for every answer that was not had."""
+    for one in records:
+        if "error" in one:
+            yield f"not answered: {one['task']} {one['id']} ({one['mode']}): {one['error']}"
 
 
-def append(path: Path, record: Record) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-
-
-def read_records(path: Path) -> list[Record]:
-    """Records of a run before this one; a last line that was cut off is dropped. Raises ModelError."""
-    if not path.exists():
-        return []
-    whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
-    if rest:
-        path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
-    try:
-        return [json.loads(line) for line in whole.splitlines()]
-    except ValueError as error:
-        raise ModelError(f"{path}: not records of a run ({error})") from None
+def objections(verdicts: Sequence[Record]) -> Iterator[str]:
+    """A line for every verdict that was not had."""
+    for one in verdicts:
+        if one["winner"] is None:
+            errors = [order["error"] for order in one["orders"] if "error" in order]
+            yield f"not judged: {one['task']} {one['id']}: {(errors or ['no verdict in the reply'])[0]}"

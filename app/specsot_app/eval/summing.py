@@ -1,24 +1,47 @@
-"""What the records of a run come to: quality and speed per category, and where planning pays.
+"""What the records of a run come to: quality and speed per category, and where a plan pays.
 
-Pure. Refuses to know tasks and files.
+Pure. Refuses to know tasks, files, and how it is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 SLOWER, WORSE = 1.1, 0.02  # less speedup than this is none; a quality lower by more than this is a loss
+
+Verdict = Literal["sot", "direct", "unclear"]
+Record = dict[str, Any]
+Pair = tuple[Record, Record]  # direct, and with a plan
+Winners = Mapping[tuple[str, str], str | None]  # (task, id) -> direct, sot, tie, None
+
+
+@dataclass(frozen=True, slots=True)
+class Wins:
+    """A judge's verdicts on one category's questions. unjudged: those without one."""
+
+    sot: int
+    ties: int
+    direct: int
+    unjudged: int
+
+    @property
+    def margin(self) -> float | None:
+        """Share of the questions won by a plan less that of those lost, -1 to 1."""
+        judged = self.sot + self.ties + self.direct
+        return (self.sot - self.direct) / judged if judged else None
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One category, by the questions that were answered both ways.
+    """One category, by the questions that were answered both ways, and the turns that were.
 
-    quality: mean of the task's own score, None where it has none. seconds: mean, of whole answers.
+    quality: mean of the task's own score, None where it has none. seconds: mean of a question's.
     planned: share of the answers in mode sot that had a plan of two points or more.
+    wins: None where no judge was asked.
     """
 
     task: str
@@ -31,6 +54,7 @@ class Line:
     direct_speed: float
     sot_speed: float
     planned: float
+    wins: Wins | None = None
 
     @property
     def speedup(self) -> float:
@@ -38,64 +62,73 @@ class Line:
         return self.sot_speed / self.direct_speed if self.direct_speed else 0.0
 
     @property
-    def verdict(self) -> str:
-        """Whether a router should send such questions to a plan."""
-        if self.speedup < SLOWER:
-            return "direct"
-        if self.direct_quality is None or self.sot_quality is None:
-            return "faster; quality not scored"
-        return "sot" if self.sot_quality >= self.direct_quality - WORSE else "direct"
+    def gains(self) -> list[float]:
+        """What a plan brings in quality, by score and by judge. Where both score 0, nothing is known."""
+        direct, sot = self.direct_quality or 0.0, self.sot_quality or 0.0
+        margin = self.wins.margin if self.wins else None
+        return [gain for gain in (sot - direct if direct or sot else None, margin) if gain is not None]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether a router should send such questions to a plan; never decided by speed alone."""
+        if not self.gains:
+            return "unclear"
+        return "sot" if self.speedup >= SLOWER and min(self.gains) >= -WORSE else "direct"
 
 
-def sum_up(records: Sequence[dict[str, Any]]) -> list[Line]:
-    """By task and category, in the order in which they come first."""
-    pairs: dict[tuple[str, str], dict[str, dict[str, dict[str, Any]]]] = {}
+def pairs_of(records: Sequence[Record]) -> list[Pair]:
+    """Of every prompt answered both ways; where one got further, the turns that both have."""
+    found: dict[tuple[str, str], dict[str, Record]] = {}
     for record in records:
-        of = pairs.setdefault((record["task"], record["category"]), {})
-        of.setdefault(record["id"], {})[record["mode"]] = record
-    found: list[Line] = []
-    for (task, category), answered in pairs.items():
-        both = [one for one in answered.values() if {"direct", "sot"} <= one.keys()]
-        if both:
-            found.append(_line(task, category, [one["direct"] for one in both], [one["sot"] for one in both]))
-    return found
+        found.setdefault((record["task"], record["id"]), {})[record["mode"]] = record
+    both = [(one["direct"], one["sot"]) for one in found.values() if {"direct", "sot"} <= one.keys()]
+    return [_of_same_turns(*pair) for pair in both if pair[0]["turns"] and pair[1]["turns"]]
 
 
-def _line(task: str, category: str, direct: list[dict[str, Any]], sot: list[dict[str, Any]]) -> Line:
+def sum_up(pairs: Sequence[Pair], winners: Winners | None = None) -> list[Line]:
+    """By task and category, in the order in which they come first. winners None: no judge was asked."""
+    by: dict[tuple[str, str], list[Pair]] = {}
+    for pair in pairs:
+        by.setdefault((pair[0]["task"], pair[0]["category"]), []).append(pair)
+    return [_line(task, category, of, winners) for (task, category), of in by.items()]
+
+
+def _of_same_turns(direct: Record, sot: Record) -> Pair:
+    turns = min(len(direct["turns"]), len(sot["turns"]))
+    return direct | {"turns": direct["turns"][:turns]}, sot | {"turns": sot["turns"][:turns]}
+
+
+def _line(task: str, category: str, pairs: Sequence[Pair], winners: Winners | None) -> Line:
+    direct, sot = zip(*pairs)
     return Line(
         task,
         category,
-        len(direct),
+        len(pairs),
         _quality(direct),
         _quality(sot),
-        fmean(one["seconds"] for one in direct),
-        fmean(one["seconds"] for one in sot),
+        _sum(direct, "seconds") / len(pairs),
+        _sum(sot, "seconds") / len(pairs),
         _speed(direct),
         _speed(sot),
-        fmean(one["branches"] >= 2 for one in sot),
+        fmean(turn["branches"] >= 2 for one in sot for turn in one["turns"]),
+        None if winners is None else _wins(direct, winners),
     )
 
 
-def _quality(records: list[dict[str, Any]]) -> float | None:
+def _wins(records: Sequence[Record], winners: Winners) -> Wins:
+    count = Counter(winners.get((one["task"], one["id"])) for one in records)
+    return Wins(count["sot"], count["tie"], count["direct"], count[None])
+
+
+def _quality(records: Sequence[Record]) -> float | None:
     scores = [next(iter(one["scores"].values())) for one in records if one["scores"]]
     return fmean(scores) if scores else None
 
 
-def _speed(records: list[dict[str, Any]]) -> float:
-    seconds = sum(one["seconds"] for one in records)
-    return sum(one["tokens"] for one in records) / seconds if seconds else 0.0
+def _speed(records: Sequence[Record]) -> float:
+    seconds = _sum(records, "seconds")
+    return _sum(records, "tokens") / seconds if seconds else 0.0
 
 
-def lines_of(lines: Sequence[Line]) -> Iterator[str]:
-    """A table for people."""
-    quality, speed = f"{'quality direct':>16}{'sot':>7}", f"{'tok/s direct':>14}{'sot':>8}{'speedup':>9}"
-    yield f"{'category':<38}{'n':>4}{quality}{speed}  pays"
-    for line in lines:
-        name = line.category if line.category.startswith(line.task) else f"{line.task}/{line.category}"
-        qualities = f"{_told(line.direct_quality):>16}{_told(line.sot_quality):>7}"
-        speeds = f"{line.direct_speed:>14.1f}{line.sot_speed:>8.1f}{line.speedup:>9.2f}"
-        yield f"{name[:37]:<38}{line.questions:>4}{qualities}{speeds}  {line.verdict}"
-
-
-def _told(quality: float | None) -> str:
-    return "-" if quality is None else f"{quality:.2f}"
+def _sum(records: Sequence[Record], what: str) -> float:
+    return sum(turn[what] for one in records for turn in one["turns"])

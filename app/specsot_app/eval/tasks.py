@@ -20,13 +20,17 @@ TASKS = ("planning", "retrieval", "multi-doc-qa", "gsm8k", "mt_bench", "vicuna",
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question. dimensions: what a plan must speak of; drawn from the question where none are given."""
+    """One question, and those that follow it in the same conversation.
+
+    turns:      as they are asked, instructions of its own in front of the first.
+    references: right answers to the first.
+    dimensions: what a plan must speak of; drawn from the question where none are given.
+    """
 
     task: str
     id: str
     category: str
-    question: str
-    system: str = ""
+    turns: tuple[str, ...]
     references: tuple[str, ...] = ()
     dimensions: tuple[str, ...] = ()
 
@@ -44,7 +48,7 @@ def read_task(name: str, file: Path | None = None) -> list[Prompt]:
 
 
 def score(prompt: Prompt, answer: str) -> dict[str, float]:
-    """By name; the first one is the task's quality. Empty where a task has no score of its own."""
+    """Of an answer to the first turn, by name; the first one is the task's quality. Empty: it has none."""
     references = prompt.references
     if prompt.task == "planning":
         found = {"coverage": scoring.coverage(answer, prompt.dimensions)} if prompt.dimensions else {}
@@ -64,8 +68,8 @@ def score(prompt: Prompt, answer: str) -> dict[str, float]:
 
 
 def _prompt(task: str, row: Mapping[str, Any]) -> Prompt:
-    question, given = str(row["turns"][0]), row.get("dimensions")
-    drawn = scoring.dimensions_of(question) if task == "planning" and given is None else tuple(given or ())
+    (first, *more), given = map(str, row["turns"]), row.get("dimensions")
+    drawn = scoring.dimensions_of(first) if task == "planning" and given is None else tuple(given or ())
     references = tuple(map(str, row.get("reference") or ()))
-    category = str(row.get("category", task))
-    return Prompt(task, str(row["id"]), category, question, str(row.get("system", "")), references, drawn)
+    asked = f"{row['system']}\n\n{first}" if row.get("system") else first
+    return Prompt(task, str(row["id"]), str(row.get("category", task)), (asked, *more), references, drawn)

@@ -1,0 +1,66 @@
+"""One prompt in one mode: every turn asked behind the answers before it, and what came as a record.
+
+Refuses to know files, other prompts, and what records come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+from specsot.errors import InvalidRequest
+from specsot.events import Numbered, Reason
+from specsot.params import Message, Mode
+from specsot.view import View, advance
+from specsot_app.answers import Answer, answer_of
+from specsot_app.asking import ask_of
+from specsot_app.eval.folder import Record
+from specsot_app.eval.tasks import Prompt, score
+from specsot_app.fleets import Fleet
+
+
+async def answer_to(fleet: Fleet, prompt: Prompt, mode: Mode, tokens: int) -> Record:
+    """As many turns as were answered; `error` says why one was not."""
+    turns: list[dict[str, Any]] = []
+    record = about(prompt, mode) | {"scores": {}, "turns": turns}
+    said: list[Message] = []
+    for question in prompt.turns:
+        said.append(Message("user", question))
+        try:
+            told = await _answer(fleet, said, mode, tokens)
+        except InvalidRequest as error:  # too long for the model's context, say
+            return record | {"error": str(error)}
+        if told.reason is Reason.FAILED:
+            return record | {"error": "the request failed"}
+        if not turns:
+            record["scores"] = score(prompt, told.text)
+        turns.append(_turn(told))
+        said.append(Message("assistant", told.text))
+    return record
+
+
+def about(prompt: Prompt, mode: Mode) -> Record:
+    """The beginning of its record."""
+    named = {"task": prompt.task, "category": prompt.category, "id": prompt.id, "mode": mode}
+    return named | {"questions": list(prompt.turns)}
+
+
+async def _answer(fleet: Fleet, said: Sequence[Message], mode: Mode, tokens: int) -> Answer:
+    view = View()
+    asked = ask_of(said, mode=mode, max_new_tokens=tokens)
+    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(asked))) as events:
+        async for numbered in events:
+            view = advance(view, numbered.event)
+    return answer_of(view)
+
+
+def _turn(answer: Answer) -> dict[str, Any]:
+    told = answer.statistics
+    return {
+        "text": answer.text,
+        "seconds": told.seconds,
+        "first": told.seconds_to_first_token,
+        "tokens": told.completion_tokens,
+        "branches": told.branches,
+    }

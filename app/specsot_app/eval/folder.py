@@ -1,0 +1,101 @@
+"""What a run leaves in its output folder, and goes on from: settings, answers, verdicts.
+
+Refuses to know what is in an answer or a verdict but whose it is. A line is appended as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specsot.errors import InvalidRequest, ModelError
+
+Record = dict[str, Any]
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """One run's, at `path`; made when something is written."""
+
+    path: Path
+
+    @property
+    def records(self) -> Path:
+        return self.path / "records.jsonl"
+
+    @property
+    def verdicts(self) -> Path:
+        return self.path / "verdicts.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def plot(self) -> Path:
+        return self.path / "plot.png"
+
+    def forget(self) -> None:
+        """Begin anew; what else lies in the folder stays."""
+        for file in (self._settings, self.records, self.verdicts, self.summary, self.plot):
+            file.unlink(missing_ok=True)
+
+    def settings(self) -> dict[str, Any]:
+        """Of the records in it. Raises ModelError."""
+        try:
+            return dict(json.loads(self._settings.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ModelError(f"{self._settings}: not settings of a run ({error})") from None
+
+    def check(self, settings: Mapping[str, object]) -> None:
+        """Raises InvalidRequest where its records were asked for with others, ModelError."""
+        if not self._settings.exists() and not self.records.exists():
+            return
+        kept = self.settings() if self._settings.exists() else {}
+        for name, value in settings.items():
+            if kept.get(name) != value:
+                was = f"{name} was {kept[name]!r}, is {value!r}" if name in kept else f"{name} is not told"
+                told = f"{self.path} has records of other settings: {was}"
+                raise InvalidRequest(f"{told}; --fresh forgets them, another --output keeps them", "output")
+
+    def begin(self, settings: Mapping[str, object]) -> None:
+        """Remember them before the first record. Raises InvalidRequest, ModelError."""
+        self.check(settings)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._settings.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    @property
+    def _settings(self) -> Path:
+        return self.path / "settings.json"
+
+
+def key_of(record: Record) -> Key:
+    """What it answers: of other words under an old id there is no record yet."""
+    return *whose(record), record.get("mode") or "", *record["questions"]
+
+
+def whose(record: Record) -> tuple[str, str]:
+    return record["task"], record["id"]
+
+
+def append(path: Path, record: Record) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_records(path: Path) -> list[Record]:
+    """What was appended; a last line that was cut off is dropped. Raises ModelError."""
+    if not path.exists():
+        return []
+    whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
+    if rest:
+        path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise ModelError(f"{path}: not records of a run ({error})") from None

@@ -1,0 +1,58 @@
+"""A fleet and a judge that say what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from specsot.errors import InvalidRequest, Unavailable
+from specsot.events import Finished, Numbered, Reason, Started, Statistics
+from specsot.info import Info, ModelInfo
+from specsot.params import Ask, Message
+
+
+class Broken(Exception):
+    """The run is ended from outside."""
+
+
+class Speaker:
+    """A fleet that says its mode and 160 to everything, refuses one question, breaks off after `answers`."""
+
+    def __init__(self, answers: int = 99, refused: str = "", serves: str = "f1") -> None:
+        self.left, self.refused, self.asked, self.serves = answers, refused, list[Ask](), serves
+
+    async def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
+        self.asked.append(ask)
+        if self.left == 0:
+            raise Broken
+        if self.refused and self.refused in ask.messages[-1].content:
+            raise InvalidRequest("too long")
+        self.left -= 1
+        seconds = 1.0 if ask.mode == "sot" else 2.0
+        figures = Statistics(completion_tokens=8, seconds=seconds, branches=2 * (ask.mode == "sot"))
+        yield Numbered(0, Started("r", "demo", ask.mode, 1, 3))
+        yield Numbered(1, Finished(Reason.STOP, f"{ask.mode}: 160", (1,), figures))
+
+    async def cancel(self, request: str) -> None: ...
+
+    async def info(self) -> Info:
+        return Info(models=(ModelInfo("demo", self.serves, 4, 512),))
+
+    async def close(self) -> None: ...
+
+
+class Referee:
+    """A judge that replies by a rule of a test, None for a failure."""
+
+    name = "referee"
+
+    def __init__(self, rule: Callable[[str], str | None]) -> None:
+        self.rule, self.asked = rule, list[str]()
+
+    async def reply(self, messages: Sequence[Message]) -> str:
+        self.asked.append(messages[1].content)
+        said = self.rule(messages[1].content)
+        if said is None:
+            raise Unavailable("503")
+        return said
+
+    async def close(self) -> None: ...
