@@ -39,7 +39,7 @@ def test_any_slots_are_found_again(kv: KVPages, slots: list[int]) -> None:
 def test_move_gathers_before_it_scatters(kv: KVPages) -> None:
     for layer in range(2):
         kv.write(layer, torch.arange(8, 12), rows_of(4, first=100.0 * layer))
-    kv.move(torch.tensor([8, 10, 11]), torch.tensor([7, 8, 10]))
+    kv.move([(8, 7), (10, 8), (11, 10)])
     for layer in range(2):
         before = rows_of(4, first=100.0 * layer)
         found = [kv.layers[layer][:, slot // 8, :, slot % 8] for slot in (7, 8, 10)]

@@ -14,8 +14,8 @@ from specsot.members import Range
 from specsot.model.attention import Span, plan_readings, plan_with_kernel
 from specsot.model.decoder import Decoder
 from specsot.model.fused import FusedBlock, turning_of
-from specsot.model.laps import Captured, Graphs, Laps, Rows, Work, bucket_of
-from specsot.tree import ancestry
+from specsot.model.laps import MOVES, TREES, Captured, Graphs, Laps, Rows, Work, bucket_of
+from specsot.tree import ancestry, depths
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:
@@ -103,5 +103,36 @@ def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
         assert found is not None
         for one, other in zip(found, wanted):
             torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+    for one, other in zip(kvs[1].layers, kvs[0].layers):
+        torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+
+
+def test_kept_rows_are_moved_before_the_next_tree(tmp_path: Path) -> None:
+    """On one page, then over the edge of the next; as many as a graph moves itself, and more."""
+    write_model(tmp_path, "llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    plain, fused = (each.load(tmp_path, Range(0, 2), KIND, DEVICE) for each in (Plain, Fused))
+    kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
+    laps = Laps(fused, kvs[1], {}, Graphs() if DEVICE == "cuda" else again, (TREES,))
+    pages, many = (3, 1), MOVES + 1
+    for base, parents, moves in (
+        (0, (0, 0, 0, 2), ()),
+        (3, (0, 0, 1, 0), ((26, 25), (27, 26))),
+        (6, (0, 0, 0, 2), ((29, 28), (30, 29))),
+        (8, (0, 0), ((8, 31), *((9, 9) for _ in range(many)))),
+    ):
+        columns = range(base, base + len(parents))
+        slots = [pages[column // PAGE] * PAGE + column % PAGE for column in columns]
+        at = [base + depth for depth in depths(parents)]
+        spans = [Span(len(parents), base, len(parents), pages, ancestry(parents))]
+        places = torch.tensor(slots, device=DEVICE)
+        if moves:
+            kvs[0].move(moves)
+        plan = plan_readings(spans, PAGE, 2, "packed", KIND, DEVICE)
+        tokens = [7 + column for column in columns]
+        entry, turns = plain.embed(torch.tensor(tokens, device=DEVICE)), torch.tensor(at, device=DEVICE)
+        wanted, _ = plain.forward(entry, turns, places, plan, kvs[0])
+        found = laps.run(Rows(tokens, at, slots, spans, moves))
+        assert found is not None
+        torch.testing.assert_close(found[0], wanted, atol=2e-2, rtol=2e-2)
     for one, other in zip(kvs[1].layers, kvs[0].layers):
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)

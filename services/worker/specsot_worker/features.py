@@ -65,11 +65,13 @@ class FeatureStore:
         self._table.trim(rows.sequence, rows.start)
         self._table.reserve(rows.sequence, rows.stop)
 
-    def keep(self, parts: Sequence[Rows], features: Tensor) -> None:
-        """[rows of all parts, width], for which there is room."""
+    def keep(self, parts: Sequence[Rows], features: Tensor, rows: list[int] | None = None) -> None:
+        """Rows of all parts, for which there is room: these of `features` [n, width], or all of them."""
         slots = self._slots(parts)
-        self._features[self._index(slots)] = features
-        self._newest = slots, features
+        index = self._index(slots if rows is None else [slots, rows])  # one copy to the device
+        kept = features if rows is None else features[index[1]]
+        self._features[index if rows is None else index[0]] = kept
+        self._newest = slots, kept
 
     def recall(self, parts: Sequence[Rows]) -> Tensor:
         """[rows of all parts, width]."""
@@ -80,5 +82,5 @@ class FeatureStore:
     def _slots(self, parts: Sequence[Rows]) -> list[int]:
         return [slot for one in parts for slot in self._table.slots(one.sequence, one.start, one.stop)]
 
-    def _index(self, slots: list[int]) -> Tensor:
-        return torch.tensor(slots, device=self._features.device)
+    def _index(self, numbers: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(numbers, device=self._features.device)

@@ -49,10 +49,8 @@ def choose(logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int | None]:
 def most_likely(logits: torch.Tensor) -> list[int | None]:
     """The argmax of each row [rows, V]; None where a row holds NaN, infinity, or nothing but -infinity."""
     best, tokens = logits.max(dim=-1)
-    return [
-        token if top == top and abs(top) != float("inf") else None
-        for token, top in zip(tokens.tolist(), best.tolist())
-    ]
+    both = torch.stack((best.double(), tokens.double())).tolist()  # read once: each read awaits the device
+    return [int(token) if top == top and abs(top) != float("inf") else None for top, token in zip(*both)]
 
 
 def draw(logits: torch.Tensor, sampling: Sampling, points: Sequence[float]) -> list[int]:

@@ -16,6 +16,7 @@ from specsot.frames import Frame, Payload, tokens_of
 from specsot.members import Layout, Range
 from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.decoder import Decoder
+from specsot.model.kv import Moves
 from specsot.model.laps import Graphs, Laps, Rows
 from specsot.pages import PageTable, RowPruning
 from specsot_worker.lapse import lapse_on
@@ -60,11 +61,11 @@ class Stage:
         """
         self._lapse.begin()
         arrangement = arrange(self._table, frame)
-        self._move(arrangement)
+        moves = self._rearrange(arrangement)
         if not arrangement.slots:
             self._wipe(arrangement)
             return self._leave(frame, 0, None, None)
-        hidden, fused = self._forward(frame, arrangement)
+        hidden, fused = self._forward(frame, arrangement, moves)
         self._wipe(arrangement)
         return self._leave(frame, len(arrangement.slots), hidden, fused)
 
@@ -74,13 +75,15 @@ class Stage:
         seconds = (*frame.seconds, self._lapse.end(rows))
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
-    def _forward(self, frame: Frame, arrangement: Arrangement) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward(
+        self, frame: Frame, arrangement: Arrangement, moves: Moves
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """By a graph where one fits; a graph sums up this stage's own taps alone."""
         entry = self._enter(frame, len(arrangement.slots))
         before = None if frame.fused is None else self._here(frame.fused)
         self._lapse.here()
         spans = [_span(place, place.sight) for place in arrangement.places]
-        rows = Rows(entry, arrangement.positions, arrangement.slots, spans)
+        rows = Rows(entry, arrangement.positions, arrangement.slots, spans, moves)
         whole = not any(span.sight for span in spans)
         passed = self._laps.run(rows) if self._laps and whole else None
         if passed is None:
@@ -119,6 +122,7 @@ class Stage:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Kernel by kernel, as any device can."""
         decoder = self._decoder
+        self._kv.move(rows.moves)
         entry = torch.as_tensor(rows.entry, device=decoder.device)
         return decoder.forward(
             decoder.embed(entry) if decoder.layers.first == 0 else entry,
@@ -144,18 +148,18 @@ class Stage:
         """On this stage's device, wherever they come from."""
         return rows.to(self._decoder.device, self._decoder.dtype)
 
-    def _move(self, arrangement: Arrangement) -> None:
+    def _rearrange(self, arrangement: Arrangement) -> Moves:
+        """What comes before the rows; returns the moves that are left to whatever runs them."""
         for page in arrangement.trimmed:
             self._kv.clear_page(page)
         for copy in arrangement.copies:
             self._kv.copy_page(copy.source, copy.target, copy.rows)
-        if arrangement.moves:
-            device = self._decoder.device  # from pinned memory: else the host waits for the frame before
-            moves = torch.tensor(arrangement.moves, pin_memory=device.type == "cuda")
-            sources, targets = moves.to(device, non_blocking=True).unbind(1)
-            self._kv.move(sources, targets)
+        if not arrangement.prunings:
+            return arrangement.moves
+        self._kv.move(arrangement.moves)
         for pruning in arrangement.prunings:
             self._prune(pruning)
+        return ()
 
     def _prune(self, pruning: RowPruning) -> None:
         """In those of this stage's layers that do not keep all."""

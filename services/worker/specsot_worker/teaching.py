@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from specsot.errors import NotFound, Overloaded
 from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Outcome, Segment, rows_of
 from specsot_worker.features import FeatureStore, Rows
@@ -105,9 +103,7 @@ class Teaching:
             rows += [first + node for node in nodes]
             first += rows_of(segment)
         if self._store and rows and frame.fused is not None:
-            whole = len(rows) == first
-            index = None if whole else torch.tensor(rows, device=frame.fused.device)
-            self._store.keep(parts, frame.fused if index is None else frame.fused[index])
+            self._store.keep(parts, frame.fused, None if len(rows) == first else rows)
 
     def _open(self, opening: Opening) -> None:
         """A fork of what is not known here is never drafted."""

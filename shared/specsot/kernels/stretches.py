@@ -56,6 +56,14 @@ class Stretch(NamedTuple):
     pages: tuple[int, ...]
 
 
+class Sights(NamedTuple):
+    """What each row sees, as `Tables` has it."""
+
+    leads: Numbers
+    bases: Numbers
+    bits: Numbers
+
+
 class Tables(NamedTuple):
     """A frame's work; slots are numbered through, one for each row of each piece.
 
@@ -114,6 +122,10 @@ class Room:
         filled[4][len(tables.starts) :] = tables.starts[-1]
         return [*filled, tables.pages]
 
+    def fill_sights(self, sights: Sights) -> list[Numbers]:
+        """Leads, bases and bits alone, of rows for which there is room."""
+        return [_grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
+
 
 def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
     return all(one <= other for one, other in zip(inner, outer))
@@ -128,7 +140,8 @@ def _grown(part: Numbers, shape: tuple[int, ...]) -> Numbers:
 def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
     """The work of one frame whose spans come in row order; a piece has at most tile_rows rows."""
     starts = (0, *accumulate(span.rows for span in spans))
-    leads, bases, bits = _sights(spans)
+    sights = sights_of(spans)
+    leads = sights.leads.tolist()
     stretches = tuple(_cut([Block(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
     pieces: list[tuple[int, ...]] = []
     pages: list[int] = []
@@ -147,9 +160,7 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
     return Tables(
         _numbers(pieces).reshape(-1, 7),
         _numbers(pages),
-        _numbers(leads),
-        _numbers(bases),
-        bits,
+        *sights,
         *_merges(owners, len(leads)),
     )
 
@@ -204,8 +215,8 @@ def _shared_until(run: Sequence[Block], level: int, page_rows: int) -> int:
     return next((at for at in range(level, most) if len({each[at] for each in pages}) > 1), max(level, most))
 
 
-def _sights(spans: Sequence[Span]) -> tuple[list[int], list[int], Numbers]:
-    """Leads, bases and bits of all rows."""
+def sights_of(spans: Sequence[Span]) -> Sights:
+    """Of all rows, in row order."""
     leads: list[int] = []
     bases: list[int] = []
     rows: list[int] = []
@@ -217,7 +228,7 @@ def _sights(spans: Sequence[Span]) -> tuple[list[int], list[int], Numbers]:
     words = max((row.bit_length() for row in rows), default=0) // WORD + 1
     packed = b"".join(row.to_bytes(4 * words, "little") for row in rows)
     bits = np.frombuffer(packed, "<i4").reshape(len(rows), words)
-    return leads, bases, bits
+    return Sights(_numbers(leads), _numbers(bases), bits)
 
 
 def _numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:

@@ -5,9 +5,12 @@ Refuses to know who owns a page, sequences, and what attention makes of the rows
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
 Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [rows]
 
 
@@ -60,10 +63,20 @@ class KVPages:
         self.put(layer, self.locate(slots), kv)
 
     @torch.inference_mode()
-    def move(self, sources: Tensor, targets: Tensor) -> None:
+    def move(self, moves: Moves) -> None:
         """Copy rows from slots to slots in every layer; gathered first, so the two may overlap."""
-        start, goal = self.locate(sources), self.locate(targets)
-        self._rows.index_put_(goal, self._rows[start])
+        if not moves:
+            return
+        device = self._whole.device  # from pinned memory: else the host waits for the frame before
+        slots = torch.tensor(moves, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        page, offset = self.locate(slots.T)
+        self._rows.index_put_((page[1], offset[1]), self._rows[page[0], offset[0]])
+
+    def move_on_device(self, moves: Tensor) -> None:
+        """The same of [2, many] slots that are there already, on a GPU; negative ones move nothing."""
+        from specsot.kernels.gpu.rows import move_rows
+
+        move_rows(self._whole, moves)
 
     @torch.inference_mode()
     def keep_least(self, layer: int, sources: Tensor, targets: Tensor) -> None:

@@ -7,20 +7,22 @@ that are too many have no slot, so they leave nothing behind, and read nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.kernels.stretches import Numbers, tabulate
+from specsot.kernels.stretches import Numbers, sights_of, tabulate
 from specsot.model.attention import Span, plan_with_kernel
 from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages
+from specsot.model.kv import KVPages, Moves
 from specsot.model.staging import Staging, size_of, views
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
+MOVES = 64  # of KV rows at most that a graph of trees does itself
+TREES = 16  # rows: what fewer rows follow has seldom left anything to move
 
 Outputs = tuple[Tensor, Tensor | None]
 Work = Callable[[], Outputs]
@@ -34,12 +36,14 @@ class Rows:
 
     entry:  token ids where the range begins with the embedding, else hidden [rows, H].
     spans:  in row order.
+    moves:  of KV rows, source and target, before anything else.
     """
 
     entry: Sequence[int] | Tensor
     positions: Sequence[int]
     slots: Sequence[int]
     spans: Sequence[Span]
+    moves: Moves = ()
 
 
 def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
@@ -112,12 +116,14 @@ class _Lap:
         from specsot.kernels.gpu.attention import plan_over, room_for
 
         config = decoder.config
-        self._rows, self._page_rows, group = rows, kv.page_rows, config.heads // config.kv_heads
+        self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads
         self._room = room_for(rows, kv.pages + rows, group)
-        shapes = ((rows,), (rows,), (rows,), *self._room.shapes)
+        self._moves = MOVES if rows >= TREES else 0
+        shapes = ((2, self._moves), (rows,), (rows,), (rows,), *self._room.shapes)
         self.size = size_of(shapes)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=decoder.device)
-        tokens, positions, slots, *tables = views(self._numbers, shapes)
+        moves, tokens, positions, slots, *tables = views(self._numbers, shapes)
+        moves.fill_(-1)
         slots.fill_(-1)
         plan = plan_with_kernel(plan_over(tables, self._room, kv.page_rows, group))
         self._hidden: Tensor | None = None
@@ -125,16 +131,17 @@ class _Lap:
             self._hidden = tokens.new_zeros((rows, config.hidden), dtype=decoder.dtype)
 
         def forward() -> Outputs:
+            if self._moves:
+                kv.move_on_device(moves)
             entry = decoder.embed(tokens) if self._hidden is None else self._hidden.clone()
             return decoder.forward(entry, positions, slots, plan, kv, taps)
 
         self._replay, self._outputs = capture(forward)
-        self._ahead: tuple[Sequence[Span], list[Numbers] | None] = ((), None)
+        self._known: tuple[object, list[Numbers] | None] = ((), None)
 
     def run(self, rows: Rows, staging: Staging) -> Outputs | None:
         count = len(rows.positions)
-        guessed, ahead = self._ahead
-        filled = ahead if guessed == rows.spans else self._fill(rows.spans)
+        filled = self._fill(rows.spans)
         if filled is None:
             return None
         heads = np.full((3, self._rows), ((0,), (0,), (-1,)), np.int32)
@@ -143,22 +150,30 @@ class _Lap:
             heads[0, :count] = rows.entry
         else:
             self._hidden[:count] = torch.as_tensor(rows.entry)
-        staging.send([heads, *filled], self._numbers)
+        staging.send([self._moved(rows.moves), heads, *filled], self._numbers)
         self._replay()
         hidden, fused = self._outputs
-        self._look_ahead(rows.spans)
         return hidden[:count].clone(), None if fused is None else fused[:count].clone()
 
     def again(self) -> None:
         """The same frame once more."""
         self._replay()
 
-    def _fill(self, spans: Sequence[Span]) -> list[Numbers] | None:
-        return self._room.fill(tabulate(spans, self._page_rows, self._room.tile_rows))
+    def _moved(self, moves: Moves) -> Numbers:
+        """What the graph is to move; more than it has room for is moved at once."""
+        room = np.full((2, self._moves), -1, np.int32)
+        if len(moves) <= self._moves:
+            room[:, : len(moves)] = np.array(moves, np.int32).reshape(-1, 2).T
+        else:
+            self._kv.move(moves)
+        return room
 
-    def _look_ahead(self, spans: Sequence[Span]) -> None:
-        """While the device runs: without drafts the next frame is this one, one row further."""
-        if all(span.rows == 1 for span in spans):
-            guess = [replace(span, base=span.base + 1) for span in spans]
-            if all(span.depth(self._page_rows) <= len(span.pages) for span in guess):
-                self._ahead = guess, self._fill(guess)
+    def _fill(self, spans: Sequence[Span]) -> list[Numbers] | None:
+        """What is read, of whole pages: so it stays the same for many laps; and what rows see of that."""
+        size = self._kv.page_rows
+        known = [(span.rows, span.base // size, span.pages[: span.depth(size)]) for span in spans]
+        if known != self._known[0]:
+            tables = tabulate([span.on_whole_pages(size) for span in spans], size, self._room.tile_rows)
+            self._known = known, self._room.fill(tables)
+        filled = self._known[1]
+        return filled and [filled[0], *self._room.fill_sights(sights_of(spans)), *filled[4:]]

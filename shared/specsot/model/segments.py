@@ -71,6 +71,13 @@ class Span:
         """`visible`, spelled out."""
         return self.visible or tuple((2 << row) - 1 for row in range(self.rows))
 
+    def on_whole_pages(self, page_rows: int) -> Span:
+        """The same rows over all of the same pages, of which they see what is before the base's own page: so
+        it stays for many laps, and names every column that this span's rows see.
+        """
+        base, depth = self.base // page_rows * page_rows, self.depth(page_rows)
+        return Span(self.rows, base, depth * page_rows - base, self.pages[:depth], (0,) * self.rows)
+
     def padded(self, rows: int) -> Span:
         """The same with its last row repeated until there are `rows`."""
         if rows == self.rows:

@@ -27,6 +27,7 @@ from specsot.kernels.gpu.launching import (
 from specsot.kernels.stretches import Room, Span, Tables, tabulate
 
 QUERIES, COLUMNS = 64, 64  # of a tile at most
+WARPS = 8  # of a program that reads
 MERGED = 32  # parts of a row that are merged at a time
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
@@ -87,10 +88,10 @@ def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
     with on_device_of(q):
-        _read[(len(pieces), kv_heads)](
+        _read[(kv_heads, len(pieces))](
             q, kv_layer, pieces, pages, leads, bases, bits, parts, weights, *q.stride()[:3],
             *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, COLUMNS,
-            plan.page_rows % COLUMNS == 0, **early_start(q),
+            plan.page_rows % COLUMNS == 0, num_warps=WARPS, **early_start(q),
         )  # fmt: skip
         _merge[(rows, kv_heads * g)](
             parts, weights, starts, slots, out, dim, room, MERGED, num_warps=2, **early_start(q)
@@ -126,10 +127,16 @@ def _read(
     flat: tl.constexpr,
     early: tl.constexpr,
 ):
-    """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp."""
+    """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp.
+
+    A captured graph has more programs than most frames have pieces: those that are too many come last.
+    """
     let_next_begin(early)
-    piece, head = pieces + tl.program_id(0) * 7, tl.program_id(1)
+    head, piece = tl.program_id(0), pieces + tl.program_id(1) * 7
     top_row, high, where = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
+    if high == 0:
+        await_before(early)
+        return
     columns, at, common, slot = tl.load(piece + 3), tl.load(piece + 4), tl.load(piece + 5), tl.load(piece + 6)
     line, d = tl.arange(0, tile), tl.arange(0, room)
     row, live = top_row + line // g, line < high * g
@@ -163,7 +170,7 @@ def _read(
     highest, total, sums = state
     blind = highest == LOWEST
     weight = tl.where(blind, LOWEST, (highest + tl.log2(tl.maximum(total, 1.0))) / LOG2E)
-    given = (slot + line // g).to(tl.int64) * (tl.num_programs(1) * g) + head * g + line % g
+    given = (slot + line // g).to(tl.int64) * (tl.num_programs(0) * g) + head * g + line % g
     tl.store(weights + given, weight, mask=live)
     tl.store(parts + given[:, None] * dim + d[None, :], sums / tl.maximum(total, 1.0)[:, None], mask=there)
 

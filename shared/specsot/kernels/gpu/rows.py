@@ -77,6 +77,20 @@ def gate(gate_up: Tensor) -> Tensor:
     return out
 
 
+def move_rows(kv: Tensor, moves: Tensor) -> None:
+    """Copy rows of every layer from slots to slots; all are read before any is written.
+
+    kv:    [layers, 2, pages, kv_heads, page_rows, head_dim], contiguous.
+    moves: [2, many], sources and targets; where they are negative nothing is moved.
+    """
+    layers, _, pages, kv_heads, page_rows, dim = kv.shape
+    many, room = power_of_two(moves.shape[1]), power_of_two(dim)
+    with on_device_of(kv):
+        _move[(kv_heads, 2 * layers)](
+            kv, moves, pages, kv_heads, page_rows, dim, moves.shape[1], many, room, **early_start(kv)
+        )
+
+
 def join_rows(
     tokens: Tensor,
     table: Tensor,
@@ -157,6 +171,29 @@ def _norm(x, weight, out, size, eps, room: tl.constexpr, early: tl.constexpr):
     values = tl.load(x + row * size + column, mask=there, other=0.0).to(tl.float32)
     values *= tl.rsqrt(tl.sum(values * values, 0) / size + eps) * scale
     tl.store(out + row * size + column, values.to(out.dtype.element_ty), mask=there)
+
+
+@kernel
+def _move(
+    kv, moves, pages, kv_heads, page_rows, dim, count, many: tl.constexpr, room: tl.constexpr,
+    early: tl.constexpr,
+):  # fmt: skip
+    """One head's keys, or its values, in one layer."""
+    let_next_begin(early)
+    head, half = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    move, d = tl.arange(0, many), tl.arange(0, room)
+    await_before(early)
+    source = tl.load(moves + move, mask=move < count, other=-1).to(tl.int64)
+    target = tl.load(moves + count + move, mask=move < count, other=-1).to(tl.int64)
+    if tl.max(source, 0) < 0:
+        return
+    there = (source >= 0)[:, None] & (d < dim)[None, :]
+    base = kv + (half * pages * kv_heads + head) * page_rows * dim
+    start = (source // page_rows * kv_heads * page_rows + source % page_rows) * dim
+    goal = (target // page_rows * kv_heads * page_rows + target % page_rows) * dim
+    rows = tl.load(base + start[:, None] + d[None, :], mask=there, other=0.0)
+    tl.debug_barrier()  # a row's target may be another one's source
+    tl.store(base + goal[:, None] + d[None, :], rows, mask=there)
 
 
 @kernel
