@@ -211,7 +211,7 @@ def _softmax(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> tu
         return _flash(q, keys, values, 0.0, False, attn_mask=mask, scale=1.0)
     scores = (q @ keys.transpose(-1, -2)).float()
     if mask is not None:
-        scores += mask.clamp_min(LOWEST)
+        scores += mask.float().clamp_min(LOWEST)  # which fp16 would round to infinity
     return torch.softmax(scores, -1).to(q.dtype) @ values, torch.logsumexp(scores, -1)
 
 
