@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int32]
 
-LEAST = 64  # columns of a piece: fewer are not worth a program
-PIECES = 32  # at least, where there are columns enough; times the KV heads they fill a GPU
+LEAST, FEW = 64, 8  # columns of a piece that are worth a program; twice as many where it has more rows
+PIECES = 32  # about so many, where there are columns enough; times the KV heads they fill a GPU
 WORD = 32
 
 
@@ -176,7 +176,8 @@ def _merges(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
 def _piece_columns(stretches: Sequence[Stretch], page_rows: int, tile_rows: int) -> int:
     """Whole pages, and as many of them as leave pieces enough."""
     work = sum(-(-each.rows // tile_rows) * each.columns for each in stretches)
-    return max(-(-max(work // PIECES, LEAST) // page_rows), 1) * page_rows
+    least = LEAST if tile_rows < FEW else 2 * LEAST
+    return max(-(-max(work // PIECES, least) // page_rows), 1) * page_rows
 
 
 def _cut(blocks: Sequence[Block], level: int, page_rows: int) -> Iterator[Stretch]:

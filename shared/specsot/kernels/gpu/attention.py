@@ -27,7 +27,6 @@ from specsot.kernels.gpu.launching import (
 from specsot.kernels.stretches import Room, Span, Tables, tabulate
 
 QUERIES, COLUMNS = 64, 64  # of a tile at most
-WARPS = 8  # of a program that reads
 MERGED = 32  # parts of a row that are merged at a time
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
@@ -91,7 +90,7 @@ def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
         _read[(kv_heads, len(pieces))](
             q, kv_layer, pieces, pages, leads, bases, bits, parts, weights, *q.stride()[:3],
             *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, COLUMNS,
-            plan.page_rows % COLUMNS == 0, num_warps=WARPS, **early_start(q),
+            plan.page_rows % COLUMNS == 0, **early_start(q),
         )  # fmt: skip
         _merge[(rows, kv_heads * g)](
             parts, weights, starts, slots, out, dim, room, MERGED, num_warps=2, **early_start(q)
