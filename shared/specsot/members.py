@@ -19,6 +19,8 @@ CommMode = Literal["p2p", "ring"]  # ring: the drafter speaks to the last stage 
 TRANSPORTS: tuple[Transport, ...] = ("grpc", "zmq")
 COMM_MODES: tuple[CommMode, ...] = ("p2p", "ring")
 WeightFormat = Literal["safetensors", "bin"]  # bin: pytorch_model.bin, read as weights only
+Quantization = Literal["int8", "int4"]  # what matrices are held in; what is computed in is another thing
+QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4")
 Curve = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
 
 
@@ -111,6 +113,8 @@ class Registration:
     rtt:         seconds to the master and back; None: not measured.
     began:       when its process began, in nanoseconds since 1970; 0: nobody knows.
     number_bytes: of one number that it computes with; 0: nobody knows.
+    quantization: in words, how a worker's part of the base is rounded; empty: it is not. One text comes from
+                 one model, so all workers say the same.
     """
 
     kind: Kind
@@ -134,6 +138,7 @@ class Registration:
     rtt: float | None = None
     began: int = 0
     number_bytes: int = 0
+    quantization: str = ""
 
     def follows(self, other: Registration) -> bool:
         """Whether it is of the same process, or of the next one in its place."""

@@ -43,6 +43,7 @@ def drafter(name="d", **more):
         (worker("w", Range(0, 9)), [], "0:9 do not lie within 0:8"),
         (worker("w", Range(4, 4)), [], "4:4 do not lie within"),
         (worker("w", Range(3, 8)), [worker("v", Range(0, 4))], "3:8 overlap 0:4 of v"),
+        (worker("w"), [drafter(), worker("v", quantization="int8")], "w has quantization none, v int8"),
     ],
 )
 def test_who_does_not_belong_is_refused_with_both_values(joining, members, words):

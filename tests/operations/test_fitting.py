@@ -11,10 +11,11 @@ pytest.importorskip("torch")
 import structlog
 
 from specsot.errors import ModelError
-from specsot.members import Configuration, Range, Stage
+from specsot.members import Configuration, Quantization, Range, Stage
+from specsot.model import linear, quantization
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.model.fitting import free_memory, in_words, room_on, weights_of
+from specsot.model.fitting import Held, free_memory, in_words, room_on, weights_of
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
 from specsot_drafter import source as drafting
 from specsot_worker import source as working
@@ -59,7 +60,28 @@ def test_what_is_counted_is_what_is_loaded(demo_model: Path, layers: Range) -> N
     config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
     counting = Counting(files)
     Decoder(config, counting, layers, torch.float32, torch.device("cpu"))
-    assert weights_of(files, config, layers) == counting.numbers
+    assert weights_of(files, config, layers, Held(4)) == 4 * counting.numbers
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_what_is_counted_is_what_is_held_in_fewer_bits(
+    demo_model: Path, kind: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torchao")
+    import torch
+
+    config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
+    counting, layers, held = Counting(files), Range(5, 8), list[int]()
+
+    def quantise(weight: torch.Tensor, kind: Quantization) -> quantization.Held:
+        counting.numbers -= weight.numel()
+        found = quantization.quantise(weight, kind)
+        held.append(found.bytes)
+        return found
+
+    monkeypatch.setattr(linear, "quantise", quantise)
+    Decoder(config, counting, layers, torch.float32, torch.device("cpu"), quantization=kind)
+    assert weights_of(files, config, layers, Held(4, kind)) == sum(held) + 4 * counting.numbers
 
 
 def test_a_range_that_fits_is_told_and_loaded(demo_model: Path) -> None:
@@ -137,4 +159,4 @@ def test_a_tied_head_counts_as_the_table_it_is(demo_model: Path) -> None:
 
     config = read_config(demo_model / "base")
     held = HeldWeights({f"{config.names.embedding}.weight": torch.zeros(7, 3)}, "a test")
-    assert weights_of(held, config, Range(config.layers - 1, config.layers)) == 21
+    assert weights_of(held, config, Range(config.layers - 1, config.layers), Held(2)) == 2 * 21

@@ -219,6 +219,7 @@ registrations = st.builds(
     rtt=st.none() | seconds,
     began=big,
     number_bytes=small,
+    quantization=st.sampled_from(("", "int8", "int4")),
 )
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)
 configurations = st.builds(

@@ -47,6 +47,7 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
             config.overrides,
             config.drafter,
             config.options,
+            config.quantization,
         )
         return DrafterPart(Source(supply), dialer, compute, watch_of(seen))
 

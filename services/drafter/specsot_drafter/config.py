@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specsot.drafting import DRAFT_MODES, TUNERS, DraftOptions
 from specsot.errors import InvalidRequest
-from specsot.members import Overrides, WeightFormat
+from specsot.members import Overrides, Quantization, WeightFormat
 from specsot.params import DrafterName
 from specsot.process.flags import Flags, above_zero, layer_numbers, positive
 from specsot.process.setting import Setting, add_membership, add_setting, read_member_setting
@@ -39,6 +39,7 @@ class DrafterConfig:
     model_format: WeightFormat
     overrides: Overrides
     options: DraftOptions
+    quantization: Quantization | None
 
 
 def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
@@ -80,6 +81,7 @@ def read_config(arguments: Sequence[str] | None = None) -> DrafterConfig:
         model_format=given.model_format,
         overrides=Overrides(given.drafter_rope_theta, given.aux_layers),
         options=read_drafting(flags, given),
+        quantization=given.quantization,
     )
 
 

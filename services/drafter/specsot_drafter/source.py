@@ -13,7 +13,8 @@ from specsot.direct.standing import stand_on
 from specsot.members import Configuration, Registration, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.model.fitting import Need, check_fit, numbers_of, room_on
+from specsot.model.fitting import Held, Need, check_fit, drafts_of, room_on
+from specsot.model.quantization import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
 from specsot.vocabulary import read_vocabulary
@@ -32,6 +33,7 @@ class Source:
         """room: free bytes of a device."""
         self._supply, self._room, self._loaded = supply, room, False
         self._config = read_config(supply.model)
+        check_quantization(supply.quantization)
         self._fingerprint = fingerprint(supply.model)
         stand_on(supply.device)
         self._ways = ways_of(supply)
@@ -84,7 +86,8 @@ class Source:
             return
         self._loaded = True
         files = WeightFiles(supply.draft_model, supply.draft_format == "bin")
-        need = Need(numbers_of(files, files.names()) * supply.numbers.itemsize, supply.kv_memory)
+        held = Held(supply.numbers.itemsize, supply.quantization)
+        need = Need(drafts_of(files, held), supply.kv_memory)
         check_fit(f"{supply.drafter} drafts", need, supply.device, self._room(supply.device))
 
     def _rule(self, name: DrafterName, drafter: Drafter, configuration: Configuration) -> Rule:

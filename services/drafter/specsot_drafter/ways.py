@@ -21,6 +21,7 @@ from specsot.members import (
     Curve,
     Head,
     Overrides,
+    Quantization,
     Range,
     TreeShape,
     WeightFormat,
@@ -48,6 +49,7 @@ class Supply:
     """What a drafter is started with: how it drafts, and the base it drafts for. kv_memory in bytes.
 
     draft_model: directory of an EAGLE head or a small model; "ngram" needs none.
+    dtype, quantization: of what drafts, whatever the base has.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Supply:
     overrides: Overrides = AS_PUBLISHED
     drafter: DrafterName = "eagle"
     options: DraftOptions = DEFAULT
+    quantization: Quantization | None = None
 
     @property
     def numbers(self) -> torch.dtype:
@@ -113,8 +116,16 @@ class EagleWay:
     def _head(self) -> DraftHead:
         supply = self._supply
         pickled, base = supply.draft_format == "bin", supply.model_format == "bin"
-        models = supply.directory, supply.model
-        return load_head(*models, supply.numbers, supply.device, pickled, base, supply.overrides)
+        return load_head(
+            supply.directory,
+            supply.model,
+            supply.numbers,
+            supply.device,
+            pickled,
+            base,
+            supply.overrides,
+            supply.quantization,
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -152,7 +163,8 @@ class ModelWay:
         base, small = read_config(supply.model), read_config(supply.directory)
         check_tokenizers(supply.model, base.vocab, supply.directory, small.vocab)
         pickled, whole = supply.draft_format == "bin", Range(0, small.layers)
-        decoder = Decoder.load(supply.directory, whole, supply.numbers, supply.device, pickled)
+        numbers, kind = (supply.numbers, supply.device), supply.quantization
+        decoder = Decoder.load(supply.directory, whole, *numbers, pickled, quantization=kind)
         return ModelHead(decoder, base.vocab, base.max_positions)
 
     @property

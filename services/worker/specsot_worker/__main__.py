@@ -44,6 +44,7 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
             config.device,
             config.kv_memory,
             config.model_format,
+            quantization=config.quantization,
         )
         source: Provider = Source(supply)
         if config.failpoint:

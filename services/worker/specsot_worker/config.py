@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsot.members import Range, WeightFormat
+from specsot.members import Quantization, Range, WeightFormat
 from specsot.process.flags import Flags, layers, positive
 from specsot.process.setting import Setting, add_membership, add_setting, read_member_setting
 from specsot_worker.failpoints import Failpoint, failpoint
@@ -32,6 +32,7 @@ class WorkerConfig:
     device: str
     kv_memory: int
     model_format: WeightFormat
+    quantization: Quantization | None
     trace_laps: int
     failpoint: Failpoint | None
 
@@ -56,6 +57,7 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         device=given.device,
         kv_memory=given.kv_memory,
         model_format=given.model_format,
+        quantization=given.quantization,
         trace_laps=given.trace_laps,
         failpoint=given.failpoint,
     )

@@ -16,13 +16,14 @@ from specsot.constraint import Grammar, grammar_of
 from specsot.direct.standing import stand_on
 from specsot.errors import ModelError
 from specsot.frames import Opening
-from specsot.members import Configuration, Curve, Range, Registration, WeightFormat
+from specsot.members import Configuration, Curve, Quantization, Range, Registration, WeightFormat
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder, Loaded
 from specsot.model.fingerprint import fingerprint
-from specsot.model.fitting import Need, bytes_of, check_fit, gpus_on, room_on, weights_of
+from specsot.model.fitting import Held, Need, bytes_of, check_fit, gpus_on, room_on, weights_of
 from specsot.model.measure import measure_rows
 from specsot.model.precision import resolve_dtype
+from specsot.model.quantization import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_worker.features import FeatureStore
@@ -36,6 +37,7 @@ class Supply:
     """What a worker is started with. `layers` None: the master decides. kv_memory in bytes.
 
     device: without a number ("cuda") the master chooses among this machine's.
+    quantization: what matrices are held in; None: in dtype.
 
     loaded: hears of every layer that is loaded.
     """
@@ -49,6 +51,7 @@ class Supply:
     kv_memory: int = 1 << 30
     model_format: WeightFormat = "safetensors"
     loaded: Loaded | None = None
+    quantization: Quantization | None = None
 
 
 class Source:
@@ -66,6 +69,8 @@ class Source:
         self._config = read_config(supply.model)
         stand_on(supply.device)
         self._dtype = resolve_dtype(supply.dtype, supply.device)
+        check_quantization(supply.quantization)
+        self._held = Held(self._dtype.itemsize, supply.quantization)
         self._fingerprint = fingerprint(supply.model)
         self._decoder: Decoder | None = None
         if supply.layers and supply.layers.last > self._config.layers:
@@ -94,8 +99,9 @@ class Source:
             host=socket.gethostname(),
             gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
             memory=memory,
-            weights=bytes_of(self._files(), config, self._dtype.itemsize),
+            weights=bytes_of(self._files(), config, self._held),
             number_bytes=self._dtype.itemsize,
+            quantization=supply.quantization or "",
         )
 
     def stage(self, configuration: Configuration, layers: Range) -> Stage:
@@ -141,7 +147,7 @@ class Source:
 
     def _weights(self, layers: Range) -> int:
         """Bytes."""
-        return weights_of(self._files(), self._config, layers) * self._dtype.itemsize
+        return weights_of(self._files(), self._config, layers, self._held)
 
     def _files(self) -> WeightFiles:
         return WeightFiles(self._supply.model, self._supply.model_format == "bin")
@@ -163,6 +169,12 @@ class Source:
             supply = self._supply
             pickled = supply.model_format == "bin"
             self._decoder = Decoder.load(
-                supply.model, layers, self._dtype, self._device, pickled, supply.loaded
+                supply.model,
+                layers,
+                self._dtype,
+                self._device,
+                pickled,
+                supply.loaded,
+                supply.quantization,
             )
         return self._decoder

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
-from specsot.members import Range
+from specsot.members import Quantization, Range
 from specsot.model.attention import AttentionPlan
 from specsot.model.block import Block
 from specsot.model.config import ModelConfig, read_config
@@ -39,8 +39,9 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         loaded: Loaded | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
-        fetch = Fetch(files, dtype, device)
+        fetch = Fetch(files, dtype, device, quantization)
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
         self._rotary = Rotary(config.rope, config.heads, config.kv_heads, config.head_dim, device)
         self._blocks: list[Block] = []
@@ -65,17 +66,19 @@ class Decoder:
         device: torch.device | str,
         allow_pickle_bin: bool = False,
         loaded: Loaded | None = None,
+        quantization: Quantization | None = None,
     ) -> Decoder:
         """Read this range's weights, and no others, from a Hugging Face directory.
 
-        allow_pickle_bin: see WeightFiles.
+        allow_pickle_bin: see WeightFiles. quantization: what matrices are held in; embedding, norms and
+        routers stay in `dtype`.
         Errors: ModelError for the directory, InvalidRequest for a range that does not fit it.
         """
         config = read_config(directory)
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
         files = WeightFiles(directory, allow_pickle_bin)
-        return cls(config, files, layers, dtype, torch.device(device), loaded)
+        return cls(config, files, layers, dtype, torch.device(device), loaded, quantization)
 
     @property
     def edges(self) -> HeldEdges:

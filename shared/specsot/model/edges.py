@@ -14,6 +14,7 @@ from specsot.errors import ModelError
 from specsot.model.config import ModelConfig
 from specsot.model.linear import Linear
 from specsot.model.norms import AnyNorm, fetch_norm
+from specsot.model.quantization import of_lm_head
 from specsot.model.weights import Fetch
 
 Part = TypeVar("Part")
@@ -94,7 +95,8 @@ def fetch_final_norm(fetch: Fetch, config: ModelConfig) -> AnyNorm:
 def fetch_lm_head(fetch: Fetch, config: ModelConfig) -> Linear:
     """[hidden] -> vocab. A table of its own counts, whatever the config says of tying, as in Transformers."""
     own, other = config.names.head, config.names.embedding
-    return Linear(_fetch_table(fetch, config, other if config.tied and f"{own}.weight" not in fetch else own))
+    name = other if config.tied and f"{own}.weight" not in fetch else own
+    return Linear(_fetch_table(fetch, config, name), None, of_lm_head(fetch.quantization))
 
 
 def _fetch_table(fetch: Fetch, config: ModelConfig, name: str) -> Tensor:

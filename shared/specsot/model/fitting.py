@@ -15,8 +15,9 @@ import torch
 
 from specsot.amounts import in_words
 from specsot.errors import ModelError
-from specsot.members import Range, WeightBytes
+from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
+from specsot.model.quantization import of_lm_head, size_of
 from specsot.model.weights import Weights
 
 log = structlog.get_logger()
@@ -46,41 +47,72 @@ def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
     if free is not None and need.whole > free:
         raise ModelError(
             f"{what} need {takes}, {device} has {has} free: "
-            "fewer layers, a smaller --kv-memory or a --dtype of fewer bytes would fit"
+            "fewer layers, a smaller --kv-memory, a --dtype of fewer bytes or --quantization would fit"
         )
     log.info("fits", what=what, weights=in_words(need.weights), pages=in_words(need.pages), free=has)
 
 
-def weights_of(files: Weights, config: ModelConfig, layers: Range) -> int:
-    """Numbers a range loads: its layers', the embedding with the first, norm and lm_head with the last."""
-    inner = sum(_layer(files, config, layer) for layer in range(layers.first, layers.last))
-    before = _before(files, config) if layers.first == 0 else 0
-    return inner + before + (_behind(files, config) if layers.last == config.layers else 0)
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How weights are held once loaded: in numbers of so many bytes, matrices perhaps in fewer bits."""
+
+    itemsize: int
+    quantization: Quantization | None = None
+
+    def bytes(self, files: Weights, names: Iterable[str]) -> int:
+        """Of these tensors; nothing is read but shapes."""
+        return sum(size_of(files.shape(name), self.itemsize, self.quantization) for name in names)
+
+    @property
+    def whole(self) -> Held:
+        """As embeddings and norms are."""
+        return Held(self.itemsize)
+
+    @property
+    def last(self) -> Held:
+        """As an lm_head is."""
+        return Held(self.itemsize, of_lm_head(self.quantization))
 
 
-def bytes_of(files: Weights, config: ModelConfig, itemsize: int) -> WeightBytes:
+def weights_of(files: Weights, config: ModelConfig, layers: Range, held: Held) -> int:
+    """Bytes a range takes: its layers, the embedding with the first, norm and lm_head with the last."""
+    inner = sum(_layer(files, config, layer, held) for layer in range(layers.first, layers.last))
+    before = _before(files, config, held) if layers.first == 0 else 0
+    return inner + before + (_behind(files, config, held) if layers.last == config.layers else 0)
+
+
+def bytes_of(files: Weights, config: ModelConfig, held: Held) -> WeightBytes:
     """What weights_of counts, by parts: of the largest layer, before the first one, behind the last one."""
-    layer = max(_layer(files, config, layer) for layer in range(config.layers))
-    edges = _before(files, config), _behind(files, config)
-    return WeightBytes(layer * itemsize, edges[0] * itemsize, edges[1] * itemsize)
+    layer = max(_layer(files, config, layer, held) for layer in range(config.layers))
+    return WeightBytes(layer, _before(files, config, held), _behind(files, config, held))
 
 
-def _layer(files: Weights, config: ModelConfig, layer: int) -> int:
-    return _under(files, config.names.layer.format(layer))
+def drafts_of(files: Weights, held: Held) -> int:
+    """Bytes that what drafts takes. Of a head, embeddings and fc, which the stages apply, are held whole."""
+    names = set(files.names())
+    inner = {name for name in names if name.endswith("_proj.weight")}
+    last = {name for name in names if name.endswith("lm_head.weight")}
+    parts = (held, inner), (held.last, last), (held.whole, names - inner - last)
+    return sum(each.bytes(files, named) for each, named in parts)
 
 
-def _before(files: Weights, config: ModelConfig) -> int:
-    return _under(files, config.names.embedding)
+def _layer(files: Weights, config: ModelConfig, layer: int, held: Held) -> int:
+    return held.bytes(files, _under(files, config.names.layer.format(layer)))
 
 
-def _behind(files: Weights, config: ModelConfig) -> int:
+def _before(files: Weights, config: ModelConfig, held: Held) -> int:
+    return held.whole.bytes(files, _under(files, config.names.embedding))
+
+
+def _behind(files: Weights, config: ModelConfig, held: Held) -> int:
     names = config.names
     own = any(name.startswith(f"{names.head}.") for name in files.names())
-    return _under(files, names.norm) + _under(files, names.head if own else names.embedding)
+    norm, head = _under(files, names.norm), _under(files, names.head if own else names.embedding)
+    return held.whole.bytes(files, norm) + held.last.bytes(files, head)
 
 
-def _under(files: Weights, part: str) -> int:
-    return numbers_of(files, (name for name in files.names() if name.startswith(f"{part}.")))
+def _under(files: Weights, part: str) -> list[str]:
+    return [name for name in files.names() if name.startswith(f"{part}.")]
 
 
 def numbers_of(files: Weights, names: Iterable[str]) -> int:

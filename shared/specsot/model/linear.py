@@ -5,7 +5,8 @@ Refuses to know layers and models.
 Plain weights are read well at 1 row and from about 64 rows on; between (draft trees, parallel
 branches) CPU libraries repack them on every call, which costs up to four times the memory floor.
 Packed once by oneDNN, 16 rows cost 1.2 single ones (bf16 on AMX) to 2 (fp32 on AVX2, where MKL's packed
-form took twice as long). Elsewhere (CUDA, other dtypes, builds without it) the plain weight is used.
+form took twice as long). Elsewhere (CUDA, other dtypes, builds without it) the plain weight is used. What is to be
+held in fewer bits is `quantise`d instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specsot.members import Quantization
+from specsot.model.quantization import quantise
+
 PACKED_FOR = 64  # rows the library is told at packing; the packed form serves every number (probed below)
 
 Product = Callable[[Tensor], Tensor]
@@ -27,11 +31,13 @@ class Linear:
 
     __slots__ = ("_multiply", "bias", "shape", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, quantization: Quantization | None = None
+    ) -> None:
         self.shape = weight.shape
-        choice = _choose(weight.dtype, weight.device.type)
+        choice = _quantised(quantization) if quantization else _choose(weight.dtype, weight.device.type)
         self._multiply = choice(weight, bias)
-        # None where it was packed: then nobody but `__call__` can use it.
+        # None where it was packed or quantised: then nobody but `__call__` can use it.
         self.weight, self.bias = (weight, bias) if choice is _plain else (None, None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -45,6 +51,14 @@ def _plain(weight: Tensor, bias: Tensor | None) -> Product:
 def _onednn(weight: Tensor, bias: Tensor | None) -> Product:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def _quantised(kind: Quantization) -> Callable[[Tensor, Tensor | None], Product]:
+    def hold(weight: Tensor, bias: Tensor | None) -> Product:
+        held = quantise(weight, kind)
+        return held if bias is None else lambda x: held(x).add_(bias)
+
+    return hold
 
 
 @cache

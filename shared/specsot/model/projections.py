@@ -20,7 +20,7 @@ def fuse(fetch: Fetch, names: Sequence[str], shape: tuple[int, int], bias: bool)
     """Projections of equal shape [out, in], read by the same rows, as one: [in] -> out, out, ..."""
     weights = [fetch(f"{name}.weight", shape) for name in names]
     biases = [fetch(f"{name}.bias", shape[:1]) for name in names] if bias else []
-    return Linear(_join(weights), _join(biases) if biases else None)
+    return Linear(_join(weights), _join(biases) if biases else None, fetch.quantization)
 
 
 def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Linear:
@@ -29,7 +29,8 @@ def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Lin
     Query and key rows are interleaved for `rotary.rotate`.
     """
     weight = _fetch_qkv(fetch, prefix, "weight", (inputs,), config)
-    return Linear(weight, _fetch_qkv(fetch, prefix, "bias", (), config) if config.qkv_bias else None)
+    bias = _fetch_qkv(fetch, prefix, "bias", (), config) if config.qkv_bias else None
+    return Linear(weight, bias, fetch.quantization)
 
 
 def _fetch_qkv(fetch: Fetch, prefix: str, kind: str, inputs: tuple[int, ...], config: ModelConfig) -> Tensor:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specsot.errors import ModelError
+from specsot.members import Quantization
 from specsot.model.fields import read_json
 
 INDEX = "model.safetensors.index.json"
@@ -146,11 +147,13 @@ class Fetch:
     """`fetch(name, shape)`: tensors of `files` in one dtype on one device, each of the shape it must have.
 
     ModelError names both shapes where it has another, or the tensor that is missing.
+    quantization: what products make of their weights once they have them.
     """
 
     files: Weights
     dtype: torch.dtype
     device: torch.device | str
+    quantization: Quantization | None = None
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.files.expect(name, shape, self.dtype, self.device)

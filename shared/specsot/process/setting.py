@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from specsot.errors import InvalidRequest
+from specsot.members import QUANTIZATIONS
 from specsot.process.flags import SWITCH, Flags, memory, seconds
 from specsot.rpc.exposure import exposed
 from specsot.rpc.tls import PLAIN, Tls
@@ -116,6 +117,7 @@ def add_membership(flags: Flags) -> None:
     flags.flag(
         "dtype", default="auto", choices=("auto", "fp32", "bf16", "fp16"), help="numbers to compute with"
     )
+    flags.flag("quantization", choices=QUANTIZATIONS, help="hold matrices in fewer bits than dtype has")
     flags.flag("device", default="cpu", help="torch device, such as cpu or cuda:0")
     flags.flag("kv-memory", memory, memory("1G"), "memory for KV pages, such as 512M or 4G")
 

@@ -96,6 +96,7 @@ def encode_registration(registration: Registration) -> fleet_pb2.Registration:
         rtt=registration.rtt,
         began=registration.began,
         number_bytes=registration.number_bytes,
+        quantization=registration.quantization,
     )
 
 
@@ -122,6 +123,7 @@ def decode_registration(message: fleet_pb2.Registration) -> Registration:
         rtt=duration(message.rtt, "a round trip") if message.HasField("rtt") else None,
         began=message.began,
         number_bytes=message.number_bytes,
+        quantization=message.quantization,
     )
 
 

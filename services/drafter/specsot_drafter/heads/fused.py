@@ -80,7 +80,14 @@ def fuse_head(head: DraftHead) -> FusedHead | None:
     if head.device.type != "cuda" or find_spec("triton") is None or not can_fuse(head):
         return None
     assert isinstance(head, Eagle3Head)
-    return FusedHead(head)
+    return None if _is_quantised(head) else FusedHead(head)
+
+
+def _is_quantised(head: Eagle3Head) -> bool:
+    """Some of it, such as an lm_head that its base lends."""
+    layer = head.parts.layers.first
+    products = layer.qkv, layer.out, layer.gate_up, layer.down, head.parts.lm_head
+    return any(product.weight is None for product in products)
 
 
 def can_fuse(head: DraftHead) -> bool:

@@ -125,8 +125,9 @@ def _projections(fetch: Fetch, prefix: str, shape: HeadShape, index: int) -> tup
     biased = f"{prefix}.q_proj.bias" in fetch
     weight = torch.cat(_turned(fetch, prefix, "weight", (columns,), shape))
     bias = torch.cat(_turned(fetch, prefix, "bias", (), shape)) if biased else None
-    first = shape.heads * shape.head_dim
-    return Linear(weight, bias), Linear(weight[first:], None if bias is None else bias[first:])
+    first, kind = shape.heads * shape.head_dim, fetch.quantization
+    keys = Linear(weight[first:], None if bias is None else bias[first:], kind)
+    return Linear(weight, bias, kind), keys
 
 
 def _turned(fetch: Fetch, prefix: str, kind: str, columns: tuple[int, ...], shape: HeadShape) -> list[Tensor]:

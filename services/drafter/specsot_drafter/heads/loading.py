@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
-from specsot.members import AS_PUBLISHED, Overrides
+from specsot.members import AS_PUBLISHED, Overrides, Quantization
 from specsot.model.config import ModelConfig, Rope, read_config, read_rope
 from specsot.model.edges import Edges, StoredEdges
 from specsot.model.fields import Fields
 from specsot.model.linear import Linear
 from specsot.model.norms import Norm
+from specsot.model.quantization import of_lm_head
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, WeightFiles
 from specsot_drafter.heads.checkpoint import Checkpoint
@@ -51,16 +52,19 @@ def load_head(
     allow_pickle_bin: bool = False,
     allow_pickle_base: bool = False,
     overrides: Overrides = AS_PUBLISHED,
+    quantization: Quantization | None = None,
 ) -> EagleHead:
     """An EAGLE-1, EAGLE-2 or EAGLE-3 head in any published layout, fitted to its base.
 
     Embeddings of its own win over the base's. allow_pickle_bin, allow_pickle_base: see `WeightFiles`.
+    quantization: what its matrices are held in, an lm_head that it borrows included; slices of fc are not.
     Raises ModelError for either directory, HeadMismatch with both shapes where they do not fit,
     InvalidRequest for an override that cannot be.
     """
-    base = Fetch(WeightFiles(base_directory, allow_pickle_base), dtype, device)
+    base = Fetch(WeightFiles(base_directory, allow_pickle_base), dtype, device, quantization)
     edges = StoredEdges(read_config(base_directory), base)
-    return fit_head(Checkpoint.open(directory, allow_pickle_bin), edges, dtype, device, overrides)
+    head = Checkpoint.open(directory, allow_pickle_bin)
+    return fit_head(head, edges, dtype, device, overrides, quantization)
 
 
 @torch.inference_mode()
@@ -70,10 +74,12 @@ def fit_head(
     dtype: torch.dtype,
     device: torch.device | str,
     overrides: Overrides = AS_PUBLISHED,
+    quantization: Quantization | None = None,
 ) -> EagleHead:
     """The same, for a head that may be in memory, and a base of which only the edges are at hand."""
     refuse_what_differs(head)
-    loader = _Loader(head, Fetch(head, dtype, device), base, read_shape(head, base.config), overrides)
+    fetch = Fetch(head, dtype, device, quantization)
+    loader = _Loader(head, fetch, base, read_shape(head, base.config), overrides)
     return loader.eagle3() if kind_of(head) == "eagle3" else loader.eagle1()
 
 
@@ -101,7 +107,7 @@ class _Loader:
         parts = Eagle1Parts(
             fusion=self._final(),
             table=self._table(),
-            fc=Linear(*self._fc(2)),
+            fc=Linear(*self._fc(2), self.fetch.quantization),
             layers=self._layers(),
             lm_head=self.base.lm_head(),
             token_norm=find_norm(self.fetch, "embedding_layernorm", hidden, self._eps),
@@ -135,7 +141,7 @@ class _Loader:
         norms = self._fusion_norms(len(taps))
         if not norms:
             return Summed(taps, weight, bias)
-        return Joined(taps, norms, Linear(weight, bias), self.fetch.dtype)
+        return Joined(taps, norms, Linear(weight, bias, self.fetch.quantization), self.fetch.dtype)
 
     def _final(self) -> Final:
         hidden = self.config.hidden
@@ -180,7 +186,8 @@ class _Loader:
     def _lm_head(self) -> Linear:
         """Its own, or the base's. A config's flag of tying is copied from the base and says nothing."""
         if "lm_head.weight" in self.fetch:
-            return Linear(self.fetch("lm_head.weight", (self.shape.vocab, self.shape.hidden)))
+            weight = self.fetch("lm_head.weight", (self.shape.vocab, self.shape.hidden))
+            return Linear(weight, None, of_lm_head(self.fetch.quantization))
         if self.shape.hidden != self.config.hidden:
             raise HeadMismatch(
                 f"{self.head.directory}: no lm_head.weight in it, which must be "

@@ -24,7 +24,9 @@ def check(joining: Registration, members: Sequence[Registration], wishes: Wishes
     if joining.kind == "drafter":
         _check_drafter(members, wishes)
     else:
-        _check_range(joining, [member for member in members if member.kind == "worker"], wishes)
+        workers = [member for member in members if member.kind == "worker"]
+        _check_rounding(joining, workers)
+        _check_range(joining, workers, wishes)
 
 
 def belongs(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> bool:
@@ -141,6 +143,13 @@ def _check_drafter(members: Sequence[Registration], wishes: Wishes) -> None:
     for member in members:
         if member.kind == "drafter":
             raise Refused(f"a drafter is already here: {member.name} at {member.address}")
+
+
+def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> None:
+    for worker in workers:
+        if worker.quantization != joining.quantization:
+            own, other = (one.quantization or "none" for one in (joining, worker))
+            raise Refused(f"{joining.name} has quantization {own}, {worker.name} {other}: all must agree")
 
 
 def _check_range(joining: Registration, workers: Sequence[Registration], wishes: Wishes) -> None:

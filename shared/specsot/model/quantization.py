@@ -1,0 +1,180 @@
+"""A weight held in 8 or 4 bits, and its product with a few rows.
+
+Refuses to know layers and models.
+
+torchao quantises: int8 symmetrically with a scale per output, int4 between the least and the greatest weight
+of every 32 inputs. What is kept is multiplied in the dtype of the rows. A part of the weight becomes floats
+at a time, few enough to stay in a processor's cache: so they are neither held nor written to memory. On a GPU
+in bf16, int4 is left to PyTorch's own kernel for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specsot.errors import InvalidRequest, ModelError
+from specsot.members import QUANTIZATIONS, Quantization
+
+GROUP = 32  # inputs that share a scale in int4
+SCALE = 2  # bytes of a scale in int4, and of what it begins at
+PART = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights that are floats at a time
+
+
+class Held(Protocol):
+    """A quantised weight [out, in], or a part of one. bytes: what it takes."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        ...
+
+
+def check_quantization(kind: str | None) -> None:
+    """Raises InvalidRequest for one that nobody knows, ModelError where what it takes is not installed."""
+    if kind is None:
+        return
+    if kind not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise InvalidRequest(f"quantization must be one of {known}, got {kind!r}", field="quantization")
+    if find_spec("torchao") is None:
+        raise ModelError(f"{kind} weights need torchao: pip install 'specsot[quant]'")
+
+
+def of_lm_head(kind: Quantization | None) -> Quantization | None:
+    """What an lm_head is held in: int4 costs text there what int8 does not."""
+    return kind and "int8"
+
+
+def quantise(weight: Tensor, kind: Quantization) -> Held:
+    """weight: [out, in]. Raises ModelError for a shape that int4 cannot hold."""
+    if kind == "int8":
+        return _in_parts(weight, Int8)
+    if weight.shape[1] % GROUP:
+        raise ModelError(f"int4 weights need a number of inputs that {GROUP} divides, got {weight.shape[1]}")
+    if weight.is_cuda and weight.dtype == torch.bfloat16:
+        return Tinygemm(weight)
+    return _in_parts(weight, Int4)
+
+
+def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) -> int:
+    """Bytes of a tensor whose numbers have `itemsize` bytes, if matrices are held as `kind`."""
+    if kind is None or len(shape) != 2:
+        return math.prod(shape) * itemsize
+    outputs, inputs = shape
+    if kind == "int8":
+        return outputs * (inputs + itemsize)
+    return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP))
+
+
+class Int8:
+    """[out, in] int8 and a scale per output."""
+
+    __slots__ = ("_scale", "_whole")
+
+    def __init__(self, weight: Tensor) -> None:
+        ao = _torchao()
+        held = ao.Int8Tensor.from_hp(weight, ao.PerRow())
+        self._whole: Tensor = held.qdata
+        self._scale: Tensor = held.scale.flatten().to(weight.dtype)
+
+    @property
+    def bytes(self) -> int:
+        return self._whole.nbytes + self._scale.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x @ self._whole.to(x.dtype).t()).mul_(self._scale)
+
+
+class Int4:
+    """Two weights a byte, those of the first half of a row's inputs in the lower bits; w = q * scale + least.
+
+    scale, least: [out, groups, 1], in 16 bits.
+    """
+
+    __slots__ = ("_least", "_pairs", "_scale")
+
+    def __init__(self, weight: Tensor) -> None:
+        ao, outputs = _torchao(), len(weight)
+        block, bounds = (1, GROUP), (torch.uint8, 0, 15)
+        scale, zero = ao.choose_qparams_affine(
+            weight, ao.MappingType.ASYMMETRIC, block, *bounds, zero_point_dtype=torch.uint8
+        )
+        lower, upper = ao.quantize_affine(weight, block, scale, zero, *bounds).chunk(2, 1)
+        self._pairs: Tensor = lower | (upper << 4)
+        short = weight.dtype if weight.itemsize == SCALE else torch.float16
+        self._scale: Tensor = scale.to(short).view(outputs, -1, 1)
+        self._least: Tensor = -(zero * scale).to(short).view(outputs, -1, 1)
+
+    @property
+    def bytes(self) -> int:
+        return self._pairs.nbytes + self._scale.nbytes + self._least.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self._floats(x.dtype).t()
+
+    def _floats(self, dtype: torch.dtype) -> Tensor:
+        outputs, half = self._pairs.shape
+        floats = torch.empty((outputs, 2, half), dtype=dtype, device=self._pairs.device)
+        floats[:, 0] = self._pairs & 15
+        floats[:, 1] = self._pairs >> 4
+        grouped = floats.view(outputs, -1, GROUP)
+        torch.addcmul(self._least.to(dtype), grouped, self._scale.to(dtype), out=grouped)
+        return floats.view(outputs, -1)
+
+
+class Tinygemm:
+    """int4 as PyTorch's kernel for NVIDIA GPUs reads it, in bf16."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, weight: Tensor) -> None:
+        self._held = _torchao().Int4TilePackedTo4dTensor.from_hp(weight, [1, GROUP])
+
+    @property
+    def bytes(self) -> int:
+        return self._held.qdata.nbytes + self._held.scale_and_zero.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._held)
+
+
+class Parts:
+    """One below the other."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[Held]) -> None:
+        self._parts = parts
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self._parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self._parts], 1)
+
+
+def _in_parts(weight: Tensor, kind: type[Int8] | type[Int4]) -> Held:
+    outputs = max(PART[weight.device.type] // weight.shape[1], 1)
+    parts: list[Held] = [kind(part) for part in weight.split(outputs)]
+    return parts[0] if len(parts) == 1 else Parts(parts)
+
+
+def _torchao() -> ModuleType:
+    """Imported where it is used: it takes seconds. What it warns of is about kernels nobody calls here."""
+    logging.disable(logging.WARNING)
+    try:
+        import torchao.quantization
+    finally:
+        logging.disable(logging.NOTSET)
+    return torchao.quantization
