@@ -43,7 +43,7 @@ class Lane:
             return 0
         most = max(map(self.drafter.most_levels, live), default=0)
         levels = self.rule.plan_levels(len(live), most, self.drafter.due(live))
-        if not levels:
+        if not levels and self.rule.adapts:  # who drafts always drafts again with the next text
             self.rest = self.rule.rest or UNGROWN * len(texts)
         return levels
 
