@@ -11,7 +11,7 @@ from typing import Any
 
 from specsot.errors import InvalidRequest
 from specsot.forms import FORM_KINDS, Form, FormKind, refuse
-from specsot.params import Ask, Limits, Message, Sampling, Window, brief
+from specsot.params import Ask, Limits, Message, Pruning, Sampling, Window, brief
 
 SAMPLING = (
     "temperature",
@@ -25,8 +25,20 @@ SAMPLING = (
 )
 LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
 WINDOW = ("sinks", "recent")
-REQUEST = ("model", "mode", "drafter", "stop", "tools", "constraint", "seed", "ignore_eos", "logprobs")
-OPTIONS: tuple[str, ...] = SAMPLING + LIMITS + WINDOW + REQUEST + FORM_KINDS
+PRUNING = ("keep_ratio", "prune_every", "skip_layers")
+REQUEST = (
+    "model",
+    "mode",
+    "drafter",
+    "stop",
+    "tools",
+    "constraint",
+    "seed",
+    "ignore_eos",
+    "logprobs",
+    "head_aware",
+)
+OPTIONS: tuple[str, ...] = SAMPLING + LIMITS + WINDOW + PRUNING + REQUEST + FORM_KINDS
 
 Turns = Sequence[Message | Mapping[str, str]]
 
@@ -49,6 +61,7 @@ def ask_of(prompt: str | Turns, **options: Any) -> Ask:
     sampling = Sampling(**{name: given[name] for name in SAMPLING if name in given})
     limits = Limits(**{name: given[name] for name in LIMITS if name in given})
     window = {name: given[name] for name in WINDOW if name in given}
+    pruning = {name: given[name] for name in PRUNING if name in given}
     return Ask(
         **said,
         **rest,
@@ -56,6 +69,7 @@ def ask_of(prompt: str | Turns, **options: Any) -> Ask:
         limits=limits,
         form=form_of(given),
         window=Window(**window) if window else None,
+        pruning=Pruning(**pruning) if pruning else None,
     )
 
 

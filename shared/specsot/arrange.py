@@ -14,7 +14,7 @@ from operator import or_
 from specsot.errors import WireError
 from specsot.frames import Chunk, Frame, Growth, Opening, Segment, rows_of
 from specsot.pages import PageCopy, PageTable, Policy, RowPruning
-from specsot.params import LEAST_RECENT, Pruning, Window
+from specsot.params import LEAST_RECENT, HeadWindows, Pruning, Window
 from specsot.tree import ancestry, depths
 
 
@@ -33,6 +33,18 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadSight:
+    """What one layer's heads see where each has a window of its own, and columns are positions.
+
+    windows: (sinks, recent) of every KV head.
+    positions: of the rows.
+    """
+
+    windows: tuple[tuple[int, int], ...]
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """One segment's rows: columns 0..base-1 are visible to all of them, the rest by `visible`.
 
@@ -41,6 +53,7 @@ class Place:
     pages:   cover columns 0 .. base + rows - 1.
     visible: bits over the segment's own rows, per row; None for a prompt chunk (causal).
     sight:   of a policy, in layers from `skip` on; None where there is none.
+    heads:   windows of every layer's heads, for rows at `positions`; then there is no sight.
     """
 
     base: int
@@ -49,9 +62,13 @@ class Place:
     visible: tuple[int, ...] | None
     sight: Sight | None = None
     skip: int = 0
+    heads: HeadWindows | None = None
+    positions: tuple[int, ...] = ()
 
-    def sight_at(self, layer: int) -> Sight | None:
+    def sight_at(self, layer: int) -> Sight | HeadSight | None:
         """What a policy leaves in this layer of the model."""
+        if self.heads:
+            return HeadSight(self.heads.layers[layer], self.positions)
         return None if layer < self.skip else self.sight
 
 
@@ -126,17 +143,20 @@ def policy_of(opening: Opening) -> Policy | None:
     """What a sequence keeps; sinks are tokens of what was asked, never of what it writes."""
     window = opening.window
     if window is None:
-        return opening.pruning
+        return opening.pruning or opening.heads
     return replace(window, sinks=min(window.sinks, opening.prompt - opening.generated))
 
 
 def window_of(opening: Opening) -> Window | None:
     """The same for those who keep rows by their positions alone: in place of what pruning leaves in every
     layer, as many recent ones."""
-    policy = policy_of(opening)
-    if not isinstance(policy, Pruning):
-        return policy
-    return None if policy.most is None else Window(0, max(policy.most, LEAST_RECENT))
+    match policy := policy_of(opening):
+        case Window():
+            return policy
+        case Pruning(most=int(most)):
+            return Window(0, max(most, LEAST_RECENT))
+        case _:
+            return None
 
 
 def levels_of(opening: Opening, position: int) -> int | None:
@@ -146,7 +166,7 @@ def levels_of(opening: Opening, position: int) -> int | None:
             return recent
         case Pruning(prune_every=every):
             return every - position % every
-        case None:
+        case _:
             return None
 
 
@@ -182,6 +202,9 @@ def _place(table: PageTable, segment: Segment, base: int) -> Place:
             return look_through(policy, place, base, positions_of(segment))
         case Pruning():
             return look_past(table.pruned(segment.sequence), place, policy.skip_layers)
+        case HeadWindows():
+            visible, positions = visible or _causal(rows), tuple(positions_of(segment))
+            return replace(place, visible=visible, heads=policy, positions=positions)
         case None:
             return place
 

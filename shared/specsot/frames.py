@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specsot.forms import Form
-from specsot.params import DrafterName, Pruning, Sampling, Window
+from specsot.params import DrafterName, HeadWindows, Pruning, Sampling, Window
 from specsot.skeleton import PlanRules
 from specsot.tree import Tree
 
@@ -53,7 +53,8 @@ class Opening:
     plan:      the constraint's specification, or None for free text.
     form:      the same where it is the caller's; never both.
     window:    what its tokens attend to, for a fork as for its source; None: all before them.
-    pruning:  how its keys are pruned; then it has no window, and neither is nor has a fork.
+    pruning:   how its keys are pruned.
+    heads:     what every head attends to. With one of these two it has no window, and no fork.
     logprobs:  tell how likely each written token was, and the so many likeliest; None: do not.
     """
 
@@ -76,6 +77,7 @@ class Opening:
     trace: str | None = None
     window: Window | None = None
     pruning: Pruning | None = None
+    heads: HeadWindows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specsot.errors import NotFound, Overloaded
-from specsot.params import Pruning, Window
+from specsot.params import HeadWindows, Pruning, Window
 
-Policy = Window | Pruning
+Policy = Window | Pruning | HeadWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Held:
 
 def most_held(policy: Policy | None, rows: int, page_rows: int) -> int | None:
     """Pages that a sequence holds at most while rows are fed to it, so many at a time; None: no bound."""
-    if policy is None:
+    if policy is None or isinstance(policy, HeadWindows):
         return None
     windowed = isinstance(policy, Window)
     first, last = (policy.sinks, policy.recent) if windowed else (policy.most, policy.prune_every)
@@ -94,12 +94,12 @@ class PageTable:
         """Open `sequence` as the first `length` rows of `source`, with its window: full pages shared, a part
         copied.
 
-        Raises NotFound (no such source, one that is pruned, or rows that the fork would see are gone),
-        Overloaded (no page for the part).
+        Raises NotFound (no such source, one whose heads keep different rows, or rows that the fork would see
+        are gone), Overloaded (no page for the part).
         """
         origin = self._of(source)
-        if isinstance(origin.policy, Pruning):
-            raise NotFound(f"sequence {source} is pruned and cannot be forked")
+        if isinstance(origin.policy, Pruning | HeadWindows):
+            raise NotFound(f"sequence {source} cannot be forked: its heads keep different rows")
         full, part = divmod(length, self.page_rows)
         shared = full - origin.gone
         if len(origin.pages) < shared + bool(part) or not self._sees(origin, length):

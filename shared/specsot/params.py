@@ -172,6 +172,21 @@ class Pruning:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadWindows:
+    """What of its text a token attends to head by head: (sinks, recent) of each layer's KV heads, true
+    positions throughout."""
+
+    layers: tuple[tuple[tuple[int, int], ...], ...]
+
+    def __post_init__(self) -> None:
+        widths = {len(heads) for heads in self.layers}
+        _require(len(widths) == 1 and 0 not in widths, "heads", "as many in every layer, some", widths)
+        for sinks, recent in (pair for heads in self.layers for pair in heads):
+            _require_whole(0, MAX_SINKS, "sinks", sinks)
+            _require_whole(0, MAX_TOKENS, "recent", recent)
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
 
@@ -194,6 +209,9 @@ class Ask:
     form: what the answer must look like; there is no plan then, so mode "auto" becomes "direct".
     window: what every token of it attends to; None: all before it. Behind one, answers may be longer than the
             model's context.
+    pruning: how its keys are pruned; None: not at all.
+    head_aware: every head attends to what was measured for the model's heads. At most one of these three;
+            with the last two `mode` is "direct".
     """
 
     prompt: str | None = None
@@ -214,6 +232,8 @@ class Ask:
     resumable: bool = False
     form: Form | None = None
     window: Window | None = None
+    pruning: Pruning | None = None
+    head_aware: bool = False
 
     def __post_init__(self) -> None:
         if self.form and self.mode == "auto":
@@ -223,6 +243,7 @@ class Ask:
         known = self.drafter is None or self.drafter in DRAFTERS
         _require(known, "drafter", f"one of {', '.join(DRAFTERS)}", self.drafter)
         self._check_prompt()
+        self._check_policy()
         if self.form and self.mode == "sot":
             raise refuse(f"{self.form.kind} holds one answer, not a plan; mode must be direct or auto")
         _require(all(self.stop), "stop", "non-empty strings", self.stop)
@@ -232,6 +253,22 @@ class Ask:
         for name in self.tools:
             fits = name.isidentifier() and len(name) <= 32
             _require(fits, "tools", "identifiers of at most 32 characters", name)
+
+    @property
+    def policy(self) -> Window | Pruning | None:
+        """What bounds the rows it keeps."""
+        return self.window or self.pruning
+
+    def _check_policy(self) -> None:
+        given = [name for name in ("window", "pruning", "head_aware") if getattr(self, name)]
+        if len(given) > 1:
+            raise InvalidRequest(f"{' and '.join(given)} are given; a request has one of them", given[-1])
+        if given and given != ["window"] and self.mode != "direct":
+            raise InvalidRequest(
+                f"{given[0]} needs mode direct, got {self.mode}: branches fork their prefix, and a sequence "
+                "whose heads keep different rows cannot be forked",
+                field="mode",
+            )
 
     def _check_prompt(self) -> None:
         given = (self.prompt is not None) + bool(self.messages) + bool(self.tokens)

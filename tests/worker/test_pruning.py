@@ -110,5 +110,5 @@ def test_what_is_pruned_is_not_forked(decoder):
     stage, pruning = Stage(decoder, 16, PAGE), Pruning(0.5, 32, 0)
     writer = writer_of(1, pruning)
     write([writer], stage, 20, 1, (Opening(1, 20, pruning=pruning),))
-    with pytest.raises(NotFound, match="sequence 1 is pruned and cannot be forked"):
+    with pytest.raises(NotFound, match="sequence 1 cannot be forked: its heads keep different rows"):
         stage.table.fork(2, 1, 4)

@@ -40,6 +40,14 @@ Sinks = Annotated[
 Recent = Annotated[
     int | None, typer.Option(help="Attend to so many tokens before each, and the sinks, not to all. [508]")
 ]
+KeepRatio = Annotated[
+    float | None, typer.Option(help="Prune: of its rows every head keeps this share, by key norm. [0.8]")
+]
+PruneEvery = Annotated[int | None, typer.Option(help="Prune each time so many tokens were written. [64]")]
+SkipLayers = Annotated[int | None, typer.Option(help="Prune: so many first layers keep all. [2]")]
+HeadAware = Annotated[
+    bool | None, typer.Option("--head-aware", help="Every head attends to what was measured for it.")
+]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option(help="A text that ends a branch; repeatable.")]
 Constraint = Annotated[bool, typer.Option(help="Hold the plan to its grammar.")]

@@ -18,6 +18,7 @@ from specsot.info import ModelInfo
 from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
+from specsot.model.heads import read_heads
 from specsot_master.conductor import Conductor, ConductorConfig, Notes, RingState
 from specsot_master.conductor.clock import LoopClock
 from specsot_master.conductor.readers import Readers
@@ -131,7 +132,7 @@ def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = Non
     _check(settings, model)
     shared = Shared(
         _wishes(settings, model),
-        replace(settings.conduct, model=model.name, vocabulary=read_config(settings.model).vocab),
+        _conduct(settings, model),
         text,
         Prompts(settings.model, text),
         notes or Notes(),
@@ -177,6 +178,12 @@ def _describe(settings: MasterSettings) -> ModelInfo:
     name = settings.name or settings.model.resolve().name
     layers, positions = config.layers, config.max_positions
     return ModelInfo(name, fingerprint(settings.model), layers, positions)
+
+
+def _conduct(settings: MasterSettings, model: ModelInfo) -> ConductorConfig:
+    config = read_config(settings.model)
+    heads = read_heads(settings.model, config)
+    return replace(settings.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
 
 
 def _wishes(settings: MasterSettings, model: ModelInfo) -> Wishes:

@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.arrange import Sight
+from specsot.arrange import HeadSight, Sight
 from specsot.members import Layout
+from specsot.model.rows8 import as_numbers
 from specsot.model.segments import Group, Reading, Span, arrange, tail_seen
-from specsot.model.windows import look_at_recent, look_at_sinks
+from specsot.model.windows import look_at_recent, look_at_sinks, look_by_head
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
@@ -42,9 +43,9 @@ class _Pass:
     """One reading, ready for every layer.
 
     rows:  first and last + 1 of the arranged rows.
-    mask:  [cells, 1, rows of a cell * g, columns], minus infinity where a row must not see a column;
-           None where every row sees every column.
-    blind: [rows, 1, g] rows that see nothing here; None where there are none.
+    mask:  [cells, 1 or kv_heads, rows of a cell * g, columns], minus infinity where a row must not see a
+           column; None where every row sees every column.
+    blind: [rows, 1 or kv_heads, 1] rows that see nothing here; None where there are none.
     """
 
     reading: Reading
@@ -80,13 +81,15 @@ def plan_attention(
     dtype: torch.dtype,
     device: torch.device | str,
     turn: Turn | None = None,
+    kernels: bool = True,
 ) -> AttentionPlan:
     """Plan one frame's attention, for `attend`: `spans` in row order, pages of `page_rows` rows.
 
     turn: needed where spans have a window; no kernel reads those. To kernels, both layouts are one.
+    kernels: whether they can read the pages; rows in int8 they cannot.
     """
     windows = any(span.sight for span in spans)
-    if windows or torch.device(device).type != "cuda" or find_spec("triton") is None:
+    if windows or not kernels or torch.device(device).type != "cuda" or find_spec("triton") is None:
         return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, turn)
     from specsot.kernels.gpu import attention
 
@@ -121,8 +124,7 @@ def plan_readings(
     first = 0
     for group in arrangement.groups:
         make = _Maker(first, heads_per_kv, dtype, device)
-        sight = group.spans[0].sight
-        opens, follows = _see_window(group, sight, page_rows, make) if sight else _see_all(group, make)
+        opens, follows = _see(group, page_rows, make)
         opening, further, first = opening + opens, further + follows, first + group.rows
     turns, take = _turns(spans, turn), arrangement.take
     if take is None:
@@ -137,7 +139,8 @@ def plan_readings(
 
 def _turns(spans: Sequence[Span], turn: Turn | None) -> Tensor | None:
     """`AttentionPlan.turns` of a frame's rows; None where no query is turned."""
-    steps = [step for span in spans for step in (span.sight.turns if span.sight else (0,) * span.rows)]
+    sights = ((span.sight, span.rows) for span in spans)
+    steps = [n for sight, rows in sights for n in (sight.turns if isinstance(sight, Sight) else (0,) * rows)]
     if not any(steps):
         return None
     assert turn is not None, "spans that look through a window need what turns their queries"
@@ -190,7 +193,7 @@ def _read(q: Tensor, kv_layer: Tensor, each: _Pass) -> tuple[Tensor, Tensor]:
     reading, (_, kv_heads, g, head_dim) = each.reading, q.shape
     cells, rows = reading.cells, reading.rows
     queries = q[each.rows].view(cells, rows, kv_heads, g, head_dim).transpose(1, 2)
-    pages = kv_layer[:, reading.page : reading.page + cells, :, : reading.columns]
+    pages = as_numbers(kv_layer[:, reading.page : reading.page + cells, :, : reading.columns], q.dtype)
     out, weight = _softmax(
         queries.reshape(cells, kv_heads, rows * g, head_dim), pages[0], pages[1], each.mask
     )
@@ -229,7 +232,7 @@ class _Maker:
     device: torch.device | str
 
     def __call__(self, reading: Reading, cut: Bools | None, turned: bool = False) -> _Pass:
-        """cut: columns [rows, columns] that rows must not see; None: they see all."""
+        """cut: what rows must not see, [rows, columns] or [rows, heads, columns]; None: they see all."""
         start = self.first + reading.first
         rows = slice(start, start + reading.cells * reading.rows)
         if cut is None or not cut.any():
@@ -238,8 +241,20 @@ class _Maker:
         return _Pass(reading, rows, mask, _blind(cut, self.device), turned)
 
 
-def _see_all(group: Group, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
+def _see(group: Group, page_rows: int, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
     """A group's passes: those that open every row, in row order, and the others."""
+    match group.spans[0].sight:
+        case Sight() as sight:
+            return _see_window(group, sight, page_rows, make)
+        case HeadSight() as sight:
+            passes = [make(*look) for look in look_by_head(group.spans[0], sight, group.readings)]
+            return passes[:1], passes[1:]
+        case None:
+            return _see_all(group, make)
+
+
+def _see_all(group: Group, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
+    """The same where no policy hides anything."""
     hidden = _hidden(group)
     passes = [make(reading, _columns(hidden, group.lead, reading)) for reading in group.readings]
     return [each for each in passes if each.reading.at == 0], [each for each in passes if each.reading.at]
@@ -254,16 +269,17 @@ def _see_window(group: Group, sight: Sight, page_rows: int, make: _Maker) -> tup
 
 
 def _as_mask(cut: Bools, reading: Reading, g: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Hidden columns [rows, columns] as what is added to the scores of each of g heads."""
-    mask = np.where(np.repeat(cut, g, 0), np.float32(-np.inf), np.float32(0))
-    shaped = mask.reshape(reading.cells, 1, reading.rows * g, reading.columns)
+    """Hidden columns, of all heads or of each, as what is added to the scores of each of g queries."""
+    by_head = cut[None] if cut.ndim == 2 else cut.transpose(1, 0, 2)
+    mask = np.where(np.repeat(by_head, g, 1), np.float32(-np.inf), np.float32(0))
+    shaped = mask.reshape(reading.cells, -1, reading.rows * g, reading.columns)
     return torch.from_numpy(shaped).to(device=device, dtype=dtype)
 
 
 def _blind(cut: Bools, device: torch.device | str) -> Tensor | None:
-    """Rows that see none of the columns, as [rows, 1, 1]; None where there are none."""
-    blind: Bools = np.logical_and.reduce(cut, axis=1)
-    return torch.from_numpy(blind.reshape(-1, 1, 1)).to(device) if blind.any() else None
+    """Rows that see none of the columns, as [rows, 1 or heads, 1]; None where there are none."""
+    blind: Bools = np.logical_and.reduce(cut, axis=-1)
+    return torch.from_numpy(blind.reshape(len(cut), -1, 1)).to(device) if blind.any() else None
 
 
 def _columns(hidden: Bools | None, lead: int, reading: Reading) -> Bools | None:

@@ -20,7 +20,7 @@ from operator import and_
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot.arrange import Sight
+from specsot.arrange import HeadSight, Sight
 from specsot.members import Layout
 
 CELLS = 1 << 20  # rows x columns of one group at most: bounds the scores one group holds per head
@@ -37,7 +37,7 @@ class Span:
     pages:   the pages that hold rows 0 .. base + tail - 1, in order (more may follow; unused).
     visible: for each row the tail positions it sees, as bits; None means row i sees 0 .. i
              (then tail == rows).
-    sight:   where a window hides a part of that, too; such rows are read by themselves.
+    sight:   where a policy hides a part of that, too; such rows are read by themselves.
     """
 
     rows: int
@@ -45,7 +45,7 @@ class Span:
     tail: int
     pages: tuple[int, ...]
     visible: tuple[int, ...] | None = None
-    sight: Sight | None = None
+    sight: Sight | HeadSight | None = None
 
     @property
     def total(self) -> int:

@@ -1,4 +1,4 @@
-"""What a window leaves of a span's columns: its sinks, read by themselves, and what is recent.
+"""What a policy leaves of a span's columns: the first ones, read by themselves, and what is recent.
 
 Refuses to know tensors and pages' contents.
 """
@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot.arrange import Sight
+from specsot.arrange import HeadSight, Sight
 from specsot.model.segments import Reading, Span, tail_seen
 
 Bools = NDArray[np.bool_]
-Look = tuple[Reading, Bools]  # and which of its columns each row must not see, [rows, columns]
+Look = tuple[Reading, Bools]  # and which columns rows must not see, [rows, columns] or [rows, heads, columns]
 
 
 def look_at_sinks(span: Span, sight: Sight, page_rows: int) -> Iterator[Look]:
@@ -33,5 +33,18 @@ def look_at_recent(span: Span, sight: Sight, readings: Sequence[Reading]) -> Ite
     hidden[:, span.base :] = ~tail_seen(span)
     for reading in readings:
         cut = hidden[:, reading.at : reading.at + reading.columns]
+        if not cut.all():
+            yield reading, cut
+
+
+def look_by_head(span: Span, sight: HeadSight, readings: Sequence[Reading]) -> Iterator[Look]:
+    """Those of a span's readings in which any head of any row sees anything."""
+    rows = np.array(sight.positions)[:, None, None]
+    columns = np.concatenate((np.arange(span.base), sight.positions))
+    sinks, recent = np.array(sight.windows).T[:, None, :, None]
+    hidden = (columns >= sinks) & (columns < rows - recent)  # [rows, heads, columns]
+    hidden[:, :, span.base :] |= ~tail_seen(span)[:, None]
+    for reading in readings:
+        cut = hidden[:, :, reading.at : reading.at + reading.columns]
         if not cut.all():
             yield reading, cut

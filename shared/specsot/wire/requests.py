@@ -17,9 +17,11 @@ from specsot.v1 import master_pb2
 from specsot.wire.forms import decode_form, encode_form
 from specsot.wire.values import (
     DRAFTERS,
+    decode_pruning,
     decode_sampling,
     decode_window,
     encode_drafter,
+    encode_pruning,
     encode_sampling,
     encode_window,
 )
@@ -31,6 +33,7 @@ MODE_NUMBERS: dict[str, master_pb2.Mode] = {
     "sot": master_pb2.MODE_SOT,
     "direct": master_pb2.MODE_DIRECT,
 }
+PLAIN = ("constraint", "seed", "ignore_eos", "logprobs", "priority", "resumable", "head_aware")
 MODES: dict[int, Mode] = {
     master_pb2.MODE_AUTO: "auto",
     master_pb2.MODE_SOT: "sot",
@@ -60,6 +63,8 @@ def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
         resumable=ask.resumable,
         form=encode_form(ask.form),
         window=encode_window(ask.window),
+        pruning=encode_pruning(ask.pruning),
+        head_aware=ask.head_aware,
     )
 
 
@@ -78,7 +83,8 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
         tools=tuple(request.tools),
         form=decode_form(request.form) if request.HasField("form") else None,
         window=decode_window(request.window) if request.HasField("window") else None,
-        **given_fields(request, "constraint", "seed", "ignore_eos", "logprobs", "priority", "resumable"),
+        pruning=decode_pruning(request.pruning) if request.HasField("pruning") else None,
+        **given_fields(request, *PLAIN),
     )
 
 

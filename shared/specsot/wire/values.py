@@ -5,7 +5,7 @@ Refuses to know tensors and streams; frames with their rows are in `specsot.wire
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from specsot.frames import (
     Result,
     Segment,
 )
-from specsot.params import MAX_BIASES, DrafterName, Sampling, Window
+from specsot.params import MAX_BIASES, DrafterName, HeadWindows, Pruning, Sampling, Window
 from specsot.skeleton import PlanRules
 from specsot.tracing import well_formed
 from specsot.tree import Tree
@@ -99,6 +99,35 @@ def decode_window(message: values_pb2.Window) -> Window:
     return Window(**{field.name: value for field, value in message.ListFields()})
 
 
+def encode_pruning(pruning: Pruning | None) -> values_pb2.Pruning | None:
+    if pruning is None:
+        return None
+    return values_pb2.Pruning(
+        keep_ratio=pruning.keep_ratio, prune_every=pruning.prune_every, skip_layers=pruning.skip_layers
+    )
+
+
+def decode_pruning(message: values_pb2.Pruning) -> Pruning:
+    """Unset fields have the defaults of specsot.params. Raises InvalidRequest."""
+    return Pruning(**{field.name: value for field, value in message.ListFields()})
+
+
+def encode_heads(heads: HeadWindows | None) -> list[ring_pb2.LayerHeads]:
+    layers = heads.layers if heads else ()
+    return [
+        ring_pb2.LayerHeads(sinks=[s for s, _ in pairs], recent=[r for _, r in pairs]) for pairs in layers
+    ]
+
+
+def decode_heads(messages: Sequence[ring_pb2.LayerHeads]) -> HeadWindows | None:
+    """Raises InvalidRequest."""
+    if not messages:
+        return None
+    for layer in messages:
+        require(len(layer.sinks) == len(layer.recent), "a layer's heads have as many sinks as recent")
+    return HeadWindows(tuple(tuple(zip(layer.sinks, layer.recent)) for layer in messages))
+
+
 def encode_opening(opening: Opening) -> ring_pb2.Opening:
     return ring_pb2.Opening(
         sequence=opening.sequence,
@@ -119,6 +148,8 @@ def encode_opening(opening: Opening) -> ring_pb2.Opening:
         family=opening.family,
         trace=opening.trace or "",
         window=encode_window(opening.window),
+        pruning=encode_pruning(opening.pruning),
+        heads=encode_heads(opening.heads),
     )
 
 
@@ -145,6 +176,8 @@ def decode_opening(message: ring_pb2.Opening) -> Opening:
         drafter=decode_drafter(message.drafter),
         trace=well_formed(message.trace),
         window=from_peer(decode_window, message.window) if message.HasField("window") else None,
+        pruning=from_peer(decode_pruning, message.pruning) if message.HasField("pruning") else None,
+        heads=from_peer(decode_heads, message.heads),
     )
 
 

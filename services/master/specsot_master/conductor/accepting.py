@@ -42,7 +42,11 @@ class Words:
 class Acceptance:
     """Checks and prepares requests for one model."""
 
-    def __init__(self, ring: Ring, prompts: Prompts, model: str, vocabulary: int) -> None:
+    def __init__(
+        self, ring: Ring, prompts: Prompts, model: str, vocabulary: int, knows_heads: bool = False
+    ) -> None:
+        """knows_heads: what the model's heads attend to was measured."""
+        self._knows_heads = knows_heads
         self._ring, self._prompts, self._model, self._vocabulary = ring, prompts, model, vocabulary
         self._arrivals = itertools.count()
         self._known: RingState | None = None
@@ -61,6 +65,11 @@ class Acceptance:
         check_words(ask, id, reach(ask, ring))
         check_tokens(ask, self._vocabulary)
         check_drafter(ask, ring)
+        if ask.head_aware and not self._knows_heads:
+            raise InvalidRequest(
+                f"head_aware: nothing was measured of the heads of {self._model!r} (`specsot heads` does)",
+                "head_aware",
+            )
 
     async def word(self, ask: Ask) -> Words:
         """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""

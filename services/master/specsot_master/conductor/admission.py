@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from specsot.errors import InvalidRequest
-from specsot.pages import most_held
+from specsot.pages import Policy, most_held
 from specsot.params import MAX_TOKENS, Ask, Window
 from specsot.skeleton import MAX_TITLE_BYTES
 from specsot_master.conductor.prefixes import Route
@@ -25,16 +25,17 @@ def pages_for(rows: int, page_rows: int) -> int:
     return -(-rows // page_rows)
 
 
-def own_pages(length: int, shared: int, ring: RingState, window: Window | None = None) -> int:
+def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None = None) -> int:
     """Pages of a writing sequence that may grow to `length` tokens, without those it shares with a prefix
     of `shared` tokens. Behind a window what it shares it may come to own in part.
     """
-    return within(window, pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring), ring)
+    return within(policy, pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring), ring)
 
 
-def within(window: Window | None, pages: int, ring: RingState) -> int:
-    """So many pages, or as many as a window leaves of them."""
-    return pages if window is None else min(pages, most_held(window, ring.rows, ring.page_rows))
+def within(policy: Policy | None, pages: int, ring: RingState) -> int:
+    """So many pages, or as many as a policy leaves of them."""
+    most = most_held(policy, ring.rows, ring.page_rows)
+    return pages if most is None else min(pages, most)
 
 
 def shared_pages(shared: int, ring: RingState) -> int:
@@ -61,7 +62,7 @@ def grant_answer(prompt: int, ask: Ask, ring: RingState) -> int:
     """Pages of a direct answer. Raises InvalidRequest when it can never fit."""
     length = prompt + ask.limits.max_new_tokens
     _check_context(prompt, length, ask, ring)
-    return _check_memory(own_pages(length, 0, ring, ask.window), ring)
+    return _check_memory(own_pages(length, 0, ring, ask.policy), ring)
 
 
 def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
@@ -73,11 +74,11 @@ def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
     skeleton = sizes.skeleton + skeleton_limit(ask)
     branch = sizes.prefix + sizes.turn + ask.limits.max_new_tokens
     _check_context(sizes.skeleton, max(skeleton, branch), ask, ring)
-    prefix = within(ask.window, pages_for(sizes.prefix, ring.page_rows), ring)
-    first = _check_memory(prefix + own_pages(skeleton, sizes.prefix, ring, ask.window), ring)
+    prefix = within(ask.policy, pages_for(sizes.prefix, ring.page_rows), ring)
+    first = _check_memory(prefix + own_pages(skeleton, sizes.prefix, ring, ask.policy), ring)
     plan = ask.limits.max_skeleton_tokens + MAX_TITLE_BYTES
     largest = min(branch + plan, reach(ask, ring))
-    return max(first, min(prefix + own_pages(largest, sizes.prefix, ring, ask.window), ring.pages)) - prefix
+    return max(first, min(prefix + own_pages(largest, sizes.prefix, ring, ask.policy), ring.pages)) - prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +99,16 @@ NOTHING = Beginning((), False, lambda _: 0)
 
 
 def begin_answer(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> Beginning:
-    """Of a direct answer; its last token stays its own. Raises InvalidRequest when it can never fit."""
+    """Of a direct answer; its last token stays its own, and all where heads keep different rows. Raises
+    InvalidRequest when it can never fit."""
     grant_answer(len(prompt), ask, ring)
     length = len(prompt) + ask.limits.max_new_tokens
+    alone = ask.pruning or ask.head_aware
     return Beginning(
-        prompt[:-1], False, lambda shared: own_pages(length, shared, ring, ask.window), ask.window
+        () if alone else prompt[:-1],
+        False,
+        lambda shared: own_pages(length, shared, ring, ask.policy),
+        ask.window,
     )
 
 

@@ -62,9 +62,11 @@ class Conductor:
         """forms, notes, readers: those of a master that has several rings."""
         self._ring, self._clock = ring, clock or LoopClock()
         self._text, self._notes = text, notes or Notes()
-        self._acceptance = Acceptance(ring, prompts, config.model, config.vocabulary)
+        self._acceptance = Acceptance(
+            ring, prompts, config.model, config.vocabulary, config.heads is not None
+        )
         self._outbox = Outbox(ring.order, self.epoch_ended)
-        self._openings = openings = Openings(text.end_ids)
+        self._openings = openings = Openings(text.end_ids, config.heads)
         self._sequences = Sequences(text, openings, self._outbox, config.lease)
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
         self._course = Course(ring, self._sequences, self._sharing, self._notes, self._tell, self._fail)

@@ -169,7 +169,7 @@ def check_room(request: LiveRequest, turn: Turn, budget: int, state: RingState) 
     """Raises InvalidRequest when a branch, with the plan before it, can never fit."""
     length = len(turn.tokens) + budget
     held = sum(node.pages for node in lineage(request.node)) if request.node else 0
-    pages = own_pages(length, turn.shared, state, request.ask.window) + held
+    pages = own_pages(length, turn.shared, state, request.ask.policy) + held
     most = reach(request.ask, state)
     if length > most or pages > state.pages:
         raise InvalidRequest(

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specsot.frames import Fork, Opening
-from specsot.params import Ask, Window
+from specsot.params import Ask, HeadWindows, Window
 from specsot.skeleton import PlanRules
 
 
 class Openings:
     """Makes every opening of a master's life, so that no sequence id comes twice."""
 
-    def __init__(self, end_ids: tuple[int, ...]) -> None:
-        self._end_ids = end_ids
+    def __init__(self, end_ids: tuple[int, ...], heads: HeadWindows | None = None) -> None:
+        """heads: what was measured for the model's heads, if it was."""
+        self._end_ids, self._heads = end_ids, heads
         self._ids: Iterator[int] = itertools.count(1)
 
     def prefix(
@@ -62,6 +63,8 @@ class Openings:
             drafter=ask.drafter,
             trace=trace,
             window=ask.window,
+            pruning=ask.pruning,
+            heads=self._heads if ask.head_aware else None,
         )
 
     def again(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specsot.frames import Order
-from specsot.params import DrafterName
+from specsot.params import DrafterName, HeadWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class ConductorConfig:
     """How the master treats requests.
 
     model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
+    heads:  what was measured for the model's heads, if it was.
     live:   requests in the ring at most. queue: requests waiting for that at most.
     lease:  positions granted at a time.
     prefix_cache: beginnings of prompts stay in the ring while nobody else wants their pages.
@@ -67,6 +68,7 @@ class ConductorConfig:
 
     model: str = ""
     vocabulary: int = 2**31
+    heads: HeadWindows | None = None
     live: int = 64
     queue: int = 256
     lease: int = 256

@@ -131,4 +131,4 @@ class Sequences:
 def pages_of(request: LiveRequest, turn: Turn, limit: int, state: RingState) -> int:
     """Pages of a sequence that begins with `turn` and writes up to `limit` tokens."""
     shared = turn.shared if request.node else 0
-    return own_pages(len(turn.tokens) + limit, shared, state, request.ask.window)
+    return own_pages(len(turn.tokens) + limit, shared, state, request.ask.policy)

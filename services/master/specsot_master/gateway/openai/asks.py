@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from specsot.errors import InvalidRequest
-from specsot.params import Ask, Limits, Message, Sampling, Window
+from specsot.params import Ask, Limits, Message, Pruning, Sampling, Window
 from specsot_master.gateway.openai.bodies import (
     MOST_CHOICES,
     Asking,
@@ -28,6 +28,7 @@ Encode = Callable[[str], tuple[int, ...]]
 
 _SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _LIMITS = ("max_parallel", "max_branch_tokens", "max_skeleton_tokens")
+_GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware")
 _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 
 # Our fields under the names their callers know.
@@ -36,8 +37,9 @@ CHAT_WORDS: Mapping[str, str] = {
     "request_id": "x-request-id",
     "max_new_tokens": "max_tokens",
     "logprobs": "top_logprobs",
-    **{name: f"specsot.{name}" for name in (*_PLANNING, "window")},
+    **{name: f"specsot.{name}" for name in (*_PLANNING, "window", "pruning", "head_aware")},
     **{name: f"specsot.window.{name}" for name in ("sinks", "recent")},
+    **{name: f"specsot.pruning.{name}" for name in ("keep_ratio", "prune_every", "skip_layers")},
 }
 COMPLETION_WORDS: Mapping[str, str] = {
     **CHAT_WORDS,
@@ -133,7 +135,7 @@ def copies_of(ask: Ask, body: Asking) -> list[Ask]:
 def _shared(body: Asking) -> dict[str, Any]:
     """Fields of Ask that every body may set."""
     planning = body.specsot or Planning()
-    given = {name: getattr(planning, name) for name in ("mode", "drafter", "constraint", "priority")}
+    given = {name: getattr(planning, name) for name in _GIVEN}
     return {
         "form": form_of(body),
         "model": body.model or "",
@@ -143,6 +145,7 @@ def _shared(body: Asking) -> dict[str, Any]:
         "seed": None if body.seed is None else body.seed % SEEDS,
         "ignore_eos": bool(body.ignore_eos),
         "window": planning.window and Window(**planning.window.model_dump(exclude_none=True)),
+        "pruning": planning.pruning and Pruning(**planning.pruning.model_dump(exclude_none=True)),
         **{name: value for name, value in given.items() if value is not None},
     }
 

@@ -54,6 +54,16 @@ class Looking(BaseModel):
     recent: Count | None = None
 
 
+class Leaving(BaseModel):
+    """How keys are pruned, where they are."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    keep_ratio: float | None = None
+    prune_every: Count | None = None
+    skip_layers: Count | None = None
+
+
 class Planning(BaseModel):
     """SpecSoT's own field. branches: tell the plan and every branch, not only the merged answer."""
 
@@ -68,6 +78,8 @@ class Planning(BaseModel):
     max_branch_tokens: Count | None = None
     max_skeleton_tokens: Count | None = None
     window: Looking | None = None
+    pruning: Leaving | None = None
+    head_aware: bool | None = None
     branches: bool = False
 
 
