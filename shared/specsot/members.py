@@ -14,9 +14,11 @@ PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
 Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
-Transport = Literal["grpc", "zmq"]  # what carries messages between members
+Transport = Literal[
+    "grpc", "zmq", "direct"
+]  # what carries messages between members; direct: see specsot.direct
 CommMode = Literal["p2p", "ring"]  # ring: the drafter speaks to the last stage alone, the rest rides along
-TRANSPORTS: tuple[Transport, ...] = ("grpc", "zmq")
+TRANSPORTS: tuple[Transport, ...] = ("grpc", "zmq", "direct")
 COMM_MODES: tuple[CommMode, ...] = ("p2p", "ring")
 WeightFormat = Literal["safetensors", "bin"]  # bin: pytorch_model.bin, read as weights only
 Quantization = Literal["int8", "int4"]  # what matrices are held in; what is computed in is another thing

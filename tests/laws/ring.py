@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from specsot.direct.links import DirectDialer, DirectHost
 from specsot.frames import Chance, Close, End, Fork, Lease, Open, Opening, Result
 from specsot.links import Exchange, Inbox, LocalLink
 from specsot.members import CommMode, Layout, TreeShape
@@ -34,7 +35,7 @@ from specsot_master.fleet import Fleet, Wishes
 from specsot_worker import source as working
 from specsot_worker.part import WorkerPart
 
-Links = Literal["local", "grpc", "curve", "ipc"]
+Links = Literal["local", "grpc", "curve", "ipc", "direct"]
 
 GREEDY = Sampling()
 SMALL = TreeShape(depth=3, top_k=3, nodes=8, fixed=True)
@@ -261,6 +262,25 @@ class GrpcPlace:
             await door.close(0)
 
 
+class DirectPlace:
+    """The same, with rows beside the streams."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Door, DirectHost]] = []
+
+    async def settle(self, name: str):
+        inbox, rows = Inbox(), DirectHost()
+        service = RingService(inbox, name, rows=rows)
+        door = await open_door("127.0.0.1:0", {"specsot.v1.Ring": service.attach})
+        self._open.append((door, rows))
+        return inbox, f"127.0.0.1:{door.port}", DirectDialer(name, GrpcDialer(name, inbox), rows)
+
+    async def close(self) -> None:
+        for door, rows in self._open:
+            rows.close()
+            await door.close(0)
+
+
 class ZmqPlace:
     """The same, with links over ZMQ: by TCP with CURVE, or between unix sockets."""
 
@@ -287,7 +307,13 @@ class ZmqPlace:
             self._folder.cleanup()
 
 
-PLACES = {"local": LocalPlace, "grpc": GrpcPlace, "curve": ZmqPlace, "ipc": partial(ZmqPlace, ipc=True)}
+PLACES = {
+    "local": LocalPlace,
+    "grpc": GrpcPlace,
+    "direct": DirectPlace,
+    "curve": ZmqPlace,
+    "ipc": partial(ZmqPlace, ipc=True),
+}
 
 
 class Uplink:

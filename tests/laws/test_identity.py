@@ -111,10 +111,10 @@ async def test_law_1_over_grpc(models, stages):
     await compare(Setup(base, head, stages, links="grpc"), prompts_of(12, shared=21), WARM, shared=21)
 
 
-@pytest.mark.parametrize("links", ["curve", "ipc"])
-async def test_law_1_over_zmq(models, links):
+@pytest.mark.parametrize(("stages", "links"), [(2, "curve"), (2, "ipc"), (3, "direct")])
+async def test_law_1_over_zmq_and_with_rows_beside_the_streams(models, stages, links):
     base, head = models
-    await compare(Setup(base, head, 2, links=links), prompts_of(4, shared=21), WARM, shared=21)
+    await compare(Setup(base, head, stages, links=links), prompts_of(4, shared=21), WARM, shared=21)
 
 
 @pytest.mark.parametrize(("stages", "links"), [(1, "local"), (3, "local"), (2, "ipc")])

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from specsot.arrange import Arrangement, HeadSight, Place, Sight, arrange
+from specsot.arrange import Arrangement, Place, Sight, arrange
+from specsot.direct.rows import Underway
 from specsot.errors import WireError
 from specsot.frames import Frame, Payload, tokens_of
 from specsot.members import Layout, Range
@@ -20,8 +21,6 @@ from specsot.model.kv import Moves
 from specsot.model.laps import Graphs, Laps, Rows
 from specsot.pages import PageTable, RowPruning
 from specsot_worker.lapse import lapse_on
-
-AnySight = Sight | HeadSight | None
 
 
 class Stage:
@@ -35,7 +34,7 @@ class Stage:
         self._taps: dict[int, torch.Tensor] = {}
         self._laps: Laps | None = None
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
-        self._lapse = lapse_on(decoder.device, first, last)
+        self._lapse, self._last = lapse_on(decoder.device, first, last), last
 
     @property
     def table(self) -> PageTable:
@@ -69,7 +68,10 @@ class Stage:
             return self._leave(frame, 0, None, None)
         hidden, fused = self._forward(frame, arrangement, moves)
         self._wipe(arrangement)
-        return self._leave(frame, len(arrangement.slots), hidden, fused)
+        passed = self._leave(frame, len(arrangement.slots), hidden, fused)
+        if self._last and isinstance(frame.hidden, Underway):
+            frame.hidden.check()  # here, where somebody waits for the device anyway
+        return passed
 
     def _leave(
         self, frame: Frame, rows: int, hidden: torch.Tensor | None, fused: torch.Tensor | None
@@ -84,7 +86,7 @@ class Stage:
         entry = self._enter(frame, len(arrangement.slots))
         before = None if frame.fused is None else self._here(frame.fused)
         self._lapse.here()
-        spans = [_span(place, place.sight_at(self.layers.last - 1)) for place in arrangement.places]
+        spans = [_span(place, place.sight) for place in arrangement.places]
         rows = Rows(entry, arrangement.positions, arrangement.slots, spans, moves)
         whole = not any(span.sight for span in spans)
         passed = self._laps.run(rows) if self._laps and whole else None
@@ -97,7 +99,7 @@ class Stage:
 
     def _plans(self, places: Sequence[Place]) -> list[AttentionPlan]:
         """For every layer its plan; layers in which rows see the same share one."""
-        plans: dict[tuple[AnySight, ...], AttentionPlan] = {}
+        plans: dict[tuple[Sight | None, ...], AttentionPlan] = {}
         by_layer = [
             tuple(place.sight_at(layer) for place in places)
             for layer in range(self.layers.first, self.layers.last)
@@ -107,7 +109,7 @@ class Stage:
                 plans[sights] = self._plan(places, sights)
         return [plans[sights] for sights in by_layer]
 
-    def _plan(self, places: Sequence[Place], sights: Sequence[AnySight]) -> AttentionPlan:
+    def _plan(self, places: Sequence[Place], sights: Sequence[Sight | None]) -> AttentionPlan:
         decoder = self._decoder
         return plan_attention(
             [_span(*each) for each in zip(places, sights)],
@@ -117,7 +119,6 @@ class Stage:
             decoder.dtype,
             decoder.device,
             decoder.turn,
-            decoder.kernels_read,
         )
 
     def _step(
@@ -179,5 +180,5 @@ class Stage:
             self._kv.clear_page(page)
 
 
-def _span(place: Place, sight: AnySight) -> Span:
+def _span(place: Place, sight: Sight | None) -> Span:
     return Span(place.rows, place.base, place.rows, place.pages, place.visible, sight)

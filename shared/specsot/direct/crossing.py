@@ -13,25 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specsot.direct.rows import Underway
 from specsot.frames import Frame
 from specsot.links import Dialer, Link
 from specsot.members import Kind
 
 
-class Crossing:
-    """Rows on a GPU, computed or not yet: a shape, and `to` for whoever wants them on a device.
-
-    Made on the thread that has just launched what computes them, before it launches anything else.
-    """
+class Crossing(Underway):
+    """Rows on a GPU, computed or not yet. Made before anything else is launched behind what computes them."""
 
     def __init__(self, rows: Tensor) -> None:
-        self._rows, self.shape = rows, rows.shape
+        super().__init__(rows.shape)
+        self._rows = rows
         self._computed = torch.cuda.current_stream(rows.device).record_event()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """What is launched on `device` from now on finds them there.
-
-        torch copies on the source's current stream, where the next frame is computed already: behind that
+        """torch copies on the source's current stream, where the next frame is computed already: behind that
         one the copy would come a whole stage too late. So it gets a stream of its own.
         """
         way = _way_from(self._rows.device)
@@ -41,6 +38,9 @@ class Crossing:
         self._rows.record_stream(way)
         torch.cuda.current_stream(device).wait_stream(way)
         return here
+
+    def check(self) -> None:
+        """Within a process nothing is lost on the way."""
 
 
 @cache

@@ -22,6 +22,10 @@ _SETTINGS = {
     "LRU_CACHE_CAPACITY": "128",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "TOKENIZERS_PARALLELISM": "false",
+    # Who loses a peer ends an epoch, not its process; and rows go by NCCL within a host alone.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
     "HF_HUB_OFFLINE": "1",
 }
 

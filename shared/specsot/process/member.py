@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from specsot.direct.links import DirectDialer, DirectHost
 from specsot.links import Arrival, Dialer, Dialers, Inbox, Link
 from specsot.members import Configuration, Registration
 from specsot.membership import Part, take_part
@@ -79,7 +80,8 @@ async def serve_member(
     """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
     began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
     host = ZmqHost(setting.listen, inbox, sockets)
-    ring = RingService(inbox, host=host)
+    rows = DirectHost()
+    ring = RingService(inbox, host=host, rows=rows)
     terms = Terms(reflection=setting.reflection, channelz=setting.channelz, tls=setting.tls)
     door = await open_door(setting.listen, {SERVICE: ring.attach}, terms)
     address = reachable(advertise, setting.listen, door.port)
@@ -88,8 +90,10 @@ async def serve_member(
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
     lull = Lull(QUIET, return_freed_memory, asyncio.get_running_loop())
     try:
+        grpc = GrpcDialer(ring.name, inbox, tls=setting.tls)
         zmq = ZmqDialer(ring.name, sockets, inbox, tls=setting.tls)
-        dialers = Dialers({"grpc": GrpcDialer(ring.name, inbox, tls=setting.tls), "zmq": zmq})
+        direct = DirectDialer(ring.name, grpc, rows, setting.tls)
+        dialers = Dialers({"grpc": grpc, "zmq": zmq, "direct": direct})
         part = await asyncio.get_running_loop().run_in_executor(
             compute, make, ring.name, address, dialers, compute
         )
@@ -101,6 +105,7 @@ async def serve_member(
         log.info("left")
     finally:
         lull.stop()
+        rows.close()
         await host.close()
         sockets.close()
         await door.close(0)

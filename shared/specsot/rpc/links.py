@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 
 import grpc
 from grpc.aio import AioRpcError, ServicerContext, StreamUnaryCall
@@ -16,8 +16,8 @@ from specsot.errors import Refused, Unavailable, WireError
 from specsot.links import Inbox
 from specsot.members import PROTOCOL, Kind
 from specsot.rpc.dial import PATIENCE, reach
-from specsot.rpc.meeting import Host, encode_place
-from specsot.rpc.peers import Ear, greet
+from specsot.rpc.meeting import Host, RowsHost, encode_place
+from specsot.rpc.peers import Ear, Peer, greet
 from specsot.rpc.sending import SendingEnd
 from specsot.rpc.statuses import error_of
 from specsot.rpc.tls import PLAIN, Tls
@@ -96,11 +96,13 @@ class GrpcDialer:
 class RingService(ring_pb2_grpc.RingServicer):
     """The receiving end of every link to this member: decoded messages go to its inbox.
 
-    host: where links begin that are not gRPC's, if anywhere.
+    host: where links begin that are not gRPC's, if anywhere. rows: what receives rows beside frames.
     """
 
-    def __init__(self, inbox: Inbox, name: str = "", host: Host | None = None) -> None:
-        self._inbox, self.name, self._host = inbox, name, host
+    def __init__(
+        self, inbox: Inbox, name: str = "", host: Host | None = None, rows: RowsHost | None = None
+    ) -> None:
+        self._inbox, self.name, self._host, self._rows = inbox, name, host, rows
 
     def attach(self, server: grpc.aio.Server) -> None:
         ring_pb2_grpc.add_RingServicer_to_server(self, server)
@@ -112,7 +114,7 @@ class RingService(ring_pb2_grpc.RingServicer):
     ) -> ring_pb2.CarryResponse:
         peer = greet(await _first_word(request_iterator), context)
         await context.send_initial_metadata(((NAME_KEY, self.name),))
-        with Ear(peer, self._inbox) as ear:
+        with self._ear(peer) as ear:
             async for request in request_iterator:
                 ear.hear(request)
                 if ear.over:
@@ -125,9 +127,24 @@ class RingService(ring_pb2_grpc.RingServicer):
         context: ServicerContext[ring_pb2.MeetRequest, ring_pb2.MeetResponse],
     ) -> ring_pb2.MeetResponse:
         peer = greet(request.hello, context)
-        if self._host is None:
+        if request.rows and self._rows is not None:
+            return encode_place(self.name, self._rows.expect(peer))
+        if request.rows or self._host is None:
             raise Refused(f"{self.name} takes links over gRPC alone")
         return encode_place(self.name, await self._host.expect(peer, request.key))
+
+    @contextlib.contextmanager
+    def _ear(self, peer: Peer) -> Generator[Ear]:
+        """Its channel ends with the link."""
+        if self._rows is None:
+            with Ear(peer, self._inbox) as ear:
+                yield ear
+            return
+        try:
+            with Ear(peer, self._inbox, self._rows.take) as ear:
+                yield ear
+        finally:
+            self._rows.part(peer)
 
 
 async def _first_word(requests: AsyncIterator[ring_pb2.CarryRequest]) -> ring_pb2.Hello:

@@ -6,7 +6,7 @@ Refuses to know what is spoken at that place. What protects members' gRPC protec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from grpc.aio import AioRpcError
 
@@ -36,6 +36,22 @@ class Host(Protocol):
         ...
 
 
+class RowsHost(Protocol):
+    """Receives what frames leave out, where links have channels for that."""
+
+    def expect(self, peer: Peer) -> Place:
+        """A place for one channel of this peer. Raises Unavailable."""
+        ...
+
+    def take(self, peer: Peer, message: Any) -> Any:
+        """A message by this peer, told where its rows are. Raises WireError: no channel is there."""
+        ...
+
+    def part(self, peer: Peer) -> None:
+        """This peer's link is over."""
+        ...
+
+
 def encode_place(name: str, place: Place) -> ring_pb2.MeetResponse:
     return ring_pb2.MeetResponse(name=name, port=place.port, path=place.path, key=place.key)
 
@@ -48,12 +64,16 @@ async def meet(
     kind: Kind,
     patience: float = PATIENCE,
     tls: Tls = PLAIN,
+    rows: bool = False,
 ) -> tuple[str, Place]:
-    """The peer's name, and where it waits. Raises Unavailable, Refused, WireError."""
+    """The peer's name, and where it waits. rows: for the channel of a link that stands already.
+
+    Raises Unavailable, Refused, WireError.
+    """
     channel = await reach(address, patience, tls=tls, name=kind)
     try:
         hello = ring_pb2.Hello(sender=sender, epoch=epoch, protocol=PROTOCOL)
-        request = ring_pb2.MeetRequest(hello=hello, key=key)
+        request = ring_pb2.MeetRequest(hello=hello, key=key, rows=rows)
         response = await ring_pb2_grpc.RingStub(channel).Meet(request, timeout=patience)
     except AioRpcError as failure:
         raise error_of(failure) from None

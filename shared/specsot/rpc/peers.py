@@ -5,17 +5,20 @@ Refuses to know transports: it is given requests, one by one, and hears of the e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from specsot.errors import Refused, WireError
+from specsot.frames import Frame
 from specsot.links import Inbox, Lost
 from specsot.members import PROTOCOL
 from specsot.rpc.credentials import Role, check_role, names_of
 from specsot.v1 import ring_pb2
 from specsot.wire.carry import CarryReader
 from specsot.wire.checks import named
+from specsot.wire.tensors import Beside
 
 SPEAKERS: dict[str, tuple[Role, ...]] = {  # what those who are no workers may say, by the field of a message
     "drafts": ("drafter", "worker"),  # a worker passes on what came from the drafter
@@ -42,11 +45,24 @@ def greet(hello: ring_pb2.Hello, context: Any) -> Peer:
     return Peer(hello.sender, hello.epoch, names)
 
 
+Take = Callable[[Peer, Any], Any]
+
+
+def with_all_its_rows(peer: Peer, message: Any) -> Any:
+    """Raises WireError: some are elsewhere, where nobody knows of any such place."""
+    if isinstance(message, Frame) and any(
+        isinstance(rows, Beside) for rows in (message.hidden, message.fused)
+    ):
+        raise WireError(f"frame {message.number} has its rows beside it, where no channel is")
+    return message
+
+
 class Ear:
     """Puts what a peer says into the inbox, while it is entered; left without goodbye, the peer is lost."""
 
-    def __init__(self, peer: Peer, inbox: Inbox) -> None:
-        self._peer, self._inbox, self._reader = peer, inbox, CarryReader()
+    def __init__(self, peer: Peer, inbox: Inbox, take: Take = with_all_its_rows) -> None:
+        """take: what to make of a message whose rows are elsewhere."""
+        self._peer, self._inbox, self._reader, self._take = peer, inbox, CarryReader(), take
         self.over = False  # it said goodbye
 
     def hear(self, request: ring_pb2.CarryRequest) -> None:
@@ -58,7 +74,7 @@ class Ear:
         check_role(self._peer.names, self._peer.name, *speakers)
         message = self._reader.read(request)
         if message is not None:
-            self._inbox.put(self._peer.name, message)
+            self._inbox.put(self._peer.name, self._take(self._peer, message))
 
     def __enter__(self) -> Ear:
         return self

@@ -20,6 +20,7 @@ class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRANSPORT_UNSPECIFIED: _ClassVar[Transport]
     TRANSPORT_GRPC: _ClassVar[Transport]
     TRANSPORT_ZMQ: _ClassVar[Transport]
+    TRANSPORT_DIRECT: _ClassVar[Transport]
 
 class CommMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +33,7 @@ LAYOUT_BATCHED: Layout
 TRANSPORT_UNSPECIFIED: Transport
 TRANSPORT_GRPC: Transport
 TRANSPORT_ZMQ: Transport
+TRANSPORT_DIRECT: Transport
 COMM_MODE_UNSPECIFIED: CommMode
 COMM_MODE_P2P: CommMode
 COMM_MODE_RING: CommMode

@@ -41,14 +41,16 @@ DRAFTER_MODEL: Drafter
 DRAFTER_NGRAM: Drafter
 
 class Tensor(_message.Message):
-    __slots__ = ("dtype", "shape", "data")
+    __slots__ = ("dtype", "shape", "data", "beside")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     dtype: DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
-    def __init__(self, dtype: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    beside: bool
+    def __init__(self, dtype: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., beside: bool = ...) -> None: ...
 
 class Layers(_message.Message):
     __slots__ = ("first", "last")
@@ -100,16 +102,6 @@ class Window(_message.Message):
     sinks: int
     recent: int
     def __init__(self, sinks: _Optional[int] = ..., recent: _Optional[int] = ...) -> None: ...
-
-class Pruning(_message.Message):
-    __slots__ = ("keep_ratio", "prune_every", "skip_layers")
-    KEEP_RATIO_FIELD_NUMBER: _ClassVar[int]
-    PRUNE_EVERY_FIELD_NUMBER: _ClassVar[int]
-    SKIP_LAYERS_FIELD_NUMBER: _ClassVar[int]
-    keep_ratio: float
-    prune_every: int
-    skip_layers: int
-    def __init__(self, keep_ratio: _Optional[float] = ..., prune_every: _Optional[int] = ..., skip_layers: _Optional[int] = ...) -> None: ...
 
 class Form(_message.Message):
     __slots__ = ("json_object", "json_schema", "regex", "choice")

@@ -18,7 +18,7 @@ from specsot.v1 import ring_pb2, values_pb2
 from specsot.wire.checks import chosen, duration, durations, few, named, require
 from specsot.wire.pieces import Cut, Gathering, Pieces
 from specsot.wire.taps import TapReader, cut_tap
-from specsot.wire.tensors import decode_tensor
+from specsot.wire.tensors import Beside, decode_beside, decode_tensor
 from specsot.wire.values import (
     decode_drafts,
     decode_lesson,
@@ -96,7 +96,8 @@ class CarryReader:
 
     def _begin(self, kind: str, request: ring_pb2.CarryRequest) -> Frame | Features | None:
         message = getattr(request, kind)
-        here = {name: getattr(message, name) for name in TENSORS[kind] if message.HasField(name)}
+        there = {name: getattr(message, name) for name in TENSORS[kind] if message.HasField(name)}
+        here = {name: tensor for name, tensor in there.items() if not tensor.beside}
         self._begun = message, Gathering(here)
         return self._finish()
 
@@ -184,7 +185,9 @@ def decode_features(message: ring_pb2.Features, pieces: Pieces) -> Features:
 
 def write_rows(payload: Payload | None, message: values_pb2.Tensor, cut: Cut) -> None:
     """None leaves the field unset: reading a field does not set it."""
-    if payload is not None:
+    if isinstance(payload, Beside):
+        payload.describe(message)
+    elif payload is not None:
         cut.write(payload, message)
 
 
@@ -192,6 +195,7 @@ def decode_rows(message: Any, field: str, pieces: Pieces) -> Payload | None:
     """The [rows, width] tensor of a field, or None where it is unset."""
     if not message.HasField(field):
         return None
-    rows = decode_tensor(getattr(message, field), pieces[field])
-    require(rows.dim() == 2, f"{field} must be [rows, width], got {list(rows.shape)}")
+    tensor = getattr(message, field)
+    rows = decode_beside(tensor) if tensor.beside else decode_tensor(tensor, pieces[field])
+    require(len(rows.shape) == 2, f"{field} must be [rows, width], got {list(rows.shape)}")
     return rows

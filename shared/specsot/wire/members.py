@@ -38,6 +38,7 @@ LAYOUTS: dict[int, Layout] = {int(number): layout for layout, number in LAYOUT_N
 TRANSPORT_NUMBERS: dict[Transport, fleet_pb2.Transport] = {
     "grpc": fleet_pb2.TRANSPORT_GRPC,
     "zmq": fleet_pb2.TRANSPORT_ZMQ,
+    "direct": fleet_pb2.TRANSPORT_DIRECT,
 }
 TRANSPORTS: dict[int, Transport] = {0: "grpc", **{int(n): name for name, n in TRANSPORT_NUMBERS.items()}}
 MODE_NUMBERS: dict[CommMode, fleet_pb2.CommMode] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,6 +27,23 @@ _NUMBERS = {
 _TYPES = {int(number): dtype for dtype, number in _NUMBERS.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A tensor whose rows do not travel in the message: this is what the message says of it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Beside:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def describe(self, message: values_pb2.Tensor) -> None:
+        """Fill in all there is. Raises WireError for types that do not travel."""
+        _describe(self.dtype, self.shape, message)
+        message.beside = True
+
+
 def write_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
     """Fill in any float32, bfloat16 or float16 tensor, from any device. Raises WireError for other types.
 
@@ -36,13 +54,24 @@ def write_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> None:
 
 def describe_tensor(tensor: torch.Tensor, message: values_pb2.Tensor) -> memoryview:
     """Fill in all but the data, which is returned: little-endian rows, not copied where they lie that way."""
-    if tensor.dtype not in _NUMBERS:
-        raise WireError(f"tensors of {tensor.dtype} do not travel")
+    _describe(tensor.dtype, tensor.shape, message)
     # numpy knows no bfloat16; its bits travel as those of an integer.
     rows = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
-    message.dtype = _NUMBERS[tensor.dtype]
-    message.shape.extend(tensor.shape)
     return np.ascontiguousarray(rows.numpy(force=True)).reshape(-1).view(np.uint8).data
+
+
+def _describe(dtype: torch.dtype, shape: Sequence[int], message: values_pb2.Tensor) -> None:
+    if dtype not in _NUMBERS:
+        raise WireError(f"tensors of {dtype} do not travel")
+    message.dtype = _NUMBERS[dtype]
+    message.shape.extend(shape)
+
+
+def decode_beside(message: values_pb2.Tensor) -> Beside:
+    """Raises WireError past the limits, and for bytes that should not be here."""
+    announced_size(message)
+    require(not message.data, f"a tensor beside its message brought {len(message.data)} bytes")
+    return Beside(tuple(message.shape), _TYPES[message.dtype])
 
 
 def decode_tensor(message: values_pb2.Tensor, pieces: Sequence[bytes] = ()) -> torch.Tensor:

@@ -1,0 +1,106 @@
+"""A channel between two members of one host, by torch.distributed: NCCL between GPUs, gloo between CPUs.
+
+Refuses to know what it carries: bytes go in at one end and come out at the other, in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from datetime import timedelta
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from specsot.direct.standing import stand_on
+from specsot.errors import Unavailable
+
+SENDER, RECEIVER = 0, 1
+PATIENCE = 30.0  # seconds until an end that does not come counts as absent, and bytes that do not as lost
+
+
+class Channel:
+    """One end. It meets the other one when it is first used, as only then its device is known."""
+
+    def __init__(self, place: Path, end: Literal[0, 1], patience: float = PATIENCE) -> None:
+        """place: a file for both ends to meet in."""
+        self._place, self._end, self._patience = place, end, timedelta(seconds=patience)
+        self._group: Any = None
+        self._joining = Lock()
+        self._sent: deque[tuple[Any, Tensor]] = deque()
+        self.lost = False
+
+    async def deliver(self, data: Tensor) -> None:
+        """Send, without waiting for anybody but at the first time. Raises Unavailable."""
+        if self._group is None:
+            await asyncio.to_thread(self._join, data.device)
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+        work = self._exchange("send", data, RECEIVER)
+        self._sent.append((work, data))  # must stay in memory until it is read
+
+    def receive(self, data: Tensor) -> None:
+        """Fill it in: on a CPU now, on a GPU before what is launched there next. Raises Unavailable."""
+        if self._group is None:
+            self._join(data.device)
+        work = self._exchange("recv", data, SENDER)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._gone(error) from None
+
+    def close(self) -> None:
+        """At once; nothing waits for what is under way, on no device either."""
+        self.lost = True
+        group, self._group = self._group, None
+        if group is not None:
+            Thread(target=_abort, args=(group, [*self._sent]), daemon=True).start()
+        self._sent.clear()
+
+    def _join(self, device: torch.device) -> None:
+        stand_on(str(device))
+        with self._joining:
+            if self._group is None and not self.lost:
+                try:
+                    self._group = _group(self._place, self._end, device, self._patience)
+                except RuntimeError as error:
+                    raise self._gone(error) from None
+
+    def _exchange(self, what: Literal["send", "recv"], data: Tensor, peer: int) -> Any:
+        if self._group is None:
+            raise Unavailable("the channel for rows is closed")
+        try:
+            return getattr(self._group, what)([data], peer, 0)
+        except RuntimeError as error:
+            raise self._gone(error) from None
+
+    def _gone(self, error: RuntimeError) -> Unavailable:
+        return Unavailable(f"the channel for rows broke: {str(error).splitlines()[0]}")
+
+
+def _group(place: Path, end: int, device: torch.device, patience: timedelta) -> Any:
+    from torch import distributed
+
+    store = distributed.FileStore(str(place), 2)  # pyright: ignore[reportPrivateImportUsage]
+    store.set_timeout(patience)
+    if device.type == "cuda":
+        settings: Any = distributed.ProcessGroupNCCL.Options()
+        settings._timeout = patience
+        return distributed.ProcessGroupNCCL(store, end, 2, settings)
+    gloo: Any = distributed.ProcessGroupGloo
+    settings = gloo._Options()
+    settings._timeout = patience
+    settings._devices = [gloo.create_device(hostname="127.0.0.1")]
+    return gloo(store, end, 2, settings)
+
+
+def _abort(group: Any, held: list[Any]) -> None:
+    """NCCL's kernels wait on the device until somebody says so; gloo's connections end with the last holder.
+
+    held: what they read until then.
+    """
+    group.abort()
+    held.clear()

@@ -1,0 +1,178 @@
+"""Links whose rows go beside them, here by gloo: what arrives, what the stream does not carry, who is lost.
+
+Knows nothing of members; a ring service with an inbox and a host for rows stands for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specsot.direct.channel import SENDER, Channel
+from specsot.direct.links import DirectDialer, DirectHost
+from specsot.direct.parcels import pack, stamp_of
+from specsot.direct.rows import Underway
+from specsot.errors import Unavailable, WireError
+from specsot.frames import Chunk, Drafts, Frame
+from specsot.links import Inbox, Lost
+from specsot.rpc.links import SERVICE, GrpcDialer, RingService
+from specsot.rpc.meeting import Place, meet
+from specsot.rpc.serve import open_door
+from specsot.wire.carry import CarryReader, encode_carry
+from specsot.wire.tensors import Beside
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
+
+CPU = torch.device("cpu")
+HIDDEN = torch.arange(6000.0).reshape(3, 2000)
+FUSED = torch.ones(3, 5).to(torch.bfloat16)
+
+
+@dataclass
+class There:
+    """A member's receiving side, and a dialer of another."""
+
+    address: str
+    inbox: Inbox
+    rows: DirectHost
+    dialer: DirectDialer
+    own: Inbox
+    passed_on: DirectHost
+
+
+@asynccontextmanager
+async def meeting(with_rows: bool = True) -> AsyncGenerator[There]:
+    inbox, own, rows, passed_on = Inbox(), Inbox(), DirectHost(), DirectHost()
+    service = RingService(inbox, "there", rows=rows if with_rows else None)
+    door = await open_door("127.0.0.1:0", {SERVICE: service.attach})
+    dialer = DirectDialer("here", GrpcDialer("here", own), passed_on)
+    try:
+        yield There(f"127.0.0.1:{door.port}", inbox, rows, dialer, own, passed_on)
+    finally:
+        rows.close()
+        await door.close(0)
+
+
+def frame(number: int, hidden: object = HIDDEN, fused: object = None) -> Frame:
+    return Frame(7, number, segments=(Chunk(1, 0, (5, 6, 7), True),), hidden=hidden, fused=fused)
+
+
+async def come(there: There) -> Any:
+    """A frame."""
+    message = (await there.inbox.get()).message
+    assert isinstance(message, Frame), message
+    return message
+
+
+async def opened(rows: Underway, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return await asyncio.to_thread(rows.to, CPU, dtype)
+
+
+async def test_rows_arrive_whole_and_in_order_and_all_else_by_the_stream() -> None:
+    async with meeting() as there:
+        link: Any = await there.dialer.dial(there.address, 7)
+        sending = asyncio.create_task(link.send(frame(1, HIDDEN, FUSED)))
+        first = await come(there)
+        assert tuple(first.hidden.shape) == (3, 2000), "known before they are here"
+        assert torch.equal(await opened(first.hidden), HIDDEN)
+        assert torch.equal(await opened(first.fused, torch.bfloat16), FUSED)
+        first.hidden.check()
+        await sending
+        for message in (frame(2, HIDDEN + 1), Frame(7, 3, closings=(1,)), frame(4, HIDDEN + 2), Drafts(7)):
+            await link.send(message)
+        second, header, third = [await come(there) for _ in range(3)]
+        assert header == Frame(7, 3, closings=(1,))
+        assert torch.equal(await opened(second.hidden), HIDDEN + 1)
+        assert torch.equal(await opened(third.hidden), HIDDEN + 2)
+        assert (await there.inbox.get()).message == Drafts(7)
+        await link.close()
+        assert there.inbox.take() is None, "a link that was closed in good order is not lost"
+
+
+def test_a_header_carries_no_rows() -> None:
+    requests = [*encode_carry(frame(1, Beside.of(HIDDEN)))]
+    assert len(requests) == 1
+    assert requests[0].ByteSize() < 100
+    assert CarryReader().read(requests[0]) == frame(1, Beside((3, 2000), torch.float32))
+    requests[0].frame.hidden.data = b"1234"
+    with pytest.raises(WireError, match="a tensor beside its message brought 4 bytes"):
+        CarryReader().read(requests[0])
+
+
+async def test_a_peer_that_goes_leaves_nobody_waiting_for_its_rows() -> None:
+    """Its header has come, its rows have not."""
+    async with meeting() as there:
+        link: Any = await there.dialer.dial(there.address, 7)
+        sending = asyncio.create_task(link.send(frame(1)))
+        await opened((await come(there)).hidden)
+        await sending
+        await link._link.send(frame(2, Beside.of(HIDDEN)))
+        waiting = asyncio.create_task(opened((await come(there)).hidden))
+        await link._link._wire.hang_up()
+        link._channel.close()
+        assert (await there.inbox.get()).message == Lost("here", "its link broke", 7)
+        with pytest.raises(Unavailable, match="the channel for rows"):
+            await waiting
+
+
+async def test_a_stage_passes_on_the_stamp_that_came_and_the_last_one_believes_no_other() -> None:
+    """On a GPU nobody sees that bytes did not come."""
+    async with meeting() as there:
+        link: Any = await there.dialer.dial(there.address, 7)
+        link._channel = channel = await link._meet()
+        for number, stamp in ((1, stamp_of(1, CPU)), (2, torch.zeros(16, dtype=torch.uint8))):
+            await link._link.send(frame(number, Beside.of(HIDDEN)))
+            sending = asyncio.create_task(channel.deliver(pack(stamp, [HIDDEN])))
+            came = await come(there)
+            assert torch.equal(await opened(came.hidden), HIDDEN)
+            await sending
+            taken: Any = there.rows.taken(7, number)
+            assert torch.equal(taken.stamp, stamp)
+            assert there.rows.taken(7, number) is None
+        with pytest.raises(Unavailable, match="the rows of frame 2 never came"):
+            came.hidden.check()
+        await link.close()
+
+
+async def test_who_has_no_channel_takes_no_such_frames() -> None:
+    async with meeting(with_rows=False) as there:
+        link: Any = await there.dialer.dial(there.address, 7)
+        with pytest.raises(Exception, match="takes links over gRPC alone"):
+            await link.send(frame(1))
+        await link._link.send(frame(1, Beside.of(HIDDEN)))
+        lost = (await there.inbox.get()).message
+        assert lost.reason.endswith("frame 1 has its rows beside it, where no channel is")
+        await link.close()
+
+
+async def test_frames_of_another_epoch_find_no_channel() -> None:
+    async with meeting() as there:
+        await meet(there.address, "here", 6, b"", "worker", rows=True)
+        link: Any = await there.dialer.dial(there.address, 7)
+        await link._link.send(frame(1, Beside.of(HIDDEN)))
+        assert "where no channel is" in (await there.inbox.get()).message.reason
+        await link.close()
+
+
+def test_rows_go_only_where_nobody_else_can_have_put_anything(tmp_path: Path) -> None:
+    from specsot.direct.links import _own  # pyright: ignore[reportPrivateUsage]
+
+    with pytest.raises(Unavailable, match=r"10\.0\.0\.1:5 is on another machine"):
+        _own(Place(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")
+    tmp_path.chmod(0o755)
+    with pytest.raises(Unavailable, match="which is not this user's alone"):
+        _own(Place(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
+
+
+async def test_nobody_at_the_other_end(tmp_path: Path) -> None:
+    channel = Channel(tmp_path / "rows", SENDER, patience=0.2)
+    with pytest.raises(Unavailable, match="the channel for rows broke"):
+        await channel.deliver(HIDDEN)
+    channel.close()
