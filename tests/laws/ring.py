@@ -18,7 +18,7 @@ from typing import Any, Literal
 from specsot.direct.links import DirectDialer, DirectHost
 from specsot.frames import Chance, Close, End, Fork, Lease, Open, Opening, Result
 from specsot.links import Exchange, Inbox, LocalLink
-from specsot.members import CommMode, Layout, TreeShape
+from specsot.members import CommMode, KvDtype, Layout, Quantization, TreeShape
 from specsot.membership import Part, take_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
@@ -55,6 +55,9 @@ class Setup:
     drafter: Callable[..., Part] | None = None
     links: Links = "local"
     comm_mode: CommMode = "p2p"
+    quantization: Quantization | None = None
+    draft_quantization: Quantization | None = None
+    kv_dtype: KvDtype = "auto"
     watch: Callable[[str], Any] = lambda name: None
 
 
@@ -223,12 +226,28 @@ def parts_of(setup: Setup):
 
 
 def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
-    supply = working.Supply(name, address, setup.base, dtype="fp32", kv_memory=1 << 26)
+    supply = working.Supply(
+        name,
+        address,
+        setup.base,
+        dtype="fp32",
+        kv_memory=1 << 26,
+        quantization=setup.quantization,
+        kv_dtype=setup.kv_dtype,
+    )
     return WorkerPart(working.Source(supply), dialer, compute, watch=setup.watch(name))
 
 
 def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
-    supply = drafting.Supply(name, address, setup.base, setup.head, dtype="fp32", kv_memory=1 << 26)
+    supply = drafting.Supply(
+        name,
+        address,
+        setup.base,
+        setup.head,
+        dtype="fp32",
+        kv_memory=1 << 26,
+        quantization=setup.draft_quantization,
+    )
     return DrafterPart(drafting.Source(supply), dialer, compute, setup.watch(name))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specsot.model.kv import KVPages
+from specsot.model.rows8 import as_numbers, round_rows
 
 pytestmark = pytest.mark.torch
 
@@ -62,3 +63,37 @@ def test_clear_page_leaves_zeros(kv: KVPages) -> None:
 
 def test_bytes_counts_every_layer(kv: KVPages) -> None:
     assert kv.bytes == 2 * (2 * 4 * 8 * 2 * 3) * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_in_int8_are_off_by_half_a_step_at_most(dtype: torch.dtype) -> None:
+    kv = KVPages(2, 4, 8, 2, 4, dtype, "cpu", "int8")
+    assert kv.bytes == 2 * (2 * 4 * 8 * 2) * (4 + 2)
+    written = torch.randn(4, 2, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    written[1], written[2, 0] = 0.0, 1e4
+    kv.write(1, torch.arange(8, 12), written)
+    kv.move([(10, 3), (11, 10)])
+    kv.copy_page(1, 2, 4)
+    for page, offset, row in ((0, 3, 2), (1, 2, 3), (2, 0, 0), (2, 1, 1)):
+        found = as_numbers(kv.layers[1][:, page, :, offset], dtype)
+        step = written[row].abs().amax(-1, keepdim=True).float() / 127
+        rounding = 0.0 if dtype == torch.float32 else 2**-7 * written[row].abs().float()
+        assert found.dtype == dtype
+        assert ((found.float() - written[row].float()).abs() <= 0.51 * step + rounding).all()
+    kv.clear_page(1)
+    assert not as_numbers(kv.layers[1][:, 1], dtype).any()
+
+
+def test_rows_in_int8_that_are_not_finite_show(kv: KVPages) -> None:
+    for bad in (torch.nan, torch.inf):
+        row = torch.tensor([1.0, bad, 2.0, 3.0])
+        assert not as_numbers(round_rows(row), torch.float32).isfinite().all()
+
+
+def test_the_least_keys_are_kept_as_they_are_in_int8() -> None:
+    kv = KVPages(1, 2, 8, 1, 4, torch.float32, "cpu", "int8")
+    rows = torch.ones(4, 2, 1, 4) * torch.tensor([3.0, 1.0, 4.0, 2.0]).view(4, 1, 1, 1)
+    kv.write(0, torch.arange(4), rows)
+    before = kv.layers[0][:, 0, 0, :4].clone()
+    kv.keep_least(0, torch.arange(4), torch.arange(2))
+    assert torch.equal(kv.layers[0][:, 0, 0, :2], before[:, [1, 3]])

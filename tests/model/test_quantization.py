@@ -116,3 +116,14 @@ def test_a_model_in_fewer_bits_is_itself_over_any_ranges(tmp_path: Path, device:
         text = whole.greedy(prompt, count)
         assert ring(((0, 1), (1, 3)), kind).greedy(prompt, count) == text
     assert 0 < off["int8"] < 0.05 < off["int4"] < 0.6
+
+
+def test_a_model_with_rows_in_int8_is_near_itself(tmp_path: Path, device: str) -> None:
+    base = write_base(tmp_path, replace(Shape(), layers=3))
+    prompt = list(range(30))
+    plain, rounded = (
+        Decoder.load(base, Range(0, 3), torch.float32, device, kv_dtype=kept) for kept in ("auto", "int8")
+    )
+    assert not (rounded.capturable or rounded.kernels_read)
+    wanted, found = (Ring.of([decoder]).feed(prompt, 0)[0] for decoder in (plain, rounded))
+    assert 0 < (found - wanted).norm() < 0.03 * wanted.norm()

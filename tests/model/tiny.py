@@ -117,7 +117,8 @@ class Ring:
         span = Span(len(tokens), start, len(tokens), self.pages, visible)
         config = self.decoders[0].config
         g = config.heads // config.kv_heads
-        plan = plan_attention([span], PAGE_ROWS, g, "packed", torch.float32, device)
+        kernels = self.decoders[0].kernels_read
+        plan = plan_attention([span], PAGE_ROWS, g, "packed", torch.float32, device, kernels=kernels)
         at = rows if positions is None else torch.tensor(positions, device=device)
         hidden, fused = self.decoders[0].embed(torch.tensor(tokens, device=device)), None
         for decoder, kv in zip(self.decoders, self.kvs):

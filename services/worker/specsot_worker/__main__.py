@@ -45,6 +45,7 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
             config.kv_memory,
             config.model_format,
             quantization=config.quantization,
+            kv_dtype=config.kv_cache_dtype,
         )
         source: Provider = Source(supply)
         if config.failpoint:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsot.members import Quantization, Range, WeightFormat
+from specsot.members import KV_DTYPES, KvDtype, Quantization, Range, WeightFormat
 from specsot.process.flags import Flags, layers, positive
 from specsot.process.setting import Setting, add_membership, add_setting, read_member_setting
 from specsot_worker.failpoints import Failpoint, failpoint
@@ -33,6 +33,7 @@ class WorkerConfig:
     kv_memory: int
     model_format: WeightFormat
     quantization: Quantization | None
+    kv_cache_dtype: KvDtype
     trace_laps: int
     failpoint: Failpoint | None
 
@@ -42,6 +43,8 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
     flags = Flags("specsot-worker", "Runs a range of the base model's layers in a SpecSoT ring.")
     add_membership(flags)
     flags.flag("layers", layers, help="the range to run, such as 0:4; by default the master assigns one")
+    kept = "numbers of KV pages: those of dtype, or int8 with a scale for each row of a head"
+    flags.flag("kv-cache-dtype", default="auto", choices=KV_DTYPES, help=kept)
     flags.flag("trace-laps", positive, 16, "of the laps of a traced request, every how manieth is traced")
     flags.flag("failpoint", failpoint, help="for tests: [NAME:]hang@FRAME or die@FRAME")
     add_setting(flags, "127.0.0.1:0")
@@ -58,6 +61,7 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         kv_memory=given.kv_memory,
         model_format=given.model_format,
         quantization=given.quantization,
+        kv_cache_dtype=given.kv_cache_dtype,
         trace_laps=given.trace_laps,
         failpoint=given.failpoint,
     )

@@ -16,7 +16,7 @@ from specsot.constraint import Grammar, grammar_of
 from specsot.direct.standing import stand_on
 from specsot.errors import ModelError
 from specsot.frames import Opening
-from specsot.members import Configuration, Curve, Quantization, Range, Registration, WeightFormat
+from specsot.members import Configuration, Curve, KvDtype, Quantization, Range, Registration, WeightFormat
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder, Loaded
 from specsot.model.fingerprint import fingerprint
@@ -24,6 +24,7 @@ from specsot.model.fitting import Held, Need, bytes_of, check_fit, gpus_on, room
 from specsot.model.measure import measure_rows
 from specsot.model.precision import resolve_dtype
 from specsot.model.quantization import check_quantization
+from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_worker.features import FeatureStore
@@ -37,7 +38,7 @@ class Supply:
     """What a worker is started with. `layers` None: the master decides. kv_memory in bytes.
 
     device: without a number ("cuda") the master chooses among this machine's.
-    quantization: what matrices are held in; None: in dtype.
+    quantization: what matrices are held in; None: in dtype. kv_dtype: what KV rows are kept in.
 
     loaded: hears of every layer that is loaded.
     """
@@ -52,6 +53,13 @@ class Supply:
     model_format: WeightFormat = "safetensors"
     loaded: Loaded | None = None
     quantization: Quantization | None = None
+    kv_dtype: KvDtype = "auto"
+
+    @property
+    def rounding(self) -> str:
+        """`Registration.quantization`."""
+        kept = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
+        return ", ".join(filter(None, (self.quantization, kept)))
 
 
 class Source:
@@ -101,7 +109,7 @@ class Source:
             memory=memory,
             weights=bytes_of(self._files(), config, self._held),
             number_bytes=self._dtype.itemsize,
-            quantization=supply.quantization or "",
+            quantization=supply.rounding,
         )
 
     def stage(self, configuration: Configuration, layers: Range) -> Stage:
@@ -131,7 +139,8 @@ class Source:
     @property
     def _row_bytes(self) -> int:
         """KV of one position in one layer."""
-        return 2 * self._config.kv_heads * self._config.head_dim * self._dtype.itemsize
+        each = row_bytes(self._config.head_dim, self._dtype.itemsize, self._supply.kv_dtype)
+        return 2 * self._config.kv_heads * each
 
     def _settle_on(self, gpu: str | None) -> None:
         """What is loaded elsewhere goes."""
@@ -176,5 +185,6 @@ class Source:
                 pickled,
                 supply.loaded,
                 supply.quantization,
+                supply.kv_dtype,
             )
         return self._decoder

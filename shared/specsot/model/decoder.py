@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
-from specsot.members import Quantization, Range
+from specsot.members import KvDtype, Quantization, Range
 from specsot.model.attention import AttentionPlan
 from specsot.model.block import Block
 from specsot.model.config import ModelConfig, read_config
@@ -40,6 +40,7 @@ class Decoder:
         device: torch.device,
         loaded: Loaded | None = None,
         quantization: Quantization | None = None,
+        kv_dtype: KvDtype = "auto",
     ) -> None:
         fetch = Fetch(files, dtype, device, quantization)
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
@@ -49,7 +50,8 @@ class Decoder:
             self._blocks.append(Block(fetch, index, config))
             if loaded:
                 loaded(len(self._blocks))
-        self._fused = fuse_blocks(self._blocks)
+        self._kv_dtype: KvDtype = kv_dtype
+        self._fused = fuse_blocks(self._blocks) if self.kernels_read else None
         self._embedding = fetch_embedding(fetch, config) if layers.first == 0 else None
         self._norm: AnyNorm | None = None
         self._head: Linear | None = None
@@ -67,18 +69,19 @@ class Decoder:
         allow_pickle_bin: bool = False,
         loaded: Loaded | None = None,
         quantization: Quantization | None = None,
+        kv_dtype: KvDtype = "auto",
     ) -> Decoder:
         """Read this range's weights, and no others, from a Hugging Face directory.
 
         allow_pickle_bin: see WeightFiles. quantization: what matrices are held in; embedding, norms and
-        routers stay in `dtype`.
+        routers stay in `dtype`. kv_dtype: what its pages are kept in.
         Errors: ModelError for the directory, InvalidRequest for a range that does not fit it.
         """
         config = read_config(directory)
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
         files = WeightFiles(directory, allow_pickle_bin)
-        return cls(config, files, layers, dtype, torch.device(device), loaded, quantization)
+        return cls(config, files, layers, dtype, torch.device(device), loaded, quantization, kv_dtype)
 
     @property
     def edges(self) -> HeldEdges:
@@ -90,16 +93,20 @@ class Decoder:
         """Whether `forward` waits for nothing on the host, and leaves rows of negative slots unwritten."""
         return self._fused is not None
 
+    @property
+    def kernels_read(self) -> bool:
+        """Whether attention kernels of a GPU can read its pages."""
+        return self._kv_dtype == "auto"
+
     def turn(self, steps: Sequence[int]) -> Tensor:
         """What brings queries so many positions nearer to the keys before them; see `plan_attention`."""
         return self._rotary.back(steps)
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for this range's layers."""
-        config = self.config
-        return KVPages(
-            len(self.layers), pages, page_rows, config.kv_heads, config.head_dim, self.dtype, self.device
-        )
+        config, shape = self.config, (len(self.layers), pages, page_rows)
+        heads = config.kv_heads, config.head_dim
+        return KVPages(*shape, *heads, self.dtype, self.device, self._kv_dtype)
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specsot.members import KvDtype
+from specsot.model.rows8 import as_numbers, round_rows, row_bytes
+
 Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
 Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [rows]
 
@@ -34,9 +37,12 @@ class KVPages:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        kept: KvDtype = "auto",
     ) -> None:
-        shape = (layers, 2, pages, kv_heads, page_rows, head_dim)
-        self._whole = torch.zeros(shape, dtype=dtype, device=device)
+        """kept: int8 makes rows of int8, which `rows8.as_numbers` reads."""
+        width = row_bytes(head_dim, 1, kept)
+        shape = (layers, 2, pages, kv_heads, page_rows, width)
+        self._whole = torch.zeros(shape, dtype=torch.int8 if kept == "int8" else dtype, device=device)
         self.layers = self._whole.unbind()
         self.pages, self.page_rows = pages, page_rows
         self._rows = self._whole.permute(
@@ -55,7 +61,10 @@ class KVPages:
 
     def put(self, layer: int, places: Places, kv: Tensor) -> None:
         """Write rows [rows, 2, kv_heads, head_dim] at located places."""
-        self._rows[:, :, layer].index_put_(places, kv)
+        self._put_kept(layer, places, round_rows(kv) if self._whole.dtype == torch.int8 else kv)
+
+    def _put_kept(self, layer: int, places: Places, rows: Tensor) -> None:
+        self._rows[:, :, layer].index_put_(places, rows)
 
     @torch.inference_mode()
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
@@ -87,11 +96,12 @@ class KVPages:
         token's key has the same norm wherever it stands, and rounding must not decide which one stays.
         """
         rows = self._rows[:, :, layer][self.locate(sources)]  # [rows, 2, kv_heads, head_dim]
-        norms = rows[:, 0].float().norm(dim=-1).bfloat16().flip(0)  # the last row first
+        keys = as_numbers(rows[:, 0], torch.float32).float()
+        norms = keys.norm(dim=-1).bfloat16().flip(0)  # the last row first
         least = norms.argsort(dim=0, stable=True)[: len(targets)]
         best = (len(sources) - 1 - least).sort(dim=0).values  # [kept, kv_heads]
         chosen = rows.gather(0, best[:, None, :, None].expand(-1, *rows.shape[1:]))
-        self.put(layer, self.locate(targets), chosen)
+        self._put_kept(layer, self.locate(targets), chosen)
 
     @torch.inference_mode()
     def copy_page(self, source: int, target: int, rows: int) -> None:

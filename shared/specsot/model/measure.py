@@ -82,7 +82,8 @@ def _forward(decoder: Decoder, kv: KVPages, rows: int) -> float:
     history, span = _behind(kv, rows)
     positions = torch.arange(history, history + rows, device=decoder.device)
     group = decoder.config.heads // decoder.config.kv_heads
-    plan = plan_attention([span], kv.page_rows, group, "packed", decoder.dtype, decoder.device)
+    device, kernels = decoder.device, decoder.kernels_read
+    plan = plan_attention([span], kv.page_rows, group, "packed", decoder.dtype, device, kernels=kernels)
     hidden = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
     decoder.forward(hidden, positions, positions, plan, kv)
     if decoder.device.type == "cuda":
