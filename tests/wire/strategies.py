@@ -5,6 +5,8 @@ Knows nothing of protobuf: only what the values themselves allow.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 
@@ -71,6 +73,16 @@ forms = (
     | st.builds(Form, st.just("choice"), st.lists(filled, min_size=1, max_size=3).map(tuple))
 )
 windows = st.builds(params.Window, sinks=st.integers(0, 99), recent=st.integers(16, 9999))
+prunings = st.builds(
+    params.Pruning,
+    keep_ratio=st.floats(0, 1, exclude_min=True),
+    prune_every=st.integers(16, 999),
+    skip_layers=st.integers(0, 9),
+)
+_pairs = st.tuples(st.integers(0, 99), st.integers(0, params.MAX_TOKENS))
+head_windows = st.lists(st.tuples(_pairs, _pairs), min_size=1, max_size=3).map(
+    lambda layers: params.HeadWindows(tuple(layers))
+)
 
 
 @st.composite
@@ -96,6 +108,8 @@ def openings(draw: st.DrawFn) -> fr.Opening:
         drafter=draw(st.none() | st.sampled_from(params.DRAFTERS)),
         trace=draw(traces),
         window=draw(st.none() | windows),
+        pruning=draw(st.none() | prunings),
+        heads=draw(st.none() | head_windows),
     )
 
 
@@ -319,11 +333,23 @@ _rest = {
 _held = _rest | {"mode": st.sampled_from(["auto", "direct"]), "form": forms}
 conversations = st.lists(st.builds(params.Message, text, said), min_size=1, max_size=3).map(tuple)
 prompts = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(tuple)
+_direct = {"mode": st.just("direct"), "window": st.none()}
+policies = (
+    st.just({})
+    | st.fixed_dictionaries(_direct | {"pruning": prunings})
+    | st.fixed_dictionaries(_direct | {"head_aware": st.just(True)})
+)
+
+
+def _asks(**given: st.SearchStrategy[Any]) -> st.SearchStrategy[params.Ask]:
+    return st.builds(lambda policy, **told: params.Ask(**(told | policy)), policies, **given)
+
+
 asks = (
-    st.builds(params.Ask, prompt=said, **_rest)
+    _asks(prompt=said, **_rest)
     | st.builds(params.Ask, prompt=said, **_held)
-    | st.builds(params.Ask, messages=conversations, **_rest)
-    | st.builds(params.Ask, tokens=prompts, **(_rest | {"mode": st.just("direct")}))
+    | _asks(messages=conversations, **_rest)
+    | _asks(tokens=prompts, **(_rest | {"mode": st.just("direct")}))
 )
 
 _pages = st.none() | st.builds(info.PagesInfo, small, small, small, small)

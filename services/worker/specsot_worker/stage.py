@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from specsot.arrange import Arrangement, Place, Sight, arrange
+from specsot.arrange import Arrangement, HeadSight, Place, Sight, arrange
 from specsot.direct.rows import Underway
 from specsot.errors import WireError
 from specsot.frames import Frame, Payload, tokens_of
@@ -21,6 +21,8 @@ from specsot.model.kv import Moves
 from specsot.model.laps import Graphs, Laps, Rows
 from specsot.pages import PageTable, RowPruning
 from specsot_worker.lapse import lapse_on
+
+AnySight = Sight | HeadSight | None
 
 
 class Stage:
@@ -86,7 +88,7 @@ class Stage:
         entry = self._enter(frame, len(arrangement.slots))
         before = None if frame.fused is None else self._here(frame.fused)
         self._lapse.here()
-        spans = [_span(place, place.sight) for place in arrangement.places]
+        spans = [_span(place, place.sight_at(self.layers.last - 1)) for place in arrangement.places]
         rows = Rows(entry, arrangement.positions, arrangement.slots, spans, moves)
         whole = not any(span.sight for span in spans)
         passed = self._laps.run(rows) if self._laps and whole else None
@@ -99,7 +101,7 @@ class Stage:
 
     def _plans(self, places: Sequence[Place]) -> list[AttentionPlan]:
         """For every layer its plan; layers in which rows see the same share one."""
-        plans: dict[tuple[Sight | None, ...], AttentionPlan] = {}
+        plans: dict[tuple[AnySight, ...], AttentionPlan] = {}
         by_layer = [
             tuple(place.sight_at(layer) for place in places)
             for layer in range(self.layers.first, self.layers.last)
@@ -109,7 +111,7 @@ class Stage:
                 plans[sights] = self._plan(places, sights)
         return [plans[sights] for sights in by_layer]
 
-    def _plan(self, places: Sequence[Place], sights: Sequence[Sight | None]) -> AttentionPlan:
+    def _plan(self, places: Sequence[Place], sights: Sequence[AnySight]) -> AttentionPlan:
         decoder = self._decoder
         return plan_attention(
             [_span(*each) for each in zip(places, sights)],
@@ -119,6 +121,7 @@ class Stage:
             decoder.dtype,
             decoder.device,
             decoder.turn,
+            decoder.kernels_read,
         )
 
     def _step(
@@ -180,5 +183,5 @@ class Stage:
             self._kv.clear_page(page)
 
 
-def _span(place: Place, sight: Sight | None) -> Span:
+def _span(place: Place, sight: AnySight) -> Span:
     return Span(place.rows, place.base, place.rows, place.pages, place.visible, sight)

@@ -103,6 +103,16 @@ class Window(_message.Message):
     recent: int
     def __init__(self, sinks: _Optional[int] = ..., recent: _Optional[int] = ...) -> None: ...
 
+class Pruning(_message.Message):
+    __slots__ = ("keep_ratio", "prune_every", "skip_layers")
+    KEEP_RATIO_FIELD_NUMBER: _ClassVar[int]
+    PRUNE_EVERY_FIELD_NUMBER: _ClassVar[int]
+    SKIP_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    keep_ratio: float
+    prune_every: int
+    skip_layers: int
+    def __init__(self, keep_ratio: _Optional[float] = ..., prune_every: _Optional[int] = ..., skip_layers: _Optional[int] = ...) -> None: ...
+
 class Form(_message.Message):
     __slots__ = ("json_object", "json_schema", "regex", "choice")
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
