@@ -6,8 +6,6 @@ sides of every pair.
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -24,6 +22,7 @@ from specsot.model.precision import resolve_dtype
 from specsot.params import Ask
 from specsot_app.asking import ask_of
 from specsot_app.bench.pairs import Comparison, Run, Sample, as_json, compare
+from specsot_app.bench.results import Row, write_results
 from specsot_app.bench.rivals import Rival
 from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
 from specsot_app.running import run
@@ -57,11 +56,9 @@ class Answer:
 def measure(runs: int, output: Path | None) -> int:
     """Run everything, print the table, write JSON where asked to."""
     comparisons = run(_measure(runs))
-    figures = {"machine": describe_machine(), "runs": runs, "comparisons": as_json(comparisons)}
     Console().print(table_of(comparisons))
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(figures, indent=2) + "\n")
+        write_results(output, "demo", settings_of(runs), as_json(comparisons))
     return 0
 
 
@@ -93,8 +90,8 @@ async def _against_transformers(series: Series) -> list[Comparison]:
     with closing(Rival(demo() / "base", dtype)) as rival:
 
         async def theirs(pair: int) -> Sample:
-            tokens, seconds = rival.write(prompts.chat(messages_of(_direct(pair))), DIRECT_TOKENS)
-            return Sample(len(tokens), seconds)
+            told = rival.write(prompts.chat(messages_of(_direct(pair))), DIRECT_TOKENS)
+            return Sample(len(told.tokens), told.seconds)
 
         async with opened(Wanted(drafter="none")) as fleet:
 
@@ -228,14 +225,13 @@ def topic(number: int) -> str:
     return lines[number * 127 % len(lines)]
 
 
-def describe_machine() -> dict[str, object]:
-    """What the figures were taken on."""
+def settings_of(runs: int) -> Row:
+    """How the figures were taken."""
     return {
-        "processor": platform.processor() or platform.machine(),
+        "runs": runs,
         "threads": torch.get_num_threads(),
         "dtype": str(resolve_dtype("auto", "cpu")).removeprefix("torch."),
         "torch": torch.__version__,
-        "python": platform.python_version(),
     }
 
 

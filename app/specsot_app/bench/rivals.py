@@ -1,7 +1,7 @@
-"""Transformers' own `generate`, as the outside yardstick.
+"""Transformers' own `generate`, as the outside yardstick, alone or assisted by a small model.
 
-Refuses to know SpecSoT's engine. Greedy, batch 1, its default attention, the same dtype and threads; in a
-process of its own: two OpenMP teams of one process would stand in each other's way.
+Refuses to know SpecSoT's engine. Greedy, batch 1, its default attention and settings, the same dtype and
+threads; in a process of its own: two OpenMP teams of one process would stand in each other's way.
 """
 
 from __future__ import annotations
@@ -9,58 +9,106 @@ from __future__ import annotations
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was written. steps: after how many seconds so many tokens had come; the last is the whole."""
+
+    tokens: Ids
+    steps: tuple[tuple[float, int], ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.steps[-1][0]
+
 
 class Rival:
-    """A model loaded the ordinary way, elsewhere. Close it."""
+    """A model loaded the ordinary way, elsewhere; `small` may assist it. Close it."""
 
-    def __init__(self, model: Path, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: Path, dtype: torch.dtype, device: str = "cpu", small: Path | None = None
+    ) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype))
+        self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype, device, small))
 
-    def write(self, prompt: tuple[int, ...], count: int) -> tuple[tuple[int, ...], float]:
-        """Exactly `count` tokens behind a prompt, and the seconds they took over there."""
-        return self._process.submit(_write, prompt, count).result()
+    def write(self, prompt: Ids, count: int, assisted: bool = False) -> Told:
+        """Exactly `count` tokens behind a prompt; an end-of-sequence token is one like any other."""
+        return self._process.submit(_write, prompt, count, assisted).result()
 
     def close(self) -> None:
         self._process.shutdown()
 
 
+class _Steps:
+    """What `generate` calls a streamer: hears of tokens as they are decided, of the prompt first."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float, int]] = []
+        self._began, self._tokens, self._prompt = time.perf_counter(), 0, True
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompt:
+            self._prompt = False
+            return
+        self._tokens += value.numel()
+        self.heard.append((time.perf_counter() - self._began, self._tokens))
+
+    def end(self) -> None:
+        """`generate` is about to return."""
+        self.heard.append((time.perf_counter() - self._began, self._tokens))
+
+
 class _Model:
     """What the other process holds."""
 
-    def __init__(self, model: Path, dtype: torch.dtype) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            model, dtype=dtype, local_files_only=True
-        ).eval()
+    def __init__(self, model: Path, dtype: torch.dtype, device: str, small: Path | None) -> None:
+        self._device = device
+        self._model = _open(model, dtype, device)
+        self._small = None if small is None else _open(small, dtype, device)
 
     @torch.inference_mode()
-    def write(self, prompt: tuple[int, ...], count: int) -> tuple[tuple[int, ...], float]:
-        ids = torch.tensor([prompt])
-        begun = time.perf_counter()
+    def write(self, prompt: Ids, count: int, assisted: bool) -> Told:
+        ids = torch.tensor([prompt], device=self._device)
+        more = {"assistant_model": self._small} if assisted else {}
+        steps = _Steps()
         out = self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=count,
-            min_new_tokens=count,
             do_sample=False,
             pad_token_id=0,
+            streamer=steps,
+            **more,
         )
-        return tuple(out[0, len(prompt) :].tolist()), time.perf_counter() - begun
+        return Told(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """No token ends a text: all write equally long ones."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model.generation_config.eos_token_id = None
+    return model.to(device).eval()
 
 
 _held: list[_Model] = []
 
 
-def _load(model: Path, dtype: torch.dtype) -> None:
-    _held.append(_Model(model, dtype))
+def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> None:
+    _held.append(_Model(model, dtype, device, small))
 
 
-def _write(prompt: tuple[int, ...], count: int) -> tuple[tuple[int, ...], float]:
-    return _held[0].write(prompt, count)
+def _write(prompt: Ids, count: int, assisted: bool) -> Told:
+    return _held[0].write(prompt, count, assisted)

@@ -5,8 +5,9 @@ Refuses to know what is measured; specsot_app.bench does, and is imported only w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from specsot.errors import InvalidRequest
 from specsot.params import Mode
 from specsot_app.commands import options
 from specsot_app.words import Word
+
+if TYPE_CHECKING:
+    from specsot_app.bench.methods import Course
 
 app = typer.Typer(help="Measure this machine.", rich_markup_mode=None, no_args_is_help=True)
 
@@ -107,6 +111,66 @@ def ring(
 
     wanted = room.wanted(quick, rtt, stages, rounds, only)
     return room.measure(wanted, output)
+
+
+Rounds = Annotated[int | None, typer.Option(min=1, help="Runs of each method, each of another question.")]
+SmallModel = Annotated[str | None, typer.Option(help="Directory of a small language model with its tokens.")]
+Reference = Annotated[Path | None, typer.Option(help="Text for perplexity, if not the one it brings.")]
+Against = Annotated[Path | None, typer.Option(help="A stored run to compare speedups with.")]
+Tolerance = Annotated[float, typer.Option(min=0, max=1, help="By how much a speedup may be worse.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
+]
+
+
+@app.command("quick", cls=Word)
+def quick(
+    ctx: typer.Context,
+    rounds: Rounds = None,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    small_model: SmallModel = None,
+    dtype: options.Numbers = "auto",
+    device: options.Device = "cpu",
+    text: Reference = None,
+    against: Against = None,
+    tolerance: Tolerance = 0.1,
+    output: Output = None,
+) -> int:
+    """Every family of methods side by side, short answers: minutes on two cores."""
+    from specsot_app.bench import methods
+
+    return _tables("quick", methods.quick(rounds), ctx.params)
+
+
+@app.command("full", cls=Word)
+def full(
+    ctx: typer.Context,
+    rounds: Rounds = None,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    small_model: SmallModel = None,
+    dtype: options.Numbers = "auto",
+    device: options.Device = "cpu",
+    text: Reference = None,
+    against: Against = None,
+    tolerance: Tolerance = 0.1,
+    output: Output = None,
+) -> int:
+    """All methods, up to 2,000 tokens: tables, plots, recommended settings."""
+    from specsot_app.bench import methods
+
+    return _tables("full", methods.full(rounds), ctx.params)
+
+
+def _tables(name: str, course: Course, given: Mapping[str, Any]) -> int:
+    from specsot_app.bench.report import Wish, publish
+    from specsot_app.bench.tables import Task, models_of, questions_of, read_reference
+
+    directories = given["model"], given["draft_model"], given["small_model"]
+    models = models_of(*directories, given["dtype"], given["device"])
+    task = Task(course, models, questions_of(models), read_reference(given["text"]))
+    return publish(task, Wish(name, given["output"], given["against"], given["tolerance"]))
 
 
 def counts_of(written: str) -> tuple[int, ...]:

@@ -1,0 +1,76 @@
+"""What becomes of a run of `specsot bench quick` or `full`: tables, files, pictures, and the look back.
+
+Refuses to know how anything is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsot.errors import InvalidRequest
+from specsot_app.bench.advice import advise
+from specsot_app.bench.against import compare, read_rows
+from specsot_app.bench.plots import draw
+from specsot_app.bench.results import Row, describe_machine, write_results
+from specsot_app.bench.tables import Task, measure
+from specsot_app.bench.typeset import latex, markdown
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """output: the JSON file; Markdown, LaTeX and plots go beside it. against: a stored run."""
+
+    name: str
+    output: Path | None = None
+    against: Path | None = None
+    tolerance: float = 0.1
+
+
+def publish(task: Task, wish: Wish) -> int:
+    """Measure, show, keep; 1 where a speedup got worse than the stored one by more than the tolerance."""
+    before = read_rows(wish.against) if wish.against else None
+    settings, rows = measure(task)
+    page = page_of(wish, settings, rows)
+    print(page)
+    if wish.output is not None:
+        keep(wish, wish.output, settings, rows, page)
+    return 0 if before is None else look_back(rows, before, wish.tolerance)
+
+
+def page_of(wish: Wish, settings: Row, rows: Sequence[Row]) -> str:
+    machine = describe_machine()
+    load = os.getloadavg()[0]
+    said = (
+        f"`specsot bench {wish.name}`: {settings['model']}, {settings['dtype']}, {settings['device']}"
+        f" ({machine['cores']} cores, {machine['processor']}), {settings['rounds']} rounds, greedy,"
+        " end-of-sequence tokens ignored by all."
+        f" Load average at the end: {load:.1f}; figures are comparable within this run alone."
+    )
+    return markdown(title_of(wish, settings), said, rows, advise(rows))
+
+
+def title_of(wish: Wish, settings: Row) -> str:
+    return f"specsot bench {wish.name}, {settings['model']}"
+
+
+def keep(wish: Wish, output: Path, settings: Row, rows: Sequence[Row], page: str) -> None:
+    """Plots are left out, with a line, where nothing can draw them."""
+    write_results(output, wish.name, settings, rows)
+    output.with_suffix(".md").write_text(page, encoding="utf-8")
+    output.with_suffix(".tex").write_text(latex(title_of(wish, settings), rows), encoding="utf-8")
+    try:
+        draw(rows, title_of(wish, settings), output.with_suffix(""))
+    except InvalidRequest as error:
+        print(f"specsot: {error}", file=sys.stderr)
+
+
+def look_back(rows: Sequence[Row], before: Sequence[Row], tolerance: float) -> int:
+    """Every row that both runs have; 1 where one is worse."""
+    verdicts = compare(rows, before)
+    for verdict in verdicts:
+        print(verdict.line(tolerance))
+    return int(any(verdict.worse(tolerance) for verdict in verdicts))

@@ -1,0 +1,42 @@
+"""Perplexities for the tables: of what a method wrote, and of a reference text read as it reads.
+
+Refuses to know how texts came about. All are scored by the base itself, through the stage that serves.
+"""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+
+from specsot.model.decoder import Decoder
+from specsot.params import Window
+from specsot_app.bench.perplexity import load_whole, losses
+from specsot_app.bench.stands import Models
+from specsot_app.bench.summing import Quality, Runs, perplexity
+from specsot_master.text import Text
+
+READ = 1536  # tokens of the reference text
+
+
+class Scores:
+    """Remembers what was scored: lossless methods write the same."""
+
+    def __init__(self, models: Models, reference: str) -> None:
+        self._models = models
+        self._reference = Text(models.base).encode_bare(reference)[:READ]
+        self._loss = cache(self._losses)
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return load_whole(self._models.base, self._models.dtype, self._models.device)
+
+    def quality(self, runs: Runs) -> Quality:
+        """own: without a window, as far as the base's context goes. reference: with the method's window."""
+        written = [one.text for one in runs.readings]
+        own = [self._loss((*prompt, *text), len(prompt), None) for prompt, text in zip(runs.prompts, written)]
+        sight = None if runs.method.rival else runs.method.window
+        return Quality(perplexity(own), perplexity([self._loss(self._reference, 1, sight)]))
+
+    def _losses(self, tokens: tuple[int, ...], first: int, window: Window | None) -> tuple[float, ...]:
+        most = self._decoder.config.max_positions
+        seen = tokens[:most] if window is None else tokens
+        return tuple(losses(self._decoder, seen, window, first))

@@ -1,0 +1,191 @@
+"""What writes for `specsot bench quick` and `full`: fleets around one set of weights, and Transformers.
+
+Refuses to know tables. One fleet serves all methods that draft alike; they take turns, so what is idle only
+holds memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specsot.drafting import DraftOptions
+from specsot.errors import Unavailable
+from specsot.events import Finished, Reason
+from specsot.links import Dialer
+from specsot.membership import Part
+from specsot.model.config import read_config
+from specsot.model.fitting import numbers_of
+from specsot.model.precision import resolve_dtype
+from specsot.model.weights import WeightFiles
+from specsot.params import Ask, DrafterName, Limits, Message
+from specsot_app.bench.ledger import DraftLedger, Ledger
+from specsot_app.bench.methods import Method
+from specsot_app.bench.moments import Answer, Moment
+from specsot_app.bench.rivals import Rival
+from specsot_app.local import LocalFleet, LocalOptions
+from specsot_drafter import source as drafters
+from specsot_drafter.part import DrafterPart
+from specsot_master.conductor import ConductorConfig
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+from specsot_worker import source as workers
+from specsot_worker.part import WorkerPart
+
+PAGE_ROWS = 64  # of a page, so that what a window gives back shows in short answers too
+ROWS = 4096  # of KV that each fleet has pages for
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Directories. head: of EAGLE; small: a language model with the base's tokens. None: there is none."""
+
+    base: Path
+    head: Path | None = None
+    small: Path | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+
+    def lacks(self, method: Method) -> str | None:
+        """What a method would need and is not there."""
+        if method.small and self.small is None:
+            return "needs --small-model"
+        if method.drafter == "eagle" and self.head is None:
+            return "needs --draft-model, an EAGLE head"
+        return None
+
+
+class Stands:
+    """Opens what is needed once; see `opened`. Everything is closed with it."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+        self.config = read_config(models.base)
+        self._numbers = resolve_dtype(models.dtype, models.device)
+        self._stack = AsyncExitStack()
+        self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, Ledger]] = {}
+        memory = ROWS * self._row_bytes(models.base)
+        supply = workers.Supply(
+            "worker-0", "worker-0", models.base, None, models.dtype, models.device, memory
+        )
+        self._worker = workers.Source(supply)
+        self._prompts = Prompts(models.base, Text(models.base))
+        self._rival: Rival | None = None
+
+    async def __aenter__(self) -> Stands:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def dtype(self) -> str:
+        return str(self._numbers).removeprefix("torch.")
+
+    def prompt(self, question: str) -> tuple[int, ...]:
+        """A question as all that is not planned has it."""
+        return self._prompts.chat((Message("user", question),))
+
+    async def write(self, method: Method, question: str, tokens: int) -> Answer:
+        """One answer of so many tokens, whatever ends come. Raises what writing raises."""
+        if method.rival:
+            return await self._written_elsewhere(method, question, tokens)
+        fleet, ledger = await self._fleet_of(method)
+        limits = Limits(max_new_tokens=tokens)
+        if method.planned:
+            said = Ask(prompt=question, mode="sot", limits=limits, seed=0, ignore_eos=True)
+        else:
+            said = Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
+        ledger.begin()
+        finished = await _finish(fleet, replace(said, window=method.window))
+        seconds = ledger.seconds
+        prompt = self.prompt(question)
+        return Answer(tuple(ledger.moments), finished.tokens, seconds, method.planned, prompt)
+
+    async def _written_elsewhere(self, method: Method, question: str, tokens: int) -> Answer:
+        prompt, assisted = self.prompt(question), method.rival == "assisted"
+        told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted)
+        row, extra, weights = self._row_bytes(self.models.base), 0, 0
+        if assisted and self.models.small is not None:
+            extra, weights = self._row_bytes(self.models.small), self._weights(self.models.small)
+        moments = tuple(
+            Moment(seconds, written, written - told.steps[0][1], lap,
+                   held=(len(prompt) + written) * (row + extra) + weights)
+            for lap, (seconds, written) in enumerate(told.steps[:-1])
+        )  # fmt: skip
+        return Answer(moments, told.tokens, told.seconds, prompt=prompt)
+
+    def _elsewhere(self) -> Rival:
+        if self._rival is None:
+            models = self.models
+            self._rival = Rival(models.base, self._numbers, models.device, models.small)
+            self._stack.callback(self._rival.close)
+        return self._rival
+
+    async def _fleet_of(self, method: Method) -> tuple[LocalFleet, Ledger]:
+        key = method.drafter, method.options
+        if key not in self._fleets:
+            self._fleets[key] = await self._open(*key)
+        return self._fleets[key]
+
+    async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[LocalFleet, Ledger]:
+        models = self.models
+        source, follower = self._drafter(drafter, options)
+        ledger = Ledger(self._row_bytes(models.base), follower)
+
+        def worker(name: str, dialer: Dialer, compute: Executor) -> Part:
+            return WorkerPart(self._worker, dialer, compute, watch=ledger)
+
+        def drafting(name: str, dialer: Dialer, compute: Executor) -> Part:
+            assert source is not None
+            return DrafterPart(source, dialer, compute, follower)
+
+        parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
+        told = LocalOptions(
+            models.base,
+            models.head if source else None,
+            device=models.device,
+            drafter=drafter,
+            page_rows=PAGE_ROWS,
+            conduct=ConductorConfig(prefix_cache=False),
+        )
+        fleet = await LocalFleet.start(told, parts)
+        self._stack.push_async_callback(fleet.close)
+        return fleet, ledger
+
+    def _drafter(
+        self, drafter: DrafterName, options: DraftOptions
+    ) -> tuple[drafters.Source | None, DraftLedger | None]:
+        models = self.models
+        folder = models.small if drafter == "model" else models.head
+        if drafter == "none" or folder is None:
+            return None, None
+        supply = drafters.Supply(
+            "drafter", "drafter", models.base, folder, models.dtype, models.device,
+            drafter=drafter, options=options,
+        )  # fmt: skip
+        source = drafters.Source(supply)
+        return source, DraftLedger(source.registration().row_bytes, self._weights(folder))
+
+    def _row_bytes(self, folder: Path) -> int:
+        """KV of one position in all layers."""
+        config = read_config(folder)
+        return 2 * config.layers * config.kv_heads * config.head_dim * self._numbers.itemsize
+
+    def _weights(self, folder: Path) -> int:
+        """Bytes of all tensors of a directory."""
+        files = WeightFiles(folder)
+        return numbers_of(files, files.names()) * self._numbers.itemsize
+
+
+async def _finish(fleet: LocalFleet, ask: Ask) -> Finished:
+    finished: Finished | None = None
+    async for numbered in fleet.generate(ask):
+        if isinstance(numbered.event, Finished):
+            finished = numbered.event
+    if finished is None or finished.reason not in (Reason.LENGTH, Reason.STOP):
+        raise Unavailable(f"the answer ended with {finished.reason.value if finished else 'nothing'}")
+    return finished

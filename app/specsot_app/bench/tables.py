@@ -1,0 +1,186 @@
+"""`specsot bench quick` and `full`: every method of the tables on the same questions, round by round.
+
+Refuses to know how methods write and what rows mean. In a round the methods follow each other, so that a
+machine that drifts hits all alike, and every ratio is taken within a round.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from specsot.errors import ModelError, SpecsotError
+from specsot_app.bench.methods import PLAIN, Course, Method
+from specsot_app.bench.moments import Answer
+from specsot_app.bench.scores import Scores
+from specsot_app.bench.stands import PAGE_ROWS, Models, Stands
+from specsot_app.bench.summing import name_of, plain_of, row_of, runs_of, skipped
+from specsot_app.fleets import demo, model_directory
+from specsot_app.hush import hush
+from specsot_app.running import run
+from specsot_app.terminal.progress import counting
+
+Row = dict[str, object]
+Answers = dict[tuple[str, int], list[Answer]]
+
+WARM = 24  # tokens that each method writes before it counts
+SLACK = 16  # positions that drafts may need behind the last token
+
+QUESTIONS = (
+    "Explain how a steam engine works, part by part.",
+    "Describe the water cycle and why it matters.",
+    "What led to the invention of printing, and what came of it?",
+    "How do vaccines protect a population?",
+    "Give an overview of how a computer stores numbers.",
+)
+TOPICS = (
+    "Explain Photosynthesis.",
+    "Give an overview of Stages of Sleep.",
+    "Tell me about Internal Structure of the Heart.",
+    "What should I know about Stress and Illness?",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked of whom. reference: a text for perplexity."""
+
+    course: Course
+    models: Models
+    questions: tuple[str, ...]
+    reference: str
+
+    def question(self, number: int) -> str:
+        return self.questions[number % len(self.questions)]
+
+
+def questions_of(models: Models) -> tuple[str, ...]:
+    """The demo model is asked what it was trained to answer."""
+    return TOPICS if models.base == demo() / "base" else QUESTIONS
+
+
+def models_of(model: str | None, head: str | None, small: str | None, dtype: str, device: str) -> Models:
+    """The directories of a run; the demo model brings a head and a small model. Raises ModelError."""
+    named = [None if path is None else model_directory(path) for path in (model, head, small)]
+    if named[0] is None:
+        named = [path or demo() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
+    assert named[0] is not None
+    return Models(named[0], named[1], named[2], dtype, device)
+
+
+def read_reference(file: Path | None) -> str:
+    """A text for perplexity; unless one is named, passages of an encyclopedia that `specsot eval` brings."""
+    if file is not None:
+        return file.read_text(encoding="utf-8")
+    lines = (
+        (files("specsot_app.eval") / "data" / "multi-doc-qa.jsonl").read_text(encoding="utf-8").splitlines()
+    )
+    return "\n".join(json.loads(line)["turns"][0].partition("\n")[2].strip() for line in lines)
+
+
+def measure(task: Task) -> tuple[Row, list[Row]]:
+    """Settings and rows of a whole run."""
+    hush()
+    settings, answers, left_out = run(_write(task))
+    return settings, _rows(task, answers) + left_out
+
+
+async def _write(task: Task) -> tuple[Row, Answers, list[Row]]:
+    async with Stands(task.models) as stands:
+        failed = await _warm_up(task, stands)
+        left_out = [row for method in task.course.methods for row in _left_out(task, stands, method, failed)]
+        missing = {row["name"] for row in left_out}
+        wanted = [
+            (method, tokens)
+            for method in task.course.methods
+            for tokens in _asked(method, task.course.lengths_of(method), missing)
+        ]
+        answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
+        with counting(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
+            for number in range(task.course.rounds):
+                for method, tokens in wanted if number % 2 == 0 else reversed(wanted):
+                    said = await stands.write(method, task.question(number), tokens)
+                    answers[method.name, tokens].append(said)
+                    count()
+        return _settings(task, stands), answers, left_out
+
+
+def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequence[int]:
+    """Which answers are written: of the longest length all others are read off, but not of a plan, whose
+    branches share its length.
+    """
+    left = [tokens for tokens in lengths if name_of(method, tokens) not in missing]
+    return left if method.planned else left[-1:]
+
+
+async def _warm_up(task: Task, stands: Stands) -> dict[str, str]:
+    """Everything is loaded and has written once; returns what cannot, and why."""
+    failed: dict[str, str] = {}
+    with counting(sys.stderr, "loading", len(task.course.methods)) as count:
+        for method in task.course.methods:
+            lacks = task.models.lacks(method)
+            try:
+                if lacks is None:
+                    await stands.write(method, task.question(task.course.rounds), WARM)
+            except SpecsotError as error:
+                lacks = f"cannot write: {error}"
+            if lacks:
+                failed[method.name] = lacks
+            count()
+    if PLAIN in failed:
+        raise ModelError(f"plain decoding {failed[PLAIN]}")
+    return failed
+
+
+def _left_out(task: Task, stands: Stands, method: Method, failed: dict[str, str]) -> list[Row]:
+    """Rows that cannot be measured, with the reason."""
+    found: list[Row] = []
+    for tokens in task.course.lengths_of(method):
+        why = failed.get(method.name) or _too_long(task, stands, method, tokens)
+        if why:
+            found.append(skipped(method, tokens, why))
+    return found
+
+
+def _too_long(task: Task, stands: Stands, method: Method, tokens: int) -> str | None:
+    positions = stands.config.max_positions
+    if method.window is not None:
+        return None
+    prompt = max(len(stands.prompt(task.question(number))) for number in range(task.course.rounds))
+    needed = prompt + tokens + SLACK
+    return f"needs {needed} positions, the model has {positions}" if needed > positions else None
+
+
+def _rows(task: Task, answers: Answers) -> list[Row]:
+    """By length, then in the methods' order."""
+    scores = Scores(task.models, task.reference)
+    runs = runs_of(answers, task.course)
+    with counting(sys.stderr, "perplexity", len(runs)) as count:
+        found: list[Row] = []
+        for one in runs:
+            found.append(row_of(one, plain_of(runs, one.tokens), scores.quality(one)))
+            count()
+    return found
+
+
+def _settings(task: Task, stands: Stands) -> Row:
+    models = task.models
+    return {
+        "model": "demo" if models.base == demo() / "base" else models.base.name,
+        "draft_model": models.head.name if models.head else None,
+        "small_model": models.small.name if models.small else None,
+        "dtype": stands.dtype,
+        "device": torch.cuda.get_device_name(models.device) if "cuda" in models.device else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "rounds": task.course.rounds,
+        "lengths": list(task.course.lengths),
+        "page_rows": PAGE_ROWS,
+        "questions": [task.question(number) for number in range(task.course.rounds)],
+    }

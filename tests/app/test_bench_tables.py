@@ -1,0 +1,247 @@
+"""`specsot bench quick` and `full`: what is counted, what is said of it, and one small run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specsot.errors import InvalidRequest
+from specsot_app.bench.advice import advise
+from specsot_app.bench.against import Verdict, compare, read_rows
+from specsot_app.bench.methods import (
+    HEAD,
+    PLAINLY,
+    RIVALS,
+    Course,
+    Method,
+    full,
+    linear,
+    quick,
+    sight_of,
+    windowed,
+)
+from specsot_app.bench.moments import Answer, Moment
+from specsot_app.bench.report import look_back
+from specsot_app.bench.stands import Models
+from specsot_app.bench.summing import Quality, Runs, name_of, perplexity, plain_of, row_of, runs_of, skipped
+from specsot_app.bench.typeset import COLUMNS, advised, escape, latex, markdown
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def answer(*steps: tuple[float, int], proposed: int | None = None, planned: bool = False) -> Answer:
+    """Behind so many seconds so many tokens; four drafts a lap, two of them accepted, where some were."""
+    moments = [
+        Moment(
+            seconds,
+            tokens,
+            tokens - 1,
+            lap,
+            proposed and 4 * lap,
+            proposed and 2 * lap,
+            1 << 20,
+            lap,
+            64 * lap,
+        )
+        for lap, (seconds, tokens) in enumerate(steps)
+    ]
+    text = tuple(range(steps[-1][1]))
+    return Answer(tuple(moments), text, steps[-1][0] + 0.5, planned, (9, 9))
+
+
+PLAIN = answer((0.5, 1), (1.0, 2), (1.5, 3), (2.0, 4))
+DRAFTED = answer((0.5, 1), (1.0, 4), proposed=4)
+
+
+def test_a_length_is_read_off_a_longer_answer() -> None:
+    one = PLAIN.up_to(3)
+    assert (one.tokens, one.seconds, one.first, one.text) == (3, 1.5, 0.5, (0, 1, 2))
+    assert one.rate == 2
+    assert one.per_token == 0.5
+    assert one.per_lap == 1, "the first token came with the prompt, not with a lap"
+    over = DRAFTED.up_to(3)
+    assert over.tokens == 4, "a lap that goes beyond counts with all it brought"
+    assert over.per_lap == 3
+
+
+def test_a_planned_answer_counts_its_own_tokens_over_the_whole_time() -> None:
+    planned = answer((0.5, 1), (1.0, 6), planned=True)
+    one = Answer(planned.moments, (1, 2, 3), 3.0, planned=True).up_to(2)
+    assert (one.tokens, one.seconds, one.first) == (3, 3.0, 0.5)
+
+
+def test_a_row_has_every_figure() -> None:
+    method = linear(4)
+    plain = Runs(PLAINLY, 4, (PLAIN.up_to(4),) * 2)
+    runs = Runs(method, 4, (DRAFTED.up_to(4), answer((0.5, 1), (2.0, 4), proposed=4).up_to(4)))
+    row = row_of(runs, plain, Quality(2.0, 3.5))
+    assert row["name"] == "linear K=4, 4 tokens"
+    assert row["tokens_per_second"] == 3.0
+    assert row["tokens_per_second_sd"] == 1.41
+    assert (row["speedup"], row["speedup_range"]) == (1.5, [1.0, 2.0]), "each against its own round"
+    assert (row["ttft_ms"], row["tpot_ms"]) == (500.0, 333.333)
+    assert row["accept_percent"] == 50.0
+    assert row["tokens_per_round"] == 3.0
+    assert (row["memory_mib"], row["evictions"], row["evicted_tokens"]) == (1.0, 1, 64)
+    assert (row["as_plain"], row["runs"]) == (2, 2)
+
+
+def test_what_nobody_tells_is_not_made_up() -> None:
+    row = row_of(Runs(RIVALS[0], 4, (PLAIN.up_to(4),)), Runs(PLAINLY, 4, (PLAIN.up_to(4),)), Quality())
+    assert row["accept_percent"] is None
+    assert row["tokens_per_second_sd"] is None
+    assert row["ppl"] is None
+
+
+def test_perplexity_is_over_tokens_not_texts() -> None:
+    assert perplexity([[0.0], [0.6931471805599453] * 3]) == pytest.approx(2**0.75)
+    assert perplexity([]) is None
+
+
+def test_runs_come_by_length_and_plans_are_asked_for_each() -> None:
+    sot, short = HEAD[1], linear(4)
+    course = Course((PLAINLY, short, sot), (2, 4), 1)
+    answers = {("plain", 4): [PLAIN], (short.name, 2): [DRAFTED], ("SoT", 2): [PLAIN], ("SoT", 4): [DRAFTED]}
+    found = runs_of(answers, course)
+    assert [one.name for one in found] == [
+        "plain, 2 tokens", "linear K=4, 2 tokens", "SoT, 2 tokens", "plain, 4 tokens", "SoT, 4 tokens"
+    ]  # fmt: skip
+    assert plain_of(found, 2).readings[0].tokens == 2
+
+
+def test_the_tables_have_what_the_seeds_had() -> None:
+    names = [method.name for method in full().methods]
+    assert len(set(names)) == len(names)
+    assert [name for name in names if name.startswith("linear")] == [f"linear K={k}" for k in range(4, 9)]
+    for wanted in ("plain", "Transformers generate", "Transformers assisted", "EAGLE", "SoT", "SoT + EAGLE",
+                   "window 256", "window 512", "window 1024"):  # fmt: skip
+        assert wanted in names
+    assert full().lengths == (500, 1000, 2000)
+    assert {method.name for method in quick().methods if method.window} == {
+        "window 256", "tree V2 D=5 B=2 p=0.03, window 256"
+    }  # fmt: skip
+    assert all(method.options.tuner == "fixed" for method in full().methods if method.drafter == "model")
+    assert sight_of(256).recent == 252
+
+
+def table_row(method: Method, **figures: object) -> dict[str, object]:
+    figures = {"tokens_per_second": 10.0, "tokens_per_second_sd": 1.0,
+               "speedup": 1.0, "speedup_range": [1.0, 1.0],
+               "ttft_ms": 10.0, "tpot_ms": 5.0, "ppl": 2.0, "ppl_reference": None, "accept_percent": None,
+               "tokens_per_round": 1.0, "memory_mib": 4.0, "evictions": 0.0, "evicted_tokens": 0.0,
+               "as_plain": 2, "runs": 2} | figures  # fmt: skip
+    exact = method.exact and method.rival is None
+    name = {"name": name_of(method, 4), "method": method.name, "tokens": 4, "rival": bool(method.rival)}
+    return name | {"exact": exact} | figures
+
+
+ROWS = [
+    table_row(PLAINLY),
+    table_row(RIVALS[0], speedup=0.5, tokens_per_second=5.0, memory_mib=0.1, ttft_ms=1.0),
+    table_row(
+        linear(4), speedup=1.5, tokens_per_second=15.0, memory_mib=9.0, ttft_ms=10.4, accept_percent=40.0
+    ),
+    table_row(windowed(256), speedup=0.9, tokens_per_second=9.0, memory_mib=2.0, ttft_ms=12.0),
+    table_row(HEAD[1], speedup=2.0, tokens_per_second=20.0, memory_mib=8.0, ttft_ms=30.0),
+    skipped(RIVALS[1], 4, "needs --small-model"),
+]
+
+
+def test_advice_is_read_off_the_rows() -> None:
+    said = {(one["goal"], one["text"]): one["method"] for one in advise(ROWS)}
+    assert said == {
+        ("throughput", "any text"): "SoT",
+        ("throughput", "plain's text"): "linear K=4",
+        ("latency", "any text"): "linear K=4",
+        ("latency", "plain's text"): "linear K=4",
+        ("memory", "any text"): "window 256",
+        ("memory", "plain's text"): "plain",
+    }, "a rival is no setting of ours; of those nearly as good the fastest"
+    slower = [row | {"tokens_per_second": 1.0} if row["method"] == "SoT" else row for row in ROWS]
+    assert advise(slower)[0]["method"] == "linear K=4"
+
+
+def test_a_speedup_that_fell_is_worse_and_a_slower_rival_is_not() -> None:
+    assert Verdict("a", then=2.0, now=1.7, rival=False).worse(0.1)
+    assert not Verdict("a", then=2.0, now=1.9, rival=False).worse(0.1)
+    assert not Verdict("rival", then=0.8, now=0.4, rival=True).worse(0.1)
+    assert Verdict("rival", then=0.8, now=1.2, rival=True).worse(0.1), "plain decoding lost to it"
+
+
+def test_a_run_is_compared_by_names(capsys) -> None:
+    fallen = [row | {"speedup": 1.2} if row["method"] == "linear K=4" else row for row in ROWS]
+    assert len(compare(fallen, ROWS)) == 5, "what was not measured is not compared"
+    assert look_back(ROWS, ROWS, 0.1) == 0
+    assert look_back(fallen, ROWS, 0.1) == 1
+    assert (
+        "worse  linear K=4, 4 tokens: speedup 0.80 of what it was (1.50, now 1.20)" in capsys.readouterr().out
+    )
+    assert look_back(fallen, ROWS, 0.25) == 0
+    with pytest.raises(InvalidRequest, match="no row of that run"):
+        compare(ROWS, [{"name": "other", "speedup": 1.0}])
+
+
+def test_only_a_stored_table_can_be_compared_with(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    for held in ("[]", "{", json.dumps({"rows": [{"name": "clients 1"}]})):
+        file.write_text(held)
+        with pytest.raises(InvalidRequest, match="against"):
+            read_rows(file)
+    file.write_text(json.dumps({"rows": ROWS}))
+    assert len(read_rows(file)) == len(ROWS)
+
+
+def test_tables_as_markdown_and_latex() -> None:
+    page = markdown("a title", "said", ROWS, advise(ROWS))
+    lines = [line for line in page.splitlines() if line.startswith("| linear K=4")]
+    assert lines[0].split("|")[2].strip() == "15.0 ± 1.0"
+    assert lines[0].split("|")[3].strip() == "1.50 (1.00 .. 1.00)"
+    assert "not measured: needs --small-model" in page
+    table = [line for line in page.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table[: len(ROWS) + 2]}) == 1, "every row has all columns"
+    assert "| throughput |" in advised(advise(ROWS)).replace("   ", " ").replace("  ", " ")
+    written = latex("50 % & more", ROWS)
+    assert r"\caption{50 \% \& more: 4 tokens}" in written
+    assert r"15.0 $\pm$ 1.0" in written
+    assert written.count(r"\\") == len(ROWS) + 1
+    assert f"\\multicolumn{{{len(COLUMNS) - 1}}}" in written
+    assert escape("a_b#{c}") == r"a\_b\#\{c\}"
+
+
+@pytest.mark.torch
+def test_methods_of_every_kind_write(tmp_path: Path) -> None:
+    """The demo model, a few tokens; Transformers left out: a process of its own takes seconds."""
+    from specsot_app.bench.report import Wish, publish
+    from specsot_app.bench.tables import Task, models_of, read_reference
+
+    methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
+    models, reference = models_of(None, None, None, "auto", "cpu"), read_reference(None)[:200]
+    task = Task(Course(methods, (12, 16), 1), models, ("Explain Photosynthesis.",), reference)
+    output = tmp_path / "run.json"
+    assert publish(task, Wish("quick", output)) == 0
+    told = json.loads(output.read_text())
+    assert told["bench"] == "quick"
+    rows = {row["name"]: row for row in told["rows"]}
+    assert len(rows) == 5
+    assert not [row for row in rows.values() if "skipped" in row]
+    plain, drafted = (rows[f"{name}, 16 tokens"] for name in ("plain", "linear K=4"))
+    assert plain["tokens_per_round"] == 1
+    assert drafted["as_plain"] == 1, "fp32"
+    assert drafted["accept_percent"] is not None
+    assert drafted["memory_mib"] > plain["memory_mib"]
+    assert drafted["ppl"] == plain["ppl"] < plain["ppl_reference"]
+    assert rows["SoT, 12 tokens"]["tokens_per_round"] > 1
+    assert "## Recommended settings" in output.with_suffix(".md").read_text(encoding="utf-8")
+    assert "tabular" in output.with_suffix(".tex").read_text(encoding="utf-8")
+    assert output.with_name("run-speed.png").read_bytes().startswith(b"\x89PNG")
+    assert output.with_name("run-memory.png").exists()
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    models = Models(tmp_path)
+    assert models.lacks(linear(4)) == "needs --small-model"
+    assert models.lacks(HEAD[0]) == "needs --draft-model, an EAGLE head"
+    assert models.lacks(windowed(256)) is None
