@@ -24,6 +24,7 @@ from specsot_app.answers import Answer, answer_of, stats_of
 from specsot_app.asking import Turns, ask_of
 from specsot_app.background import Background
 from specsot_app.fleets import Fleet, Opener, Wanted, models_of, open_fleet
+from specsot_app.presets import fleet_with, request_with
 from specsot_app.reaching import Reach
 
 
@@ -47,7 +48,9 @@ class SpecSoT:
     ) -> SpecSoT:
         """A model from a Hugging Face directory; without one, the demo model.
 
-        options: dtype ("auto", "fp32", "bf16", "fp16"), device, stages (how many layer ranges), layers
+        options: preset ("short", "long", "small": fills in what is not given, here and for every question),
+        dtype ("auto", "fp32", "bf16", "fp16"), quantization ("int8", "int4"), kv_cache_dtype ("int8"),
+        draft_dtype and draft_quantization (of what drafts), device, stages (how many layer ranges), layers
         (which: "0:4,4:8"), devices (of each, as of `specsot serve`: "127.0.0.1#0,127.0.0.1#1"), layout
         ("packed", "batched"), model_format and draft_format ("safetensors", "bin": pytorch_model.bin, read
         for its tensors alone), drafter_rope_theta and aux_layers (where the head's config is wrong), drafter
@@ -55,8 +58,8 @@ class SpecSoT:
         draft_threshold, tuner, blend (specsot.drafting.DraftOptions); or the seeds' names for them.
         Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
         """
-        given = {"model": model, "draft_model": draft_model} | options
-        wanted = wanted_of(translate(given))
+        given = translate({"model": model, "draft_model": draft_model} | options)
+        wanted = wanted_of(fleet_with(given.get("preset"), given))
         models_of(wanted)
         return cls(wanted)
 
@@ -154,7 +157,7 @@ class SpecSoT:
         said = ours.pop("prompt", prompt)
         if said is None:
             raise InvalidRequest("prompt must be given", field="prompt")
-        return ask_of(said, **ours)
+        return ask_of(said, **request_with(self._wanted.preset, ours))
 
     async def _answer(self, ask: Ask) -> Answer:
         return await self._loop().await_(self._gather(ask))

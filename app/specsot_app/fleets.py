@@ -6,7 +6,7 @@ Refuses to know how each of them works; it only chooses, and checks what can be 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -14,11 +14,24 @@ from typing import Any, Literal, Protocol, TypeVar
 from specsot.drafting import DraftMode, DraftOptions, TunerName
 from specsot.errors import InvalidRequest, ModelError
 from specsot.events import Numbered
-from specsot.members import CommMode, Layout, Overrides, Range, Transport, TreeShape, WeightFormat
+from specsot.members import (
+    KV_DTYPES,
+    QUANTIZATIONS,
+    CommMode,
+    KvDtype,
+    Layout,
+    Overrides,
+    Quantization,
+    Range,
+    Transport,
+    TreeShape,
+    WeightFormat,
+)
 from specsot.model.config import read_config
 from specsot.params import DRAFTERS, Ask, DrafterName
 from specsot.process.flags import above_zero, layer_numbers
 from specsot_app.places import Place, check_stages, places_of
+from specsot_app.presets import Preset
 from specsot_app.ranges import ranges_of
 from specsot_app.reaching import Reach
 
@@ -54,6 +67,9 @@ class Wanted:
 
     model None: the demo model, with its head. draft_model None: no drafter (but the demo's own), unless
     `drafter` needs none. drafter None: a head, where there is one.
+    dtype, quantization, kv_cache_dtype: what the base computes in, and what its matrices and KV rows are held
+    in. draft_dtype, draft_quantization: of what drafts; draft_dtype None: the base's dtype.
+    preset: what the settings were filled in from.
     stages: how many layer ranges. layers: which, such as "0:4,4:8".
     devices: where each of them is, "127.0.0.1#0,127.0.0.1#cpu"; the drafter is beside the last one.
     tree fixed: the largest tree in every lap, whether it pays or not.
@@ -71,6 +87,11 @@ class Wanted:
     drafter_rope_theta: float | None = None
     aux_layers: str | Sequence[int] | None = None
     dtype: Dtype = "auto"
+    quantization: Quantization | None = None
+    kv_cache_dtype: KvDtype | None = None
+    draft_dtype: Dtype | None = None
+    draft_quantization: Quantization | None = None
+    preset: Preset | None = None
     device: str = "cpu"
     stages: int | None = None
     layers: str | Sequence[str] | None = None
@@ -114,11 +135,7 @@ class Models:
 
 def models_of(wanted: Wanted) -> Models:
     """The directories a local fleet loads. Raises ModelError, InvalidRequest."""
-    if wanted.dtype not in DTYPES:
-        raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, got {wanted.dtype!r}", field="dtype")
-    for name, given in (("model_format", wanted.model_format), ("draft_format", wanted.draft_format)):
-        if given not in FORMATS:
-            raise InvalidRequest(f"{name} must be one of {', '.join(FORMATS)}, got {given!r}", field=name)
+    check_choices(wanted)
     if wanted.stages is not None and wanted.stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {wanted.stages}", field="stages")
     for name, asked in (("transport", wanted.transport), ("comm_mode", wanted.comm_mode)):
@@ -129,6 +146,23 @@ def models_of(wanted: Wanted) -> Models:
     base = model_directory(wanted.model) if wanted.model else demo() / "base"
     layers = layers_of(wanted, base)
     return Models(base, draft_of(wanted), layers, wanted.drafter, places_here(wanted, len(layers)))
+
+
+def check_choices(wanted: Wanted) -> None:
+    """Raises InvalidRequest for a word that is none of those there are."""
+    choices: Mapping[str, Sequence[str | None]] = {
+        "dtype": DTYPES,
+        "quantization": (*QUANTIZATIONS, None),
+        "kv_cache_dtype": (*KV_DTYPES, None),
+        "draft_dtype": (*DTYPES, None),
+        "draft_quantization": (*QUANTIZATIONS, None),
+        "model_format": FORMATS,
+        "draft_format": FORMATS,
+    }
+    for name, known in choices.items():
+        if (given := getattr(wanted, name)) not in known:
+            listed = ", ".join(filter(None, known))
+            raise InvalidRequest(f"{name} must be one of {listed}, got {given!r}", field=name)
 
 
 def draft_of(wanted: Wanted) -> Path | None:
@@ -260,6 +294,10 @@ async def open_local(wanted: Wanted, models: Models, watch: Watch | None = None)
         model_format=wanted.model_format,
         overrides=overrides_of(wanted),
         dtype=wanted.dtype,
+        quantization=wanted.quantization,
+        kv_dtype=wanted.kv_cache_dtype or "auto",
+        draft_dtype=wanted.draft_dtype,
+        draft_quantization=wanted.draft_quantization,
         device=wanted.device,
         stages=wanted.stages or len(models.places) or None,
         layers=models.layers,

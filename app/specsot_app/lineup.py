@@ -104,13 +104,13 @@ def services_of(
     stages = len(models.layers) or len(serving.places) // serving.replicas or wanted.stages or STAGES
     services = [master_of(wanted, models, stages, port, http_port, serving)]
     weights = ("--model", str(models.base), "--model-format", wanted.model_format)
-    compute = (*weights, "--master", serving.fleet or serving.reached(port), "--dtype", wanted.dtype)
+    compute = (*weights, "--master", serving.fleet or serving.reached(port))
     roles = roles_of(serving.replicas, stages, models.drafts != "none")
     places = placed(serving, wanted.device, roles)
     ports = ports_of([place.host for place in places])
     for role, place, port in zip(roles, places, ports):
         own = (*compute, "--device", place.device, *serving.members, *serving.papers(role.kind))
-        own += drafts_with(wanted, models) if role.stage is None else runs(models, role.stage)
+        own += drafts_with(wanted, models) if role.stage is None else runs(wanted, models, role.stage)
         address = address_of(place.host, port) if serving.spread else f"unix:{folder / role.name}"
         services.append(member(role.name, f"specsot_{role.kind}", address, own, place.host, serving))
     return shared(services)
@@ -152,13 +152,17 @@ def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[Place]:
     return places
 
 
-def runs(models: Models, number: int) -> tuple[str, ...]:
-    return ("--layers", str(models.layers[number])) if models.layers else ()
+def runs(wanted: Wanted, models: Models, number: int) -> tuple[str, ...]:
+    held = flags_of(
+        dtype=wanted.dtype, quantization=wanted.quantization, kv_cache_dtype=wanted.kv_cache_dtype
+    )
+    return (*held, *flags_of(layers=models.layers[number] if models.layers else None))
 
 
 def drafts_with(wanted: Wanted, models: Models) -> tuple[str, ...]:
     head = ("--draft-model", str(models.draft)) if models.draft else ()
-    how = (*override_flags(overrides_of(wanted)), *drafting_flags(options_of(wanted)))
+    held = flags_of(dtype=wanted.draft_dtype or wanted.dtype, quantization=wanted.draft_quantization)
+    how = (*held, *override_flags(overrides_of(wanted)), *drafting_flags(options_of(wanted)))
     return ("--drafter", models.drafts, *head, "--draft-format", wanted.draft_format, *how)
 
 

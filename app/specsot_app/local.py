@@ -17,7 +17,17 @@ from specsot.errors import Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
 from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
-from specsot.members import AS_PUBLISHED, Layout, Overrides, Range, Registration, TreeShape, WeightFormat
+from specsot.members import (
+    AS_PUBLISHED,
+    KvDtype,
+    Layout,
+    Overrides,
+    Quantization,
+    Range,
+    Registration,
+    TreeShape,
+    WeightFormat,
+)
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
 from specsot_master.assembly import MasterSettings, assemble
@@ -37,6 +47,8 @@ class LocalOptions:
     name: the model's public one; empty: its directory's.
     stages: how many workers share the layers. layers, devices: of each of them, if chosen; the drafter is
     beside the last one.
+    dtype, quantization, kv_dtype: of the base; draft_dtype (None: the same), draft_quantization: of what
+    drafts.
     kv_memory: bytes for the KV pages of each member. draft_timeout: seconds stage 0 waits for a tree.
     conduct: how requests are treated.
     """
@@ -48,6 +60,10 @@ class LocalOptions:
     model_format: WeightFormat = "safetensors"
     overrides: Overrides = AS_PUBLISHED
     dtype: str = "auto"
+    quantization: Quantization | None = None
+    kv_dtype: KvDtype = "auto"
+    draft_dtype: str | None = None
+    draft_quantization: Quantization | None = None
     device: str = "cpu"
     stages: int | None = None
     layers: tuple[Range, ...] = ()
@@ -257,6 +273,8 @@ def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | 
             options.kv_memory,
             options.model_format,
             partial(loaded, name) if loaded else None,
+            options.quantization,
+            options.kv_dtype,
         )
         return WorkerPart(Source(supply), dialer, compute)
 
@@ -273,7 +291,7 @@ def _drafter_maker(options: LocalOptions) -> PartMaker:
             name,
             options.model,
             options.draft_model,
-            options.dtype,
+            options.draft_dtype or options.dtype,
             options.device,
             options.kv_memory,
             options.draft_format,
@@ -281,6 +299,7 @@ def _drafter_maker(options: LocalOptions) -> PartMaker:
             options.overrides,
             options.drafter,
             options.drafting,
+            options.draft_quantization,
         )
         return DrafterPart(Source(supply), dialer, compute)
 

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from specsot.drafting import DraftMode, TunerName
-from specsot.members import CommMode, Layout, Transport, WeightFormat
+from specsot.members import CommMode, KvDtype, Layout, Quantization, Transport, WeightFormat
 from specsot.params import DrafterName, Mode
 from specsot_app.asking import OPTIONS
 from specsot_app.commands.health import TlsCa as TlsCa
 from specsot_app.fleets import Dtype, Kind, Wanted
+from specsot_app.presets import Preset, fleet_with, request_with
 from specsot_app.reaching import Reach, reach_of
 
 # What a request asks for.
@@ -74,6 +75,13 @@ Tuner = Annotated[
 ]
 Blend = Annotated[bool, typer.Option(help="Let what the text suggests join the drafts.")]
 Numbers = Annotated[Dtype, typer.Option(help="Numbers to compute with.")]
+Rounding = Annotated[Quantization | None, typer.Option(help="Hold the model's matrices in fewer bits.")]
+KvNumbers = Annotated[KvDtype | None, typer.Option(help="int8: KV pages of int8, with a scale a row.")]
+DraftNumbers = Annotated[Dtype | None, typer.Option(help="Of what drafts; if not given, as --dtype.")]
+DraftRounding = Annotated[Quantization | None, typer.Option(help="Hold what drafts in fewer bits.")]
+AnyPreset = Annotated[
+    Preset | None, typer.Option(help="Settings for short answers, long ones, or little memory; others win.")
+]
 Device = Annotated[str, typer.Option(help="Torch device of all that runs here.")]
 BranchLayout = Annotated[Layout, typer.Option(help="How branches lie in a frame.")]
 Stages = Annotated[int | None, typer.Option(help="Layer ranges the model is cut into.")]
@@ -94,11 +102,13 @@ _FIELDS = {field.name for field in fields(Wanted)}
 
 def wanted_by(given: Mapping[str, Any]) -> Wanted:
     """The fleet that a word's options ask for."""
-    named = {_ELSEWHERE.get(name, name): value for name, value in given.items()}
+    filled = fleet_with(given.get("preset"), given)
+    named = {_ELSEWHERE.get(name, name): value for name, value in filled.items()}
     reach = reach_of(given.get("tls_ca"), given.get("token_file")) if given.get("master") else Reach()
     return Wanted(reach=reach, **{name: value for name, value in named.items() if name in _FIELDS})
 
 
 def asked_by(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a word's options ask of every request; a list that is empty was not given."""
-    return {name: given[name] for name in OPTIONS if given.get(name) not in (None, [], ())}
+    filled = request_with(given.get("preset"), given)
+    return {name: filled[name] for name in OPTIONS if filled.get(name) not in (None, [], ())}

@@ -96,7 +96,12 @@ def serve(
     draft_threshold: options.DraftThreshold = None,
     tuner: options.Tuner = "measured",
     blend: options.Blend = True,
+    preset: options.AnyPreset = None,
     dtype: options.Numbers = "auto",
+    quantization: options.Rounding = None,
+    kv_cache_dtype: options.KvNumbers = None,
+    draft_dtype: options.DraftNumbers = None,
+    draft_quantization: options.DraftRounding = None,
     device: options.Device = "cpu",
 ) -> int:
     """Start a whole fleet; Ctrl-C ends it. For --devices elsewhere it prints commands, and waits for them."""

@@ -5,8 +5,8 @@ Refuses to know layers and models.
 Plain weights are read well at 1 row and from about 64 rows on; between (draft trees, parallel
 branches) CPU libraries repack them on every call, which costs up to four times the memory floor.
 Packed once by oneDNN, 16 rows cost 1.2 single ones (bf16 on AMX) to 2 (fp32 on AVX2, where MKL's packed
-form took twice as long). Elsewhere (CUDA, other dtypes, builds without it) the plain weight is used. What is to be
-held in fewer bits is `quantise`d instead.
+form took twice as long). Elsewhere (CUDA, other dtypes, builds without it) the plain weight is used. What is
+to be held in fewer bits is `quantise`d instead.
 """
 
 from __future__ import annotations

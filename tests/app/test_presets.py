@@ -1,0 +1,52 @@
+"""Presets: what they fill in, what wins over them, and that every service hears of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specsot.errors import InvalidRequest
+from specsot_app.asking import OPTIONS, ask_of
+from specsot_app.commands.options import asked_by, wanted_by
+from specsot_app.fleets import Wanted, models_of
+from specsot_app.lineup import services_of
+from specsot_app.presets import PRESETS, fleet_with, request_with
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_made_of_settings_that_there_are(preset: str) -> None:
+    models_of(Wanted(**fleet_with(preset, {})))
+    request = request_with(preset, {})
+    assert set(request) <= set(OPTIONS)
+    assert (ask_of("What?", **request).window is None) == (preset == "short")
+
+
+def test_what_is_given_wins() -> None:
+    given = {"preset": "small", "quantization": "int8", "draft_tokens": None, "recent": 100, "model": "m"}
+    wanted, asked = wanted_by(given), asked_by(given)
+    assert (wanted.quantization, wanted.kv_cache_dtype, wanted.draft_tokens) == ("int8", "int8", 3)
+    assert (asked["sinks"], asked["recent"]) == (4, 100)
+    assert "sinks" not in asked_by({"preset": None})
+    with pytest.raises(InvalidRequest, match="preset must be one of short, long, small, got 'tiny'"):
+        fleet_with("tiny", {})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("quantization", "int3"), ("kv_cache_dtype", "fp8"), ("draft_dtype", "fp8"), ("draft_quantization", "")],
+)
+def test_a_word_that_nobody_knows_is_refused(field: str, value: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field} must be one of .*, got {value!r}"):
+        models_of(Wanted(**{field: value}))
+
+
+def test_base_and_head_hear_of_their_own(tmp_path: Path) -> None:
+    given = {"kind": "processes", "dtype": "fp32", "draft_dtype": "bf16"}
+    wanted = Wanted(**fleet_with("small", given))
+    master, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
+    for worker in workers:
+        said = " ".join(worker.arguments)
+        assert "--dtype fp32 --quantization int4 --kv-cache-dtype int8" in said
+    assert "--dtype bf16 --quantization int8" in " ".join(drafter.arguments)
+    assert "kv-cache" not in " ".join((*master.arguments, *drafter.arguments))
