@@ -25,13 +25,14 @@ from specsot_app.bench.gpu_drafts import measure_drafts
 from specsot_app.bench.gpu_laps import PAGE, lap_of, replayed, seconds_of
 from specsot_app.bench.gpu_rivals import measure_rivals
 from specsot_app.bench.gpu_speculation import measure_speculation
-from specsot_app.bench.results import write_results
+from specsot_app.bench.results import named, write_results
 from specsot_app.bench.shapes import MadeUp, bytes_of_a_token, bytes_of_kv, config_of
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
 
 Row = dict[str, object]
 
+NAMED = ("model", "what", "depth", "rows", "requests")  # what tells rows apart
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
 LAPS = 200  # of a measured plain decoding
 CHUNK = 256  # rows of a prompt at a time
@@ -59,7 +60,7 @@ def measure(asked: Asked, output: Path | None) -> int:
             settings = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
             settings |= {"copy TB/s": round(bandwidth / 1e12, 3), "text": asked.text}
             settings |= {"weights": "made up", "dtype": "bf16"}
-            write_results(output, "gpu", settings, rows)
+            write_results(output, "gpu", settings, named(rows, *NAMED))
     return 0
 
 

@@ -64,7 +64,7 @@ def main() -> None:
         rows.append(row)
         print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     if chosen.output:
-        from specsot_app.bench.results import write_results
+        from specsot_app.bench.results import named, write_results
 
         device = torch.cuda.get_device_name()
         settings: Row = {
@@ -74,7 +74,7 @@ def main() -> None:
             "vocabulary": VOCABULARY,
         }
         settings |= {"triton": version("triton"), "copy TB/s": round(bandwidth / 1e12, 2)}
-        write_results(chosen.output, "kernels", settings, rows)
+        write_results(chosen.output, "kernels", settings, named(rows, "call", "shape"))
 
 
 def measure(bandwidth: float) -> Iterator[Row]:

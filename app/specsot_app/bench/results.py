@@ -1,6 +1,6 @@
 """What a measurement leaves behind: JSON that says what was measured, where, how, and row by row what came.
 
-Refuses to know what the rows mean. Names carry their units.
+Refuses to know what the rows mean. Every row has a name of its own; names of figures carry their units.
 """
 
 from __future__ import annotations
@@ -27,6 +27,17 @@ def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) ->
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def named(rows: Sequence[Row], *keys: str) -> list[Row]:
+    """Rows called after what they are of: texts as they are, numbers with what they count."""
+    return [
+        {"name": ", ".join(_said(key, row[key]) for key in keys if key in row)} | dict(row) for row in rows
+    ]
+
+
+def _said(key: str, value: object) -> str:
+    return value if isinstance(value, str) else f"{key} {value}"
 
 
 def describe_machine() -> dict[str, object]:

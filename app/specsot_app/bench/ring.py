@@ -26,7 +26,7 @@ from specsot.members import Curve, TreeShape
 from specsot.membership import Part
 from specsot.params import Message
 from specsot.skeleton import PlanRules, Point
-from specsot_app.bench.results import describe_machine, write_results
+from specsot_app.bench.results import describe_machine, named, write_results
 from specsot_app.bench.ring_fleet import Site, ring_of
 from specsot_app.bench.ring_proxy import exact_loop
 from specsot_app.bench.ring_runs import WAYS, Distance, Task, go
@@ -127,7 +127,7 @@ def _show(what: Wanted, rows: Sequence[dict[str, object]], output: Path | None) 
         return
     Console(width=WIDTH).print(table_of(rows))
     if output is not None:
-        write_results(output, "ring", settings_of(what), rows)
+        write_results(output, "ring", settings_of(what), named(rows, "ring", "stages", "rtt_ms", "way"))
         output.with_suffix(".md").write_text(page_of(what, rows, output.name), encoding="utf-8")
 
 
