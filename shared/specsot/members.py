@@ -21,10 +21,12 @@ CommMode = Literal["p2p", "ring"]  # ring: the drafter speaks to the last stage 
 TRANSPORTS: tuple[Transport, ...] = ("grpc", "zmq", "direct")
 COMM_MODES: tuple[CommMode, ...] = ("p2p", "ring")
 WeightFormat = Literal["safetensors", "bin"]  # bin: pytorch_model.bin, read as weights only
-Quantization = Literal["int8", "int4"]  # what matrices are held in; what is computed in is another thing
+Quantization = Literal[
+    "int8", "int4", "fp8"
+]  # what matrices are held in; what is computed in is another thing
 KvDtype = Literal["auto", "int8"]  # what KV rows are kept in; auto: what is computed in
 KV_DTYPES: tuple[KvDtype, ...] = ("auto", "int8")
-QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4")
+QUANTIZATIONS: tuple[Quantization, ...] = ("int8", "int4", "fp8")
 Curve = tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
 
 

@@ -23,7 +23,11 @@ if find_spec("torchao") is None:
     pytest.skip("needs torchao", allow_module_level=True)
 pytestmark = pytest.mark.torch
 
-OFF: dict[Quantization, float] = {"int8": 0.012, "int4": 0.12}  # of normal weights, relative to their norm
+OFF: dict[Quantization, float] = {
+    "int8": 0.012,
+    "int4": 0.12,
+    "fp8": 0.045,
+}  # of normal weights, relative to their norm
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NUMBERS = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -54,7 +58,7 @@ def test_the_product_is_near_the_plain_one(kind: Quantization, dtype: torch.dtyp
     assert not torch.equal(found, plain), "it must really have fewer bits"
 
 
-@pytest.mark.parametrize("kind", list(OFF))
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_every_weight_is_off_by_half_a_step_at_most(kind: Quantization) -> None:
     weight = normal(40, 64)
     found = quantise(weight, kind)(torch.eye(64)).t()
@@ -65,7 +69,7 @@ def test_every_weight_is_off_by_half_a_step_at_most(kind: Quantization) -> None:
     assert ((found - weight).abs() <= allowed * (1.02 if kind == "int4" else 0.51)).all()
 
 
-@pytest.mark.parametrize("kind", list(OFF))
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_in_parts_it_is_the_same(kind: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = normal(70, 64), normal(5, 64, seed=1)
     whole = quantise(weight, kind)

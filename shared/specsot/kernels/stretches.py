@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.int32]
 
 LEAST, FEW = 64, 8  # columns of a piece that are worth a program; twice as many where it has more rows
-PIECES = 32  # about so many, where there are columns enough; times the KV heads they fill a GPU
+PIECES = 32  # no more than these, if there are rows for fewer; times eight KV heads they just fill a GPU
 WORD = 32
 
 
@@ -174,10 +174,14 @@ def _merges(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
 
 
 def _piece_columns(stretches: Sequence[Stretch], page_rows: int, tile_rows: int) -> int:
-    """Whole pages, and as many of them as leave pieces enough."""
-    work = sum(-(-each.rows // tile_rows) * each.columns for each in stretches)
+    """Whole pages, so many that pieces are not too many: what does not fit a GPU at once waits long."""
+    tiles = [(each.columns, -(-each.rows // tile_rows)) for each in stretches]
+    most = max((columns for columns, _ in tiles), default=0)
     least = LEAST if tile_rows < FEW else 2 * LEAST
-    return max(-(-max(work // PIECES, least) // page_rows), 1) * page_rows
+    step = -(-least // page_rows) * page_rows
+    while step < most and sum(-(-columns // step) * many for columns, many in tiles) > PIECES:
+        step += page_rows
+    return step
 
 
 def _cut(blocks: Sequence[Block], level: int, page_rows: int) -> Iterator[Stretch]:

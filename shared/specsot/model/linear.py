@@ -29,19 +29,19 @@ Product = Callable[[Tensor], Tensor]
 class Linear:
     """y = x W^T + b. weight [out, in], bias [out] or None; x [rows, in] -> [rows, out]."""
 
-    __slots__ = ("_multiply", "bias", "shape", "weight")
+    __slots__ = ("bias", "multiply", "shape", "weight")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, quantization: Quantization | None = None
     ) -> None:
         self.shape = weight.shape
         choice = _quantised(quantization) if quantization else _choose(weight.dtype, weight.device.type)
-        self._multiply = choice(weight, bias)
+        self.multiply = choice(weight, bias)
         # None where it was packed or quantised: then nobody but `__call__` can use it.
         self.weight, self.bias = (weight, bias) if choice is _plain else (None, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._multiply(x)
+        return self.multiply(x)
 
 
 def _plain(weight: Tensor, bias: Tensor | None) -> Product:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from specsot.model.fp8 import Fp8
 from specsot.model.linear import Linear
 
 
@@ -44,6 +45,13 @@ class Product:
 
 
 def product_of(linear: Linear) -> Product:
-    """The product of a linear layer."""
-    assert linear.weight is not None, "packed for a CPU"
+    """The product of a plain linear layer."""
+    assert linear.weight is not None, "packed for a CPU, or quantised"
     return Product(linear.weight, linear.bias)
+
+
+def captured_product(linear: Linear) -> Product | Fp8 | None:
+    """What a captured graph multiplies with, plain or in 8-bit floats; None where it cannot."""
+    if isinstance(linear.multiply, Fp8):
+        return linear.multiply if linear.multiply.captured else None
+    return product_of(linear) if linear.weight is not None else None

@@ -1,6 +1,6 @@
 """A weight held in 8 or 4 bits, and its product with a few rows.
 
-Refuses to know layers and models.
+Refuses to know layers and models. 8-bit floats are `fp8`'s.
 
 torchao quantises: int8 symmetrically with a scale per output, int4 between the least and the greatest weight
 of every 32 inputs. What is kept is multiplied in the dtype of the rows. A part of the weight becomes floats
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import QUANTIZATIONS, Quantization
+from specsot.model.fp8 import Fp8
 
 GROUP = 32  # inputs that share a scale in int4
 SCALE = 2  # bytes of a scale in int4, and of what it begins at
@@ -46,17 +47,19 @@ def check_quantization(kind: str | None) -> None:
     if kind not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise InvalidRequest(f"quantization must be one of {known}, got {kind!r}", field="quantization")
-    if find_spec("torchao") is None:
+    if kind != "fp8" and find_spec("torchao") is None:
         raise ModelError(f"{kind} weights need torchao: pip install 'specsot[quant]'")
 
 
 def of_lm_head(kind: Quantization | None) -> Quantization | None:
     """What an lm_head is held in: int4 costs text there what int8 does not."""
-    return kind and "int8"
+    return "int8" if kind == "int4" else kind
 
 
 def quantise(weight: Tensor, kind: Quantization) -> Held:
     """weight: [out, in]. Raises ModelError for a shape that int4 cannot hold."""
+    if kind == "fp8":
+        return Fp8(weight)
     if kind == "int8":
         return _in_parts(weight, Int8)
     if weight.shape[1] % GROUP:
@@ -71,6 +74,8 @@ def size_of(shape: tuple[int, ...], itemsize: int, kind: Quantization | None) ->
     if kind is None or len(shape) != 2:
         return math.prod(shape) * itemsize
     outputs, inputs = shape
+    if kind == "fp8":
+        return outputs * inputs + 4
     if kind == "int8":
         return outputs * (inputs + itemsize)
     return outputs * (inputs // 2 + 2 * SCALE * (inputs // GROUP))

@@ -11,8 +11,10 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from specsot.model.attention import AttentionPlan, attend
+from specsot.model.fp8 import Fp8
 from specsot.model.kv import KVPages
-from specsot.model.product import product_of
+from specsot.model.linear import Linear
+from specsot.model.product import Product, captured_product
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.eagle3 import Eagle3Head
 
@@ -26,9 +28,9 @@ class FusedHead:
         parts, shape, layer = head.parts, head.shape, head.parts.layers.first
         self.shape, self.parts, self.offsets = shape, parts, parts.offsets
         self.dtype, self.device = head.dtype, head.device
-        self._qkv, self._out = product_of(layer.qkv), product_of(layer.out)
-        self._gate_up, self._down = product_of(layer.gate_up), product_of(layer.down)
-        self._lm_head, self._mlp_norm = product_of(parts.lm_head), layer.mlp_norm
+        self._qkv, self._out = _product(layer.qkv), _product(layer.out)
+        self._gate_up, self._down = _product(layer.gate_up), _product(layer.down)
+        self._lm_head, self._mlp_norm = _product(parts.lm_head), layer.mlp_norm
         norms = (layer.head_norms[0].weight, layer.head_norms[1].weight) if layer.head_norms else None
         turns, scale = layer.rotary.frequencies, shape.head_dim**-0.5
         eps = layer.head_norms[0].eps if layer.head_norms else 0.0
@@ -80,14 +82,15 @@ def fuse_head(head: DraftHead) -> FusedHead | None:
     if head.device.type != "cuda" or find_spec("triton") is None or not can_fuse(head):
         return None
     assert isinstance(head, Eagle3Head)
-    return None if _is_quantised(head) else FusedHead(head)
-
-
-def _is_quantised(head: Eagle3Head) -> bool:
-    """Some of it, such as an lm_head that its base lends."""
     layer = head.parts.layers.first
-    products = layer.qkv, layer.out, layer.gate_up, layer.down, head.parts.lm_head
-    return any(product.weight is None for product in products)
+    linears = layer.qkv, layer.out, layer.gate_up, layer.down, head.parts.lm_head
+    return FusedHead(head) if all(map(captured_product, linears)) else None
+
+
+def _product(linear: Linear) -> Product | Fp8:
+    product = captured_product(linear)
+    assert product is not None, "see fuse_head"
+    return product
 
 
 def can_fuse(head: DraftHead) -> bool:

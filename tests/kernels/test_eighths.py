@@ -1,0 +1,53 @@
+"""Rows as 8-bit floats, and back with each row's scale, against the same in plain torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton", allow_module_level=True)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from specsot.kernels.gpu.eighths import lengthen_rows, shorten_rows  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def rows() -> torch.Tensor:
+    """Five, of very different sizes; one is nothing but zeros."""
+    sizes = torch.tensor([1e-3, 1.0, 0.0, 300.0, 3e4])
+    seeded = torch.Generator().manual_seed(3)
+    return (torch.randn(5, 1030, generator=seeded) * sizes[:, None] / 4).to(DEVICE, torch.float16)
+
+
+def test_each_row_keeps_four_bits_of_every_number(rows: torch.Tensor) -> None:
+    cut = rows[:, 3:1027]
+    short, scales = shorten_rows(cut)
+    back = short.float() * scales[:, None]
+    assert short.dtype == torch.float8_e4m3fn
+    assert bool((back[2] == 0).all())
+    step = cut.float().abs() / 15 + scales[:, None] / 512
+    near = (back - cut.float()).abs() <= step
+    if DEVICE == "cpu":  # Triton's interpreter forgets the carry where rounding reaches the next power of two
+        near |= (cut.float() / scales[:, None]).to(short.dtype).float().abs().log2().frac() == 0
+    assert bool(near.all())
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_get_their_sizes_back(rows: torch.Tensor, gated: bool) -> None:
+    scales = torch.tensor([0.5, 2.0, 3.0, 0.25, 0.125], device=DEVICE)
+    wanted = rows.double() * scales[:, None].double()
+    if gated:
+        first, second = wanted.chunk(2, 1)
+        wanted = F.silu(first) * second
+    wanted = wanted.clamp(-6e4, 6e4)
+    residual = torch.ones_like(wanted, dtype=torch.float16)
+    added = lengthen_rows(rows.clone(), scales, gated, residual)
+    assert added is residual
+    found = lengthen_rows(rows.clone(), scales, gated)
+    for one, other in ((found, wanted), (added, wanted + 1)):
+        torch.testing.assert_close(one.double().clamp(-6e4, 6e4), other, atol=1e-2, rtol=4e-3)
