@@ -85,15 +85,16 @@ def test_what_is_counted_is_what_is_held(dtype: torch.dtype) -> None:
     weight = normal(48, 96).to(dtype)
     plain = size_of((48, 96), dtype.itemsize, None)
     assert plain == weight.nbytes
-    eight, four = (quantise(weight, kind).bytes for kind in OFF)
+    eight, four, floats = (quantise(weight, kind).bytes for kind in ("int8", "int4", "fp8"))
     assert eight == size_of((48, 96), dtype.itemsize, "int8") == 48 * 96 + 48 * dtype.itemsize
     assert four == size_of((48, 96), dtype.itemsize, "int4") == 48 * 96 * 5 // 8
+    assert floats == size_of((48, 96), dtype.itemsize, "fp8") == 48 * 96 + 4
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_quantization(None)
     check_quantization("int4")
-    with pytest.raises(InvalidRequest, match="quantization must be one of int8, int4, got 'int3'"):
+    with pytest.raises(InvalidRequest, match="quantization must be one of int8, int4, fp8, got 'int3'"):
         check_quantization("int3")
     with pytest.raises(ModelError, match="int4 weights need a number of inputs that 32 divides, got 56"):
         quantise(normal(8, 56), "int4")

@@ -65,7 +65,7 @@ class Fp8:
         from specsot.kernels.gpu.eighths import shorten_rows
 
         short, scales = shorten_rows(x)
-        product = torch._scaled_mm(
+        product = torch.ops.aten._scaled_mm(
             short, self._whole.t(), self._one, self._scale, out_dtype=x.dtype, use_fast_accum=True
         )
         return product, scales
