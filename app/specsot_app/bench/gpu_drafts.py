@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from specsot.members import Quantization
 from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
 from specsot.model.laps import Graphs
@@ -42,18 +43,25 @@ def measure_drafts(
 
     plain: seconds that a plain lap takes on the device.
     """
+    for kind in (None, "fp8"):
+        yield from _measure_head(decoder, text, plain, bandwidth, kind)
+
+
+def _measure_head(
+    decoder: Decoder, text: int, plain: float, bandwidth: float, kind: Quantization | None
+) -> Iterator[dict[str, object]]:
     shape = head_shape(decoder.config)
-    head = made_up_head(decoder, shape)
-    graphs, seed = descents_behind(head, text)
+    graphs, seed = descents_behind(made_up_head(decoder, shape, kind), text)
+    size = bytes_of_a_pass(shape) // (2 if kind else 1)
     for depth in DEPTHS:
         times: list[float] = []
         for _ in range(TURNS):
             begun = time.perf_counter()
             graphs.run([seed], depth + 1)
             times.append(time.perf_counter() - begun)
-        seconds, floor = statistics.median(times), (depth + 1) * bytes_of_a_pass(shape) / bandwidth
+        seconds, floor = statistics.median(times), (depth + 1) * size / bandwidth
         yield {
-            "what": "draft, called",
+            "what": f"draft, called, head in {kind or 'bf16'}",
             "depth": depth,
             "ms": round(seconds * 1e3, 3),
             "of a plain lap %": round(100 * seconds / plain, 1),
@@ -98,10 +106,10 @@ def bytes_of_a_pass(shape: HeadShape) -> int:
     return 2 * (layer + shape.hidden * shape.vocab)
 
 
-def made_up_head(decoder: Decoder, shape: HeadShape) -> Eagle3Head:
+def made_up_head(decoder: Decoder, shape: HeadShape, kind: Quantization | None = None) -> Eagle3Head:
     """A head for this base, over the base's embeddings."""
     config, device = decoder.config, decoder.device
-    fetch = Fetch(MadeUp(), decoder.dtype, device)
+    fetch = Fetch(MadeUp(), decoder.dtype, device, kind)
     rotary = Rotary(config.rope, shape.heads, shape.kv_heads, shape.head_dim, device)
     ones = torch.ones(shape.hidden, dtype=decoder.dtype, device=device)
     taps = (2, config.layers // 2, config.layers - 3)
@@ -112,7 +120,7 @@ def made_up_head(decoder: Decoder, shape: HeadShape) -> Eagle3Head:
         feature_norm=Norm(ones, config.eps),
         layers=Layers(fetch, shape, rotary, config.eps),
         norm=Norm(ones, config.eps),
-        lm_head=Linear(fetch("lm_head.weight", (shape.vocab, shape.hidden))),
+        lm_head=Linear(fetch("lm_head.weight", (shape.vocab, shape.hidden)), None, kind),
         offsets=None,
     )
     return Eagle3Head(shape, config.max_positions, parts)

@@ -44,6 +44,7 @@ def measure_speculation(name: str, text: int, bandwidth: float) -> Iterator[Row]
     drafted = Ring(decoder, PAGES, 512, Drafting(head, shape, rates_of(TAU, DEPTH + 1)))
     yield from _ablation(plain, drafted, text)
     del drafted
+    yield from _short(decoder, plain, shape, text)
     lap: Curve = tuple((rows, one * config.layers) for rows, one in measure_rows(decoder))
     tuned = TreeShape(DEPTH, TOP_K, NODES)
     drafting = Drafting(head, tuned, rates_of(TAU, DEPTH + 1), lap, measure_levels(head))
@@ -72,6 +73,16 @@ def _ablation(plain: Ring, drafted: Ring, text: int) -> Iterator[Row]:
         "branches": f"{BRANCHES} x {BRANCH}",
         "x plain": round(whole / parts, 2),
     }
+
+
+def _short(decoder: Decoder, plain: Ring, shape: TreeShape, text: int) -> Iterator[Row]:
+    """The same with a head in 8-bit floats, as often right as the other."""
+    head = made_up_head(decoder, head_shape(decoder.config), "fp8")
+    drafted = Ring(decoder, PAGES, 512, Drafting(head, shape, rates_of(TAU, DEPTH + 1)))
+    one = plain.run(text, 1, LAPS)
+    yield {"what": "replayed, eagle, fp8 head"} | _told(drafted.run(text, 1, LAPS), one, 1)
+    both = drafted.run(text, BRANCHES, LAPS, forked=True, nodes=BUDGET // BRANCHES)
+    yield {"what": "replayed, both, fp8 head"} | _told(both, one, BRANCHES)
 
 
 def _requests(plain: Ring, tuned: Ring) -> Iterator[Row]:
