@@ -8,12 +8,10 @@ import torch
 from specsot.errors import InvalidRequest
 from specsot.model.config import ModelConfig, make_config
 from specsot_app.bench.gpu_lanes import Told
-from specsot_app.bench.gpu_ranges import Row, measure, measure_ring, table_of
+from specsot_app.bench.gpu_ranges import Model, Row, measure, measure_ring, table_of
 from specsot_app.bench.shapes import SHAPES
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +25,8 @@ async def test_ranges_write_what_one_writes_however_many_frames_fly(tiny: ModelC
     rows: list[Row] = []
     one: dict[int, Told] = {}
     for many in (1, 2):
-        ring = measure_ring("tiny", tiny, [CPU] * many, 20, one, (1, 16), laps=3, dtype=torch.float32)
-        rows += [row async for row in ring]
+        model = Model("tiny", tiny, many, "cpu", torch.float32)
+        rows += [row async for row in measure_ring(model, 20, one, (1, 16), laps=3)]
     kinds = [(row["what"], row.get("gpus"), row.get("rows"), row.get("in flight")) for row in rows]
     assert kinds == [
         ("ready", 1, None, None),
@@ -46,4 +44,6 @@ async def test_ranges_write_what_one_writes_however_many_frames_fly(tiny: ModelC
 
 def test_fewer_gpus_than_asked_for() -> None:
     with pytest.raises(InvalidRequest, match="--gpus 99 needs as many CUDA devices"):
-        measure(99, 8, None)
+        measure(99, 8, None, None)
+    with pytest.raises(InvalidRequest, match="grpc and direct, not zmq"):
+        measure(2, 8, "zmq", None)

@@ -176,7 +176,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
         part = WorkerPart(Held(name, decoder), CrossingDialer(exchange.dialer(name)), thread)
-        lives.append(asyncio.create_task(take_part(part, inbox, _joining(heard), leaving)))
+        lives.append(asyncio.create_task(take_part(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
         await LocalLink("master", inbox).send(configuration)
     try:
@@ -191,7 +191,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
             thread.shutdown()
 
 
-def _joining(heard: asyncio.Queue[Any]) -> Connect:
+def joining(heard: asyncio.Queue[Any]) -> Connect:
     async def connect(registration: Registration) -> Link:
         return _Uplink(heard)
 

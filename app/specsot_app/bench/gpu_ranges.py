@@ -15,16 +15,19 @@ import statistics
 import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
-from itertools import pairwise
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import uvloop
 from torch import Tensor
 
 from specsot.errors import InvalidRequest
-from specsot.members import Range
+from specsot.members import Range, Stage, Transport
 from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
+from specsot_app.bench.gpu_apart import Spread, lanes_apart
 from specsot_app.bench.gpu_lanes import Lanes, Told, lanes_over
 from specsot_app.bench.gpu_laps import PAGE
 from specsot_app.bench.results import write_results
@@ -50,20 +53,27 @@ class Named(MadeUp):
         return torch.empty(shape, dtype=dtype, device=device).normal_(0, SPREAD, generator=dice)
 
 
-def measure(gpus: int, text: int, output: Path | None) -> int:
-    """Print every row as it comes; write them all. Raises InvalidRequest: too few GPUs."""
+def measure(gpus: int, text: int, transport: Transport | None, output: Path | None) -> int:
+    """Print every row as it comes; write them all. Raises InvalidRequest: too few GPUs.
+
+    transport: between processes, one a GPU; None: all in this one.
+    """
+    if transport == "zmq":
+        raise InvalidRequest("bench gpu measures transports grpc and direct, not zmq", "transport")
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if there < gpus:
         raise InvalidRequest(f"bench gpu --gpus {gpus} needs as many CUDA devices, {there} are here", "gpus")
-    asyncio.run(_measure([torch.device("cuda", number) for number in range(gpus)], text, output))
+    work = _measure(gpus, text, transport, output)
+    uvloop.run(work) if transport else asyncio.run(work)
     return 0
 
 
-async def _measure(devices: Sequence[torch.device], text: int, output: Path | None) -> None:
-    settings: Row = {"device": torch.cuda.get_device_name(), "gpus": len(devices), "text": text}
+async def _measure(gpus: int, text: int, transport: Transport | None, output: Path | None) -> None:
+    settings: Row = {"device": torch.cuda.get_device_name(), "gpus": gpus, "text": text}
     settings |= {"torch": torch.__version__, "weights": "made up", "dtype": "bf16"}
+    settings |= {"between stages": transport or "one process"}
     rows = list[Row]()
-    async for row in _rows(devices, text):
+    async for row in _rows(gpus, text, transport):
         rows.append(row)
         print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
         if output:
@@ -90,57 +100,70 @@ def table_of(rows: Sequence[Row]) -> str:
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-async def _rows(devices: Sequence[torch.device], text: int) -> AsyncIterator[Row]:
-    yield measure_hop(devices)
-    small = config_of(SMALL)
-    counts = [count for count in (1, 2, 4, 8) if count < len(devices)] + [len(devices)]
+async def _rows(gpus: int, text: int, transport: Transport | None) -> AsyncIterator[Row]:
+    yield measure_hop()
+    counts = [count for count in (1, 2, 4, 8) if count < gpus] + [gpus]
     one: dict[int, Told] = {}
     for count in counts:
-        async for row in measure_ring(SMALL, small, devices[:count], text, one):
+        model = Model(SMALL, config_of(SMALL), count, transport=transport)
+        async for row in measure_ring(model, text, one):
             yield row
     large = config_of(LARGE)
-    if (need := 2 * large.hidden * large.vocab + bytes_of_a_token(large, 2)) < _memory(devices):
-        async for row in measure_ring(LARGE, large, devices, text, {}, (1, 64)):
+    if (need := 2 * large.hidden * large.vocab + bytes_of_a_token(large, 2)) < _memory(gpus):
+        model = Model(LARGE, large, gpus, transport=transport)
+        async for row in measure_ring(model, text, {}, (1, 64)):
             yield row
     else:
         yield {"model": LARGE, "what": f"left out: {need / 2**30:.0f} GiB of weights do not fit"}
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A shape, cut into equal ranges. transport: between their processes; None: all in one."""
+
+    name: str
+    config: ModelConfig
+    ranges: int
+    device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16
+    transport: Transport | None = None
+
+    def layers(self, number: int) -> Range:
+        first, last = (round(self.config.layers * edge / self.ranges) for edge in (number, number + 1))
+        return Range(first, last)
+
+    def load(self, number: int) -> Decoder:
+        device = torch.device(self.device, number) if self.device == "cuda" else torch.device(self.device)
+        return Decoder(self.config, Named(), self.layers(number), self.dtype, device)
+
+    def lanes(self, pages: int) -> AbstractAsyncContextManager[Lanes]:
+        numbers = range(self.ranges)
+        if self.transport is None:
+            return lanes_over([self.load(number) for number in numbers], pages)
+        stages = tuple(Stage(f"worker-{number}", "", self.layers(number)) for number in numbers)
+        return lanes_apart(Spread(self.load, stages, pages, self.transport))
+
+
 async def measure_ring(
-    name: str,
-    config: ModelConfig,
-    devices: Sequence[torch.device],
-    text: int,
-    one: dict[int, Told],
-    sizes: Sequence[int] = ROWS,
-    laps: int = LAPS,
-    dtype: torch.dtype = torch.bfloat16,
+    model: Model, text: int, one: dict[int, Told], sizes: Sequence[int] = ROWS, laps: int = LAPS
 ) -> AsyncIterator[Row]:
     """Of one count of GPUs. one: what one GPU took, by rows; filled in by a ring of one."""
-    begun, many = time.perf_counter(), len(devices)
-    decoders = ranges_on(config, devices, dtype)
+    begun, many = time.perf_counter(), model.ranges
     pages = (many + 1) * (-(-(text + laps * 2 + max(sizes)) // PAGE) + 4)
-    async with lanes_over(decoders, pages) as lanes:
-        head: Row = {"model": name, "gpus": many}
+    async with model.lanes(pages) as lanes:
+        head: Row = {"model": model.name, "gpus": many}
         yield head | {"what": "ready", "s": round(time.perf_counter() - begun, 1)}
+        alone: dict[int, Told] = {}
         for rows in sizes:
-            alone = await lanes.run(1, rows, text, laps)
+            alone[rows] = await lanes.run(1, rows, text, laps)
             if many == 1:
-                one[rows] = alone
-            yield head | {"what": "lap of one stream", "rows": rows} | _lap(alone, one.get(rows))
+                one[rows] = alone[rows]
+            yield head | {"what": "lap of one stream", "rows": rows} | _lap(alone[rows], one.get(rows))
         for rows in sizes if many > 1 else ():
             for flight in (many, many + 1):
                 row: Row = head | {"what": "throughput", "rows": rows, "in flight": flight}
-                yield row | await _throughput(lanes, flight, rows, text, laps, one.get(rows), many)
-
-
-def ranges_on(config: ModelConfig, devices: Sequence[torch.device], dtype: torch.dtype) -> list[Decoder]:
-    """Equal ranges, one a device."""
-    edges = [round(config.layers * number / len(devices)) for number in range(len(devices) + 1)]
-    return [
-        Decoder(config, Named(), Range(first, last), dtype, device)
-        for (first, last), device in zip(pairwise(edges), devices)
-    ]
+                told = await lanes.run(flight, rows, text, laps)
+                yield row | _throughput(told, alone[rows], one.get(rows), many)
 
 
 def _lap(alone: Told, one: Told | None) -> Row:
@@ -155,35 +178,32 @@ def _lap(alone: Told, one: Told | None) -> Row:
     }
 
 
-async def _throughput(
-    lanes: Lanes, flight: int, rows: int, text: int, laps: int, one: Told | None, many: int
-) -> Row:
-    told = await lanes.run(flight, rows, text, laps)
+def _throughput(told: Told, alone: Told, one: Told | None, many: int) -> Row:
     rate = 1 / statistics.fmean(told.seconds)
-    row: Row = {"frames/s": round(rate, 1)}
+    row: Row = {"frames/s": round(rate, 1), "x one stream": round(rate * statistics.fmean(alone.seconds), 3)}
     if one is None:
         return row
     gain = rate * statistics.fmean(one.seconds)
     return row | {"x one GPU": round(gain, 3), "of GPUs": round(gain / many, 3)}
 
 
-def measure_hop(devices: Sequence[torch.device]) -> Row:
-    """One row of hidden size 4096 from a GPU to the next and back, over and over."""
-    here, there = (torch.zeros(1, 4096, dtype=torch.bfloat16, device=device) for device in devices[:2])
-    peers = torch.cuda.can_device_access_peer(*devices[:2])
+def measure_hop() -> Row:
+    """One row of hidden size 4096 from a GPU to the next and back, over and over, within a process."""
+    here, there = (torch.zeros(1, 4096, dtype=torch.bfloat16, device=f"cuda:{number}") for number in (0, 1))
+    peers = torch.cuda.can_device_access_peer(0, 1)
     there.copy_(here)
-    torch.cuda.synchronize(devices[1])
+    torch.cuda.synchronize(1)
     begun = time.perf_counter()
     for _ in range(HOPS):
         there.copy_(here)
         here.copy_(there)
-    torch.cuda.synchronize(devices[0])
+    torch.cuda.synchronize(0)
     seconds = (time.perf_counter() - begun) / (2 * HOPS)
     return {"what": "a row from GPU to GPU", "us": round(seconds * 1e6, 1), "peers": peers}
 
 
-def _memory(devices: Sequence[torch.device]) -> int:
+def _memory(gpus: int) -> int:
     """Bytes free on all of them, less what pages and graphs take."""
     gc.collect()
     torch.cuda.empty_cache()
-    return round(0.9 * sum(torch.cuda.mem_get_info(device)[0] for device in devices))
+    return round(0.9 * sum(torch.cuda.mem_get_info(device)[0] for device in range(gpus)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsot.errors import InvalidRequest
+from specsot.members import Transport
 from specsot.params import Mode
 from specsot_app.commands import options
 from specsot_app.words import Word
@@ -78,6 +79,9 @@ def gpu(
     text: Annotated[int, typer.Option(min=1, help="Rows in front of what is measured.")] = 1024,
     rivals: Annotated[bool, typer.Option("--rivals/--no-rivals", help="Transformers too.")] = True,
     gpus: Annotated[int, typer.Option(min=1, help="Several: instead, layer ranges over so many.")] = 1,
+    transport: Annotated[
+        Transport | None, typer.Option(help="Between those, each in a process of its own; else all in one.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
     ] = None,
@@ -87,7 +91,7 @@ def gpu(
     from specsot_app.bench import gpu_ranges as other_room
 
     if gpus > 1:
-        return other_room.measure(gpus, text, output)
+        return other_room.measure(gpus, text, transport, output)
     return room.measure(room.Asked(tuple(models.split(",")), text, rivals), output)
 
 
