@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.abc
 import os
+import re
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -18,10 +19,18 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = os.environ.get("SPECSOT_REFERENCE")
+MARKERS = ("torch", "processes", "slow")  # left out by `--pure`
 HEAVY = ("torch", "grpc", "transformers", "openai", "schemathesis")
 NO_REFERENCE = "SPECSOT_REFERENCE names no folder of reference data"
 
+# What a file of tests says at its top that `--pure` leaves out: then it need not even be imported.
+LEFT_OUT = re.compile(
+    rf"^(?:(?:import|from) (?:{'|'.join(HEAVY)})\b|pytestmark = \[?pytest\.mark\.(?:{'|'.join(MARKERS)})\b)",
+    re.MULTILINE,
+)
+
 settings.register_profile("steady", deadline=None, derandomize=True)
+settings.register_profile("quick", settings.get_profile("steady"), max_examples=25)
 settings.load_profile("steady")
 if not Path("/dev/nvidiactl").exists():  # read when Triton is imported, by whomever
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -45,6 +54,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--pure"):
         sys.meta_path.insert(0, HeavyRefusal())
+        settings.load_profile("quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --pure, files of which nothing would be left."""
+    if not config.getoption("--pure") or not collection_path.match("test_*.py"):
+        return None
+    return LEFT_OUT.search(collection_path.read_text(encoding="utf-8")) is not None or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         together = "processes" if item.get_closest_marker("processes") else item.nodeid.split("::")[0]
         item.add_marker(pytest.mark.xdist_group(together))
     if config.getoption("--pure"):
-        leave_out(config, items, markers=("torch", "processes", "slow"))
+        leave_out(config, items, markers=MARKERS)
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:

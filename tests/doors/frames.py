@@ -19,12 +19,11 @@ from specsot.params import Ask
 from specsot.tree import Tree, chain
 from specsot_master.conductor import Conductor, ConductorConfig, RingState
 from specsot_master.prompts import Prompts
-from specsot_master.text import Text
 from specsot_worker.judge import Written, judge_prompt, judge_tree
 from specsot_worker.patience import Patience
 from specsot_worker.sequencer import Budget, Sequencer
 from tests.master.letters import SAYS
-from tests.master.stage import BASE, END_OF_TEXT, Ticks
+from tests.master.stage import BASE, END_OF_TEXT, TEXT, Ticks
 from tests.worker.mock_ring import MockStage
 
 SPOILED = 3  # a token that no script says
@@ -43,7 +42,7 @@ class Framed:
     skill: float = 0.7
 
     def __post_init__(self) -> None:
-        self.text, self.time = Text(BASE), Ticks()
+        self.text, self.time = TEXT, Ticks()
         self.conductor = Conductor(self, self.text, Prompts(BASE, self.text), self.config, self.time)
         self.chance = random.Random(self.seed)
         table = PageTable(self.pages.pages, self.pages.page_rows)

@@ -21,6 +21,7 @@ from specsot_master.text import Text
 from tests.master.fake_ring import STATE, FakeRing
 
 BASE = Path(__file__).resolve().parents[2] / "models" / "demo" / "base"
+TEXT = Text(BASE)  # keeps nothing of what it is asked
 END_OF_TEXT = 2  # <|im_end|>, the demo model's end token
 
 E = TypeVar("E")
@@ -80,7 +81,7 @@ class Stage:
     state: RingState = STATE
     config: ConductorConfig = field(default_factory=lambda: ConductorConfig(model="demo"))
     burst: int = 4
-    text: Text = field(default_factory=lambda: Text(BASE))
+    text: Text = TEXT
     forms: Forms | None = None
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from specsot.params import Ask, Message
 from specsot.skeleton import PlanRules, Point
 from specsot_master.prompts import Conversation, Prompts, messages_of
 from specsot_master.text import Text
-from tests.master.stage import BASE
+from tests.master.stage import BASE, TEXT
 from tests.master.test_text import directory
 
 LLAMA3 = (
@@ -154,7 +154,7 @@ def test_the_language_follows_the_script_of_the_question(
 
 
 class TestTheDemoModel:
-    text = Text(BASE)
+    text = TEXT
     prompts = Prompts(BASE, text)
 
     def said(self, tokens: tuple[int, ...]) -> str:
@@ -199,7 +199,7 @@ class TestTheDemoModel:
 def test_broken_parts_are_one_clear_line(tmp_path: Path, parts: str) -> None:
     (tmp_path / "specsot.json").write_text(parts, encoding="utf-8")
     with pytest.raises(ModelError, match=r"specsot\.json"):
-        Prompts(tmp_path, Text(BASE))
+        Prompts(tmp_path, TEXT)
 
 
 def test_parts_need_a_template_that_puts_turns_behind_each_other(tmp_path: Path) -> None:

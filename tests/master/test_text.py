@@ -18,9 +18,8 @@ from specsot.errors import ModelError
 from specsot.params import Message
 from specsot_master.text import ChatTemplate, Detokenizer, StopWatch, TemplateRefused, Text
 from specsot_master.text.spelling import TokenBytes
-from tests.master.stage import BASE
+from tests.master.stage import BASE, TEXT
 
-TEXT = Text(BASE)
 SENTENCES = ("Stages of Sleep.", "睡眠分为几个阶段。", "Party 🎉👩‍👩‍👧 naïve ﷽", "  spaces\n\n and\ttabs ")
 
 

@@ -6,6 +6,7 @@ Read as syntax trees, so that words in comments do not count, and neither do oth
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,10 +37,18 @@ METHODS = {
     "pty": {"spawn"},
     "pd": {"read_pickle"},
 }
+KEYWORDS = ("shell", "allow_pickle", "trust_remote_code")
 ANYBODYS = {"recv_pyobj", "send_pyobj"}  # pyzmq's, which pickle
 
 
+# No offence without one of these words; only ASCII has one spelling of a name.
+WORDS = (*MODULES, *ANYBODYS, *KEYWORDS, *(name for names in METHODS.values() for name in names))
+SUSPICIOUS = re.compile(rf"(?<![.\w])(?:{'|'.join(NAMES)})\b|\b(?:{'|'.join(WORDS)})\b")
+
+
 def offences(source: str) -> Iterator[str]:
+    if source.isascii() and not SUSPICIOUS.search(source):
+        return
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
@@ -58,11 +67,7 @@ def offences(source: str) -> Iterator[str]:
                 if said(node, "weights_only") is not True:
                     yield "torch.load without weights_only=True"
             case ast.Call():
-                yield from (
-                    f"says {word}=True"
-                    for word in ("shell", "allow_pickle", "trust_remote_code")
-                    if said(node, word) is True
-                )
+                yield from (f"says {word}=True" for word in KEYWORDS if said(node, word) is True)
             case _:
                 pass
 
