@@ -5,7 +5,7 @@ Refuses to know how figures came about. matplotlib is imported only when somethi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,54 +37,55 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> list[Path]:
         tokens: [row for row in some if "skipped" not in row] for tokens, some in by_length(rows).items()
     }
     lengths = {tokens: some for tokens, some in measured.items() if some}
-    drawn = [stem.with_name(f"{stem.name}-speed.png"), stem.with_name(f"{stem.name}-memory.png")]
-    for file, make in zip(drawn, (_speeds, _memory)):
-        figure = make(pyplot, lengths, title)
-        figure.savefig(file, dpi=110, bbox_inches="tight")
+    drawn: list[Path] = []
+    for what, fill in (("speed", _speeds), ("memory", _memory)):
+        figure = _panels(pyplot, lengths, fill)
+        file = stem.with_name(f"{stem.name}-{what}.png")
+        _finished(figure, title).savefig(file, dpi=110, bbox_inches="tight")
         pyplot.close(figure)
+        drawn.append(file)
     return drawn
 
 
-def _speeds(pyplot: Any, lengths: Mapping[int, Sequence[Row]], title: str) -> Any:
-    """Bars of speedups, the range over rounds on each; a panel for every length."""
+def _panels(
+    pyplot: Any, lengths: Mapping[int, Sequence[Row]], fill: Callable[[Any, Sequence[Row]], None]
+) -> Any:
+    """One for every length, a bar for every method."""
     most = max(map(len, lengths.values()))
-    figure, panels = pyplot.subplots(
-        1, len(lengths), figsize=(5.2 * len(lengths) + 2, 0.34 * most + 1.6), squeeze=False, sharex=True
-    )
+    size = 5.2 * len(lengths) + 2, 0.34 * most + 1.6
+    figure, panels = pyplot.subplots(1, len(lengths), figsize=size, squeeze=False, sharex=True)
     for panel, (tokens, rows) in zip(panels[0], lengths.items()):
-        places = range(len(rows))
-        values = [row["speedup"] for row in rows]
-        around = [[max(value - row["speedup_range"][0], 0) for row, value in zip(rows, values)],
-                  [max(row["speedup_range"][1] - value, 0) for row, value in zip(rows, values)]]  # fmt: skip
-        panel.barh(places, values, xerr=around, color=[_colour(row) for row in rows], ecolor="#999999")
-        panel.set_yticks(places, [row["method"] for row in rows])
+        fill(panel, rows)
+        panel.set_yticks(range(len(rows)), [row["method"] for row in rows])
         panel.invert_yaxis()
-        panel.axvline(1, color=PLAIN, linewidth=0.8)
-        for place, row in zip(places, rows):
-            end = max(row["speedup_range"][1], row["speedup"])
-            panel.annotate(f"{row['tokens_per_second']:.0f} tok/s", (end, place), (4, 0),
-                           textcoords="offset points", va="center", fontsize=8)  # fmt: skip
-        panel.margins(x=0.18)
+        panel.margins(x=0.25)
         panel.set_title(f"{tokens} tokens")
-        panel.set_xlabel("speedup over plain decoding")
-    return _finished(figure, title)
+    return figure
 
 
-def _memory(pyplot: Any, lengths: Mapping[int, Sequence[Row]], title: str) -> Any:
-    """Points: what each method holds, and how fast it is, at the greatest length."""
-    tokens, rows = max(lengths.items())
-    figure, panel = pyplot.subplots(figsize=(9, 6))
-    for number, row in enumerate(rows):
-        at = row["memory_mib"], row["speedup"]
-        panel.scatter(*at, color=_colour(row))
-        panel.annotate(
-            row["method"], at, (5, 4 if number % 2 else -10), textcoords="offset points", fontsize=8
-        )
-    panel.axhline(1, color=PLAIN, linewidth=0.8)
-    panel.margins(x=0.2, y=0.1)
-    panel.set_xlabel(f"own memory at {tokens} tokens, MiB")
-    panel.set_ylabel("speedup over plain decoding")
-    return _finished(figure, title)
+def _speeds(panel: Any, rows: Sequence[Row]) -> None:
+    """Speedups, with their range over the rounds."""
+    values = [row["speedup"] for row in rows]
+    ends = [max(row["speedup_range"][1], row["speedup"]) for row in rows]
+    below = [value - min(row["speedup_range"][0], value) for row, value in zip(rows, values)]
+    around = [below, [end - value for end, value in zip(ends, values)]]
+    panel.barh(range(len(rows)), values, xerr=around, color=list(map(_colour, rows)), ecolor="#999999")
+    panel.axvline(1, color=PLAIN, linewidth=0.8)
+    panel.set_xlabel("speedup over plain decoding")
+    _label(panel, ends, [f"{row['tokens_per_second']:.0f} tok/s" for row in rows])
+
+
+def _memory(panel: Any, rows: Sequence[Row]) -> None:
+    values = [row["memory_mib"] for row in rows]
+    panel.barh(range(len(rows)), values, color=list(map(_colour, rows)))
+    panel.set_xlabel("own memory, MiB")
+    _label(panel, values, [f"{value:.1f}" for value in values])
+
+
+def _label(panel: Any, ends: Sequence[float], texts: Sequence[str]) -> None:
+    """Behind the end of each bar."""
+    for place, (end, text) in enumerate(zip(ends, texts)):
+        panel.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def _finished(figure: Any, title: str) -> Any:

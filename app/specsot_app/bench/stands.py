@@ -35,8 +35,8 @@ from specsot_master.text import Text
 from specsot_worker import source as workers
 from specsot_worker.part import WorkerPart
 
-PAGE_ROWS = 64  # of a page, so that what a window gives back shows in short answers too
-ROWS = 4096  # of KV that each fleet has pages for
+PAGE_ROWS = 256  # of a page, as the services have it
+ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches it needs fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,8 @@ class Stands:
             "drafter", "drafter", models.base, folder, models.dtype, models.device,
             drafter=drafter, options=options,
         )  # fmt: skip
+        if drafter == "model":
+            supply = replace(supply, kv_memory=FEWER * self._row_bytes(folder))
         source = drafters.Source(supply)
         return source, DraftLedger(source.registration().row_bytes, self._weights(folder))
 
