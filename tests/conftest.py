@@ -39,6 +39,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices; also for the se
 os.environ.setdefault("SPECSOT_KV_MEMORY", "128M")  # of those services: a GiB takes a while to be wiped
 
 
+def seeds(count: int, quick: int) -> list[Any]:
+    """0 ... count - 1 for `parametrize`; `--pure` has time for the first `quick` ones."""
+    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(count)]
+
+
 class HeavyRefusal(importlib.abc.MetaPathFinder):
     """Skips whatever imports tensors or the network: a module at collection, a test while it runs."""
 

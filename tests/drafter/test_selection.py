@@ -22,6 +22,7 @@ from specsot_drafter.selection import (
     trees_of,
     worth,
 )
+from tests.conftest import seeds
 
 
 def random_offer(rng: random.Random, trees: int, top_k: int = 2, expansions: int = 2) -> Offer:
@@ -142,7 +143,7 @@ def worths_by_path(offer: Offer, values: np.ndarray, row: int) -> dict[tuple[int
     return found
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30, quick=8))
 def test_a_joined_offer_holds_every_path_of_both_at_its_better_worth(seed: int) -> None:
     rng = random.Random(seed)
     offer = random_offer(rng, trees=2)

@@ -24,6 +24,7 @@ from specsot.events import (
 )
 from specsot.frames import Close
 from specsot.params import Ask, Limits
+from tests.conftest import seeds
 from tests.master.fake_ring import chance_of
 from tests.master.letters import ANSWER, DIRECT, PLAN, SAYS, SOT, finished, openings
 from tests.master.stage import Stage, of, repeat
@@ -66,7 +67,7 @@ async def test_a_prompt_in_tokens_is_taken_as_it_is() -> None:
     stage.assert_clean()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, quick=4))
 async def test_no_token_lost_doubled_or_reordered_whatever_the_laps(seed: int) -> None:
     stage = Stage(SAYS, seed=seed, burst=1 + seed % 6)
     events = await stage.answer(SOT)

@@ -14,6 +14,7 @@ from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import BranchText, Started
 from specsot.frames import Open
 from specsot_master.conductor import ConductorConfig
+from tests.conftest import seeds
 from tests.master.fake_ring import STATE
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.master.stage import Stage, of
@@ -31,7 +32,7 @@ async def break_and_form(stage: Stage, epoch: int, **changes: object) -> None:
     stage.conductor.epoch_began()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, quick=3))
 async def test_rings_that_break_at_any_lap(seed: int) -> None:
     """Pages, page sizes, slots and the drafter may be others in every new ring."""
     chance, stage, epoch = random.Random(seed), Stage(SAYS, seed=seed), 1

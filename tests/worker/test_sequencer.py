@@ -8,6 +8,7 @@ from specsot.frames import Close, End, Fork, Growth, Lease, Open, Opening, rows_
 from specsot.pages import PageTable
 from specsot_worker.patience import MOST_KEPT, Patience
 from specsot_worker.sequencer import Budget, Sequencer
+from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 
 PAGES, ROWS = 96, 8
@@ -37,8 +38,9 @@ def assert_empty(ring: MockRing) -> None:
 
 @pytest.mark.parametrize("flight", [1, 2, 3])
 @pytest.mark.parametrize("skill", [0.0, 0.7, 1.0])
-def test_law_1_branches_forked_from_a_prefix_write_what_plain_decoding_writes(flight, skill):
-    for seed in range(12):
+@pytest.mark.parametrize("part", seeds(4, quick=1))
+def test_law_1_branches_forked_from_a_prefix_write_what_plain_decoding_writes(flight, skill, part):
+    for seed in range(3 * part, 3 * part + 3):
         rng = random.Random(seed)
         ring = ring_of(rng, flight, rng.choice([5, 17, 64]), skill)
         prefix = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 30))]
@@ -58,7 +60,7 @@ def test_law_1_branches_forked_from_a_prefix_write_what_plain_decoding_writes(fl
         assert_empty(ring)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30, quick=8))
 def test_law_4_and_5_cancels_at_any_time_disturb_nobody_and_leave_no_page(seed):
     rng = random.Random(seed)
     ring = ring_of(rng, rng.choice([1, 2, 3]))
