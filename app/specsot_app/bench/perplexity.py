@@ -15,15 +15,15 @@ import torch
 from specsot.errors import InvalidRequest
 from specsot.frames import Chunk, Frame, Opening
 from specsot.members import Range
-from specsot.model.config import read_config
+from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
-from specsot.params import Pruning, Window
+from specsot.params import HeadWindows, Pruning, Window
 from specsot_worker.stage import Stage
 
 PAGE_ROWS, CHUNK = 256, 256  # rows of a page, and of a frame
 
-Policy = Window | Pruning | None
+Policy = Window | Pruning | HeadWindows | None
 
 
 def load_whole(model: Path, dtype: str = "auto", device: str = "cpu") -> Decoder:
@@ -44,11 +44,11 @@ def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first
     before it as far as the policy keeps them; `first` leaves out a prompt.
 
     Raises InvalidRequest where nothing is left to score, or the text is longer than the model's context and
-    no window bounds what a token sees.
+    not read behind a window.
     """
     if not 0 < first < len(tokens):
         raise InvalidRequest(f"first must be in [1, {len(tokens)}) for so many tokens, got {first}", "first")
-    if policy is None and len(tokens) > decoder.config.max_positions:
+    if not isinstance(policy, Window) and len(tokens) > decoder.config.max_positions:
         raise InvalidRequest(
             f"{len(tokens)} tokens, the model has {decoder.config.max_positions} positions", "tokens"
         )
@@ -75,6 +75,30 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
         start, number = stop, number + 1
 
 
+def rows_seen(config: ModelConfig, length: int, policy: Policy) -> float:
+    """How many rows the last of so many tokens attends to, its own among them; mean over layers and heads."""
+    match policy:
+        case Window(sinks, recent):
+            return min(sinks + recent + 1, length)
+        case Pruning():
+            left = 0
+            for _ in range(0, length - policy.prune_every, policy.prune_every):
+                left = policy.kept(left + policy.prune_every)
+            seen, skip = left + (length - 1) % policy.prune_every + 1, min(policy.skip_layers, config.layers)
+            return (skip * length + (config.layers - skip) * seen) / config.layers
+        case HeadWindows(layers):
+            seen = [min(sinks + recent + 1, length) for heads in layers for sinks, recent in heads]
+            return sum(seen) / len(seen)
+        case None:
+            return length
+
+
 def _named(policy: Policy) -> dict[str, Any]:
     """A policy as an opening has it."""
-    return {"pruning": policy} if isinstance(policy, Pruning) else {"window": policy}
+    match policy:
+        case Pruning():
+            return {"pruning": policy}
+        case HeadWindows():
+            return {"heads": policy}
+        case _:
+            return {"window": policy}

@@ -117,6 +117,32 @@ def ring(
     return room.measure(wanted, output)
 
 
+@app.command("policies", cls=Word)
+def policies(
+    text: Annotated[Path | None, typer.Option(help="Text to read, if not the one it brings.")] = None,
+    length: Annotated[int, typer.Option(help="Tokens of a piece; within the model's context.")] = 1024,
+    pieces: Annotated[int, typer.Option(min=1, help="How many are read, from the beginning.")] = 16,
+    find_heads: Annotated[
+        bool, typer.Option("--find-heads", help="Instead: write what each head should keep to the model.")
+    ] = False,
+    gathering: Annotated[
+        int | None, typer.Option(min=1, help="Recent tokens that heads keep which look everywhere; else all.")
+    ] = None,
+    model: options.Model = None,
+    dtype: options.Numbers = "fp32",
+    device: options.Device = "cpu",
+    output: Annotated[
+        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
+    ] = None,
+) -> int:
+    """Perplexity of texts under each KV policy."""
+    from specsot_app.bench import policies as room
+    from specsot_app.fleets import Wanted, models_of
+
+    reading = room.Reading(models_of(Wanted(model=model)).base, text, length, pieces, dtype, device)
+    return room.find_heads(reading, gathering) if find_heads else room.measure(reading, output)
+
+
 Rounds = Annotated[int | None, typer.Option(min=1, help="Runs of each method, each of another question.")]
 SmallModel = Annotated[str | None, typer.Option(help="Directory of a small language model with its tokens.")]
 Reference = Annotated[Path | None, typer.Option(help="Text for perplexity, if not the one it brings.")]

@@ -67,7 +67,8 @@ class Acceptance:
         check_drafter(ask, ring)
         if ask.head_aware and not self._knows_heads:
             raise InvalidRequest(
-                f"head_aware: nothing was measured of the heads of {self._model!r} (`specsot heads` does)",
+                f"head_aware: nothing was measured of the heads of {self._model!r} "
+                "(`specsot bench policies --find-heads` does)",
                 "head_aware",
             )
 

@@ -1,0 +1,109 @@
+"""Requests whose heads keep different rows: what is refused and why, what they are charged, the doors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specsot.errors import InvalidRequest, ModelError
+from specsot.frames import Open
+from specsot.model.heads import read_heads, write_heads
+from specsot.pages import most_held
+from specsot.params import MAX_TOKENS, Ask, HeadWindows, Limits, Pruning, Window
+from specsot_app.asking import ask_of
+from specsot_master.conductor.admission import begin_answer, grant_answer, own_pages
+from specsot_master.conductor.ring import RingState
+from specsot_master.gateway.openai.asks import chat_asks
+from specsot_master.gateway.openai.bodies import ChatBody
+from tests.master.letters import DIRECT, SAYS
+from tests.master.stage import Stage
+
+RING = RingState(epoch=1, pages=400, page_rows=8, slots=3, max_positions=3000, rows=16)
+
+
+def ask(**policy: Pruning | bool) -> Ask:
+    return Ask(tokens=(1, 2, 3), mode="direct", limits=Limits(max_new_tokens=2000), **policy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", [{"pruning": Pruning()}, {"head_aware": True}], ids=str)
+@pytest.mark.parametrize("mode", ["auto", "sot"])
+def test_who_plans_is_refused_with_the_reason(mode: str, policy: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match=f"got {mode}: branches fork their prefix") as refused:
+        Ask(prompt="Why?", mode=mode, **policy)  # type: ignore[arg-type]
+    assert refused.value.field == "mode"
+
+
+def test_a_request_has_one_policy() -> None:
+    with pytest.raises(InvalidRequest, match="window and pruning are given"):
+        Ask(prompt="Why?", mode="direct", window=Window(), pruning=Pruning())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ({"keep_ratio": 0}, r"keep_ratio must be in \(0, 1\], got 0"),
+        ({"keep_ratio": 1.5}, "keep_ratio"),
+        ({"keep_ratio": float("nan")}, "keep_ratio"),
+        ({"prune_every": 15}, r"prune_every must be whole, in \[16, 1048576\], got 15"),
+        ({"skip_layers": -1}, "skip_layers"),
+    ],
+)
+def test_impossible_numbers_are_refused(numbers: dict[str, float], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        Pruning(**numbers)  # type: ignore[arg-type]
+
+
+def test_only_what_no_layer_keeps_is_not_charged() -> None:
+    most = most_held(Pruning(0.5, 64, 0), RING.rows, RING.page_rows)
+    assert grant_answer(3, ask(pruning=Pruning(0.5, 64, 0)), RING) == most
+    for policy in (Pruning(0.5, 64, 2), Pruning(1, 64, 0)):
+        assert grant_answer(3, ask(pruning=policy), RING) == own_pages(2003, 0, RING)
+    assert grant_answer(3, ask(head_aware=True), RING) == own_pages(2003, 0, RING)
+    with pytest.raises(InvalidRequest, match="the model has 3000"):
+        grant_answer(1001, ask(pruning=Pruning(0.5, 64, 0)), RING)
+
+
+@pytest.mark.parametrize("policy", [{"pruning": Pruning()}, {"head_aware": True}], ids=str)
+def test_nothing_is_shared_with_other_requests(policy: dict[str, object]) -> None:
+    assert begin_answer(tuple(range(200)), ask(**policy), RING).tokens == ()  # type: ignore[arg-type]
+    assert begin_answer(tuple(range(200)), ask(), RING).tokens
+
+
+async def test_the_ring_hears_of_it() -> None:
+    stage = Stage(SAYS)
+    asked = replace(DIRECT, pruning=Pruning(0.7, 32, 1))
+    await stage.answer(replace(asked, pruning=None))  # leaves a beginning that others could fork
+    await stage.answer(asked)
+    opened = [order.opening for order in stage.ring.orders if isinstance(order, Open)][-1]
+    assert (opened.pruning, opened.fork) == (asked.pruning, None)
+
+
+async def test_heads_that_were_not_measured_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="nothing was measured of the heads"):
+        await Stage(SAYS).answer(replace(DIRECT, head_aware=True))
+
+
+def test_doors_may_name_them() -> None:
+    pruning = {"keep_ratio": 0.7, "skip_layers": 0}
+    said = {"messages": [{"role": "user", "content": "Why?"}]}
+    body = said | {"specsot": {"mode": "direct", "pruning": pruning}}
+    assert chat_asks(ChatBody.model_validate(body))[0].pruning == Pruning(0.7, 64, 0)
+    body = said | {"specsot": {"mode": "direct", "head_aware": True}}
+    assert chat_asks(ChatBody.model_validate(body))[0].head_aware
+    assert ask_of("Why?", mode="direct", prune_every=99).pruning == Pruning(0.8, 99, 2)
+
+
+def test_heads_are_read_as_they_were_written(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    from specsot.model.config import read_config
+    from tests.models import Shape, write_base
+
+    config = read_config(base := write_base(tmp_path / "base", Shape(layers=2)))
+    assert read_heads(base, config) is None
+    heads = [{"class": "gathering", "sinks": 0, "recent": None}, {"class": "mixed", "sinks": 4, "recent": 64}]
+    write_heads(base / "kv_heads.json", [heads, heads], {"tokens": 9})
+    pairs = (0, MAX_TOKENS), (4, 64)
+    assert read_heads(base, config) == HeadWindows((pairs, pairs))
+    write_heads(base / "kv_heads.json", [heads], {})
+    with pytest.raises(ModelError, match="1 layers of 2 KV heads"):
+        read_heads(base, config)
