@@ -30,13 +30,14 @@ from specsot.model.decoder import Decoder
 from specsot_app.bench.gpu_apart import Spread, lanes_apart
 from specsot_app.bench.gpu_lanes import Lanes, Told, lanes_over
 from specsot_app.bench.gpu_laps import PAGE
-from specsot_app.bench.results import write_results
+from specsot_app.bench.results import named, write_results
 from specsot_app.bench.shapes import SPREAD, MadeUp, bytes_of_a_token, config_of
 
 Row = dict[str, object]
 
 SMALL, LARGE = "Llama-3.1-8B", "Llama-3.1-70B"
 ROWS = (1, 16, 64)
+NAMES = ("model", "what", "gpus", "rows", "in flight")  # what a row is called after
 LAPS = 200
 HOPS = 200
 
@@ -77,7 +78,7 @@ async def _measure(gpus: int, text: int, transport: Transport | None, output: Pa
         rows.append(row)
         print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
         if output:
-            write_results(output, "gpu-ranges", settings, rows)
+            write_results(output, "gpu-ranges", settings, named(rows, *NAMES))
     print(table_of(rows))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from specsot.direct.channel import RECEIVER, SENDER, Channel
 from specsot.direct.parcels import Coming, Parcel, pack, stamp_of
-from specsot.errors import Unavailable, WireError
+from specsot.errors import Overloaded, Unavailable, WireError
 from specsot.frames import Frame, Result
 from specsot.links import Dialer, Link
 from specsot.members import Kind
@@ -26,6 +26,8 @@ from specsot.rpc.meeting import Place, meet
 from specsot.rpc.peers import Peer
 from specsot.rpc.tls import PLAIN, Tls
 from specsot.wire.tensors import Beside
+
+MOST_CHANNELS = 256  # to one member at once
 
 
 class DirectHost:
@@ -38,8 +40,10 @@ class DirectHost:
         self._parcels: dict[tuple[int, int], Parcel] = {}
 
     def expect(self, peer: Peer) -> Place:
-        """A place for one channel from this peer. Raises Unavailable."""
+        """A place for one channel from this peer. Raises Overloaded."""
         self.part(peer)
+        if len(self._channels) >= MOST_CHANNELS:
+            raise Overloaded(f"{len(self._channels)} channels come in already, {MOST_CHANNELS} are allowed")
         place = self._room() / f"rows-{next(self._numbers)}"
         self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER)
         return Place(path=str(place))

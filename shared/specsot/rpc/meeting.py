@@ -40,7 +40,7 @@ class RowsHost(Protocol):
     """Receives what frames leave out, where links have channels for that."""
 
     def expect(self, peer: Peer) -> Place:
-        """A place for one channel of this peer. Raises Unavailable."""
+        """A place for one channel of this peer. Raises Overloaded."""
         ...
 
     def take(self, peer: Peer, message: Any) -> Any:
