@@ -19,7 +19,7 @@ from specsot.direct.channel import SENDER, Channel
 from specsot.direct.links import DirectDialer, DirectHost
 from specsot.direct.parcels import pack, stamp_of
 from specsot.direct.rows import Underway
-from specsot.errors import Unavailable, WireError
+from specsot.errors import Refused, Unavailable, WireError
 from specsot.frames import Chunk, Drafts, Frame
 from specsot.links import Inbox, Lost
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
@@ -126,10 +126,9 @@ async def test_a_stage_passes_on_the_stamp_that_came_and_the_last_one_believes_n
     """On a GPU nobody sees that bytes did not come."""
     async with meeting() as there:
         link: Any = await there.dialer.dial(there.address, 7)
-        link._channel = channel = await link._meet()
         for number, stamp in ((1, stamp_of(1, CPU)), (2, torch.zeros(16, dtype=torch.uint8))):
             await link._link.send(frame(number, Beside.of(HIDDEN)))
-            sending = asyncio.create_task(channel.deliver(pack(stamp, [HIDDEN])))
+            sending = asyncio.create_task(link._channel.deliver(pack(stamp, [HIDDEN])))
             came = await come(there)
             assert torch.equal(await opened(came.hidden), HIDDEN)
             await sending
@@ -143,10 +142,10 @@ async def test_a_stage_passes_on_the_stamp_that_came_and_the_last_one_believes_n
 
 async def test_who_has_no_channel_takes_no_such_frames() -> None:
     async with meeting(with_rows=False) as there:
-        link: Any = await there.dialer.dial(there.address, 7)
-        with pytest.raises(Exception, match="takes links over gRPC alone"):
-            await link.send(frame(1))
-        await link._link.send(frame(1, Beside.of(HIDDEN)))
+        with pytest.raises(Refused, match="takes links over gRPC alone"):
+            await there.dialer.dial(there.address, 7)
+        link = await GrpcDialer("here").dial(there.address, 7)
+        await link.send(frame(1, Beside.of(HIDDEN)))
         lost = (await there.inbox.get()).message
         assert lost.reason.endswith("frame 1 has its rows beside it, where no channel is")
         await link.close()
@@ -155,8 +154,8 @@ async def test_who_has_no_channel_takes_no_such_frames() -> None:
 async def test_frames_of_another_epoch_find_no_channel() -> None:
     async with meeting() as there:
         await meet(there.address, "here", 6, b"", "worker", rows=True)
-        link: Any = await there.dialer.dial(there.address, 7)
-        await link._link.send(frame(1, Beside.of(HIDDEN)))
+        link = await GrpcDialer("here").dial(there.address, 7)
+        await link.send(frame(1, Beside.of(HIDDEN)))
         assert "where no channel is" in (await there.inbox.get()).message.reason
         await link.close()
 

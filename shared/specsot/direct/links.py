@@ -10,9 +10,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,27 +87,30 @@ class DirectHost:
 
 
 class DirectDialer:
-    """Dials by another dialer; a link's channel is made when its first rows go."""
+    """Dials by another dialer. Links to workers get a channel, whose ends meet when the first rows go."""
 
     def __init__(self, sender: str, dialer: Dialer, host: DirectHost, tls: Tls = PLAIN) -> None:
         """host: of this member, as it passes on what came to it."""
         self._sender, self._dialer, self._host, self._tls = sender, dialer, host, tls
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
+        """Raises Unavailable, too, where a worker is on another machine."""
         link = await self._dialer.dial(address, epoch, kind)
-        return DirectLink(link, partial(self._meet, address, epoch, kind), self._host)
-
-    async def _meet(self, address: str, epoch: int, kind: Kind) -> Channel:
-        _, place = await meet(address, self._sender, epoch, b"", kind, tls=self._tls, rows=True)
-        return Channel(_own(place, address), SENDER)
+        if kind == "drafter":
+            return link
+        try:
+            _, place = await meet(address, self._sender, epoch, b"", kind, tls=self._tls, rows=True)
+            return DirectLink(link, Channel(_own(place, address), SENDER), self._host)
+        except BaseException:
+            await link.close()
+            raise
 
 
 class DirectLink:
     """The sending end: headers by the stream, rows by the channel."""
 
-    def __init__(self, link: Link, meet: Callable[[], Awaitable[Channel]], host: DirectHost) -> None:
-        self._link, self._meet, self._host = link, meet, host
-        self._channel: Channel | None = None
+    def __init__(self, link: Link, channel: Channel, host: DirectHost) -> None:
+        self._link, self._channel, self._host = link, channel, host
 
     async def send(self, message: Any) -> None:
         parcel = (
@@ -118,8 +119,6 @@ class DirectLink:
         if not isinstance(message, Frame) or message.hidden is None:
             await self._link.send(message)
             return
-        if self._channel is None:
-            self._channel = await self._meet()
         hidden, fused = message.hidden, message.fused
         stamp = parcel.stamp if parcel else None
         stamp = stamp_of(message.number, hidden.device) if stamp is None else stamp
@@ -132,8 +131,7 @@ class DirectLink:
 
     async def close(self) -> None:
         await self._link.close()
-        if self._channel:
-            self._channel.close()
+        self._channel.close()
 
 
 def _own(place: Place, address: str) -> Path:
