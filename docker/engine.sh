@@ -51,7 +51,7 @@ bring_wheels() {
         cp -r "$WHEELS" "$root/wheels"
     else
         python3 "$root/docker/requirements.py" "$root/pyproject.toml" >"$scratch/needed"
-        for extra in http model observe; do
+        for extra in http model observe quant; do
             python3 "$root/docker/requirements.py" "$root/pyproject.toml" $extra >>"$scratch/needed"
         done
         "$root/.venv/bin/pip" download --quiet --constraint "$root/constraints.txt" \
