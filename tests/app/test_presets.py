@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import InvalidRequest
+from specsot.params import Window
+from specsot_app.api import SpecSoT
 from specsot_app.asking import OPTIONS, ask_of
 from specsot_app.commands.options import asked_by, wanted_by
 from specsot_app.fleets import Wanted, models_of
@@ -30,6 +32,14 @@ def test_what_is_given_wins() -> None:
     assert "sinks" not in asked_by({"preset": None})
     with pytest.raises(InvalidRequest, match="preset must be one of short, long, small, got 'tiny'"):
         fleet_with("tiny", {})
+
+
+def test_in_python_a_preset_is_for_every_question() -> None:
+    model = SpecSoT.from_pretrained(preset="long", draft_tokens=7)
+    assert (model._wanted.draft_tokens, model._ask("What?", {}).window) == (7, Window(4, 1020))
+    assert model._ask("What?", {"recent": 64}).window == Window(4, 64)
+    with pytest.raises(InvalidRequest, match="preset must be one of"):
+        SpecSoT.from_pretrained(preset="tiny")
 
 
 @pytest.mark.parametrize(

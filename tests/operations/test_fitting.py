@@ -73,7 +73,7 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
     config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
     counting, layers, held = Counting(files), Range(5, 8), list[int]()
 
-    def quantise(weight: torch.Tensor, kind: Quantization) -> quantization.Held:
+    def quantise(weight: torch.Tensor, kind: Quantization) -> quantization.Rounded:
         counting.numbers -= weight.numel()
         found = quantization.quantise(weight, kind)
         held.append(found.bytes)
@@ -82,6 +82,18 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
     monkeypatch.setattr(linear, "quantise", quantise)
     Decoder(config, counting, layers, torch.float32, torch.device("cpu"), quantization=kind)
     assert weights_of(files, config, layers, Held(4, kind)) == sum(held) + 4 * counting.numbers
+
+
+def test_rows_in_int8_take_what_is_told(demo_model: Path) -> None:
+    """So more pages go into the same memory."""
+    supply = working.Supply("w", "w", demo_model / "base", dtype="fp32", kv_memory=MIB, kv_dtype="int8")
+    source = working.Source(supply, room=lambda device: 1 << 30)
+    told = source.registration()
+    assert (told.row_bytes, told.quantization) == (2 * 2 * (64 + 2), "int8 KV")
+    with structlog.testing.capture_logs() as lines:
+        stage = source.stage(configuration(Range(0, 2), pages=4), Range(0, 2))
+    assert stage._kv.bytes == 2 * told.row_bytes * 4 * 64
+    assert [one["pages"] for one in lines if one["event"] == "fits"] == [in_words(stage._kv.bytes)]
 
 
 def test_a_range_that_fits_is_told_and_loaded(demo_model: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specsot.members import KvDtype
-from specsot.model.rows8 import as_numbers, round_rows, row_bytes
+from specsot.model.rows8 import SCALE, as_numbers, round_rows
 
 Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
 Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [rows]
@@ -40,7 +40,7 @@ class KVPages:
         kept: KvDtype = "auto",
     ) -> None:
         """kept: int8 makes rows of int8, which `rows8.as_numbers` reads."""
-        width = row_bytes(head_dim, 1, kept)
+        width = head_dim + SCALE if kept == "int8" else head_dim
         shape = (layers, 2, pages, kv_heads, page_rows, width)
         self._whole = torch.zeros(shape, dtype=torch.int8 if kept == "int8" else dtype, device=device)
         self.layers = self._whole.unbind()

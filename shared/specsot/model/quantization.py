@@ -29,7 +29,7 @@ SCALE = 2  # bytes of a scale in int4, and of what it begins at
 PART = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights that are floats at a time
 
 
-class Held(Protocol):
+class Rounded(Protocol):
     """A quantised weight [out, in], or a part of one. bytes: what it takes."""
 
     @property
@@ -56,7 +56,7 @@ def of_lm_head(kind: Quantization | None) -> Quantization | None:
     return "int8" if kind == "int4" else kind
 
 
-def quantise(weight: Tensor, kind: Quantization) -> Held:
+def quantise(weight: Tensor, kind: Quantization) -> Rounded:
     """weight: [out, in]. Raises ModelError for a shape that int4 cannot hold."""
     if kind == "fp8":
         return Fp8(weight)
@@ -158,7 +158,7 @@ class Parts:
 
     __slots__ = ("_parts",)
 
-    def __init__(self, parts: list[Held]) -> None:
+    def __init__(self, parts: list[Rounded]) -> None:
         self._parts = parts
 
     @property
@@ -169,9 +169,9 @@ class Parts:
         return torch.cat([part(x) for part in self._parts], 1)
 
 
-def _in_parts(weight: Tensor, kind: type[Int8] | type[Int4]) -> Held:
+def _in_parts(weight: Tensor, kind: type[Int8] | type[Int4]) -> Rounded:
     outputs = max(PART[weight.device.type] // weight.shape[1], 1)
-    parts: list[Held] = [kind(part) for part in weight.split(outputs)]
+    parts: list[Rounded] = [kind(part) for part in weight.split(outputs)]
     return parts[0] if len(parts) == 1 else Parts(parts)
 
 

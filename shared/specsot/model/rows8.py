@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specsot.members import KvDtype
+
 SCALE = 2  # bytes
 LEAST = 2.0**-24  # of a scale: a row of zeros stays one
 
@@ -28,6 +30,6 @@ def as_numbers(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return rows[..., :-SCALE].to(dtype).mul_(scale)
 
 
-def row_bytes(head_dim: int, itemsize: int, kept: str) -> int:
+def row_bytes(head_dim: int, itemsize: int, kept: KvDtype) -> int:
     """Of one key or value of one head."""
     return head_dim + SCALE if kept == "int8" else head_dim * itemsize
