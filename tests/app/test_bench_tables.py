@@ -218,7 +218,10 @@ def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     from specsot_app.bench.tables import Task, models_of, read_reference
 
     methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
-    models, reference = models_of(None, None, None, "auto", "cpu"), read_reference(None)[:200]
+    models, reference = (
+        replace(models_of(None, None, None, "auto", "cpu"), head=None),
+        read_reference(None)[:200],
+    )
     task = Task(Course(methods, (12, 16), 1), models, ("Explain Photosynthesis.",), reference)
     output = tmp_path / "run.json"
     assert publish(task, Wish("quick", output)) == 0
@@ -245,3 +248,6 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert models.lacks(linear(4)) == "needs --small-model"
     assert models.lacks(HEAD[0]) == "needs --draft-model, an EAGLE head"
     assert models.lacks(windowed(256)) is None
+    assert replace(models, small=tmp_path).lacks(linear(4)) is None
+    assert replace(models, small=tmp_path).drafts("model") == tmp_path
+    assert models.drafts("none") is None

@@ -49,6 +49,10 @@ class Models:
     dtype: str = "auto"
     device: str = "cpu"
 
+    def drafts(self, drafter: DrafterName) -> Path | None:
+        """The directory of what drafts; None: nothing does."""
+        return {"eagle": self.head, "model": self.small}.get(drafter)
+
     def lacks(self, method: Method) -> str | None:
         """What a method would need and is not there."""
         if method.small and self.small is None:
@@ -146,7 +150,7 @@ class Stands:
         parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
         told = LocalOptions(
             models.base,
-            models.head if source else None,
+            models.drafts(drafter) if source else None,
             device=models.device,
             drafter=drafter,
             page_rows=PAGE_ROWS,
@@ -159,9 +163,8 @@ class Stands:
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
     ) -> tuple[drafters.Source | None, DraftLedger | None]:
-        models = self.models
-        folder = models.small if drafter == "model" else models.head
-        if drafter == "none" or folder is None:
+        models, folder = self.models, self.models.drafts(drafter)
+        if folder is None:
             return None, None
         supply = drafters.Supply(
             "drafter", "drafter", models.base, folder, models.dtype, models.device,

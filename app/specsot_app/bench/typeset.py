@@ -111,6 +111,7 @@ def _pipes(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [list(headings), *map(list, rows)]
     whole = [line for line in lines if line[-1]]  # a reason may run over all columns
     widths = [max(map(len, column)) for column in zip(*whole)]
+    widths[0] = max(len(line[0]) for line in lines)
     rule = "|".join("-" * (width + 1) + ("-" if place == 0 else ":") for place, width in enumerate(widths))
     shown = [_line(line, widths) for line in lines]
     return "\n".join([shown[0], f"|{rule}|", *shown[1:]])
