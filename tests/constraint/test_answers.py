@@ -225,7 +225,7 @@ def test_what_others_wear_out_is_renewed() -> None:
     worn = Form("regex", ("[ab]*a[ab]{20}!",))
     machine, library, dice = AnswerAutomaton(SINGLE, worn), compile_form(SINGLE, worn), random.Random(5)
     letters = [token_ids(SINGLE, letter)[0] for letter in (b"a", b"b")]
-    for _ in range(100):
+    for _ in range(80):
         place: Place | None = machine.start()
         copy = library.deep_copy()
         for token in dice.choices(letters, k=600):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +85,18 @@ class World:
 
     def plain(self) -> float:
         """Seconds of a lap without drafts."""
-        return float(Timing(self.lap).at(self.live))
+        return seconds_of(self.lap, self.live)
+
+
+@cache
+def seconds_of(curve: Curve, rows: int) -> float:
+    return float(timing_of(curve).at(rows))
+
+
+@cache
+def timing_of(curve: Curve) -> Timing:
+    """Only asked, never told anything."""
+    return Timing(curve)
 
 
 @dataclass(slots=True)
@@ -156,7 +168,7 @@ class Ring:
 
     def _draft(self, world: World, levels: int, done: Run) -> None:
         """One lap that waits for its trees."""
-        lap, level = Timing(world.lap), Timing(world.level)
+        lap, level = timing_of(world.lap), timing_of(world.level)
         trees = _grow(world, self.tuner, levels, self.rng)
         grown, rows = trees[0].grown, sum(tree.rows for tree in trees)
         computed = self._jittered(float(lap.at(rows)) * (world.strain if rows > world.live else 1.0))
@@ -189,7 +201,8 @@ def _grow(world: World, tuner: Tuner, most: int, rng: random.Random) -> list[Ret
     count = tuner.choose_rows(ranked(worth, SHAPE.nodes - 1), world.live, levels)
     best = np.argsort(-worth[0], kind="stable")
     each = [count // world.live + (row < count % world.live) for row in range(world.live)]
-    return [_tree(world, claims, depths, best[:nodes], levels, rng) for nodes in each]
+    masses = {nodes: _masses(claims, depths, best[:nodes], levels) for nodes in {*each}}
+    return [_tree(world, nodes, masses[nodes], rng) for nodes in each]
 
 
 def _deserved(world: World, tuner: Tuner, claims: Floats, depths: NDArray[np.int64], most: int) -> int:
@@ -200,18 +213,15 @@ def _deserved(world: World, tuner: Tuner, claims: Floats, depths: NDArray[np.int
     return most
 
 
-def _tree(
-    world: World,
-    claims: Floats,
-    depths: NDArray[np.int64],
-    sent: NDArray[np.int64],
-    levels: int,
-    rng: random.Random,
-) -> Returned:
-    masses = [float(claims[sent][depths[sent] == depth].sum()) for depth in range(1, levels + 1)]
+def _masses(claims: Floats, depths: NDArray[np.int64], sent: NDArray[np.int64], levels: int) -> list[float]:
+    """The head's probability of what is sent, per depth."""
+    return [float(claims[sent][depths[sent] == depth].sum()) for depth in range(1, levels + 1)]
+
+
+def _tree(world: World, nodes: int, masses: list[float], rng: random.Random) -> Returned:
     accepted, reach = 0, 1.0
     for mass in masses:
         if rng.random() >= world.truth * mass / reach:
             break
         accepted, reach = accepted + 1, mass
-    return Returned(levels, 1 + len(sent), masses, accepted)
+    return Returned(len(masses), 1 + nodes, masses, accepted)
