@@ -170,16 +170,17 @@ class Parts:
 
 
 def _in_parts(weight: Tensor, kind: type[Int8] | type[Int4]) -> Rounded:
-    outputs = max(PART[weight.device.type] // weight.shape[1], 1)
+    outputs = max(PART.get(weight.device.type, PART["cuda"]) // weight.shape[1], 1)
     parts: list[Rounded] = [kind(part) for part in weight.split(outputs)]
     return parts[0] if len(parts) == 1 else Parts(parts)
 
 
 def _torchao() -> ModuleType:
     """Imported where it is used: it takes seconds. What it warns of is about kernels nobody calls here."""
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         import torchao.quantization
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
     return torchao.quantization
