@@ -2,7 +2,8 @@
 
 Knows nothing of how it will be used. Rows come from `specsot train`, which lets the base answer first:
 
-    specsot train --output head --steps 0 --questions models/demo/topics.txt --phrasing "Explain {}."
+    specsot train --model models/demo/base --start models/demo/eagle3 --steps 0 \\
+        --questions models/demo/topics.txt --output head
     python models/demo/small.py head/training/rows.npz models/demo/base models/demo/small
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specsot_app.train.rows import Row, load, split
 
-LENGTH, WARMUP, HELD_OUT = 512, 40, 0.02
+LENGTH, BLOCKS, RATE, WARMUP, HELD_OUT = 512, 6, 4e-3, 40, 0.02
 
 
 def main() -> None:
@@ -33,13 +33,11 @@ def main() -> None:
     parser.add_argument("base", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--blocks", type=int, default=6, help=f"of {LENGTH} tokens in a step")
-    parser.add_argument("--rate", type=float, default=4e-3)
     given = parser.parse_args()
     torch.manual_seed(0)
     learned, held = split(load(given.rows), HELD_OUT, seed=0)
     model = new_model(given.base)
-    train(model, learned, held, given.steps, given.blocks, given.rate)
+    train(model, learned, held, given.steps)
     model.to(torch.bfloat16).save_pretrained(given.output)
     tokenizer = json.loads((given.base / "tokenizer.json").read_text())
     (given.output / "tokenizer.json").write_text(
@@ -78,16 +76,14 @@ def new_model(base: Path) -> LlamaForCausalLM:
     return model
 
 
-def train(
-    model: LlamaForCausalLM, learned: list[Row], held: list[Row], steps: int, blocks: int, rate: float
-) -> None:
+def train(model: LlamaForCausalLM, learned: list[Row], held: list[Row], steps: int) -> None:
     """AdamW, a short warm-up, a cosine down to nothing; a line every 100 steps."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.05)
     began, stream = time.monotonic(), blocks_of(learned)
     for step in range(steps):
         share = min((step + 1) / WARMUP, 0.5 * (1 + math.cos(math.pi * step / steps)))
-        optimiser.param_groups[0]["lr"] = rate * share
-        loss, _ = judged(model, [next(stream) for _ in range(blocks)])
+        optimiser.param_groups[0]["lr"] = RATE * share
+        loss, _ = judged(model, [next(stream) for _ in range(BLOCKS)])
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -96,11 +92,11 @@ def train(
             with torch.no_grad():
                 unseen = blocks_of(held)
                 lost, right = judged(model, [next(unseen) for _ in range(24)])
-            seconds = time.monotonic() - began
+            took = f"{time.monotonic() - began:.0f} s"
             print(
-                f"step {step + 1}: loss {loss:.3f}, held out {lost:.3f}, right {right:.3f}, {seconds:.0f} s"
+                f"step {step + 1}: loss {loss:.3f}, held out {lost:.3f}, right {right:.3f}, {took}",
+                flush=True,
             )
-            sys.stdout.flush()
 
 
 def blocks_of(rows: list[Row]) -> Iterator[tuple[Tensor, Tensor]]:

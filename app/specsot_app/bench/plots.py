@@ -15,7 +15,12 @@ from specsot_app.bench.typeset import by_length
 Row = Mapping[str, Any]
 
 PLAIN, RIVAL, SAME, OTHER = "#444444", "#b0703c", "#3465a4", "#5b9a3c"
-MEANING = {PLAIN: "plain", RIVAL: "Transformers", SAME: "writes plain's text", OTHER: "writes another text"}
+MEANING = {
+    PLAIN: "plain",
+    RIVAL: "Transformers",
+    SAME: "writes plain's text",
+    OTHER: "may write another text",
+}
 
 
 def plotter() -> Any:

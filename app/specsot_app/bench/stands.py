@@ -63,7 +63,7 @@ class Models:
 
 
 class Stands:
-    """Opens what is needed once; see `opened`. Everything is closed with it."""
+    """Opens what is needed when it is first needed; all of that is closed with it."""
 
     def __init__(self, models: Models) -> None:
         self.models = models
