@@ -19,6 +19,7 @@ PROGRAMS = (
     *("master", "worker", "drafter"),
     *("infer", "chat", "serve", "status", "info", "health", "rebalance", "verify"),
     *("train", "eval"),
+    *("bench-quick", "bench-full", "bench-policies"),
     *("bench-demo", "bench-load", "bench-ring", "bench-gpu"),
 )  # each may have a table in a file
 
