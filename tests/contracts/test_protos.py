@@ -126,6 +126,7 @@ def test_what_is_new_breaks_nothing() -> None:
     assert broken(promised().values(), files.values()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [("lint",), ("format", "--diff", "--exit-code"), ("breaking", "--against", str(BASELINE))],

@@ -79,14 +79,14 @@ def test_law_4_and_5_cancels_at_any_time_disturb_nobody_and_leave_no_page(seed):
     assert_empty(ring)
 
 
-def test_the_row_budget_and_the_credits_hold():
-    for seed in range(10):
-        ring = ring_of(random.Random(seed), flight=2, rows=11)
-        for sequence in range(1, 9):
-            ring.sequencer.obey(order_of(sequence, [sequence % VOCABULARY] * 25, 20))
-        run(ring)
-        assert max(sum(map(rows_of, frame.segments)) for frame in ring.frames) <= 11
-        assert len(ring.log) == 8
+@pytest.mark.parametrize("seed", seeds(10, quick=2))
+def test_the_row_budget_and_the_credits_hold(seed):
+    ring = ring_of(random.Random(seed), flight=2, rows=11)
+    for sequence in range(1, 9):
+        ring.sequencer.obey(order_of(sequence, [sequence % VOCABULARY] * 25, 20))
+    run(ring)
+    assert max(sum(map(rows_of, frame.segments)) for frame in ring.frames) <= 11
+    assert len(ring.log) == 8
 
 
 def test_at_most_one_tree_of_a_sequence_flies():
