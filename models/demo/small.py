@@ -29,9 +29,8 @@ LENGTH, BLOCKS, RATE, WARMUP, HELD_OUT = 512, 6, 4e-3, 40, 0.02
 
 def main() -> None:
     parser = ArgumentParser(description="A small language model that drafts for the demo base.")
-    parser.add_argument("rows", type=Path)
-    parser.add_argument("base", type=Path)
-    parser.add_argument("output", type=Path)
+    for name in ("rows", "base", "output"):
+        parser.add_argument(name, type=Path)
     parser.add_argument("--steps", type=int, default=1200)
     given = parser.parse_args()
     torch.manual_seed(0)
@@ -40,9 +39,8 @@ def main() -> None:
     train(model, learned, held, given.steps)
     model.to(torch.bfloat16).save_pretrained(given.output)
     tokenizer = json.loads((given.base / "tokenizer.json").read_text())
-    (given.output / "tokenizer.json").write_text(
-        json.dumps(tokenizer, separators=(",", ":"), ensure_ascii=False)
-    )
+    compact = json.dumps(tokenizer, separators=(",", ":"), ensure_ascii=False)
+    (given.output / "tokenizer.json").write_text(compact)
 
 
 def new_model(base: Path) -> LlamaForCausalLM:
