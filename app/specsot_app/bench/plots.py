@@ -43,7 +43,7 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> list[Path]:
     }
     lengths = {tokens: some for tokens, some in measured.items() if some}
     drawn: list[Path] = []
-    for what, fill in (("speed", _speeds), ("memory", _memory)):
+    for what, fill in (("speed", _speeds), ("memory", _memory)) if lengths else ():
         figure = _panels(pyplot, lengths, fill)
         file = stem.with_name(f"{stem.name}-{what}.png")
         _finished(figure, title).savefig(file, dpi=110, bbox_inches="tight")

@@ -142,19 +142,19 @@ def _left_out(task: Task, stands: Stands, method: Method, failed: dict[str, str]
     """Rows that cannot be measured, with the reason."""
     found: list[Row] = []
     for tokens in task.course.lengths_of(method):
-        why = failed.get(method.name) or _too_long(task, stands, method, tokens)
+        why = failed.get(method.name) or _too_long(task, stands, tokens)
         if why:
             found.append(skipped(method, tokens, why))
     return found
 
 
-def _too_long(task: Task, stands: Stands, method: Method, tokens: int) -> str | None:
-    positions = stands.config.max_positions
-    if method.window is not None:
-        return None
+def _too_long(task: Task, stands: Stands, tokens: int) -> str | None:
+    """A window would reach farther, but there is nothing to measure it by."""
     prompt = max(len(stands.prompt(task.question(number))) for number in range(task.course.rounds))
-    needed = prompt + tokens + SLACK
-    return f"needs {needed} positions, the model has {positions}" if needed > positions else None
+    needed, positions = prompt + tokens + SLACK, stands.config.max_positions
+    return (
+        f"plain decoding needs {needed} positions, the model has {positions}" if needed > positions else None
+    )
 
 
 def _rows(task: Task, answers: Answers) -> list[Row]:
