@@ -9,13 +9,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Thread, current_thread
 from typing import Any
 
 import pytest
 import torch
 
-from specsot.direct.channel import SENDER, Channel
+from specsot.direct.channel import SENDER, Channel, Make, group_on
 from specsot.direct.links import DirectDialer, DirectHost
 from specsot.direct.parcels import pack, stamp_of
 from specsot.direct.rows import Underway
@@ -48,11 +50,11 @@ class There:
 
 
 @asynccontextmanager
-async def meeting(with_rows: bool = True) -> AsyncGenerator[There]:
-    inbox, own, rows, passed_on = Inbox(), Inbox(), DirectHost(), DirectHost()
+async def meeting(with_rows: bool = True, make: Make | None = None) -> AsyncGenerator[There]:
+    inbox, own, rows, passed_on = Inbox(), Inbox(), DirectHost(make), DirectHost()
     service = RingService(inbox, "there", rows=rows if with_rows else None)
     door = await open_door("127.0.0.1:0", {SERVICE: service.attach})
-    dialer = DirectDialer("here", GrpcDialer("here", own), passed_on)
+    dialer = DirectDialer("here", GrpcDialer("here", own), passed_on, make=make)
     try:
         yield There(f"127.0.0.1:{door.port}", inbox, rows, dialer, own, passed_on)
     finally:
@@ -94,6 +96,42 @@ async def test_rows_arrive_whole_and_in_order_and_all_else_by_the_stream() -> No
         assert (await there.inbox.get()).message == Drafts(7)
         await link.close()
         assert there.inbox.take() is None, "a link that was closed in good order is not lost"
+
+
+class Late:
+    """Like NCCL's groups: made in no time, connected with the first bytes; then whoever asks must wait."""
+
+    def __init__(self, waiting: list[Thread], *asked: Any) -> None:
+        self._waiting, self._asked, self._group = waiting, asked, None
+
+    def send(self, *what: Any) -> Any:
+        return self._connected.send(*what)
+
+    def recv(self, *what: Any) -> Any:
+        return self._connected.recv(*what)
+
+    def abort(self) -> None:
+        self._connected.abort()
+
+    @property
+    def _connected(self) -> Any:
+        if self._group is None:
+            self._waiting.append(current_thread())
+            self._group = group_on(*self._asked)
+        return self._group
+
+
+async def test_the_event_loop_never_waits_for_the_other_end() -> None:
+    """It has yet to write the header that calls it."""
+    waiting: list[Thread] = []
+    async with meeting(make=partial(Late, waiting)) as there:
+        link: Any = await there.dialer.dial(there.address, 7)
+        sending = asyncio.create_task(link.send(frame(1)))
+        assert torch.equal(await opened((await come(there)).hidden), HIDDEN)
+        await sending
+        await link.close()
+    assert len(waiting) == 2
+    assert current_thread() not in waiting
 
 
 def test_a_header_carries_no_rows() -> None:

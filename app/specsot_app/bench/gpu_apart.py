@@ -72,6 +72,7 @@ async def lanes_apart(spread: Spread) -> AsyncGenerator[Lanes]:
         stages = tuple(replace(stage, address=f"unix:{folder}/{stage.name}") for stage in spread.stages)
         spread = replace(spread, folder=folder, stages=stages)
         ways = [_start(spread, number, stack) for number in range(1, len(stages))]
+        # Results come back to stage 0; where it is the last one, too, it tells the master alone.
         heard, own = asyncio.Queue[Any](), asyncio.Queue[Any]()
         inbox = await stack.enter_async_context(_member(spread, 0, Overheard(heard), own))
         for way in ways:
@@ -83,7 +84,7 @@ async def lanes_apart(spread: Spread) -> AsyncGenerator[Lanes]:
         for way in ways:
             await _said(way, "ready")
         try:
-            yield Lanes(LocalLink("lanes", inbox), heard)
+            yield Lanes(LocalLink("lanes", inbox), heard if ways else own)
         finally:
             for way in ways:
                 way.send("leave")

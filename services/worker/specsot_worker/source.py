@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specsot.constraint import Grammar, grammar_of
 from specsot.direct.standing import stand_on
-from specsot.errors import ModelError
+from specsot.errors import ModelError, Refused
 from specsot.frames import Opening
 from specsot.members import Configuration, Curve, KvDtype, Quantization, Range, Registration, WeightFormat
 from specsot.model.config import read_config
@@ -113,8 +113,10 @@ class Source:
         )
 
     def stage(self, configuration: Configuration, layers: Range) -> Stage:
-        """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
+        """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it; Refused."""
         self._settle_on(configuration.gpu)
+        if configuration.transport == "direct" and self._device.startswith("cuda"):
+            raise Refused("--transport direct has not been tried on GPUs yet: use grpc")
         row = self._row_bytes * len(layers) + configuration.width_at(layers) * self._dtype.itemsize
         self._check(layers, configuration.pages * configuration.page_rows * row)
         return Stage(self._load(layers), configuration.pages, configuration.page_rows, configuration.layout)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from threading import Lock, Thread
@@ -18,16 +19,22 @@ from torch import Tensor
 from specsot.direct.standing import stand_on
 from specsot.errors import Unavailable
 
-SENDER, RECEIVER = 0, 1
+End = Literal[0, 1]
+Make = Callable[[Path, End, torch.device, timedelta], Any]
+
+SENDER: End = 0
+RECEIVER: End = 1
 PATIENCE = 30.0  # seconds until an end that does not come counts as absent, and bytes that do not as lost
 
 
 class Channel:
     """One end. It meets the other one when it is first used, as only then its device is known."""
 
-    def __init__(self, place: Path, end: Literal[0, 1], patience: float = PATIENCE) -> None:
-        """place: a file for both ends to meet in."""
-        self._place, self._end, self._patience = place, end, timedelta(seconds=patience)
+    def __init__(self, place: Path, end: End, patience: float = PATIENCE, make: Make | None = None) -> None:
+        """place: a file for both ends to meet in. make: what sends and receives."""
+        self._place, self._patience = place, timedelta(seconds=patience)
+        self._end: End = end
+        self._make = make or group_on
         self._group: Any = None
         self._joining = Lock()
         self._sent: deque[tuple[Any, Tensor]] = deque()
@@ -61,15 +68,23 @@ class Channel:
         self._sent.clear()
 
     def _join(self, device: torch.device) -> None:
+        """Greet each other: NCCL connects with the first bytes alone, and whoever sends them waits for the
+        other end. That must not be the event loop, which has yet to write the header that calls it.
+        """
         stand_on(str(device))
+        word = torch.zeros(1, device=device)
         with self._joining:
-            if self._group is None and not self.lost:
-                try:
-                    self._group = _group(self._place, self._end, device, self._patience)
-                except RuntimeError as error:
-                    raise self._gone(error) from None
+            if self._group is not None or self.lost:
+                return
+            try:
+                group = self._make(self._place, self._end, device, self._patience)
+                greet = group.send if self._end == SENDER else group.recv
+                greet([word], RECEIVER if self._end == SENDER else SENDER, 0).wait()
+            except RuntimeError as error:
+                raise self._gone(error) from None
+            self._group = group
 
-    def _exchange(self, what: Literal["send", "recv"], data: Tensor, peer: int) -> Any:
+    def _exchange(self, what: Literal["send", "recv"], data: Tensor, peer: End) -> Any:
         if self._group is None:
             raise Unavailable("the channel for rows is closed")
         try:
@@ -81,7 +96,7 @@ class Channel:
         return Unavailable(f"the channel for rows broke: {str(error).splitlines()[0]}")
 
 
-def _group(place: Path, end: int, device: torch.device, patience: timedelta) -> Any:
+def group_on(place: Path, end: End, device: torch.device, patience: timedelta) -> Any:
     from torch import distributed
 
     store = distributed.FileStore(str(place), 2)  # pyright: ignore[reportPrivateImportUsage]

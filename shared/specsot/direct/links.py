@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specsot.direct.channel import RECEIVER, SENDER, Channel
+from specsot.direct.channel import RECEIVER, SENDER, Channel, Make
 from specsot.direct.parcels import Coming, Parcel, pack, stamp_of
 from specsot.errors import Overloaded, Unavailable, WireError
 from specsot.frames import Frame, Result
@@ -31,7 +31,9 @@ MOST_CHANNELS = 256  # to one member at once
 class DirectHost:
     """The receiving ends of all channels to one member, and the parcels that it has opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Make | None = None) -> None:
+        """make: see Channel."""
+        self._make = make
         self._folder: Path | None = None
         self._numbers = itertools.count()
         self._channels: dict[tuple[str, int], Channel] = {}
@@ -43,7 +45,7 @@ class DirectHost:
         if len(self._channels) >= MOST_CHANNELS:
             raise Overloaded(f"{len(self._channels)} channels come in already, {MOST_CHANNELS} are allowed")
         place = self._room() / f"rows-{next(self._numbers)}"
-        self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER)
+        self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER, make=self._make)
         return Place(path=str(place))
 
     def take(self, peer: Peer, message: Any) -> Any:
@@ -89,9 +91,12 @@ class DirectHost:
 class DirectDialer:
     """Dials by another dialer. Links to workers get a channel, whose ends meet when the first rows go."""
 
-    def __init__(self, sender: str, dialer: Dialer, host: DirectHost, tls: Tls = PLAIN) -> None:
-        """host: of this member, as it passes on what came to it."""
+    def __init__(
+        self, sender: str, dialer: Dialer, host: DirectHost, tls: Tls = PLAIN, make: Make | None = None
+    ) -> None:
+        """host: of this member, as it passes on what came to it. make: see Channel."""
         self._sender, self._dialer, self._host, self._tls = sender, dialer, host, tls
+        self._make = make
 
     async def dial(self, address: str, epoch: int, kind: Kind = "worker") -> Link:
         """Raises Unavailable, too, where a worker is on another machine."""
@@ -100,7 +105,7 @@ class DirectDialer:
             return link
         try:
             _, place = await meet(address, self._sender, epoch, b"", kind, tls=self._tls, rows=True)
-            return DirectLink(link, Channel(_own(place, address), SENDER), self._host)
+            return DirectLink(link, Channel(_own(place, address), SENDER, make=self._make), self._host)
         except BaseException:
             await link.close()
             raise
