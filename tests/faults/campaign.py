@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from specsot.info import ReplicaInfo
 from specsot.params import Ask, Limits
 from tests.faults.checker import check, tell
 from tests.faults.clients import Client, Habit
@@ -162,14 +163,21 @@ async def _hurt(world: World, fault: Fault) -> None:
 
 async def _lasting(world: World, fault: Fault, whom: str) -> None:
     """Halfway it must have been noticed, if it lasts that long and the ring needs what is hurt."""
-    house, before = world.house, world.house.master.info()
+    house, before = world.house, _ring_of(world, whom)
     needed = before.ready and "drafter" not in fault.whom
     if fault.lasts <= NOTICE:
         await asyncio.sleep(fault.lasts)
         return
     await asyncio.sleep(NOTICE)
-    now = house.master.info()
+    now = _ring_of(world, whom)
     same = world.house is house and now.epoch == before.epoch and now.ready
     if fault.kind == "freeze":
         world.recorder.note(Looked(whom, needed and same))
     await asyncio.sleep(fault.lasts - NOTICE)
+
+
+def _ring_of(world: World, whom: str) -> ReplicaInfo:
+    """How the ring stands that this member belongs to, or else the first."""
+    rings = world.house.master.replicas
+    found = (one for one in rings if any(whom.startswith(each.name) for each in one.fleet.registrations))
+    return next(found, rings[0]).info()

@@ -328,7 +328,7 @@ class World:
         journal = (
             Journal(store, Labour(lambda work: loop.call_later(0.01, host.tell, work))) if store else None
         )
-        master = assemble(settings, int(loop.time()), Notes(journal, loop.time))
+        master = assemble(settings, int(loop.time() * 1e3), Notes(journal, loop.time))
         for replica in master.replicas:
             replica.laps.follow(self._heard)
         house = House(master, host)

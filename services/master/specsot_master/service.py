@@ -52,7 +52,7 @@ async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
 
 async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
     journal = open_journal(config.journal, fingerprint(config.ring.model)) if config.journal else None
-    after = int(time.time())  # a restarted master's epochs are new ones
+    after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
     master = assemble(config.ring, after, Notes(journal))
     await master.leader.revive(journal.kept if journal else ())
     desk, members = Desk(master.leader, master.info), FleetService(master.members)
