@@ -24,11 +24,13 @@ from specsot.direct.rows import Underway
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.frames import Chunk, Drafts, Frame
 from specsot.links import Inbox, Lost
+from specsot.members import Configuration, Range
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.meeting import Place, meet
 from specsot.rpc.serve import open_door
 from specsot.wire.carry import CarryReader, encode_carry
 from specsot.wire.tensors import Beside
+from specsot_worker.source import Source, Supply
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
 
@@ -213,3 +215,11 @@ async def test_nobody_at_the_other_end(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="the channel for rows broke"):
         await channel.deliver(HIDDEN)
     channel.close()
+
+
+def test_a_worker_on_a_gpu_refuses_what_nobody_has_tried_there(demo_model: Path) -> None:
+    supply = Supply("w", "w", demo_model / "base", dtype="fp32", device="cuda")
+    source = Source(supply, room=lambda device: None, gpus=lambda device: {})
+    configuration = Configuration(1, "w", (), 8, 16, 1, transport="direct")
+    with pytest.raises(Refused, match="has not been tried on GPUs yet: use grpc"):
+        source.stage(configuration, Range(0, 1))
