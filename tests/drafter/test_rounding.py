@@ -55,5 +55,5 @@ def test_a_head_in_fewer_bits_takes_less(models: tuple[Path, Path]) -> None:
 
 def test_what_a_drafter_cannot_hold_is_refused_before_anything_is_loaded(models: tuple[Path, Path]) -> None:
     supply = Supply("d", "d", *models, quantization="int3")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidRequest, match="quantization must be one of .*, got 'int3'"):
+    with pytest.raises(InvalidRequest, match=r"quantization must be one of .*, got 'int3'"):
         Source(supply)
