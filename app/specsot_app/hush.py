@@ -1,4 +1,4 @@
-"""Keeps an embedded fleet's log away from the answer: only errors, and on stderr.
+"""Keeps away from the answer what nobody asked for: an embedded fleet's log but errors, libraries' warnings.
 
 Refuses to know what is logged. A program that set structlog up itself keeps its own ways.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import structlog
 
@@ -17,3 +19,13 @@ def hush() -> None:
             wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         )
+
+
+@contextmanager
+def hushed() -> Generator[None]:
+    """While libraries are imported: what they warn of are kernels that nobody calls here."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

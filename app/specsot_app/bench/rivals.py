@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from specsot_app.hush import hushed
+
 Ids = tuple[int, ...]
 
 
@@ -98,7 +100,8 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    with hushed():
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     model.generation_config.eos_token_id = None
     return model.to(device).eval()
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from specsot.errors import ModelError
+from specsot_app.hush import hushed
 from specsot_app.verify.report import Difference
 
 
@@ -24,7 +25,8 @@ class Reference:
         """Raises ModelError where Transformers cannot load it."""
         logging.disable_progress_bar()
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
+            with hushed():
+                loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             line = str(error).strip().partition("\n")[0]
             raise ModelError(f"{model}: Transformers cannot load it ({line})") from error
