@@ -101,6 +101,8 @@ class Stage:
 
     def _plans(self, places: Sequence[Place]) -> list[AttentionPlan]:
         """For every layer its plan; layers in which rows see the same share one."""
+        if not any(place.sight or place.heads for place in places):
+            return [self._plan(places, (None,) * len(places))] * len(self.layers)
         plans: dict[tuple[AnySight, ...], AttentionPlan] = {}
         by_layer = [
             tuple(place.sight_at(layer) for place in places)
