@@ -53,10 +53,20 @@ class Background:
             await self.await_(source.aclose())
 
     def stop(self) -> None:
-        """End the loop and wait for its thread."""
+        """End what still runs there, as `asyncio.run` would, then the loop, and wait for its thread."""
+        self.run(_end_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_all() -> None:
+    """A picture that is still drawn must not be, when the interpreter ends: its thread would hold a lock."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class Exhausted(Exception):
