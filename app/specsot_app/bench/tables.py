@@ -101,14 +101,33 @@ async def _write(task: Task) -> tuple[Row, Answers, list[Row]]:
             for method in task.course.methods
             for tokens in _asked(method, task.course.lengths_of(method), missing)
         ]
-        answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
-        with counting(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
-            for number in range(task.course.rounds):
-                for method, tokens in wanted if number % 2 == 0 else reversed(wanted):
-                    said = await stands.write(method, task.question(number), tokens)
-                    answers[method.name, tokens].append(said)
-                    count()
+        answers, broken = await _rounds(task, stands, wanted)
+        for method, tokens in wanted:
+            if why := broken.get((method.name, tokens)):
+                lengths = (tokens,) if method.planned else task.course.lengths_of(method)
+                left_out += [skipped(method, each, f"cannot write: {why}") for each in lengths]
         return _settings(task, stands), answers, left_out
+
+
+async def _rounds(
+    task: Task, stands: Stands, wanted: Sequence[tuple[Method, int]]
+) -> tuple[Answers, dict[tuple[str, int], str]]:
+    """All answers, and why there are none of a method that failed on any question. Plain may not fail."""
+    answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
+    broken: dict[tuple[str, int], str] = {}
+    with counting(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
+        for number in range(task.course.rounds):
+            for method, tokens in wanted if number % 2 == 0 else reversed(wanted):
+                key = method.name, tokens
+                try:
+                    if key not in broken:
+                        answers[key].append(await stands.write(method, task.question(number), tokens))
+                except SpecsotError as error:
+                    if method.name == PLAIN:
+                        raise
+                    broken[key] = str(error)
+                count()
+    return {key: said for key, said in answers.items() if key not in broken}, broken
 
 
 def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequence[int]:
