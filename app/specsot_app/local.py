@@ -47,7 +47,7 @@ class LocalOptions:
     name: the model's public one; empty: its directory's.
     stages: how many workers share the layers. layers, devices: of each of them, if chosen; the drafter is
     beside the last one.
-    dtype, quantization, kv_dtype: of the base; draft_dtype (None: the same), draft_quantization: of what
+    dtype, quantization, kv_dtype, batch_invariant: of the base; draft_dtype (None: the same), draft_quantization: of what
     drafts.
     kv_memory: bytes for the KV pages of each member. draft_timeout: seconds stage 0 waits for a tree.
     conduct: how requests are treated.
@@ -62,6 +62,7 @@ class LocalOptions:
     dtype: str = "auto"
     quantization: Quantization | None = None
     kv_dtype: KvDtype = "auto"
+    batch_invariant: bool = False
     draft_dtype: str | None = None
     draft_quantization: Quantization | None = None
     device: str = "cpu"
@@ -96,15 +97,20 @@ class LocalFleet:
 
     @classmethod
     async def start(
-        cls, options: LocalOptions, parts: dict[str, PartMaker] | None = None, loaded: Loaded | None = None
+        cls,
+        options: LocalOptions,
+        parts: dict[str, PartMaker] | None = None,
+        loaded: Loaded | None = None,
+        threads: Threads | None = None,
     ) -> LocalFleet:
         """Load everything and wait until the ring is complete. Raises what loading raises.
 
         parts: members by name, instead of those the options describe (tests put fakes here).
         loaded: called on the thread that loads.
+        threads: to compute on; fleets of one process that take turns share them.
         """
         master = assemble(_settings(options))
-        seats, leaving = _Seats(options), asyncio.Event()
+        seats, leaving = _Seats(options, threads or Threads()), asyncio.Event()
         members = [
             asyncio.create_task(_live(name, make, master.members, seats.of(name), leaving))
             for name, make in (parts or _parts(options, loaded)).items()
@@ -183,12 +189,28 @@ class _Seat:
     compute: Executor
 
 
+class Threads:
+    """To compute on, one for each device.
+
+    Every thread that computes on a CPU has an OpenMP team of its own, and where all teams together have
+    more threads than the machine has cores, OpenMP lets them sleep at every turn, idle fleets' counted in.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, Executor] = {}
+
+    def of(self, device: str) -> Executor:
+        if device not in self._of:
+            self._of[device] = ThreadPoolExecutor(1, thread_name_prefix=f"specsot-{device}")
+        return self._of[device]
+
+
 class _Seats:
     """Of all members of one fleet."""
 
-    def __init__(self, options: LocalOptions) -> None:
+    def __init__(self, options: LocalOptions, threads: Threads) -> None:
         self._options, self._exchange = options, Exchange()
-        self._threads: dict[str, Executor] = {}
+        self._threads = threads
 
     def of(self, name: str) -> _Seat:
         return _Seat(self._exchange.listen(name), self._dialer(name), self._thread(name))
@@ -206,10 +228,7 @@ class _Seats:
         member has its own.
         """
         device = _device(self._options, name)
-        which = name if self._options.crosses and device == "cuda" else device
-        if which not in self._threads:
-            self._threads[which] = ThreadPoolExecutor(1, thread_name_prefix=f"specsot-{which}")
-        return self._threads[which]
+        return self._threads.of(name if self._options.crosses and device == "cuda" else device)
 
 
 async def _live(name: str, make: PartMaker, fleet: Members, seat: _Seat, leaving: asyncio.Event) -> None:
@@ -275,6 +294,7 @@ def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | 
             partial(loaded, name) if loaded else None,
             options.quantization,
             options.kv_dtype,
+            options.batch_invariant,
         )
         return WorkerPart(Source(supply), dialer, compute)
 

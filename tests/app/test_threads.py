@@ -1,4 +1,4 @@
-"""All tensor work of an embedded fleet runs on one thread, and so on one OpenMP team."""
+"""All tensor work of embedded fleets runs on one thread, and so on one OpenMP team."""
 
 from __future__ import annotations
 
@@ -25,17 +25,43 @@ async def main():
 asyncio.run(main())
 """
 
+TABLES = """
+import asyncio, os
+from specsot_app.bench.methods import HEAD, PLAINLY
+from specsot_app.bench.stands import Stands
+from specsot_app.bench.tables import models_of
 
-def threads_with(drafter: str, mode: str) -> int:
-    program = COUNT.format(drafter=drafter, mode=mode)
+async def main():
+    async with Stands(models_of(None, None, None, "fp32", "cpu")) as stands:
+        for method in (PLAINLY, HEAD[0]):
+            await stands.write(method, "Explain Photosynthesis.", 4)
+            counts.append(len(os.listdir("/proc/self/task")))
+    print(*counts)
+
+counts = []
+asyncio.run(main())
+"""
+
+
+def counts_of(program: str) -> list[int]:
     environment = {**os.environ, "OMP_NUM_THREADS": "3"}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
-    return int(done.stdout.split()[-1])
+    return [int(count) for count in done.stdout.splitlines()[-1].split()]
+
+
+def threads_with(drafter: str, mode: str) -> int:
+    return counts_of(COUNT.format(drafter=drafter, mode=mode))[-1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_a_drafter_brings_no_second_openmp_team():
     """With more threads than cores OpenMP's waiting changes, and every lap takes half as long again."""
     assert threads_with("eagle", "sot") == threads_with("none", "direct")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_the_fleets_of_the_tables_share_one_openmp_team():
+    plainly, with_a_head = counts_of(TABLES)
+    assert with_a_head == plainly

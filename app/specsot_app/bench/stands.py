@@ -1,7 +1,7 @@
 """What writes for `specsot bench quick` and `full`: fleets around one set of weights, and Transformers.
 
-Refuses to know tables. One fleet serves all methods that draft alike; they take turns, so what is idle only
-holds memory.
+Refuses to know tables. One fleet serves all methods that draft alike; they take turns on the same thread, so
+what is idle only holds memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specsot_app.bench.ledger import DraftLedger, Ledger
 from specsot_app.bench.methods import Method
 from specsot_app.bench.moments import Answer, Moment
 from specsot_app.bench.rivals import Rival
-from specsot_app.local import LocalFleet, LocalOptions
+from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
 from specsot_drafter.part import DrafterPart
 from specsot_master.conductor import ConductorConfig
@@ -70,6 +70,7 @@ class Stands:
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device)
         self._stack = AsyncExitStack()
+        self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, Ledger]] = {}
         memory = ROWS * self._row_bytes(models.base)
         supply = workers.Supply(
@@ -137,7 +138,8 @@ class Stands:
 
     async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[LocalFleet, Ledger]:
         models = self.models
-        source, follower = self._drafter(drafter, options)
+        loop, compute = asyncio.get_running_loop(), self._threads.of(models.device)
+        source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
         ledger = Ledger(self._row_bytes(models.base), follower)
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> Part:
@@ -156,7 +158,7 @@ class Stands:
             page_rows=PAGE_ROWS,
             conduct=ConductorConfig(prefix_cache=False),
         )
-        fleet = await LocalFleet.start(told, parts)
+        fleet = await LocalFleet.start(told, parts, threads=self._threads)
         self._stack.push_async_callback(fleet.close)
         return fleet, ledger
 
