@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Thread, current_thread
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import pytest
 import torch
 
-from specsot.direct.channel import SENDER, Channel, Make, group_on
+from specsot.direct.channel import RECEIVER, SENDER, Channel, Make, group_on
 from specsot.direct.links import DirectDialer, DirectHost
 from specsot.direct.parcels import pack, stamp_of
 from specsot.direct.rows import Underway
@@ -215,6 +215,43 @@ async def test_nobody_at_the_other_end(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="the channel for rows broke"):
         await channel.deliver(HIDDEN)
     channel.close()
+
+
+def test_an_end_on_a_cpu_and_one_on_a_gpu(tmp_path: Path) -> None:
+    """NCCL and gloo would wait for each other."""
+    elsewhere: Any = torch.distributed
+    elsewhere.FileStore(str(tmp_path / "rows"), 2).set("device 0", "GPU-1")
+    with pytest.raises(Unavailable, match="one stage is on a GPU and the next on a CPU"):
+        Channel(tmp_path / "rows", RECEIVER).receive(HIDDEN.clone())
+
+
+class Deaf:
+    """A group whose other end never says anything."""
+
+    def __init__(self) -> None:
+        self.aborted = Event()
+
+    def recv(self, *what: Any) -> Any:
+        return self
+
+    def wait(self) -> None: ...
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+def test_a_channel_that_is_closed_while_its_ends_meet(tmp_path: Path) -> None:
+    """What has just connected is aborted: nobody else would."""
+    group = Deaf()
+
+    def meet_late(*asked: Any) -> Deaf:
+        channel.close()
+        return group
+
+    channel = Channel(tmp_path / "rows", RECEIVER, make=meet_late)
+    with pytest.raises(Unavailable, match="is closed"):
+        channel.receive(HIDDEN.clone())
+    assert group.aborted.wait(10)
 
 
 def test_a_worker_on_a_gpu_refuses_what_nobody_has_tried_there(demo_model: Path) -> None:

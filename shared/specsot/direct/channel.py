@@ -22,6 +22,7 @@ from specsot.errors import Unavailable
 End = Literal[0, 1]
 Make = Callable[[Path, End, torch.device, timedelta], Any]
 
+CPU = "cpu"
 SENDER: End = 0
 RECEIVER: End = 1
 PATIENCE = 30.0  # seconds until an end that does not come counts as absent, and bytes that do not as lost
@@ -63,8 +64,8 @@ class Channel:
         """At once; nothing waits for what is under way, on no device either."""
         self.lost = True
         group, self._group = self._group, None
-        if group is not None:
-            Thread(target=_abort, args=(group, [*self._sent]), daemon=True).start()
+        if group is not None:  # an interpreter that ended meanwhile would take the process down with it
+            Thread(target=_abort, args=(group, [*self._sent]), daemon=False).start()
         self._sent.clear()
 
     def _join(self, device: torch.device) -> None:
@@ -83,6 +84,8 @@ class Channel:
             except RuntimeError as error:
                 raise self._gone(error) from None
             self._group = group
+        if self.lost:  # meanwhile; nobody else will end it
+            self.close()
 
     def _exchange(self, what: Literal["send", "recv"], data: Tensor, peer: End) -> Any:
         if self._group is None:
@@ -101,8 +104,10 @@ def group_on(place: Path, end: End, device: torch.device, patience: timedelta) -
 
     store = distributed.FileStore(str(place), 2)  # pyright: ignore[reportPrivateImportUsage]
     store.set_timeout(patience)
+    _check_devices(store, end, device)
     if device.type == "cuda":
-        settings: Any = distributed.ProcessGroupNCCL.Options()
+        # Rows go before what is computed next: the other end waits for them.
+        settings: Any = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         settings._timeout = patience
         return distributed.ProcessGroupNCCL(store, end, 2, settings)
     gloo: Any = distributed.ProcessGroupGloo
@@ -110,6 +115,17 @@ def group_on(place: Path, end: End, device: torch.device, patience: timedelta) -
     settings._timeout = patience
     settings._devices = [gloo.create_device(hostname="127.0.0.1")]
     return gloo(store, end, 2, settings)
+
+
+def _check_devices(store: Any, end: End, device: torch.device) -> None:
+    """Each end tells its own. Raises Unavailable where they cannot be joined: NCCL would not say why."""
+    mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else CPU
+    store.set(f"device {end}", mine)
+    theirs = store.get(f"device {1 - end}").decode()
+    if mine == theirs != CPU:
+        raise Unavailable("two stages share a GPU, where rows go by --transport grpc")
+    if CPU in (mine, theirs) and mine != theirs:
+        raise Unavailable("one stage is on a GPU and the next on a CPU, where rows go by --transport grpc")
 
 
 def _abort(group: Any, held: list[Any]) -> None:

@@ -7,13 +7,13 @@ device still computes it, and the receiver's device waits for it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specsot.direct.rows import Underway
+from specsot.direct.standing import way_from
 from specsot.frames import Frame
 from specsot.links import Dialer, Link
 from specsot.members import Kind
@@ -31,7 +31,7 @@ class Crossing(Underway):
         """torch copies on the source's current stream, where the next frame is computed already: behind that
         one the copy would come a whole stage too late. So it gets a stream of its own.
         """
-        way = _way_from(self._rows.device)
+        way = way_from(self._rows.device)
         with torch.cuda.stream(way):
             way.wait_event(self._computed)
             here = self._rows.to(device, dtype, non_blocking=True)
@@ -41,11 +41,6 @@ class Crossing(Underway):
 
     def check(self) -> None:
         """Within a process nothing is lost on the way."""
-
-
-@cache
-def _way_from(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specsot.direct.channel import Channel
 from specsot.direct.rows import Underway
+from specsot.direct.standing import way_from
 from specsot.errors import Unavailable
 from specsot.wire.tensors import Beside
 
@@ -37,6 +39,7 @@ class Parcel:
     def __init__(self, channel: Channel, number: int, announced: Sequence[Beside]) -> None:
         self._channel, self._number, self._announced = channel, number, announced
         self._data: Tensor | None = None
+        self._came: Any = None  # a GPU's event
 
     def open(self, device: torch.device) -> list[Tensor]:
         """Takes what comes next by the channel, once. Raises Unavailable."""
@@ -45,6 +48,7 @@ class Parcel:
             self._data = torch.empty(STAMP + sum(sizes), dtype=torch.uint8, device=device)
             self._data[:STAMP].zero_()
             self._channel.receive(self._data)
+            self._came = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
         parts = self._data[STAMP:].split(sizes)
         return [part.view(each.dtype).view(each.shape) for part, each in zip(parts, self._announced)]
 
@@ -54,11 +58,18 @@ class Parcel:
         return None if self._data is None else self._data[:STAMP]
 
     def check(self) -> None:
-        """Waits for the device. Raises Unavailable."""
-        stamp = self.stamp
+        """Waits for the rows, by a stream of its own: not for what is made of them. Raises Unavailable."""
         wanted = stamp_of(self._number, torch.device("cpu"))
-        if self._channel.lost or stamp is None or not torch.equal(stamp.cpu(), wanted):
+        if self._channel.lost or self.stamp is None or not torch.equal(self._read(self.stamp), wanted):
             raise Unavailable(f"the rows of frame {self._number} never came")
+
+    def _read(self, stamp: Tensor) -> Tensor:
+        if self._came is None:
+            return stamp
+        way = way_from(stamp.device)
+        with torch.cuda.stream(way):
+            way.wait_event(self._came)
+            return stamp.cpu()
 
 
 class Coming(Underway):
