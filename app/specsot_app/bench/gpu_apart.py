@@ -72,19 +72,18 @@ async def lanes_apart(spread: Spread) -> AsyncGenerator[Lanes]:
         stages = tuple(replace(stage, address=f"unix:{folder}/{stage.name}") for stage in spread.stages)
         spread = replace(spread, folder=folder, stages=stages)
         ways = [_start(spread, number, stack) for number in range(1, len(stages))]
-        # Results come back to stage 0; where it is the last one, too, it tells the master alone.
-        heard, own = asyncio.Queue[Any](), asyncio.Queue[Any]()
-        inbox = await stack.enter_async_context(_member(spread, 0, Overheard(heard), own))
+        heard = asyncio.Queue[Any]()  # results that come back to stage 0, and all that it tells the master
+        inbox = await stack.enter_async_context(_member(spread, 0, Overheard(heard), heard))
         for way in ways:
             await _said(way, "open")
         for way in ways:
             way.send("go")
         await LocalLink("master", inbox).send(spread.configuration(0))
-        assert isinstance(ready := await own.get(), Ready), ready
+        assert isinstance(ready := await heard.get(), Ready), ready
         for way in ways:
             await _said(way, "ready")
         try:
-            yield Lanes(LocalLink("lanes", inbox), heard if ways else own)
+            yield Lanes(LocalLink("lanes", inbox), heard)
         finally:
             for way in ways:
                 way.send("leave")

@@ -33,6 +33,7 @@ from specsot_worker.verdict import LastStage
 EPOCH, CHUNK = 1, 256
 PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
 WARM = 10  # laps of each lane that are not told
+PATIENCE = 60.0  # seconds for a frame; kernels are compiled with the first of its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,9 @@ class Lanes:
         await self._first.send(Frame(EPOCH, number, openings, segments, closings))
 
     async def _result(self) -> Result:
-        """Raises what broke the ring."""
-        message = await self._results.get()
+        """Raises what broke the ring; TimeoutError where nobody tells."""
+        async with asyncio.timeout(PATIENCE):
+            message = await self._results.get()
         assert isinstance(message, Result), message
         return message
 

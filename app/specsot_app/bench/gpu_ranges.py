@@ -120,7 +120,9 @@ async def _rows(gpus: int, text: int, transport: Transport | None) -> AsyncItera
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A shape, cut into equal ranges. transport: between their processes; None: all in one."""
+    """A shape, cut into ranges that read about as many bytes. transport: between their processes; None: all
+    in one.
+    """
 
     name: str
     config: ModelConfig
@@ -130,8 +132,14 @@ class Model:
     transport: Transport | None = None
 
     def layers(self, number: int) -> Range:
-        first, last = (round(self.config.layers * edge / self.ranges) for edge in (number, number + 1))
-        return Range(first, last)
+        return Range(self._edge(number), self._edge(number + 1))
+
+    def _edge(self, number: int) -> int:
+        """Where a range begins. The head counts like layers of its size; it is the last range's."""
+        layers, left = self.config.layers, self.ranges - number
+        head = self.config.hidden * (self.config.vocab + 1)
+        layer = (bytes_of_a_token(self.config, 1) - head) / layers
+        return min(round((layers + head / layer) * number / self.ranges), layers - left)
 
     def load(self, number: int) -> Decoder:
         device = torch.device(self.device, number) if self.device == "cuda" else torch.device(self.device)
