@@ -23,7 +23,7 @@ from specsot.wire.info import encode_info
 from specsot.wire.requests import encode_ask
 from tests.fuzz.spoiling import filled, spoiled
 from tests.fuzz.targets import attempt
-from tests.wire import strategies as values
+from tests.wire.strategies import answers, asking, fleet, ring
 
 ANY_BYTES = 256 << 10  # what a decoder may take for itself
 PER_BYTE = 600  # and for each byte that came: an empty message has two, and becomes a value with its defaults
@@ -35,12 +35,12 @@ patient = settings(
 Encode = Callable[[Any], Message]
 
 KINDS: dict[str, tuple[type[Message], st.SearchStrategy[Any], Encode]] = {
-    "carry": (ring_pb2.CarryRequest, values.carried, lambda message: next(encode_carry(message))),
-    "member": (fleet_pb2.JoinRequest, values.upward, encode_upward),
-    "master": (fleet_pb2.JoinResponse, values.downward, encode_downward),
-    "request": (master_pb2.GenerateRequest, values.asks, encode_ask),
-    "event": (master_pb2.GenerateEvent, values.numbered, encode_event),
-    "info": (master_pb2.GetInfoResponse, values.infos, encode_info),
+    "carry": (ring_pb2.CarryRequest, ring.carried, lambda message: next(encode_carry(message))),
+    "member": (fleet_pb2.JoinRequest, fleet.upward, encode_upward),
+    "master": (fleet_pb2.JoinResponse, fleet.downward, encode_downward),
+    "request": (master_pb2.GenerateRequest, asking.asks, encode_ask),
+    "event": (master_pb2.GenerateEvent, answers.numbered, encode_event),
+    "info": (master_pb2.GetInfoResponse, answers.infos, encode_info),
 }
 
 

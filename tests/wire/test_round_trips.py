@@ -13,6 +13,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from specsot import events as ev
+from specsot import frames as fr
+from specsot import info, members, params
 from specsot.errors import WireError
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
 from specsot.wire.carry import CarryReader, encode_carry
@@ -21,9 +24,9 @@ from specsot.wire.events import decode_event, encode_event
 from specsot.wire.fleet import decode_downward, decode_upward, encode_downward, encode_upward
 from specsot.wire.info import decode_info, encode_info
 from specsot.wire.requests import decode_ask, encode_ask
-from tests.wire import strategies as values
+from tests.wire.strategies import answers, asking, fleet, ring
 
-FRAME = values.fr.Frame(epoch=1, number=0)
+FRAME = fr.Frame(epoch=1, number=0)
 
 quick = settings(
     max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -45,7 +48,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @quick
-@given(values.carried)
+@given(ring.carried)
 def test_ring_messages(message: Any) -> None:
     reader = CarryReader()
     sent = [request.SerializeToString() for request in encode_carry(message)]
@@ -55,35 +58,35 @@ def test_ring_messages(message: Any) -> None:
 
 
 @quick
-@given(values.upward)
+@given(fleet.upward)
 def test_what_members_say(message: Any) -> None:
     data = encode_upward(message).SerializeToString()
     assert decode_upward(parse(fleet_pb2.JoinRequest, data)) == message
 
 
 @quick
-@given(values.downward)
+@given(fleet.downward)
 def test_what_the_master_says(message: Any) -> None:
     data = encode_downward(message).SerializeToString()
     assert decode_downward(parse(fleet_pb2.JoinResponse, data)) == message
 
 
 @quick
-@given(values.numbered)
+@given(answers.numbered)
 def test_events(numbered: Any) -> None:
     data = encode_event(numbered).SerializeToString()
     assert decode_event(parse(master_pb2.GenerateEvent, data)) == numbered
 
 
 @quick
-@given(values.asks)
+@given(asking.asks)
 def test_requests(ask: Any) -> None:
     data = encode_ask(ask).SerializeToString()
     assert decode_ask(parse(master_pb2.GenerateRequest, data)) == ask
 
 
 @quick
-@given(values.infos)
+@given(answers.infos)
 def test_info(info: Any) -> None:
     data = encode_info(info).SerializeToString()
     assert decode_info(parse(master_pb2.GetInfoResponse, data)) == info
@@ -92,18 +95,18 @@ def test_info(info: Any) -> None:
 @pytest.mark.parametrize(
     ("made", "by"),
     [
-        (values.params.Ask(prompt="x"), values.asks),
-        (values.params.Sampling(), values.samplings),
-        (values.fr.Outcome(1, 0, (), ()), values.outcomes()),
-        (values.ev.MergedText(0, ""), values.merged),
-        (FRAME, values.frames),
-        (values.fr.Opening(1, 1), values.openings()),
-        (values.fr.Drafts(1), values.drafts),
-        (values.fr.Result(1, 0), values.results),
-        (values.fr.Features(1, 0), values.features()),
-        (values.members.TreeShape(), values.shapes),
-        (values.ev.Statistics(), values.figures),
-        (values.info.Info(), values.infos),
+        (params.Ask(prompt="x"), asking.asks),
+        (params.Sampling(), asking.samplings),
+        (fr.Outcome(1, 0, (), ()), ring.outcomes()),
+        (ev.MergedText(0, ""), answers.merged),
+        (FRAME, ring.frames),
+        (fr.Opening(1, 1), ring.openings()),
+        (fr.Drafts(1), ring.drafts),
+        (fr.Result(1, 0), ring.results),
+        (fr.Features(1, 0), ring.features()),
+        (members.TreeShape(), fleet.shapes),
+        (ev.Statistics(), answers.figures),
+        (info.Info(), answers.infos),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -1,0 +1,148 @@
+"""What goes round the ring: openings, frames, results, features, drafts.
+
+Refuses to know the links that carry it.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from specsot import frames as fr
+from specsot import members, params
+from specsot.links import Lost
+from tests.wire.strategies.asking import forms, head_windows, prunings, rules, samplings, windows
+from tests.wire.strategies.plain import (
+    big,
+    names,
+    rising,
+    seconds,
+    small,
+    tensors,
+    text,
+    times,
+    tokens,
+    traces,
+    trees,
+)
+
+
+@st.composite
+def openings(draw: st.DrawFn) -> fr.Opening:
+    prompt = draw(small)
+    fork = draw(st.none() | st.builds(fr.Fork, sequence=big, length=st.integers(0, prompt)))
+    return fr.Opening(
+        sequence=draw(big),
+        prompt=prompt,
+        fork=fork,
+        decodes=draw(st.booleans()),
+        drafted=draw(st.booleans()),
+        generated=draw(st.integers(0, prompt)),
+        sampling=draw(samplings),
+        seed=draw(big),
+        ordinal=draw(big),
+        stop_ids=draw(tokens),
+        limit=draw(small),
+        plan=draw(st.none() | rules),
+        logprobs=draw(st.none() | small),
+        form=draw(st.none() | forms),
+        family=draw(st.none() | big),
+        drafter=draw(st.none() | st.sampled_from(params.DRAFTERS)),
+        trace=draw(traces),
+        window=draw(st.none() | windows),
+        pruning=draw(st.none() | prunings),
+        heads=draw(st.none() | head_windows),
+    )
+
+
+@st.composite
+def opens(draw: st.DrawFn) -> fr.Open:
+    fed, forked = draw(tokens), draw(st.none() | st.integers(0, 1000))
+    fork = None if forked is None else fr.Fork(draw(big), forked)
+    opening = fr.Opening(sequence=draw(big), prompt=len(fed) + (forked or 0), fork=fork)
+    return fr.Open(opening, fed, draw(small))
+
+
+@st.composite
+def growths(draw: st.DrawFn) -> fr.Growth:
+    keep = draw(rising)
+    committed = draw(st.integers(len(keep), 2**32 - 1))
+    return fr.Growth(draw(big), draw(small), committed, keep, draw(trees()))
+
+
+segments = st.builds(fr.Chunk, sequence=big, start=small, tokens=tokens, final=st.booleans()) | growths()
+sequences = st.lists(big, max_size=3).map(tuple)
+frames = st.builds(
+    fr.Frame,
+    epoch=big,
+    number=big,
+    openings=st.lists(openings(), max_size=2).map(tuple),
+    segments=st.lists(segments, max_size=3).map(tuple),
+    closings=sequences,
+    hidden=st.none() | tensors(),
+    fused=st.none() | tensors(),
+    seconds=times,
+    resting=st.booleans(),
+    trace=traces,
+)
+logprobs = st.floats(-100, 0, width=32)
+chances = st.builds(fr.Chance, logprobs, st.lists(st.tuples(small, logprobs), max_size=3).map(tuple))
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> fr.Outcome:
+    written = draw(tokens)
+    told = draw(st.just(()) | st.tuples(*(chances for _ in written)))
+    end = draw(st.none() | st.sampled_from(fr.End))
+    return fr.Outcome(draw(big), draw(small), draw(rising), written, end, told, draw(tokens))
+
+
+results = st.builds(
+    fr.Result,
+    epoch=big,
+    number=big,
+    outcomes=st.lists(outcomes(), max_size=3).map(tuple),
+    seconds=times,
+    rows=small,
+    drafts=small,
+    drafted=small,
+)
+lessons = st.builds(
+    fr.Lesson,
+    sequence=big,
+    start=small,
+    tokens=tokens,
+    bonus=st.none() | small,
+    step=st.none() | small,
+    forced=tokens,
+)
+
+
+@st.composite
+def features(draw: st.DrawFn) -> fr.Features:
+    taught = tuple(draw(st.lists(lessons, max_size=3)))
+    count = sum(len(lesson.tokens) for lesson in taught)
+    rows = draw(tensors(count)) if count else draw(st.none() | tensors(0))
+    return fr.Features(
+        epoch=draw(big),
+        number=draw(big),
+        openings=tuple(draw(st.lists(openings(), max_size=2))),
+        lessons=taught,
+        closings=draw(sequences),
+        rows=rows,
+        fed=draw(small),
+        seconds=draw(seconds),
+        wall=draw(seconds),
+        rested=draw(small),
+        trace=draw(traces),
+    )
+
+
+drafts = st.builds(
+    fr.Drafts,
+    epoch=big,
+    drafts=st.lists(st.builds(fr.Draft, sequence=big, step=small, tree=trees()), max_size=3).map(tuple),
+    rest=small,
+)
+taps = st.builds(members.Tap, epoch=big, layer=small, weight=tensors())
+losses = st.builds(Lost, peer=names, reason=text, epoch=big)
+carried = st.one_of(frames, results, features(), drafts, taps, losses)
