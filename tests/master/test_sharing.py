@@ -164,12 +164,12 @@ async def test_what_a_live_request_stands_on_is_not_given_up() -> None:
 async def test_a_new_epoch_begins_with_nothing() -> None:
     stage = Stage(SAYS, state=PLAIN)
     await stage.answer(SOT)
+    stage.ring.break_off()
     stage.conductor.epoch_ended("a worker is gone")
     assert stage.conductor.kept == ()
-    again = Stage(SAYS, state=replace(PLAIN, epoch=2))
-    stage.conductor._ring = again.ring  # type: ignore[assignment] # pyright: ignore[reportPrivateUsage]
-    stage.conductor._outbox._send = again.ring.order  # pyright: ignore[reportPrivateUsage]
-    stage.ring, stage.state = again.ring, again.state
+    stage.state = replace(PLAIN, epoch=2)
+    stage.ring.form(stage.state)
+    stage.conductor.epoch_began()
     assert cached(await stage.answer(SOT)) == 0
     assert cached(await stage.answer(SOT)) > 0
     stage.assert_clean()

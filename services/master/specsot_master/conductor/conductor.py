@@ -6,9 +6,8 @@ and leases; here, in the course and by the readers they are carried out, on one 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from typing import ParamSpec
 
 import structlog
 
@@ -22,6 +21,7 @@ from specsot_master.conductor.arrivals import Arrivals, check_time
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
+from specsot_master.conductor.guard import Guard
 from specsot_master.conductor.limits import Limits
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.notes import Notes
@@ -31,6 +31,7 @@ from specsot_master.conductor.readers import Readers, check_same
 from specsot_master.conductor.reviving import Revival
 from specsot_master.conductor.ring import ConductorConfig, Ring, RingState
 from specsot_master.conductor.roster import Roster
+from specsot_master.conductor.scheduler import Scheduler
 from specsot_master.conductor.sequences import Sequences
 from specsot_master.conductor.sharing import Sharing
 from specsot_master.conductor.trying import Forms
@@ -41,8 +42,6 @@ from specsot_master.text import Text
 log = structlog.get_logger()
 
 MOST_BREAKS = 3  # rings in a row that may break under a request that gets nowhere: it may be the reason
-
-_P = ParamSpec("_P")
 
 
 class Conductor:
@@ -69,15 +68,25 @@ class Conductor:
         self._openings = openings = Openings(text.end_ids, config.heads)
         self._sequences = Sequences(text, openings, self._outbox, config.lease)
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
-        self._course = Course(ring, self._sequences, self._sharing, self._notes, self._tell, self._fail)
-        self._roster, self._counts = Roster(config), Counts()
+        self._roster, self._counts, self._guard = Roster(config), Counts(), Guard(self._fail)
+        self._course = Course(
+            ring, self._sequences, self._sharing, self._notes, self._counts, self._tell, self._fail
+        )
         self._limits = Limits(self._clock, self._fail, ring.waiting_for, config.repair_for)
         self._readers = readers or Readers(config, self._clock, self.drop, self.renew, self._notes)
         self._arrivals = Arrivals(
             self._acceptance, forms or Forms(), self._roster, self._counts, self._clock, config
         )
-        self._epoch: int | None = None
-        self._over = 0  # the last epoch that is known to have ended
+        self._scheduler = Scheduler(
+            ring,
+            self._roster,
+            self._course,
+            self._sequences,
+            self._sharing,
+            self._guard,
+            self._clock,
+            self._begin,
+        )
 
     @property
     def idle(self) -> bool:
@@ -92,11 +101,7 @@ class Conductor:
     @property
     def free_pages(self) -> int:
         """KV pages that are promised to nobody; those of prefixes that nobody needs now are among them."""
-        state = self._ring.state()
-        if state is None:
-            return 0
-        fresh = state.epoch != self._epoch
-        return state.pages if fresh else self._sharing.ledger.free + self._sharing.spare
+        return self._scheduler.free_pages
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -192,11 +197,11 @@ class Conductor:
                 self._notes.forget(one.id)
             else:
                 self._revive(request, one.records)
-        self._fill()
+        self._scheduler.fill()
 
     def received(self, result: Result) -> None:
         """Take a result of the ring. Results of another epoch are ignored."""
-        if result.epoch != self._epoch:
+        if result.epoch != self._scheduler.epoch:
             return
         now = self._clock.now()
         for outcome in result.outcomes:
@@ -204,11 +209,11 @@ class Conductor:
         for request, outcomes in self._sequences.group(result.outcomes):
             self._guard(request, self._learn, request, outcomes, now)
         if self._sequences.freed:
-            self._fill()
+            self._scheduler.fill()
 
     def epoch_began(self) -> None:
         """The ring is complete: who waited for it goes on."""
-        self._fill()
+        self._scheduler.fill()
 
     def epoch_ended(self, reason: str) -> None:
         """The ring broke: every request waits for the next one, where it goes on from its log."""
@@ -245,7 +250,7 @@ class Conductor:
         self._course.leave(request)
         self._roster.leave(request)
         if live:
-            self._fill()
+            self._scheduler.fill()
 
     def renew(self, request: LiveRequest) -> None:
         """Longer leases where they are needed, unless the client has stopped reading. Of running ones."""
@@ -260,7 +265,7 @@ class Conductor:
         self._roster.wait(request)
         self._limits.has_ring(request)
         self._limits.watch(request)
-        self._fill()
+        self._scheduler.fill()
 
     def let_go(self, request: LiveRequest) -> None:
         """Another ring goes on with it; there is nothing of it in this one."""
@@ -286,7 +291,7 @@ class Conductor:
         self._limits.give(request, left)
         if self._ring.state() is None:
             self._limits.await_ring(request, "the ring broke before")
-        self._fill()
+        self._scheduler.fill()
         return request
 
     def _revive(self, request: LiveRequest, records: Iterable[Record]) -> None:
@@ -316,9 +321,7 @@ class Conductor:
     def _forget(self) -> None:
         """Nothing of this epoch is in the ring any more."""
         self._outbox.clear()
-        self._sequences.clear()
-        self._sharing.begin_epoch(0)
-        self._over, self._epoch = max(self._over, self._epoch or 0), None
+        self._scheduler.end_epoch()
 
     def _fail(self, request: LiveRequest, error: SpecsotError) -> None:
         log.warning("request failed", **request.named, reason=str(error))
@@ -326,59 +329,12 @@ class Conductor:
         request.feed.end(error)
         self.drop(request)
 
-    def _guard(
-        self, request: LiveRequest, act: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs
-    ) -> None:
-        """Do something for one request; what goes wrong there ends that request alone."""
-        try:
-            act(*args, **kwargs)
-        except SpecsotError as error:
-            self._fail(request, error)
-        except Exception:
-            log.exception("a request broke the master's rules", **request.named)
-            self._fail(request, SpecsotError("internal error; the master's log has the details"))
-
-    # --- using what is free ---
-
-    def _fill(self) -> None:
-        """First those who wait, then further branches of those who run."""
-        self._sequences.freed = False
-        state = self._ring.state()
-        if state is None or state.epoch <= self._over:
-            return
-        if self._epoch != state.epoch:
-            self._begin_epoch(state)
-        now = self._clock.now()
-
-        def admit(request: LiveRequest) -> bool:
-            return self._sharing.admit(request, state)
-
-        while (request := self._roster.admit_next(now, admit)) is not None:
-            if not request.begun:
-                self._counts.enter(request.prompt_tokens, request.found)
-            self._guard(request, self._course.begin, request, now)
-        for request in self._roster.interrupted:
-            self._guard(request, self._course.go_on, request, self._roster.crowded)
-        self._add_branches()
-
-    def _begin_epoch(self, state: RingState) -> None:
-        """An empty ring, perhaps of another size."""
-        self._sharing.begin_epoch(state.pages)
-        self._epoch = state.epoch
+    def _begin(self, state: RingState) -> None:
+        """A new ring, perhaps of another size."""
         self._acceptance.remember(state)
         for request in self._roster.everybody:
             self._limits.has_ring(request)
             self._guard(request, fit, request, state)
-
-    def _add_branches(self) -> None:
-        """One branch at a time for whoever's turn it is, until nobody wants one or nothing fits."""
-        stuck: set[str] = set()
-        while (request := self._roster.next_to_branch(stuck)) is not None:
-            before = len(request.sequences)
-            point = request.plan.ready()[0]
-            self._guard(request, self._course.add_branch, request, point, self._roster.crowded)
-            if len(request.sequences) == before:
-                stuck.add(request.id)
 
     # --- results ---
 

@@ -12,6 +12,7 @@ from specsot.events import Numbered
 from specsot.frames import Outcome
 from specsot.skeleton import PlanRules, Point
 from specsot_master.conductor.accepting import require_ring
+from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.live import LiveRequest, LiveSequence, check_room
 from specsot_master.conductor.notes import Notes
 from specsot_master.conductor.ring import Ring
@@ -29,10 +30,12 @@ class Course:
         sequences: Sequences,
         sharing: Sharing,
         notes: Notes,
+        counts: Counts,
         tell: Callable[[LiveRequest, Numbered], None],
         fail: Callable[[LiveRequest, SpecsotError], None],
     ) -> None:
-        self._ring, self._sequences, self._sharing, self._notes = ring, sequences, sharing, notes
+        self._ring, self._sequences, self._sharing = ring, sequences, sharing
+        self._notes, self._counts = notes, counts
         self._tell, self._fail = tell, fail
 
     def begin(self, request: LiveRequest, now: float) -> None:
@@ -41,6 +44,7 @@ class Course:
             self.go_on(request)
             return
         request.begun = True
+        self._counts.enter(request.prompt_tokens, request.found)
         self._notes.begun(request, now)
         self.obey(request, request.plan.start(request.prompt_tokens, now, request.found))
 
