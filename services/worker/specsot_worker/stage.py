@@ -124,6 +124,7 @@ class Stage:
             decoder.device,
             decoder.turn,
             decoder.kernels_read,
+            decoder.batch_invariant,
         )
 
     def _step(

@@ -158,14 +158,14 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
                 owners.append(range(top, top + high))
                 used += high
     return Tables(
-        _numbers(pieces).reshape(-1, 7),
-        _numbers(pages),
+        numbers(pieces).reshape(-1, 7),
+        numbers(pages),
         *sights,
-        *_merges(owners, len(leads)),
+        *merges_of(owners, len(leads)),
     )
 
 
-def _merges(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
+def merges_of(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
     """Starts and slots of every row, from the rows of every slot."""
     rows_of = np.concatenate([np.arange(each.start, each.stop) for each in owners])
     starts = np.zeros(rows + 1, np.int32)
@@ -233,8 +233,8 @@ def sights_of(spans: Sequence[Span]) -> Sights:
     words = max((row.bit_length() for row in rows), default=0) // WORD + 1
     packed = b"".join(row.to_bytes(4 * words, "little") for row in rows)
     bits = np.frombuffer(packed, "<i4").reshape(len(rows), words)
-    return Sights(_numbers(leads), _numbers(bases), bits)
+    return Sights(numbers(leads), numbers(bases), bits)
 
 
-def _numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:
+def numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:
     return np.array(values, np.int32)

@@ -82,18 +82,34 @@ def plan_attention(
     device: torch.device | str,
     turn: Turn | None = None,
     kernels: bool = True,
+    invariant: bool = False,
 ) -> AttentionPlan:
     """Plan one frame's attention, for `attend`: `spans` in row order, pages of `page_rows` rows.
 
     turn: needed where spans have a window; no kernel reads those. To kernels, both layouts are one.
     kernels: whether they can read the pages; rows in int8 they cannot.
+    invariant: kernels give a row the same in any company, bit for bit; windows they cannot read must not
+    keep them from the other rows.
     """
     windows = any(span.sight for span in spans)
+    if invariant and windows and len(spans) > 1:
+        given = page_rows, heads_per_kv, layout, dtype, device, turn, kernels, invariant
+        return _one_by_one(spans, [plan_attention([span], *given) for span in spans])
     if windows or not kernels or torch.device(device).type != "cuda" or find_spec("triton") is None:
         return plan_readings(spans, page_rows, heads_per_kv, layout, dtype, device, turn)
     from specsot.kernels.gpu import attention
 
-    return plan_with_kernel(attention.plan_attention(spans, page_rows, heads_per_kv, device))
+    return plan_with_kernel(attention.plan_attention(spans, page_rows, heads_per_kv, device, invariant))
+
+
+def _one_by_one(spans: Sequence[Span], plans: Sequence[AttentionPlan]) -> AttentionPlan:
+    """Every span by a plan of its own."""
+    rows = [span.rows for span in spans]
+
+    def read(q: Tensor, kv_layer: Tensor) -> Tensor:
+        return torch.cat([attend(part, kv_layer, plan) for part, plan in zip(q.split(rows), plans)])
+
+    return AttentionPlan((), (), None, None, read)
 
 
 def plan_with_kernel(plan: TreePlan) -> AttentionPlan:

@@ -18,10 +18,11 @@ from specsot.model.attention import AttentionPlan
 from specsot.model.block import Block
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.edges import HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
-from specsot.model.fused import fuse_blocks
+from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
 from specsot.model.norms import AnyNorm, Norm
+from specsot.model.product import product_of
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, WeightFiles, Weights
 
@@ -41,8 +42,10 @@ class Decoder:
         loaded: Loaded | None = None,
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
+        batch_invariant: bool = False,
     ) -> None:
         fetch = Fetch(files, dtype, device, quantization)
+        self.batch_invariant = batch_invariant
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
         self._rotary = Rotary(config.rope, config.heads, config.kv_heads, config.head_dim, device)
         self._blocks: list[Block] = []
@@ -51,7 +54,7 @@ class Decoder:
             if loaded:
                 loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
-        self._fused = fuse_blocks(self._blocks) if self.kernels_read else None
+        self._fused = fuse_blocks(self._blocks, batch_invariant) if self.kernels_read else None
         self._embedding = fetch_embedding(fetch, config) if layers.first == 0 else None
         self._norm: AnyNorm | None = None
         self._head: Linear | None = None
@@ -70,18 +73,23 @@ class Decoder:
         loaded: Loaded | None = None,
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
+        batch_invariant: bool = False,
     ) -> Decoder:
         """Read this range's weights, and no others, from a Hugging Face directory.
 
         allow_pickle_bin: see WeightFiles. quantization: what matrices are held in; embedding, norms and
         routers stay in `dtype`. kv_dtype: what its pages are kept in.
-        Errors: ModelError for the directory, InvalidRequest for a range that does not fit it.
+        batch_invariant: what a row gets is the same in any company, bit for bit.
+        Errors: ModelError for the directory, InvalidRequest for a range that does not fit it, or where no
+        kernels can do that.
         """
         config = read_config(directory)
         if not 0 <= layers.first < layers.last <= config.layers:
             raise InvalidRequest(f"layers {layers} do not fit a model of {config.layers} layers", "layers")
-        files = WeightFiles(directory, allow_pickle_bin)
-        return cls(config, files, layers, dtype, torch.device(device), loaded, quantization, kv_dtype)
+        if batch_invariant:
+            check_invariant(config, torch.device(device), bool(quantization) or kv_dtype != "auto")
+        files, where = WeightFiles(directory, allow_pickle_bin), torch.device(device)
+        return cls(config, files, layers, dtype, where, loaded, quantization, kv_dtype, batch_invariant)
 
     @property
     def edges(self) -> HeldEdges:
@@ -91,7 +99,7 @@ class Decoder:
     @property
     def capturable(self) -> bool:
         """Whether `forward` waits for nothing on the host, and leaves rows of negative slots unwritten."""
-        return self._fused is not None
+        return self._fused is not None and not self.batch_invariant
 
     @property
     def kernels_read(self) -> bool:
@@ -164,12 +172,18 @@ class Decoder:
         """Hidden [rows, H] after the last layer -> logits [rows, V]."""
         if self._norm is None or self._head is None:
             raise ModelError(f"layers {self.layers} hold no lm_head")
-        norm, weight = self._norm, self._head.weight
-        if self._fused and len(hidden) == 1 and isinstance(norm, Norm) and weight is not None:
+        norm, head = self._norm, self._head
+        if not (self._fused and isinstance(norm, Norm) and head.weight is not None):
+            return head(norm(hidden))
+        if self.batch_invariant:
+            from specsot.kernels.gpu.rows import norm_rows
+
+            return product_of(head, invariant=True)(norm_rows(hidden, norm.weight, norm.eps))
+        if len(hidden) == 1:
             from specsot.kernels.gpu.vector import multiply_row
 
-            return multiply_row(hidden, weight, (norm.weight, norm.eps))
-        return self._head(norm(hidden))
+            return multiply_row(hidden, head.weight, (norm.weight, norm.eps))
+        return head(norm(hidden))
 
 
 def _tap(hidden: Tensor, weight: Tensor, fused: Tensor | None) -> Tensor:

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from specsot.errors import InvalidRequest
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.block import Block
+from specsot.model.config import ModelConfig
 from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
 from specsot.model.mlp import GatedMlp
@@ -28,13 +31,14 @@ if TYPE_CHECKING:
 class FusedBlock:
     """The layer of a `Block`, over the same weights."""
 
-    def __init__(self, block: Block, turning: Turning) -> None:
+    def __init__(self, block: Block, turning: Turning, invariant: bool = False) -> None:
+        """invariant: one row goes the way of many, through products that are `InvariantProduct`s."""
         mlp = block.mlp
         assert isinstance(mlp, GatedMlp)
-        self._turning, config = turning, block.config
+        self._turning, self._invariant, config = turning, invariant, block.config
         self._input_norm, self._mlp_norm = _rms(block.input_norm), _rms(block.mlp_norm)
-        self._qkv, self._out = product_of(block.qkv), product_of(block.out)
-        self._gate_up, self._down = product_of(mlp.gate_up), product_of(mlp.down)
+        linears = block.qkv, block.out, mlp.gate_up, mlp.down
+        self._qkv, self._out, self._gate_up, self._down = (product_of(each, invariant) for each in linears)
         self._heads = (config.kv_heads, config.heads // config.kv_heads, config.head_dim)
 
     def forward(
@@ -44,7 +48,7 @@ class FusedBlock:
 
         slots: of the rows' KV; a row whose slot is negative leaves none.
         """
-        step = self._one if hidden.shape[0] == 1 else self._many
+        step = self._one if hidden.shape[0] == 1 and not self._invariant else self._many
         step(hidden, positions, slots, plan, kv, layer)
 
     def _one(
@@ -83,17 +87,16 @@ class FusedBlock:
         return attend(queries, kv.layers[layer], plan)
 
 
-def fuse_blocks(blocks: Sequence[Block]) -> tuple[FusedBlock, ...] | None:
+def fuse_blocks(blocks: Sequence[Block], invariant: bool = False) -> tuple[FusedBlock, ...] | None:
     """The same layers fused; None where these, or this machine, have no kernels for it."""
     on_gpu = all(_weight_is_on_gpu(block.qkv) for block in blocks)
-    if not on_gpu or find_spec("triton") is None or not all(map(can_fuse, blocks)):
+    if not on_gpu or find_spec("triton") is None or not all(can_fuse(block.config) for block in blocks):
         return None
-    return tuple(FusedBlock(block, turning_of(block)) for block in blocks)
+    return tuple(FusedBlock(block, turning_of(block), invariant) for block in blocks)
 
 
-def can_fuse(block: Block) -> bool:
-    """A layer as Llama and Qwen have it."""
-    config = block.config
+def can_fuse(config: ModelConfig) -> bool:
+    """Layers as Llama and Qwen have them."""
     plain = config.norm == "rms" and config.mlp == "gated" and config.activation == "silu"
     return plain and not (config.parallel or config.out_bias or config.mlp_bias)
 
@@ -106,6 +109,30 @@ def turning_of(block: Block) -> Turning:
     turns = frequencies(config.rope, config.head_dim).to(product_of(block.qkv).weight.device)
     weights = (norms[0].weight, norms[1].weight) if norms else None
     return Turning(config.heads, config.kv_heads, turns, config.head_dim**-0.5, weights, config.eps)
+
+
+def check_invariant(config: ModelConfig, device: torch.device, rounded: bool) -> None:
+    """Whether what a row gets can be kept from depending on its company. Raises InvalidRequest: not here.
+
+    rounded: matrices or KV rows are held in fewer bits.
+    """
+    wants = {
+        "a GPU and Triton: the sums of other libraries depend on the number of rows": _runs_kernels(device),
+        "matrices and KV rows in --dtype: rounded ones have other kernels": not rounded,
+        "layers as Llama and Qwen have them: others run in PyTorch's own operations": can_fuse(config),
+    }
+    lacking = next((want for want, there in wants.items() if not there), None)
+    if lacking:
+        raise InvalidRequest(f"--batch-invariant needs {lacking}", field="batch_invariant")
+
+
+def can_capture(config: ModelConfig, device: torch.device, rounded: bool) -> bool:
+    """Whether a range of such layers runs as captured graphs."""
+    return can_fuse(config) and _runs_kernels(device) and not rounded
+
+
+def _runs_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def _weight_is_on_gpu(linear: Linear) -> bool:

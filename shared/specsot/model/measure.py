@@ -82,8 +82,16 @@ def _forward(decoder: Decoder, kv: KVPages, rows: int) -> float:
     history, span = _behind(kv, rows)
     positions = torch.arange(history, history + rows, device=decoder.device)
     group = decoder.config.heads // decoder.config.kv_heads
-    device, kernels = decoder.device, decoder.kernels_read
-    plan = plan_attention([span], kv.page_rows, group, "packed", decoder.dtype, device, kernels=kernels)
+    plan = plan_attention(
+        [span],
+        kv.page_rows,
+        group,
+        "packed",
+        decoder.dtype,
+        decoder.device,
+        kernels=decoder.kernels_read,
+        invariant=decoder.batch_invariant,
+    )
     hidden = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
     decoder.forward(hidden, positions, positions, plan, kv)
     if decoder.device.type == "cuda":

@@ -44,10 +44,24 @@ class Product:
             hidden.addmm_(x, self.weight.t())
 
 
-def product_of(linear: Linear) -> Product:
+class InvariantProduct(Product):
+    """What a row gets is the same in any company, bit for bit: one kernel serves any number of rows."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Tensor, gated: bool = False) -> Tensor:
+        from specsot.kernels.gpu.products import multiply_rows
+
+        return multiply_rows(x, self.weight, self.bias, gated, invariant=True)
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+        hidden.add_(self(x))
+
+
+def product_of(linear: Linear, invariant: bool = False) -> Product:
     """The product of a plain linear layer."""
     assert linear.weight is not None, "packed for a CPU, or quantised"
-    return Product(linear.weight, linear.bias)
+    return (InvariantProduct if invariant else Product)(linear.weight, linear.bias)
 
 
 def captured_product(linear: Linear) -> Product | Fp8 | None:

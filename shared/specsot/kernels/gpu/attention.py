@@ -24,31 +24,45 @@ from specsot.kernels.gpu.launching import (
     on_device_of,
     power_of_two,
 )
+from specsot.kernels.lines import tabulate_lines
 from specsot.kernels.stretches import Room, Span, Tables, tabulate
 
 QUERIES, COLUMNS = 64, 64  # of a tile at most
 MERGED = 32  # parts of a row that are merged at a time
+ALIGNED = 4  # numbers: where a table begins, so that kernels compiled for one frame serve all
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
 
 
 @dataclass(frozen=True, slots=True)
 class TreePlan:
-    """What `plan_attention` decided, on the device; opaque. Good for one frame."""
+    """What `plan_attention` decided, on the device; opaque. Good for one frame.
+
+    by_slot: its pages are slots, one for every column.
+    """
 
     tables: tuple[Tensor, ...]
     slots: int
     page_rows: int
     tile: int
+    by_slot: bool = False
 
 
 def plan_attention(
-    spans: Sequence[Span], page_rows: int, heads_per_kv: int, device: torch.device | str
+    spans: Sequence[Span],
+    page_rows: int,
+    heads_per_kv: int,
+    device: torch.device | str,
+    invariant: bool = False,
 ) -> TreePlan:
-    """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device."""
-    tile = _tile_of(sum(span.rows for span in spans), heads_per_kv)
-    tables = tabulate(spans, page_rows, max(tile // heads_per_kv, 1))
-    return TreePlan(_sent(tables, device), len(tables.slots), page_rows, tile)
+    """Plan one frame's attention: `spans` in row order, pages of `page_rows` rows. One copy to the device.
+
+    invariant: what a row gets is the same in any company, bit for bit: tiles never change their size, and
+    pieces are cut by `lines`.
+    """
+    tile = QUERIES if invariant else _tile_of(sum(span.rows for span in spans), heads_per_kv)
+    tables = (tabulate_lines if invariant else tabulate)(spans, page_rows, max(tile // heads_per_kv, 1))
+    return TreePlan(_sent(tables, device), len(tables.slots), page_rows, tile, invariant)
 
 
 def room_for(rows: int, pages: int, heads_per_kv: int) -> Room:
@@ -68,9 +82,10 @@ def _tile_of(rows: int, heads_per_kv: int) -> int:
 
 
 def _sent(tables: Tables, device: torch.device | str) -> tuple[Tensor, ...]:
-    flat = torch.from_numpy(np.concatenate([each.reshape(-1) for each in tables])).to(device)
-    parts = flat.split([each.size for each in tables])
-    return tuple(part.view(each.shape) for part, each in zip(parts, tables))
+    sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
+    flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
+    parts = torch.from_numpy(flat).to(device).split(sizes)
+    return tuple(part[: each.size].view(each.shape) for part, each in zip(parts, tables))
 
 
 def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
@@ -90,7 +105,7 @@ def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
         _read[(kv_heads, len(pieces))](
             q, kv_layer, pieces, pages, leads, bases, bits, parts, weights, *q.stride()[:3],
             *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, COLUMNS,
-            plan.page_rows % COLUMNS == 0, **early_start(q),
+            plan.page_rows % COLUMNS == 0, plan.by_slot, **early_start(q),
         )  # fmt: skip
         _merge[(rows, kv_heads * g)](
             parts, weights, starts, slots, out, dim, room, MERGED, num_warps=2, **early_start(q)
@@ -124,6 +139,7 @@ def _read(
     tile: tl.constexpr,
     wide: tl.constexpr,
     flat: tl.constexpr,
+    by_slot: tl.constexpr,
     early: tl.constexpr,
 ):
     """One piece under one KV head: the softmax of its rows over its columns, and its log-sum-exp.
@@ -151,13 +167,13 @@ def _read(
     free = tl.minimum(tl.maximum(common - at, 0), columns) // wide * wide
     for left in range(0, free, wide):
         keys, values = _fetch(
-            kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat
+            kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat, by_slot
         )
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         state = _take_in(state, scores, values)
     for left in range(free, columns, wide):
         keys, values = _fetch(
-            kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat
+            kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim, room, wide, flat, by_slot
         )
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         column = left + tl.arange(0, wide)
@@ -177,15 +193,19 @@ def _read(
 @kernel
 def _fetch(
     kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim: tl.constexpr,
-    room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr,
+    room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr,
 ):  # fmt: skip
     """Keys and values of a tile of columns; flat: they lie on one page."""
     column, d = left + tl.arange(0, wide), tl.arange(0, room)
-    if flat:
+    row = column
+    if by_slot:
+        row = tl.load(pages + column, mask=column < columns, other=0)
+        page = (row // page_rows).to(tl.int64)
+    elif flat:
         page = tl.load(pages + left // page_rows).to(tl.int64)
     else:
         page = tl.load(pages + column // page_rows, mask=column < columns, other=0).to(tl.int64)
-    place = kv + page * kv_page + (column % page_rows) * kv_row
+    place = kv + page * kv_page + (row % page_rows) * kv_row
     held = (column < columns)[:, None] & (d < dim)[None, :]
     keys = tl.load(place[:, None] + d[None, :], mask=held, other=0.0)
     return keys, tl.load(place[:, None] + kv_half + d[None, :], mask=held, other=0.0)

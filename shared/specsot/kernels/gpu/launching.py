@@ -22,8 +22,16 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit
+
 HERE: AbstractContextManager[None] = nullcontext()
 HOPPER = (9, 0)
+
+
+def kernel_for_any(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
+    """A kernel that is compiled once for all values of these arguments: else 1 and multiples of 16 have forms
+    of their own.
+    """
+    return triton.jit(do_not_specialize=list(numbers))
 
 
 def power_of_two(size: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from specsot.kernels.gpu.launching import (
     await_before,
     early_start,
-    kernel,
+    kernel_for_any,
     let_next_begin,
     on_device_of,
     power_of_two,
@@ -39,6 +39,9 @@ def tile_of(gated: bool) -> Tile:
     return Tile(64, 64, 4, 3) if gated else Tile(64, 128, 4, 4)
 
 
+FIXED = Tile(64, 64, 4, 3)  # fits a GPU's shared memory in fp32, too
+
+
 def pays(rows: int, outputs: int, gated: bool) -> bool:
     """Whether the library's product is slower."""
     wanted = outputs // 2 if gated else outputs
@@ -46,19 +49,25 @@ def pays(rows: int, outputs: int, gated: bool) -> bool:
 
 
 def multiply_rows(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: bool = False, tile: Tile | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gated: bool = False,
+    tile: Tile | None = None,
+    invariant: bool = False,
 ) -> Tensor:
-    """x @ weight.T + bias, summed in fp32 in an order that does not depend on how many rows there are.
+    """x @ weight.T + bias, summed in fp32.
 
     x: [rows, inputs]; weight: [outputs, inputs], contiguous; bias: [outputs], of products that are not gated.
     gated:   the result is silu(first half) * second half.
+    invariant: what a row gets is the same in any company, bit for bit: one tile for any number of rows.
     returns  [rows, outputs, or half of it].
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     wanted = outputs // 2 if gated else outputs
     out = x.new_empty((rows, wanted))
-    high, wide, warps, stages = tile or tile_of(gated)
-    many = min(max(power_of_two(rows), 16), ROWS)
+    high, wide, warps, stages = tile or (FIXED if invariant else tile_of(gated))
+    many = ROWS if invariant else min(max(power_of_two(rows), 16), ROWS)
     with on_device_of(x):
         _multiply[(-(-wanted // high), -(-rows // many))](
             x, weight, out if bias is None else bias, out, rows, wanted, inputs, x.stride(0), many, high,
@@ -68,7 +77,7 @@ def multiply_rows(
     return out
 
 
-@kernel
+@kernel_for_any("rows")
 def _multiply(
     x, weight, bias, out, rows, outputs, inputs, from_x, many: tl.constexpr, high: tl.constexpr,
     wide: tl.constexpr, biased: tl.constexpr, gated: tl.constexpr, early: tl.constexpr,

@@ -1,0 +1,99 @@
+"""Batch-invariant: logits are the same bits plain, as a tree, in chunks, beside others, behind moved rows.
+
+On a GPU alone: in Triton's interpreter NumPy multiplies, whose sums depend on where in a tile a row lies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specsot.errors import InvalidRequest
+from specsot.members import Quantization, Range
+from specsot.model.attention import Span, plan_attention
+from specsot.model.decoder import Decoder
+from specsot.tree import ancestry, depths
+from tests.model.tiny import write_model
+
+pytestmark = pytest.mark.torch
+
+PAGE = 16
+DEVICE = "cuda"
+PROMPT = [3 + place * 7 % 90 for place in range(600)]  # a line of it is cut once
+WRITTEN = [11, 12, 13, 14]
+
+
+class Texts:
+    """Some sequences over one decoder; each has pages of its own."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder, self.kv = decoder, decoder.make_kv(160, PAGE)
+
+    def pages(self, text: int) -> tuple[int, ...]:
+        return tuple(4 * page + text for page in range(40))
+
+    def slot(self, text: int, column: int) -> int:
+        return self.pages(text)[column // PAGE] * PAGE + column % PAGE
+
+    @torch.inference_mode()
+    def feed(self, *parts: tuple[int, int, list[int], tuple[int, ...] | None]) -> list[torch.Tensor]:
+        """One frame: of each part (text, column, tokens, parents of a tree or None) the logits."""
+        spans, tokens, positions, slots = list[Span](), list[int](), list[int](), list[int]()
+        for text, start, own, parents in parts:
+            seen = None if parents is None else ancestry(parents)
+            spans.append(Span(len(own), start, len(own), self.pages(text), seen))
+            tokens += own
+            positions += [start + deep for deep in (range(len(own)) if parents is None else depths(parents))]
+            slots += [self.slot(text, start + row) for row in range(len(own))]
+        config, kind = self._decoder.config, self._decoder.dtype
+        group = config.heads // config.kv_heads
+        plan = plan_attention(spans, PAGE, group, "batched", kind, DEVICE, invariant=True)
+        entry = self._decoder.embed(torch.tensor(tokens, device=DEVICE))
+        at, places = torch.tensor(positions, device=DEVICE), torch.tensor(slots, device=DEVICE)
+        hidden, _ = self._decoder.forward(entry, at, places, plan, self.kv)
+        return list(self._decoder.logits(hidden).cpu().split([len(own) for _, _, own, _ in parts]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_text_is_the_same_bits_in_any_company(tmp_path: Path, family: str, kind: torch.dtype) -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_attention_heads": 8,
+        "head_dim": 64,
+    }
+    write_model(tmp_path, family, num_hidden_layers=2, max_position_embeddings=1024, **sizes)
+    texts = Texts(Decoder.load(tmp_path, Range(0, 2), kind, DEVICE, batch_invariant=True))
+    n = len(PROMPT)
+    told = texts.feed((0, 0, PROMPT, None))[0]
+    plain = torch.cat([texts.feed((0, n + at, [token], (0,)))[0] for at, token in enumerate(WRITTEN)])
+    # in chunks, beside another text's prompt
+    texts.feed((1, 0, PROMPT[:1], None))
+    chunked = texts.feed((2, 0, WRITTEN, None), (1, 1, PROMPT[1:], None))[1]
+    assert torch.equal(chunked, told[1:])
+    # a tree whose path is what was written, beside that other text
+    tree, parents = [11, 50, 12, 60, 13], (0, 0, 0, 1, 2)
+    found = texts.feed((2, len(WRITTEN), [5], (0,)), (1, n, tree, parents))[1]
+    assert torch.equal(found[[0, 2, 4]], plain[:3])
+    # its accepted rows move up, and the text goes on
+    texts.kv.move([(texts.slot(1, n + source), texts.slot(1, n + at)) for at, source in ((1, 2), (2, 4))])
+    assert torch.equal(texts.feed((1, n + 3, WRITTEN[3:], (0,)))[0], plain[3:])
+
+
+@pytest.mark.parametrize(
+    ("device", "quantization", "why"),
+    [("cpu", None, "a GPU and Triton: "), ("cuda", "int8", "matrices and KV rows in --dtype: ")],
+)
+def test_what_cannot_promise_that_is_refused(
+    demo_model: Path, device: str, quantization: Quantization | None, why: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^--batch-invariant needs {why}"):
+        Decoder.load(
+            demo_model / "base", Range(0, 1), torch.float16, device, False, None, quantization, "auto", True
+        )
