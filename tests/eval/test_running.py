@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import pytest
 
 from specsot.errors import InvalidRequest
+from specsot.params import Window
 from specsot_app.eval.folder import Folder, read_records
 from specsot_app.eval.judging import Judge
 from specsot_app.eval.running import Run, evaluate
@@ -64,6 +65,14 @@ async def test_a_run_that_was_broken_off_asks_only_what_is_left(tmp_path: Path) 
 
 async def test_the_demo_models_quality_means_nothing(tmp_path: Path) -> None:
     assert "means nothing" in await ask(Speaker(), tmp_path, wanted=Wanted())
+
+
+async def test_a_preset_is_for_every_question(tmp_path: Path) -> None:
+    speaker = Speaker()
+    await ask(speaker, tmp_path, wanted=replace(ELSEWHERE, preset="long"))
+    assert {one.window for one in speaker.asked} == {Window(4, 1020)}
+    with pytest.raises(InvalidRequest, match="preset was 'long', is 'small'"):
+        await ask(Speaker(), tmp_path, wanted=replace(ELSEWHERE, preset="small"))
 
 
 async def test_what_was_refused_is_told_and_not_scored(tmp_path: Path) -> None:

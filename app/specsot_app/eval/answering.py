@@ -5,13 +5,13 @@ Refuses to know files, other prompts, and what records come to.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
-from specsot.params import Message, Mode
+from specsot.params import Ask, Message, Mode
 from specsot.view import View, advance
 from specsot_app.answers import Answer, answer_of
 from specsot_app.asking import ask_of
@@ -20,15 +20,15 @@ from specsot_app.eval.tasks import Prompt, score
 from specsot_app.fleets import Fleet
 
 
-async def answer_to(fleet: Fleet, prompt: Prompt, mode: Mode, tokens: int) -> Record:
-    """As many turns as were answered; `error` says why one was not."""
+async def answer_to(fleet: Fleet, prompt: Prompt, mode: Mode, asked: Mapping[str, Any]) -> Record:
+    """As many turns as were answered; `error` says why one was not. asked: options of every request."""
     turns: list[dict[str, Any]] = []
     record = about(prompt, mode) | {"scores": {}, "turns": turns}
     said: list[Message] = []
     for question in prompt.turns:
         said.append(Message("user", question))
         try:
-            told = await _answer(fleet, said, mode, tokens)
+            told = await _answer(fleet, ask_of(said, mode=mode, **asked))
         except InvalidRequest as error:  # too long for the model's context, say
             return record | {"error": str(error)}
         if told.reason is Reason.FAILED:
@@ -46,10 +46,9 @@ def about(prompt: Prompt, mode: Mode) -> Record:
     return named | {"questions": list(prompt.turns)}
 
 
-async def _answer(fleet: Fleet, said: Sequence[Message], mode: Mode, tokens: int) -> Answer:
+async def _answer(fleet: Fleet, ask: Ask) -> Answer:
     view = View()
-    asked = ask_of(said, mode=mode, max_new_tokens=tokens)
-    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(asked))) as events:
+    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
         async for numbered in events:
             view = advance(view, numbered.event)
     return answer_of(view)

@@ -21,6 +21,7 @@ from specsot_app.eval.table import lines_of
 from specsot_app.eval.tasks import Prompt
 from specsot_app.eval.verdicts import has_failed, judge_pair
 from specsot_app.fleets import Opener, Wanted
+from specsot_app.presets import request_with
 from specsot_app.terminal.progress import counting
 
 MODES: tuple[Mode, ...] = ("direct", "sot")
@@ -34,7 +35,10 @@ Draw = Callable[[Sequence[Line], Path, TextIO], None]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is asked of whom, and where it is kept. tokens: of an answer, at most."""
+    """What is asked of whom, and where it is kept. tokens: of an answer, at most.
+
+    What a preset in `wanted` says of requests holds for every one of them.
+    """
 
     prompts: Sequence[Prompt]
     wanted: Wanted
@@ -76,13 +80,14 @@ async def ask_all(run: Run, err: TextIO, opener: Opener) -> list[Record]:
     ]
     kept = {key_of(record): record for record in read_records(run.folder.records)}
     left = [one for one in asked if one[2] not in kept]
+    options = request_with(run.wanted.preset, {"max_new_tokens": run.tokens})
     if left:
         fleet = await opener(run.wanted)
         try:
             run.folder.begin(settings_of(run.wanted, run.tokens) | await served_by(fleet, run.wanted))
             with counting(err, "answers", len(left)) as count:
                 for prompt, mode, key in left:
-                    kept[key] = await answer_to(fleet, prompt, mode, run.tokens)
+                    kept[key] = await answer_to(fleet, prompt, mode, options)
                     append(run.folder.records, kept[key])
                     count()
         finally:
