@@ -113,6 +113,15 @@ def test_a_fleet_that_never_drafted_is_told() -> None:
     assert not replace(idle, drafter="none").idle
 
 
+def test_a_rounded_base_is_its_own_reference() -> None:
+    told = report(Difference(9, 7, 8, 0.5), rounding="int4, int8 KV")
+    lines = list(lines_of(told, spell=str))
+    assert "the base in int4, int8 KV by itself 8 '8'" in lines[1]
+    assert "answers are what the base in int4, int8 KV by itself writes" in lines[3]
+    assert as_json(told)["reference"] == "the base in int4, int8 KV by itself"
+    assert as_json(report())["reference"] == "Transformers"
+
+
 def test_questions_come_from_a_file_or_are_our_own(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_text("Why?\n\n  And 睡眠?  \n", encoding="utf-8")
@@ -160,6 +169,17 @@ def test_the_demo_pair_holds(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.torch
+def test_a_rounded_pair_holds(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("Explain tides.\n")
+    rounded = ["--quantization", "fp8", "--draft-quantization", "fp8", "--kv-cache-dtype", "auto"]
+    assert main(["verify", str(file), "--max-new-tokens", "12", *rounded]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("1 of 1 answers are what the base in fp8 by itself writes")
+    assert lines[-1] == "the head fits"
+
+
+@pytest.mark.torch
 @pytest.mark.processes
 def test_a_fleet_of_processes_is_verified_the_same_way(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "prompts"
@@ -191,7 +211,8 @@ def test_a_fleet_that_lies_is_found_out(capsys: Any) -> None:
 def test_the_reference_names_every_token_it_would_not_have_written(demo_model: Path) -> None:
     import torch
 
-    from specsot_app.verify.reference import Reference
+    from specsot_app.bench.perplexity import load_whole
+    from specsot_app.verify.reference import Itself, Reference
 
     reference, prompt = Reference(demo_model / "base", torch.float32, "cpu"), list(range(300, 310))
     written: list[int] = []
@@ -200,6 +221,10 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
         assert (wish.at, wish.ours) == (len(written), None)
         written.append(wish.theirs)
     assert reference.compare(prompt, written, ends=None) == []
+    itself = Itself(load_whole(demo_model / "base", "fp32"))
+    assert itself.compare(prompt, written, ends=None) == []
+    (own,), (theirs,) = (one.compare(prompt, written, ends=[]) for one in (itself, reference))
+    assert (own.at, own.theirs, own.gap) == (6, theirs.theirs, pytest.approx(theirs.gap, abs=1e-3))
     changed = [*written[:3], written[3] + 1]
     (found,) = reference.compare(prompt, changed, ends=None)
     assert (found.at, found.ours, found.theirs) == (3, changed[3], written[3])

@@ -14,10 +14,11 @@ import torch
 
 from specsot.errors import InvalidRequest
 from specsot.frames import Chunk, Frame, Opening
-from specsot.members import Range
+from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
+from specsot.model.quantization import check_quantization
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_worker.stage import Stage
 
@@ -26,10 +27,17 @@ PAGE_ROWS, CHUNK = 256, 256  # rows of a page, and of a frame
 Policy = Window | Pruning | HeadWindows | None
 
 
-def load_whole(model: Path, dtype: str = "auto", device: str = "cpu") -> Decoder:
+def load_whole(
+    model: Path,
+    dtype: str = "auto",
+    device: str = "cpu",
+    quantization: Quantization | None = None,
+    kv_dtype: KvDtype = "auto",
+) -> Decoder:
     """All layers of a model directory, to score any number of texts with. Raises ModelError."""
-    whole = Range(0, read_config(model).layers)
-    return Decoder.load(model, whole, resolve_dtype(dtype, device), device)
+    whole, numbers = Range(0, read_config(model).layers), resolve_dtype(dtype, device)
+    check_quantization(quantization)
+    return Decoder.load(model, whole, numbers, device, quantization=quantization, kv_dtype=kv_dtype)
 
 
 def perplexity(model: Decoder | Path, tokens: Sequence[int], policy: Policy = None, first: int = 1) -> float:

@@ -31,7 +31,13 @@ def verify(
     drafter_rope_theta: options.RopeTheta = None,
     aux_layers: options.AuxLayers = None,
     drafter: options.Drafter = None,
+    preset: options.AnyPreset = None,
     dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with; only fp32 is exact.")] = "fp32",
+    quantization: options.Rounding = None,
+    kv_cache_dtype: options.KvNumbers = None,
+    batch_invariant: options.BatchInvariant = False,
+    draft_dtype: options.DraftNumbers = None,
+    draft_quantization: options.DraftRounding = None,
     device: options.Device = "cpu",
     stages: Annotated[int | None, typer.Option(help="Layer ranges; two if not given.")] = None,
     layers: options.Layers = None,
@@ -49,7 +55,8 @@ def verify(
 ) -> int:
     """Compare a fleet's answers with Transformers, token for token, and say whether the head fits.
 
-    Exit status 0: all the same, and it fits. With --vectors: compare with what was recorded instead.
+    Exit status 0: all the same, and it fits. A base in fewer bits is compared with itself, read in one pass.
+    With --vectors: compare with what was recorded instead.
     """
     if vectors is not None:
         if prompts is not None:

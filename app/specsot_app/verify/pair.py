@@ -1,4 +1,4 @@
-"""`specsot verify`: a fleet's answers beside Transformers', and its head beside its base.
+"""`specsot verify`: a fleet's answers beside a reference's, and its head beside its base.
 
 Refuses to know how answers are made and measured; it takes one step behind the other, so that only one
 copy of the model is in memory at a time.
@@ -19,7 +19,7 @@ from specsot_app.hush import hush
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
 from specsot_app.verify.questions import choose_questions
-from specsot_app.verify.reference import Reference
+from specsot_app.verify.reference import Itself, Reference
 from specsot_app.verify.report import Answer, Report, as_json, lines_of
 from specsot_app.verify.served import Served, ask_all
 from specsot_app.verify.trials import Pair, try_head
@@ -50,7 +50,7 @@ def verify(
     as_object: bool,
     opener: Opener = open_fleet,
 ) -> int:
-    """Print what was found; 0: every answer is Transformers' and the head fits, 1: not so."""
+    """Print what was found; 0: every answer is the reference's and the head fits, 1: not so."""
     task = Task(_put_to_the_test(wanted), choose_questions(file, wanted.model is None), tokens, near)
     report = examine(task, opener)
     text = Text(models_of(wanted).base)
@@ -62,7 +62,7 @@ def verify(
 
 
 def examine(task: Task, opener: Opener) -> Report:
-    """Ask the fleet, then Transformers, then the head. Raises what opening and loading raise."""
+    """Ask the fleet, then the reference, then the head. Raises what opening and loading raise."""
     hush()
     models, drafter = models_of(task.wanted), _drafter(task.wanted)
     served = run(_serve(task, drafter, opener))
@@ -72,7 +72,7 @@ def examine(task: Task, opener: Opener) -> Report:
     if models.draft is not None and drafter == "eagle" and spoken:
         with counting(sys.stderr, "drafting them with the head", 1):
             fit = try_head(_pair(task.wanted, models.base, models.draft), spoken)
-    return Report(answers, task.near, drafter, fit)
+    return Report(answers, task.near, drafter, fit, _rounding(task.wanted))
 
 
 def _drafter(wanted: Wanted) -> DrafterName:
@@ -93,10 +93,10 @@ async def _serve(task: Task, drafter: DrafterName, opener: Opener) -> list[Serve
 
 def _compare(task: Task, served: list[Served]) -> tuple[Answer, ...]:
     wanted, base = task.wanted, models_of(task.wanted).base
-    reference = Reference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
+    reference = _reference(wanted, base)
     ends = Text(base).end_ids
     answers: list[Answer] = []
-    with counting(sys.stderr, "reading the answers with Transformers", len(served)) as step:
+    with counting(sys.stderr, "reading the answers again", len(served)) as step:
         for one in served:
             found = reference.compare(one.prompt, one.tokens, ends if one.ended else None)
             answers.append(Answer(one.question, len(one.tokens), one.per_lap, tuple(found)))
@@ -104,10 +104,32 @@ def _compare(task: Task, served: list[Served]) -> tuple[Answer, ...]:
     return tuple(answers)
 
 
+def _reference(wanted: Wanted, base: Path) -> Reference | Itself:
+    if _rounding(wanted):
+        return Itself(_pair(wanted, base, base).base())
+    return Reference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
+
+
+def _rounding(wanted: Wanted) -> str:
+    """What the base is held in, where that makes another model of it."""
+    kept = "int8 KV" if wanted.kv_cache_dtype == "int8" else None
+    return ", ".join(filter(None, (wanted.quantization, kept)))
+
+
 def _pair(wanted: Wanted, base: Path, draft: Path) -> Pair:
-    dtype = resolve_dtype(wanted.dtype, wanted.device)
+    own = wanted.draft_dtype and resolve_dtype(wanted.draft_dtype, wanted.device)
     return Pair(
-        base, draft, dtype, wanted.device, wanted.model_format, wanted.draft_format, overrides_of(wanted)
+        base,
+        draft,
+        resolve_dtype(wanted.dtype, wanted.device),
+        wanted.device,
+        wanted.model_format,
+        wanted.draft_format,
+        overrides_of(wanted),
+        wanted.quantization,
+        wanted.kv_cache_dtype or "auto",
+        own,
+        wanted.draft_quantization,
     )
 
 

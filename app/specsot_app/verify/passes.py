@@ -16,15 +16,24 @@ from specsot.model.kv import KVPages
 from specsot_drafter.heads.eagle import EagleHead
 
 
+def read_base(base: Decoder, tokens: Tensor) -> Tensor:
+    """The states [n, H] behind the last layer."""
+    return _through_base(base, tokens, {})[0]
+
+
 def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
-    """The states [n, H] behind the last layer, and the sum [n, Hd] over the taps."""
+    """The same, and the sum [n, Hd] over the taps."""
+    hidden, fused = _through_base(base, tokens, taps)
+    assert fused is not None
+    return hidden, fused
+
+
+def _through_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
     rows, config = len(tokens), base.config
     plan = _plan(rows, rows, config.heads // config.kv_heads, base.dtype, base.device)
     places = torch.arange(rows, device=base.device)
     slices = {layer: part.to(base.device, base.dtype) for layer, part in taps.items()}
-    hidden, fused = base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
-    assert fused is not None
-    return hidden, fused
+    return base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
 
 
 def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) -> tuple[Tensor, KVPages]:

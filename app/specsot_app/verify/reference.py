@@ -1,6 +1,7 @@
-"""Transformers' word on a text: where its own greedy decoding would have written something else.
+"""What a text is compared with: where greedy decoding by itself would have written something else.
 
-Refuses to know who wrote the text, and SpecSoT's engine.
+Refuses to know who wrote the text. Transformers decides, which knows nothing of SpecSoT's engine; about a
+base whose matrices or KV rows are rounded only the base itself can, for nobody else rounds as it does.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from specsot.errors import ModelError
+from specsot.model.decoder import Decoder
 from specsot_app.hush import hushed
+from specsot_app.verify.passes import read_base
 from specsot_app.verify.report import Difference
 
 
 class Reference:
-    """A model loaded the ordinary way."""
+    """A model as Transformers loads and runs it."""
 
     def __init__(self, model: Path, dtype: torch.dtype, device: str) -> None:
         """Raises ModelError where Transformers cannot load it."""
@@ -42,11 +45,33 @@ class Reference:
         next; None where the answer was cut off.
         """
         fed = torch.tensor([[*prompt, *written]], device=self._device)
-        logits = self._model(fed, logits_to_keep=len(written) + 1).logits[0].float()
-        first, second = logits.topk(2).values.unbind(-1)
-        choices, gaps = logits.argmax(-1).tolist(), (first - second).tolist()
-        wrong = [at for at, token in enumerate(written) if choices[at] != token]
-        found = [Difference(at, written[at], choices[at], gaps[at]) for at in wrong]
-        if ends is not None and choices[-1] not in ends:
-            found.append(Difference(len(written), None, choices[-1], gaps[-1]))
-        return found
+        logits = self._model(fed, logits_to_keep=len(written) + 1).logits[0]
+        return _differences(logits.float(), written, ends)
+
+
+class Itself:
+    """A model as SpecSoT reads a whole text, in one pass without drafts."""
+
+    def __init__(self, base: Decoder) -> None:
+        self._base = base
+
+    @torch.inference_mode()
+    def compare(
+        self, prompt: Sequence[int], written: Sequence[int], ends: Collection[int] | None
+    ) -> list[Difference]:
+        """As `Reference.compare`."""
+        hidden = read_base(self._base, torch.tensor([*prompt, *written], device=self._base.device))
+        return _differences(self._base.logits(hidden[len(prompt) - 1 :]).float(), written, ends)
+
+
+def _differences(
+    logits: torch.Tensor, written: Sequence[int], ends: Collection[int] | None
+) -> list[Difference]:
+    """logits: [written + 1, V], before each token and behind the last."""
+    first, second = logits.topk(2).values.unbind(-1)
+    choices, gaps = logits.argmax(-1).tolist(), (first - second).tolist()
+    wrong = [at for at, token in enumerate(written) if choices[at] != token]
+    found = [Difference(at, written[at], choices[at], gaps[at]) for at in wrong]
+    if ends is not None and choices[-1] not in ends:
+        found.append(Difference(len(written), None, choices[-1], gaps[-1]))
+    return found

@@ -44,12 +44,18 @@ class Report:
     """near: the gap below which a difference is a matter of rounding. fit None: no head was looked at.
 
     drafter: whom the fleet was asked to draft with.
+    rounding: what the base is held in, where it read the answers itself; empty: Transformers did.
     """
 
     answers: tuple[Answer, ...]
     near: float
     drafter: str
     fit: Fit | None = None
+    rounding: str = ""
+
+    @property
+    def reference(self) -> str:
+        return f"the base in {self.rounding} by itself" if self.rounding else "Transformers"
 
     def first(self, answer: Answer) -> Difference | None:
         """The first difference that rounding does not explain."""
@@ -87,10 +93,10 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
         state = "same" if first is None else "DIFFERS"
         yield f"{state:<8}{answer.tokens:>4} tokens  {answer.per_lap:.2f} a lap  {answer.question[:60]}"
         if first is not None:
-            yield f"        {_spell(first, spell)}"
+            yield f"        {_spell(first, report.reference, spell)}"
     same = sum(report.first(answer) is None for answer in report.answers)
     yield (
-        f"{same} of {len(report.answers)} answers are what Transformers writes, token for token "
+        f"{same} of {len(report.answers)} answers are what {report.reference} writes, token for token "
         f"({report.tokens} tokens, {report.ties} near ties fell the other way)"
     )
     if same == len(report.answers) and not report.identical:
@@ -101,9 +107,9 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
         yield from _lines_of_fit(report.fit)
 
 
-def _spell(one: Difference, spell: Spell) -> str:
+def _spell(one: Difference, reference: str, spell: Spell) -> str:
     ours = "ended" if one.ours is None else f"wrote {one.ours} {spell(one.ours)!r}"
-    theirs = f"Transformers {one.theirs} {spell(one.theirs)!r}"
+    theirs = f"{reference} {one.theirs} {spell(one.theirs)!r}"
     return f"at token {one.at}: {ours}, {theirs}; its two best logits are {one.gap:.1e} apart"
 
 
@@ -130,6 +136,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "holds": report.holds,
         "identical": report.identical,
         "tokens": report.tokens,
+        "reference": report.reference,
         "near": report.near,
         "near_ties": report.ties,
         "drafter": report.drafter,

@@ -12,7 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specsot.members import AS_PUBLISHED, Overrides, Range, TreeShape, WeightFormat
+from specsot.members import (
+    AS_PUBLISHED,
+    KvDtype,
+    Overrides,
+    Quantization,
+    Range,
+    TreeShape,
+    WeightFormat,
+)
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot_app.verify.fit import Acceptance, Fit, choose_trial, think_of_trials
@@ -30,7 +38,10 @@ Spoken = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, what the 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Where base and head lie, and how they are read. overrides: of the head's config."""
+    """Where base and head lie, and how they are read. overrides: of the head's config.
+
+    dtype, quantization, kv_dtype: of the base; draft_dtype (None: the same), draft_quantization: of the head.
+    """
 
     model: Path
     draft_model: Path
@@ -39,20 +50,28 @@ class Pair:
     model_format: WeightFormat = "safetensors"
     draft_format: WeightFormat = "safetensors"
     overrides: Overrides = AS_PUBLISHED
+    quantization: Quantization | None = None
+    kv_dtype: KvDtype = "auto"
+    draft_dtype: torch.dtype | None = None
+    draft_quantization: Quantization | None = None
 
     def base(self) -> Decoder:
-        layers = Range(0, read_config(self.model).layers)
-        return Decoder.load(self.model, layers, self.dtype, self.device, self.model_format == "bin")
+        layers, pickled = Range(0, read_config(self.model).layers), self.model_format == "bin"
+        held, kept = self.quantization, self.kv_dtype
+        return Decoder.load(
+            self.model, layers, self.dtype, self.device, pickled, quantization=held, kv_dtype=kept
+        )
 
     def head(self, overrides: Overrides) -> EagleHead:
         return load_head(
             self.draft_model,
             self.model,
-            self.dtype,
+            self.draft_dtype or self.dtype,
             self.device,
             self.draft_format == "bin",
             self.model_format == "bin",
             overrides,
+            self.draft_quantization,
         )
 
 
@@ -60,20 +79,22 @@ class Pair:
 def try_head(pair: Pair, spoken: Spoken) -> Fit:
     """Draft behind every prompt as the base spoke; then see whether another setting explains it better."""
     base, head = pair.base(), pair.head(pair.overrides)
-    as_is = draft(base, head, spoken)
+    lengths = [(prompt, len(written)) for prompt, written in spoken]
+    as_is = draft(base, head, lengths)
     taps = None if isinstance(head.fusion, Final) else head.taps
     trials = think_of_trials(pair.overrides, taps, base.config.layers, base.config.rope.theta)
     told = {trial: explain(base, pair.head(trial), spoken) for trial in trials}
     chosen = choose_trial(explain(base, head, spoken), told)
-    return Fit(as_is) if chosen is None else Fit(as_is, chosen, draft(base, pair.head(chosen), spoken))
+    return Fit(as_is) if chosen is None else Fit(as_is, chosen, draft(base, pair.head(chosen), lengths))
 
 
-def draft(base: Decoder, head: EagleHead, spoken: Spoken) -> Acceptance:
-    """Drafts accepted in every lap of writing each text again, all texts side by side."""
-    most = max(len(written) for _, written in spoken)
-    laps = Laps(base, head, SHAPE, [len(prompt) for prompt, _ in spoken], most + SHAPE.depth + 2)
-    begin(laps, {i: prompt for i, (prompt, _) in enumerate(spoken)})
-    left = {i: len(written) for i, (_, written) in enumerate(spoken) if written}
+@torch.inference_mode()
+def draft(base: Decoder, head: EagleHead, wanted: Sequence[tuple[Sequence[int], int]]) -> Acceptance:
+    """Drafts accepted in every lap of writing so many tokens behind each prompt, all side by side."""
+    most = max(tokens for _, tokens in wanted)
+    laps = Laps(base, head, SHAPE, [len(prompt) for prompt, _ in wanted], most + SHAPE.depth + 2)
+    begin(laps, {i: prompt for i, (prompt, _) in enumerate(wanted)})
+    left = {i: tokens for i, (_, tokens) in enumerate(wanted) if tokens}
     lengths: list[int] = []
     while left:
         paths = {i: verdict.nodes for i, (_, verdict) in take_lap(laps, left).items()}
