@@ -68,7 +68,8 @@ class Wanted:
     model None: the demo model, with its head. draft_model None: no drafter (but the demo's own), unless
     `drafter` needs none. drafter None: a head, where there is one.
     dtype, quantization, kv_cache_dtype: what the base computes in, and what its matrices and KV rows are held
-    in. draft_dtype, draft_quantization: of what drafts; draft_dtype None: the base's dtype.
+    in. batch_invariant: on GPUs, what a row gets is the same in any company, bit for bit.
+    draft_dtype, draft_quantization: of what drafts; draft_dtype None: the base's dtype.
     preset: what the settings were filled in from.
     stages: how many layer ranges. layers: which, such as "0:4,4:8".
     devices: where each of them is, "127.0.0.1#0,127.0.0.1#cpu"; the drafter is beside the last one.
@@ -89,6 +90,7 @@ class Wanted:
     dtype: Dtype = "auto"
     quantization: Quantization | None = None
     kv_cache_dtype: KvDtype | None = None
+    batch_invariant: bool = False
     draft_dtype: Dtype | None = None
     draft_quantization: Quantization | None = None
     preset: Preset | None = None
@@ -296,6 +298,7 @@ async def open_local(wanted: Wanted, models: Models, watch: Watch | None = None)
         dtype=wanted.dtype,
         quantization=wanted.quantization,
         kv_dtype=wanted.kv_cache_dtype or "auto",
+        batch_invariant=wanted.batch_invariant,
         draft_dtype=wanted.draft_dtype,
         draft_quantization=wanted.draft_quantization,
         device=wanted.device,

@@ -154,7 +154,10 @@ def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[Place]:
 
 def runs(wanted: Wanted, models: Models, number: int) -> tuple[str, ...]:
     held = flags_of(
-        dtype=wanted.dtype, quantization=wanted.quantization, kv_cache_dtype=wanted.kv_cache_dtype
+        dtype=wanted.dtype,
+        quantization=wanted.quantization,
+        kv_cache_dtype=wanted.kv_cache_dtype,
+        batch_invariant="on" if wanted.batch_invariant else None,
     )
     return (*held, *flags_of(layers=models.layers[number] if models.layers else None))
 

@@ -47,8 +47,8 @@ class LocalOptions:
     name: the model's public one; empty: its directory's.
     stages: how many workers share the layers. layers, devices: of each of them, if chosen; the drafter is
     beside the last one.
-    dtype, quantization, kv_dtype, batch_invariant: of the base; draft_dtype (None: the same), draft_quantization: of what
-    drafts.
+    dtype, quantization, kv_dtype, batch_invariant: of the base; draft_dtype (None: the same),
+    draft_quantization: of what drafts.
     kv_memory: bytes for the KV pages of each member. draft_timeout: seconds stage 0 waits for a tree.
     conduct: how requests are treated.
     """

@@ -60,3 +60,10 @@ def test_base_and_head_hear_of_their_own(tmp_path: Path) -> None:
         assert "--dtype fp32 --quantization int4 --kv-cache-dtype int8" in said
     assert "--dtype bf16 --quantization int8" in " ".join(drafter.arguments)
     assert "kv-cache" not in " ".join((*master.arguments, *drafter.arguments))
+
+
+def test_workers_hear_of_the_same_bits(tmp_path: Path) -> None:
+    wanted = Wanted(kind="processes", batch_invariant=True)
+    _, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
+    assert all("--batch-invariant on" in " ".join(worker.arguments) for worker in workers)
+    assert "--batch-invariant" not in drafter.arguments

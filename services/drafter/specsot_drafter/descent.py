@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specsot.kernels.growing import WORD, Frontier, Pool
 from specsot.model.attention import AttentionPlan, Span, plan_with_kernel
+from specsot.model.fitting import graph_bytes
 from specsot.model.laps import Capture, bucket_of
 from specsot.model.staging import Numbers, Staging, size_of, views
 from specsot_drafter.extension import Stretch
@@ -105,6 +106,15 @@ class Descents:
         bucket = bucket_of(len(seeds), self._trees)
         descent = self._descents.get((bucket or 0, levels))
         return None if descent is None else descent.run(seeds, self._staging)
+
+
+def descents_of(head: FusedHead, k: int) -> int:
+    """Bytes that graphs of `k` nodes a level take at most."""
+    shape = head.shape
+    heads = shape.heads, shape.kv_heads, shape.head_dim
+    stream = 8 * shape.hidden + 3 * shape.intermediate + 2 * shape.vocab
+    columns = stream + 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    return graph_bytes(max(TREES) * k, heads, columns, head.dtype.itemsize)
 
 
 class _Descent:

@@ -69,9 +69,10 @@ class Source:
         )
 
     def engine(self, configuration: Configuration) -> DraftEngine:
-        """The engine for one epoch, with empty pages."""
+        """The engine for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         has_text = (self._supply.model / "tokenizer.json").exists()
         vocabulary = read_vocabulary(self._supply.model, self._config.vocab) if has_text else None
+        self._check_graphs(configuration)
         ways: dict[DrafterName, tuple[Drafter, Rule]] = {}
         for name, way in self._ways.items():
             drafter = way.drafter(configuration)
@@ -89,6 +90,14 @@ class Source:
         held = Held(supply.numbers.itemsize, supply.quantization)
         need = Need(drafts_of(files, held), supply.kv_memory)
         check_fit(f"{supply.drafter} drafts", need, supply.device, self._room(supply.device))
+
+    def _check_graphs(self, configuration: Configuration) -> None:
+        """Before they are captured, where there are any."""
+        supply, way = self._supply, self._first
+        pages = configuration.pages * configuration.page_rows * way.row_bytes
+        if graphs := way.graph_bytes(configuration):
+            need = Need(0, pages, graphs)
+            check_fit(f"{supply.drafter} drafts", need, supply.device, self._room(supply.device))
 
     def _rule(self, name: DrafterName, drafter: Drafter, configuration: Configuration) -> Rule:
         shape, levels = configuration.shape, len(drafter.widths)

@@ -30,12 +30,14 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
 from specsot.params import DrafterName
+from specsot_drafter.descent import descents_of
 from specsot_drafter.drafters import Drafter
 from specsot_drafter.drafters.beams import Beam, beam_of
 from specsot_drafter.drafters.eagle import EagleDrafter
 from specsot_drafter.drafters.model import ModelDrafter, ModelHead
 from specsot_drafter.drafters.ngram import NgramDrafter
 from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.likeness import check_tokenizers
 from specsot_drafter.measure import measure_levels
@@ -101,6 +103,10 @@ class Way(Protocol):
         """For each tapped layer the slice of its fc."""
         ...
 
+    def graph_bytes(self, configuration: Configuration) -> int:
+        """Memory that its captured graphs take at most."""
+        ...
+
     def drafter(self, configuration: Configuration) -> Drafter:
         """For one epoch, with empty pages."""
         ...
@@ -146,6 +152,10 @@ class EagleWay:
     def tap_slices(self) -> dict[int, Tensor]:
         return self._head.tap_slices()
 
+    def graph_bytes(self, configuration: Configuration) -> int:
+        fused = fuse_head(self._head)
+        return descents_of(fused, configuration.shape.top_k) if fused else 0
+
     def drafter(self, configuration: Configuration) -> Drafter:
         return EagleDrafter(self._head, configuration.shape, configuration.pages, configuration.page_rows)
 
@@ -186,6 +196,9 @@ class ModelWay:
     def tap_slices(self) -> dict[int, Tensor]:
         return {}
 
+    def graph_bytes(self, configuration: Configuration) -> int:
+        return 0
+
     def drafter(self, configuration: Configuration) -> Drafter:
         return ModelDrafter(self._head, self._beam, configuration.pages, configuration.page_rows)
 
@@ -203,6 +216,9 @@ class NgramWay:
 
     def tap_slices(self) -> dict[int, Tensor]:
         return {}
+
+    def graph_bytes(self, configuration: Configuration) -> int:
+        return 0
 
     def drafter(self, configuration: Configuration) -> Drafter:
         """Its chains are no longer than there is room for, whoever's trees that was counted for."""

@@ -46,6 +46,7 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
             config.model_format,
             quantization=config.quantization,
             kv_dtype=config.kv_cache_dtype,
+            batch_invariant=config.batch_invariant,
         )
         source: Provider = Source(supply)
         if config.failpoint:

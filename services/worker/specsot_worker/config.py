@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsot.members import KV_DTYPES, KvDtype, Quantization, Range, WeightFormat
-from specsot.process.flags import Flags, layers, positive
+from specsot.process.flags import SWITCH, Flags, layers, positive
 from specsot.process.setting import Setting, add_membership, add_setting, read_member_setting
 from specsot_worker.failpoints import Failpoint, failpoint
 
@@ -34,6 +34,7 @@ class WorkerConfig:
     model_format: WeightFormat
     quantization: Quantization | None
     kv_cache_dtype: KvDtype
+    batch_invariant: bool
     trace_laps: int
     failpoint: Failpoint | None
 
@@ -45,6 +46,8 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
     flags.flag("layers", layers, help="the range to run, such as 0:4; by default the master assigns one")
     kept = "numbers of KV pages: those of dtype, or int8 with a scale for each row of a head"
     flags.flag("kv-cache-dtype", default="auto", choices=KV_DTYPES, help=kept)
+    same = "on a GPU: every row the same bits whatever it is computed with, at a price"
+    flags.flag("batch-invariant", default="off", choices=SWITCH, help=same)
     flags.flag("trace-laps", positive, 16, "of the laps of a traced request, every how manieth is traced")
     flags.flag("failpoint", failpoint, help="for tests: [NAME:]hang@FRAME or die@FRAME")
     add_setting(flags, "127.0.0.1:0")
@@ -62,6 +65,7 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
         model_format=given.model_format,
         quantization=given.quantization,
         kv_cache_dtype=given.kv_cache_dtype,
+        batch_invariant=given.batch_invariant == "on",
         trace_laps=given.trace_laps,
         failpoint=given.failpoint,
     )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from specsot.constraint import Grammar, grammar_of
 from specsot.direct.standing import stand_on
 from specsot.errors import ModelError, Refused
@@ -20,7 +22,8 @@ from specsot.members import Configuration, Curve, KvDtype, Quantization, Range, 
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder, Loaded
 from specsot.model.fingerprint import fingerprint
-from specsot.model.fitting import Held, Need, bytes_of, check_fit, gpus_on, room_on, weights_of
+from specsot.model.fitting import Held, Need, bytes_of, check_fit, gpus_on, laps_of, room_on, weights_of
+from specsot.model.fused import can_capture
 from specsot.model.measure import measure_rows
 from specsot.model.precision import resolve_dtype
 from specsot.model.quantization import check_quantization
@@ -39,6 +42,7 @@ class Supply:
 
     device: without a number ("cuda") the master chooses among this machine's.
     quantization: what matrices are held in; None: in dtype. kv_dtype: what KV rows are kept in.
+    batch_invariant: see `Decoder.load`.
 
     loaded: hears of every layer that is loaded.
     """
@@ -54,12 +58,14 @@ class Supply:
     loaded: Loaded | None = None
     quantization: Quantization | None = None
     kv_dtype: KvDtype = "auto"
+    batch_invariant: bool = False
 
     @property
     def rounding(self) -> str:
-        """`Registration.quantization`."""
+        """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
         kept = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
-        return ", ".join(filter(None, (self.quantization, kept)))
+        grouped = "batch-invariant" if self.batch_invariant else ""
+        return ", ".join(filter(None, (self.quantization, kept, grouped)))
 
 
 class Source:
@@ -92,7 +98,7 @@ class Source:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
         supply, config, memory = self._supply, self._config, self._memory()
         if supply.layers:
-            self._check(supply.layers, supply.kv_memory)
+            self._check(supply.layers, supply.kv_memory, self._graphs())
         return Registration(
             kind="worker",
             name=supply.name,
@@ -117,8 +123,10 @@ class Source:
         self._settle_on(configuration.gpu)
         if configuration.transport == "direct" and self._device.startswith("cuda"):
             raise Refused("--transport direct has not been tried on GPUs yet: use grpc")
-        row = self._row_bytes * len(layers) + configuration.width_at(layers) * self._dtype.itemsize
-        self._check(layers, configuration.pages * configuration.page_rows * row)
+        width = configuration.width_at(layers)
+        row = self._row_bytes * len(layers) + width * self._dtype.itemsize
+        fused = configuration.head.width if configuration.head else 0
+        self._check(layers, configuration.pages * configuration.page_rows * row, self._graphs(fused))
         return Stage(self._load(layers), configuration.pages, configuration.page_rows, configuration.layout)
 
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
@@ -152,9 +160,15 @@ class Source:
             stand_on(device)
 
     def _memory(self) -> int | None:
-        """Bytes there would be if nothing were loaded here yet; None where nobody knows."""
+        """Bytes there would be for weights and pages if nothing were loaded yet; None where nobody knows."""
         free = self._room(self._device)
-        return None if free is None else free + (self._weights(self._decoder.layers) if self._decoder else 0)
+        loaded = self._weights(self._decoder.layers) if self._decoder else 0
+        return None if free is None else max(free + loaded - self._graphs(), 0)
+
+    def _graphs(self, width: int = 0) -> int:
+        """Bytes. width: of the features they sum up."""
+        captured = can_capture(self._config, torch.device(self._device), bool(self._supply.rounding))
+        return laps_of(self._config, self._dtype.itemsize, width) if captured else 0
 
     def _weights(self, layers: Range) -> int:
         """Bytes."""
@@ -163,13 +177,14 @@ class Source:
     def _files(self) -> WeightFiles:
         return WeightFiles(self._supply.model, self._supply.model_format == "bin")
 
-    def _check(self, layers: Range, pages: int) -> None:
+    def _check(self, layers: Range, pages: int, graphs: int) -> None:
         """Before anything is loaded; a range that is here already takes no more."""
         weights = 0
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None  # free the old range before the new one is loaded
             weights = self._weights(layers)
-        check_fit(f"layers {layers}", Need(weights, pages), self._device, self._room(self._device))
+        need = Need(weights, pages, graphs)
+        check_fit(f"layers {layers}", need, self._device, self._room(self._device))
 
     def _measure(self) -> Curve:
         return measure_rows(self._load(self._supply.layers or Range(0, 1)))
@@ -188,5 +203,6 @@ class Source:
                 supply.loaded,
                 supply.quantization,
                 supply.kv_dtype,
+                supply.batch_invariant,
             )
         return self._decoder

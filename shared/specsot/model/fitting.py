@@ -17,24 +17,31 @@ from specsot.amounts import in_words
 from specsot.errors import ModelError
 from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
+from specsot.model.laps import BUCKETS
 from specsot.model.quantization import of_lm_head, size_of
 from specsot.model.weights import Weights
 
 log = structlog.get_logger()
 
+LIBRARIES = 64 << 20  # bytes that libraries take for the stream on which graphs are captured
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """weights, pages: bytes."""
+    """weights, pages, graphs: bytes."""
 
     weights: int
     pages: int
+    graphs: int = 0
 
     @property
     def whole(self) -> int:
-        return self.weights + self.pages
+        return self.weights + self.pages + self.graphs
+
+    def __str__(self) -> str:
+        kept = f"{in_words(self.weights)} of weights and {in_words(self.pages)} of KV pages"
+        return f"{kept}, and {in_words(self.graphs)} for captured graphs" if self.graphs else kept
 
 
 def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
@@ -42,14 +49,14 @@ def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
 
     free: bytes; None: nobody knows.
     """
-    takes = f"{in_words(need.weights)} of weights and {in_words(need.pages)} of KV pages"
     has = "an unknown amount" if free is None else in_words(free)
     if free is not None and need.whole > free:
         raise ModelError(
-            f"{what} need {takes}, {device} has {has} free: "
+            f"{what} need {need}, {device} has {has} free: "
             "fewer layers, a smaller --kv-memory, a --dtype of fewer bytes or --quantization would fit"
         )
-    log.info("fits", what=what, weights=in_words(need.weights), pages=in_words(need.pages), free=has)
+    parts = {"graphs": in_words(need.graphs)} if need.graphs else {}
+    log.info("fits", what=what, weights=in_words(need.weights), pages=in_words(need.pages), **parts, free=has)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,28 @@ def _behind(files: Weights, config: ModelConfig, held: Held) -> int:
 
 def _under(files: Weights, part: str) -> list[str]:
     return [name for name in files.names() if name.startswith(f"{part}.")]
+
+
+def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: int) -> int:
+    """Of a device's memory that captured graphs take at most while they are made, of `rows` rows and fewer.
+
+    All live in the memory of the largest, whose layers use the same again; what is to be captured runs once
+    before, beside that. Most of it are attention's parts, one for each row and piece that a frame may have.
+
+    heads:   of queries, of keys, and numbers of each. columns: numbers of a row that are there at once.
+    """
+    from specsot.kernels.gpu.attention import room_for
+
+    many, kv_heads, dim = heads
+    parts = 4 * room_for(rows, 0, many // kv_heads).slots * many * (dim + 1)
+    return 2 * (parts + rows * columns * itemsize) + LIBRARIES
+
+
+def laps_of(config: ModelConfig, itemsize: int, width: int) -> int:
+    """The same of a range's laps, which sum up features of `width` columns."""
+    heads = config.heads, config.kv_heads, config.head_dim
+    stream = 8 * config.hidden + 6 * width + 3 * config.intermediate
+    return graph_bytes(max(BUCKETS), heads, stream + 2 * (heads[0] + heads[1]) * heads[2], itemsize)
 
 
 def numbers_of(files: Weights, names: Iterable[str]) -> int:
