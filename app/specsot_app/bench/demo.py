@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -53,20 +53,21 @@ class Answer:
         return Sample(statistics.merged_tokens, statistics.phases["branches"])
 
 
-def measure(runs: int, output: Path | None) -> int:
-    """Run everything, print the table, write JSON where asked to."""
-    comparisons = run(_measure(runs))
+def measure(runs: int, wanted: Wanted, output: Path | None) -> int:
+    """Run everything, print the table, write JSON where asked to. wanted: the precision of all our fleets."""
+    comparisons = run(_measure(runs, wanted))
     Console().print(table_of(comparisons))
     if output is not None:
-        write_results(output, "demo", settings_of(runs), as_json(comparisons))
+        write_results(output, "demo", settings_of(runs, wanted), as_json(comparisons))
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """How often each comparison is made, and who hears of every run."""
+    """How often each comparison is made, with what fleet, and who hears of every run."""
 
     runs: int
+    wanted: Wanted
     step: Callable[[], None]
 
     async def compare(self, name: str, a: Run, b: Run, aim: float) -> Comparison:
@@ -76,24 +77,25 @@ class Series:
         return await compare(name, a, b, self.runs, aim, self.step)
 
 
-async def _measure(runs: int) -> list[Comparison]:
+async def _measure(runs: int, wanted: Wanted) -> list[Comparison]:
     with counting(sys.stderr, "measuring", COMPARISONS * 2 * runs) as step:
-        series = Series(runs, step)
+        series = Series(runs, wanted, step)
         rooms = _against_transformers, _drafted, _planned, _apart
         return [one for room in rooms for one in await room(series)]
 
 
 async def _against_transformers(series: Series) -> list[Comparison]:
-    """Plain decoding against Transformers generate: the same prompts, the same number of tokens."""
+    """Plain decoding against Transformers generate: the same prompts, the same number of tokens. Transformers
+    rounds nothing."""
     text = Text(demo() / "base")
-    prompts, dtype = Prompts(demo() / "base", text), resolve_dtype("auto", "cpu")
+    prompts, dtype = Prompts(demo() / "base", text), resolve_dtype(series.wanted.dtype, "cpu")
     with closing(Rival(demo() / "base", dtype)) as rival:
 
         async def theirs(pair: int) -> Sample:
             told = rival.write(prompts.chat(messages_of(_direct(pair))), DIRECT_TOKENS)
             return Sample(len(told.tokens), told.seconds)
 
-        async with opened(Wanted(drafter="none")) as fleet:
+        async with opened(replace(series.wanted, drafter="none")) as fleet:
 
             async def ours(pair: int) -> Sample:
                 return (await answer(fleet, _direct(pair))).whole()
@@ -103,7 +105,7 @@ async def _against_transformers(series: Series) -> list[Comparison]:
 
 async def _drafted(series: Series) -> list[Comparison]:
     """EAGLE against plain: branch turns of known topics one by one, and direct answers off them."""
-    async with opened(Wanted()) as fleet:
+    async with opened(series.wanted) as fleet:
 
         def branch_turns(drafter: str) -> Run:
             async def run(pair: int) -> Sample:
@@ -131,7 +133,7 @@ async def _drafted(series: Series) -> list[Comparison]:
 
 async def _planned(series: Series) -> list[Comparison]:
     """SoT against direct plain decoding of equally many tokens, with and without the drafter."""
-    async with opened(Wanted()) as fleet:
+    async with opened(series.wanted) as fleet:
         return [
             one
             for drafter in ("none", "eagle")
@@ -169,8 +171,8 @@ async def _planned_by(fleet: Fleet, drafter: str, equal: bool, series: Series) -
 async def _apart(series: Series) -> list[Comparison]:
     """Services as processes against the same fleet inside this one: two stages and a drafter each."""
     async with (
-        opened(Wanted(stages=2)) as inside,
-        opened(Wanted(kind="processes", stages=2)) as apart,
+        opened(replace(series.wanted, stages=2)) as inside,
+        opened(replace(series.wanted, kind="processes", stages=2)) as apart,
     ):
 
         def sot(fleet: Fleet) -> Run:
@@ -225,12 +227,16 @@ def topic(number: int) -> str:
     return lines[number * 127 % len(lines)]
 
 
-def settings_of(runs: int) -> Row:
+def settings_of(runs: int, wanted: Wanted) -> Row:
     """How the figures were taken."""
     return {
         "runs": runs,
         "threads": torch.get_num_threads(),
-        "dtype": str(resolve_dtype("auto", "cpu")).removeprefix("torch."),
+        "dtype": str(resolve_dtype(wanted.dtype, "cpu")).removeprefix("torch."),
+        "quantization": wanted.quantization,
+        "kv_cache_dtype": wanted.kv_cache_dtype,
+        "draft_dtype": wanted.draft_dtype,
+        "draft_quantization": wanted.draft_quantization,
         "torch": torch.__version__,
     }
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specsot.errors import InvalidRequest
+from specsot.members import KvDtype, Quantization
 from specsot.model.decoder import Decoder
 from specsot.model.heads import FILE, read_heads, write_heads
 from specsot.params import Pruning, Window
@@ -51,7 +52,9 @@ class Score:
 class Reading:
     """What is read: pieces of `length` tokens from the beginning of a text on, `pieces` at most.
 
-    text: None: the one that `specsot bench quick` reads."""
+    text: None: the one that `specsot bench quick` reads. dtype, quantization, kv_dtype: what the model
+    computes in, and what its matrices and KV rows are held in.
+    """
 
     model: Path
     text: Path | None
@@ -59,10 +62,12 @@ class Reading:
     pieces: int
     dtype: str
     device: str
+    quantization: Quantization | None = None
+    kv_dtype: KvDtype = "auto"
 
     def load(self) -> tuple[Decoder, list[tuple[int, ...]]]:
         """The model, and the pieces. Raises ModelError, InvalidRequest."""
-        decoder = load_whole(self.model, self.dtype, self.device)
+        decoder = load_whole(self.model, self.dtype, self.device, self.quantization, self.kv_dtype)
         most = decoder.config.max_positions
         if not SKIPPED < self.length <= most:
             raise InvalidRequest(f"length must be in ({SKIPPED}, {most}], got {self.length}", "length")

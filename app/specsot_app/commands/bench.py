@@ -5,9 +5,8 @@ Refuses to know what is measured; specsot_app.bench does, and is imported only w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,10 +14,22 @@ from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
 from specsot_app.commands import options
+from specsot_app.fleets import Dtype, Wanted, models_of
 from specsot_app.words import Word
 
 if TYPE_CHECKING:
-    from specsot_app.bench.methods import Course
+    from specsot_app.bench.policies import Reading
+
+Output = Annotated[
+    Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
+]
+Length = Annotated[int, typer.Option(help="Tokens of a piece; within the model's context.")]
+Pieces = Annotated[int, typer.Option(min=1, help="How many are read, from the beginning.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Runs of each method, each of another question.")]
+SmallModel = Annotated[str | None, typer.Option(help="Directory of a small language model with its tokens.")]
+Reference = Annotated[Path | None, typer.Option(help="Text for perplexity, if not the one it brings.")]
+Against = Annotated[Path | None, typer.Option(help="A stored run to compare speedups with.")]
+Tolerance = Annotated[float, typer.Option(min=0, max=1, help="By how much a speedup may be worse.")]
 
 app = typer.Typer(help="Measure this machine.", rich_markup_mode=None, no_args_is_help=True)
 
@@ -30,15 +41,19 @@ def group() -> None:
 
 @app.command("demo", cls=Word)
 def demo(
+    ctx: typer.Context,
     runs: Annotated[int, typer.Option(help="Paired runs of each comparison.")] = 30,
-    output: Annotated[
-        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
-    ] = None,
+    dtype: options.Numbers = "auto",
+    quantization: options.Rounding = None,
+    kv_cache_dtype: options.KvNumbers = None,
+    draft_dtype: options.DraftNumbers = None,
+    draft_quantization: options.DraftRounding = None,
+    output: Output = None,
 ) -> int:
     """Plain, drafted and planned answers of the demo model, side by side."""
     from specsot_app.bench import demo as room
 
-    return room.measure(runs, output)
+    return room.measure(runs, options.wanted_by(ctx.params), output)
 
 
 @app.command("load", cls=Word)
@@ -58,9 +73,7 @@ def load(
     memory: Annotated[
         bool, typer.Option("--memory", help="Instead: what the processes hold after 2,000 short requests.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
-    ] = None,
+    output: Output = None,
 ) -> int:
     """Requests per second and waits of 1 to 64 clients at once, of a fleet of processes."""
     from specsot_app.bench import load as room
@@ -82,9 +95,7 @@ def gpu(
     transport: Annotated[
         Transport | None, typer.Option(help="Between those, each in a process of its own; else all in one.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
-    ] = None,
+    output: Output = None,
 ) -> int:
     """Plain decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
     from specsot_app.bench import gpu as room
@@ -106,9 +117,7 @@ def ring(
     quick: Annotated[
         bool, typer.Option("--quick", help="A look: two distances, two stages, one pair.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
-    ] = None,
+    output: Output = None,
 ) -> int:
     """Tokens a lap of plain, drafted and branched writing, on stages that are far from each other."""
     from specsot_app.bench import ring as room
@@ -119,9 +128,10 @@ def ring(
 
 @app.command("policies", cls=Word)
 def policies(
-    text: Annotated[Path | None, typer.Option(help="Text to read, if not the one it brings.")] = None,
-    length: Annotated[int, typer.Option(help="Tokens of a piece; within the model's context.")] = 1024,
-    pieces: Annotated[int, typer.Option(min=1, help="How many are read, from the beginning.")] = 16,
+    ctx: typer.Context,
+    text: Reference = None,
+    length: Length = 1024,
+    pieces: Pieces = 16,
     find_heads: Annotated[
         bool, typer.Option("--find-heads", help="Instead: write what each head should keep to the model.")
     ] = False,
@@ -130,31 +140,53 @@ def policies(
     ] = None,
     model: options.Model = None,
     dtype: options.Numbers = "fp32",
+    quantization: options.Rounding = None,
+    kv_cache_dtype: options.KvNumbers = None,
     device: options.Device = "cpu",
-    output: Annotated[
-        Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
-    ] = None,
+    output: Output = None,
 ) -> int:
     """Perplexity of texts under each KV policy."""
     from specsot_app.bench import policies as room
-    from specsot_app.fleets import Wanted, models_of
 
-    reading = room.Reading(models_of(Wanted(model=model)).base, text, length, pieces, dtype, device)
+    reading = _reading(options.wanted_by(ctx.params), text, length, pieces)
     return room.find_heads(reading, gathering) if find_heads else room.measure(reading, output)
 
 
-Rounds = Annotated[int | None, typer.Option(min=1, help="Runs of each method, each of another question.")]
-SmallModel = Annotated[str | None, typer.Option(help="Directory of a small language model with its tokens.")]
-Reference = Annotated[Path | None, typer.Option(help="Text for perplexity, if not the one it brings.")]
-Against = Annotated[Path | None, typer.Option(help="A stored run to compare speedups with.")]
-Tolerance = Annotated[float, typer.Option(min=0, max=1, help="By how much a speedup may be worse.")]
-Output = Annotated[
-    Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
-]
+@app.command("precision", cls=Word)
+def precision(
+    ctx: typer.Context,
+    text: Reference = None,
+    length: Length = 1024,
+    pieces: Pieces = 16,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="That the head helps to write behind each question.")
+    ] = 64,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help="What bases in fewer bits, and their heads, compute in.")
+    ] = "fp32",
+    device: options.Device = "cpu",
+    output: Output = None,
+) -> int:
+    """Memory, perplexity and tokens a lap of a base and its head in every precision."""
+    from specsot_app.bench import precision as room
+
+    wanted = options.wanted_by(ctx.params)
+    models, reading = models_of(wanted), _reading(wanted, text, length, pieces)
+    writing = room.writing_of(models.base, models.draft, tokens, of_demo=model is None)
+    return room.measure(reading, writing, output)
 
 
-@app.command("quick", cls=Word)
-def quick(
+def _reading(wanted: Wanted, text: Path | None, length: int, pieces: int) -> Reading:
+    from specsot_app.bench.policies import Reading
+
+    held, kept = wanted.quantization, wanted.kv_cache_dtype or "auto"
+    base = models_of(wanted).base
+    return Reading(base, text, length, pieces, wanted.dtype, wanted.device, held, kept)
+
+
+def tables(
     ctx: typer.Context,
     rounds: Rounds = None,
     model: options.Model = None,
@@ -167,40 +199,24 @@ def quick(
     tolerance: Tolerance = 0.1,
     output: Output = None,
 ) -> int:
-    """Every family of methods side by side, short answers: minutes on two cores."""
+    """`quick` and `full` differ in the methods alone."""
     from specsot_app.bench import methods
-
-    return _tables("quick", methods.quick(rounds), ctx.params)
-
-
-@app.command("full", cls=Word)
-def full(
-    ctx: typer.Context,
-    rounds: Rounds = None,
-    model: options.Model = None,
-    draft_model: options.DraftModel = None,
-    small_model: SmallModel = None,
-    dtype: options.Numbers = "auto",
-    device: options.Device = "cpu",
-    text: Reference = None,
-    against: Against = None,
-    tolerance: Tolerance = 0.1,
-    output: Output = None,
-) -> int:
-    """All methods, up to 2,000 tokens: tables, plots, recommended settings."""
-    from specsot_app.bench import methods
-
-    return _tables("full", methods.full(rounds), ctx.params)
-
-
-def _tables(name: str, course: Course, given: Mapping[str, Any]) -> int:
+    from specsot_app.bench import tables as room
     from specsot_app.bench.report import Wish, publish
-    from specsot_app.bench.tables import Task, models_of, questions_of, read_reference
 
-    directories = given["model"], given["draft_model"], given["small_model"]
-    models = models_of(*directories, given["dtype"], given["device"])
-    task = Task(course, models, questions_of(models), read_reference(given["text"]))
-    return publish(task, Wish(name, given["output"], given["against"], given["tolerance"]))
+    name = str(ctx.info_name)
+    course = {"quick": methods.quick, "full": methods.full}[name](rounds)
+    models = room.models_of(model, draft_model, small_model, dtype, device)
+    task = room.Task(course, models, room.questions_of(models), room.read_reference(text))
+    return publish(task, Wish(name, output, against, tolerance))
+
+
+app.command(
+    "quick", cls=Word, help="Every family of methods side by side, short answers: minutes on two cores."
+)(tables)
+app.command("full", cls=Word, help="All methods, up to 2,000 tokens: tables, plots, recommended settings.")(
+    tables
+)
 
 
 def counts_of(written: str) -> tuple[int, ...]:

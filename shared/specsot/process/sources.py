@@ -19,7 +19,7 @@ PROGRAMS = (
     *("master", "worker", "drafter"),
     *("infer", "chat", "serve", "status", "info", "health", "rebalance", "verify"),
     *("train", "eval"),
-    *("bench-quick", "bench-full", "bench-policies"),
+    *("bench-quick", "bench-full", "bench-policies", "bench-precision"),
     *("bench-demo", "bench-load", "bench-ring", "bench-gpu"),
 )  # each may have a table in a file
 
