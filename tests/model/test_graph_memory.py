@@ -1,0 +1,71 @@
+"""What captured graphs take is counted before they are captured, and is no less than they really take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specsot.errors import ModelError
+from specsot.members import Range
+from specsot.model.decoder import Decoder
+from specsot.model.fitting import Need, check_fit, laps_of
+from specsot.model.fused import can_capture
+from specsot.model.laps import Graphs, Laps
+from specsot_app.bench.gpu_drafts import head_shape, made_up_head
+from specsot_app.bench.shapes import MadeUp, config_of
+from specsot_drafter.descent import Descents, descents_of
+from specsot_drafter.heads.fused import FusedHead
+from specsot_drafter.memory import Memory
+
+pytestmark = pytest.mark.torch
+
+CONFIG = replace(config_of("Llama-3.1-8B"), layers=2, vocab=32_000)  # every layer uses the same memory again
+WIDTH = CONFIG.hidden
+K, LEVELS, PAGE = 10, 8, 64
+
+
+def test_they_count() -> None:
+    with pytest.raises(ModelError, match=r"need 1 B of weights and 2 B of KV pages, and 3 B for captured"):
+        check_fit("layers 0:1", Need(1, 2, 3), "cuda:0", 5)
+    check_fit("layers 0:1", Need(1, 2, 3), "cuda:0", 6)
+
+
+def test_who_has_any() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert can_capture(CONFIG, gpu, rounded=False)
+    assert not can_capture(CONFIG, cpu, rounded=False)
+    assert not can_capture(CONFIG, gpu, rounded=True)
+    assert not can_capture(replace(CONFIG, mlp="experts"), gpu, rounded=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.inference_mode()
+def test_no_more_is_taken_than_is_counted() -> None:
+    from specsot.kernels.gpu.growing import grow
+
+    whole, device = Range(0, CONFIG.layers), torch.device("cuda", 0)
+    decoder = Decoder(CONFIG, MadeUp(), whole, torch.bfloat16, device)
+    kv, taps = decoder.make_kv(8, PAGE), {1: torch.eye(WIDTH, dtype=torch.bfloat16, device=device)}
+    laps = taken(lambda: Laps(decoder, kv, taps, Graphs()))
+    assert 0 < laps <= laps_of(CONFIG, 2, WIDTH)
+    head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
+    memory = Memory(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)
+    drafts = taken(lambda: Descents(head, memory, K, LEVELS, Graphs(), grow))
+    assert 0 < drafts <= descents_of(head, K)
+    print(f"laps {laps >> 20} of {laps_of(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")
+    print(f"drafts {drafts >> 20} of {descents_of(head, K) >> 20} MiB counted")
+
+
+def taken(capture: Callable[[], object]) -> int:
+    """Bytes of the device that were taken at most while something was captured."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    kept = capture()
+    assert kept is not None
+    return torch.cuda.max_memory_reserved() - before
