@@ -7,12 +7,14 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TOOLS  := .venv-protos
 QUESTION ?= Give an overview of Stages of Sleep.
+# Files go side by side, as they come: what a file's tests share is made once.
+SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # pip takes pins for the build's own environment too (older pips read the first, newer the second).
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: help demo install develop test faults check lint format protos promise buf browser docs clean
+.PHONY: help demo install develop test faults check lint neat floors types pure format protos promise buf browser docs clean
 
 help:
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -25,22 +27,28 @@ install: $(VENV)/installed ## leave .venv with the `specsot` command
 develop: $(VENV)/developed ## the same with what tests and checks need
 
 test: $(VENV)/developed ## run every test
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest $(SPREAD)
 
 faults: $(VENV)/developed ## one run with faults by its SEED, or random ones for so many MINUTES
 	$(BIN)/python -m tests.faults $(if $(MINUTES),--minutes $(MINUTES),$(or $(SEED),0))
 
 check: $(VENV)/developed ## format, lint, floors, pure tests: no torch, under ten seconds
-	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/ruff check --quiet .
-	@$(BIN)/lint-imports --no-logo --no-cache
-	@$(BIN)/python -m pytest --pure -p no:schemathesis --numprocesses auto --maxprocesses 4 --dist loadgroup
+	@$(MAKE) --no-print-directory --silent --jobs 3 neat floors pure
 
-lint: $(VENV)/developed ## format, lint, floors and types
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+lint: neat floors types ## format, lint, floors and types
+
+neat: $(VENV)/developed
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+
+floors: $(VENV)/developed
 	$(BIN)/lint-imports --no-logo --no-cache
+
+types: $(VENV)/developed
 	$(BIN)/pyright
+
+pure: $(VENV)/developed
+	$(BIN)/python -m pytest --pure -p no:schemathesis $(SPREAD)
 
 format: $(VENV)/developed ## rewrite what `make lint` would complain about
 	$(BIN)/ruff format .

@@ -70,12 +70,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Side by side go files, whose fixtures are then made once; fleets of processes one after the other."""
+    """What asks for reference data says so; --pure leaves out what needs tensors, processes or time."""
     for item in items:
         if "reference" in getattr(item, "fixturenames", ()):
             item.add_marker("reference")
-        together = "processes" if item.get_closest_marker("processes") else item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(together))
     if config.getoption("--pure"):
         leave_out(config, items, markers=MARKERS)
 

@@ -19,7 +19,7 @@ def changed(source: Path, target: Path, swap: tuple[str, str] | None = None) -> 
     if swap:
         ids, (one, other) = said["model"]["vocab"], swap
         ids[one], ids[other] = ids[other], ids[one]
-    (target / "tokenizer.json").write_text(json.dumps(said, indent=3), encoding="utf-8")
+    (target / "tokenizer.json").write_text(json.dumps(said, separators=(" ,", " : ")), encoding="utf-8")
     return target
 
 
