@@ -58,6 +58,7 @@ class Setup:
     quantization: Quantization | None = None
     draft_quantization: Quantization | None = None
     kv_dtype: KvDtype = "auto"
+    draft_timeout: float = 10.0  # trees come even on a busy machine
     watch: Callable[[str], Any] = lambda name: None
 
 
@@ -92,7 +93,7 @@ class Ring:
             max_pages=setup.max_pages,
             layout=setup.layout,
             shape=setup.shape,
-            draft_timeout=10.0,  # trees come even on a busy machine
+            draft_timeout=setup.draft_timeout,
             comm_mode=setup.comm_mode,
         )
         self.fleet = Fleet(wishes, self._learn, self.changed.set, self._break, self._idle)
@@ -203,6 +204,17 @@ async def ring_of(setup: Setup):
         await asyncio.gather(*tasks)
         await place.close()
         compute.shutdown()
+
+
+async def write(
+    setup: Setup, prompts: list[list[int]], limit: int, sampling: Sampling = GREEDY, **more
+) -> tuple[list[list[int]], float]:
+    """What a ring of its own writes behind every prompt, and its tokens a step."""
+    async with ring_of(setup) as ring:
+        texts = await ring.write_all(prompts, limit, sampling, **more)
+        assert not ring.broken
+        steps = [step for text in ring.texts.values() for step in text.steps]
+    return texts, sum(steps) / len(steps)
 
 
 def join(fleet: Fleet, inbox: Inbox):

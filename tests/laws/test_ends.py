@@ -12,17 +12,11 @@ from specsot.frames import Close, End, Fork  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.models import Shape, write_base, write_head  # noqa: E402
+from tests.models import write_base, write_head  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 PROMPT = (5, 9, 14, 3, 77, 21, 8, 8, 30, 2, 150, 44, 61, 7, 7, 19, 120, 3)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
 
 
 async def end_somehow(ring, rng, prefix):

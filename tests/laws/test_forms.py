@@ -18,7 +18,7 @@ from specsot.params import Sampling  # noqa: E402
 from specsot.vocabulary import read_vocabulary  # noqa: E402
 from tests.constraint.forms import FORMS, has_form  # noqa: E402
 from tests.exact import pick  # noqa: E402
-from tests.laws.drafters import KnowingDrafter  # noqa: E402
+from tests.laws.drafters import knowing  # noqa: E402
 from tests.laws.plain import Excuses, Plain, load  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
 from tests.models import Shape, write_base, write_head  # noqa: E402
@@ -153,16 +153,10 @@ async def test_law_1_by_a_drafter_that_is_held_too(models, stages, layout, sampl
 async def test_law_1_by_a_drafter_that_guesses_well_and_breaks_the_form_often(models, sampling):
     base, _, vocabulary = models
     known = [[*prompt, *plain.tokens] for (prompt, _), (plain, _) in zip(asked(), oracle(base, sampling))]
-
-    def continuation(text):
-        whole = next((one for one in known if one[: len(text)] == text), text)
-        return whole[len(text) :]
-
-    def drafter(name, address, dialer, compute):
-        return KnowingDrafter(base, name, address, dialer, continuation, skill=0.85, seed=5)
-
     shape = TreeShape(6, 2, 14, fixed=True)
-    steps = await compare(Setup(base, None, 2, "packed", shape, drafter=drafter), vocabulary, sampling)
+    steps = await compare(
+        Setup(base, None, 2, "packed", shape, drafter=knowing(base, known)), vocabulary, sampling
+    )
     assert sum(steps) / len(steps) > 2, "deep paths must really have been accepted"
 
 

@@ -8,10 +8,9 @@ torch = pytest.importorskip("torch")
 
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
-from tests.laws.drafters import KnowingDrafter  # noqa: E402
+from tests.laws.drafters import knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.models import Shape, write_base, write_head  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -24,12 +23,6 @@ SHAPES = [
         (3, 4, 16), (4, 3, 12), (5, 2, 10), (5, 4, 24), (6, 1, 8), (6, 5, 40),
     ]
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
 
 
 def prompts_of(count, shared=0, seed=3):
@@ -86,16 +79,8 @@ async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, lay
         [*prompt, *write_plainly(base, tuple(prompt), LIMIT, sampling, 7, n).tokens]
         for n, prompt in enumerate(prompts)
     ]
-
-    def continuation(text):
-        whole = next((one for one in known if one[: len(text)] == text), text)
-        return whole[len(text) :]
-
-    def drafter(name, address, dialer, compute):
-        return KnowingDrafter(base, name, address, dialer, continuation, skill=0.85, seed=5)
-
     shape = TreeShape(6, 2, 14, fixed=True)
-    setup = Setup(base, None, stages, layout, shape, drafter=drafter, links=links)
+    setup = Setup(base, None, stages, layout, shape, drafter=knowing(base, known), links=links)
     steps = await compare(setup, prompts, sampling, shared=17)
     assert sum(steps) / len(steps) > 2, "deep paths must really have been accepted"
 
@@ -138,7 +123,8 @@ async def test_law_1_when_everything_rides_along_from_neighbour_to_neighbour(mod
 async def test_law_1_and_4_a_drafter_that_goes_mid_way_changes_nothing(models, links, mode):
     base, head = models
     prompts, excuses = prompts_of(6), Excuses()
-    async with ring_of(Setup(base, head, 2, links=links, comm_mode=mode)) as ring:
+    setup = Setup(base, head, 2, links=links, comm_mode=mode, draft_timeout=0.5)  # for the last trees
+    async with ring_of(setup) as ring:
         ids = [await ring.open(prompt, limit=LIMIT, seed=7, ordinal=n) for n, prompt in enumerate(prompts)]
         await ring.heard(ids[0], tokens=4)
         ring.leaving["drafter"].set()

@@ -6,10 +6,9 @@ pytest.importorskip("torch")
 
 from specsot.members import TreeShape
 from specsot.params import MAX_TOKENS, HeadWindows, Pruning
-from tests.laws.drafters import KnowingDrafter
-from tests.laws.ring import Setup, ring_of
+from tests.laws.drafters import knowing
+from tests.laws.ring import Setup, ring_of, write
 from tests.laws.test_identity import WARM, prompts_of
-from tests.models import Shape, write_base, write_head
 
 pytestmark = pytest.mark.torch
 
@@ -18,35 +17,15 @@ HEADS = HeadWindows(tuple(((0, 1 + layer), (4, MAX_TOKENS)) for layer in range(8
 PRUNED, GIVEN_BACK = {"pruning": Pruning(0.5, 16, 1)}, {"pruning": Pruning(0.6, 20, 0)}
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
-
-
-async def write(setup, prompts, **more):
-    async with ring_of(setup) as ring:
-        texts = await ring.write_all(prompts, LIMIT, WARM, **more)
-        assert not ring.broken
-        steps = [step for text in ring.texts.values() for step in text.steps]
-    return texts, sum(steps) / len(steps)
-
-
 @pytest.mark.parametrize("policy", [PRUNED, {"heads": HEADS}], ids=["pruning", "heads"])
 async def test_law_1_under_policies(models, policy):
     base, _ = models
     prompts = prompts_of(1)
-    plain, _ = await write(Setup(base), prompts, **policy)
-    known = [[*prompt, *text] for prompt, text in zip(prompts, plain)]
-
-    def continuation(text):
-        return next((one[len(text) :] for one in known if one[: len(text)] == text), [])
-
-    def drafter(name, address, dialer, compute):
-        return KnowingDrafter(base, name, address, dialer, continuation, skill=0.9, seed=5)
-
+    plain, _ = await write(Setup(base), prompts, LIMIT, WARM, **policy)
+    drafter = knowing(base, [[*prompt, *text] for prompt, text in zip(prompts, plain)], skill=0.9)
     shape = TreeShape(6, 2, 14, fixed=True)
-    drafted, gain = await write(Setup(base, None, 2, "batched", shape, drafter=drafter), prompts, **policy)
+    setup = Setup(base, None, 2, "batched", shape, drafter=drafter)
+    drafted, gain = await write(setup, prompts, LIMIT, WARM, **policy)
     assert drafted == plain
     assert gain > 2, "deep paths must really have been accepted"
 

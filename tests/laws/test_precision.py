@@ -13,52 +13,30 @@ if find_spec("torchao") is None:
     pytest.skip("needs torchao", allow_module_level=True)
 
 from specsot.members import TreeShape
-from tests.laws.drafters import KnowingDrafter
-from tests.laws.ring import Setup, ring_of
+from tests.laws.drafters import knowing
+from tests.laws.ring import Setup, ring_of, write
 from tests.laws.test_identity import WARM, prompts_of
-from tests.models import Shape, write_base, write_head
 
 pytestmark = pytest.mark.torch
 
 LIMIT, SHAPE = 20, TreeShape(5, 2, 12, fixed=True)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
-
-
-async def write(setup, prompts):
-    async with ring_of(setup) as ring:
-        texts = await ring.write_all(prompts, LIMIT, WARM)
-        assert not ring.broken
-        steps = [step for text in ring.texts.values() for step in text.steps]
-    return texts, sum(steps) / len(steps)
-
-
 async def test_law_1_in_int8_with_a_head_in_int4(models):
     base, head = models
     prompts = prompts_of(2)
-    plain, _ = await write(Setup(base, quantization="int8"), prompts)
+    plain, _ = await write(Setup(base, quantization="int8"), prompts, LIMIT, WARM)
     headed = Setup(base, head, 2, "packed", SHAPE, quantization="int8", draft_quantization="int4")
-    assert (await write(headed, prompts))[0] == plain
+    assert (await write(headed, prompts, LIMIT, WARM))[0] == plain
 
 
 async def test_law_1_in_int4_with_drafts_and_after_a_repair(models):
     base, prompts = models[0], prompts_of(2)
     alone = Setup(base, quantization="int4")
-    plain, _ = await write(alone, prompts)
-    known = [[*prompt, *text] for prompt, text in zip(prompts, plain)]
-
-    def continuation(text):
-        return next((one[len(text) :] for one in known if one[: len(text)] == text), [])
-
-    def drafter(name, address, dialer, compute):
-        return KnowingDrafter(base, name, address, dialer, continuation, skill=0.85, seed=5)
-
+    plain, _ = await write(alone, prompts, LIMIT, WARM)
+    drafter = knowing(base, [[*prompt, *text] for prompt, text in zip(prompts, plain)])
     drafted = replace(alone, stages=2, layout="batched", shape=SHAPE, drafter=drafter)
-    texts, gain = await write(drafted, prompts)
+    texts, gain = await write(drafted, prompts, LIMIT, WARM)
     assert texts == plain
     assert gain > 2, "deep paths must really have been accepted"
     async with ring_of(alone) as ring:  # what was written comes again as a prompt

@@ -15,10 +15,9 @@ from transformers import GenerationConfig  # noqa: E402
 from specsot.frames import Fork  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
-from tests.laws.drafters import KnowingDrafter  # noqa: E402
+from tests.laws.drafters import knowing  # noqa: E402
 from tests.laws.plain import Excuses, load, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
-from tests.models import Shape, write_base, write_head  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -42,12 +41,6 @@ PROCESSORS = {
 WISHES = [Sampling(**processors) for processors in PROCESSORS.values()]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
-
-
 def prompts_of(count, seed=3):
     """One prefix, and more of it: repeated tokens are what penalties look for."""
     rng = random.Random(seed)
@@ -65,19 +58,10 @@ def plainly(base, prompts, wishes):
     ]
 
 
-def knowing(base, prompts, wishes, skill=0.85):
+def guessing(base, prompts, wishes):
     """A drafter that mostly knows what plain decoding writes."""
     plain = plainly(base, prompts, wishes)
-    known = [[*prompt, *one.tokens] for prompt, one in zip(prompts, plain)]
-
-    def continuation(text):
-        whole = next((one for one in known if one[: len(text)] == text), text)
-        return whole[len(text) :]
-
-    def drafter(name, address, dialer, compute):
-        return KnowingDrafter(base, name, address, dialer, continuation, skill=skill, seed=5)
-
-    return drafter
+    return knowing(base, [[*prompt, *one.tokens] for prompt, one in zip(prompts, plain)])
 
 
 async def compare(setup, prompts, wishes, **more):
@@ -112,7 +96,7 @@ async def test_law_1_every_processor_by_a_drafter_that_is_always_wrong(models, s
 async def test_law_1_every_processor_in_deep_trees(models, stages):
     base, _ = models
     prompts = prompts_of(len(WISHES))
-    shape, drafter = TreeShape(6, 2, 14, fixed=True), knowing(base, prompts, WISHES)
+    shape, drafter = TreeShape(6, 2, 14, fixed=True), guessing(base, prompts, WISHES)
     texts, _ = await compare(Setup(base, None, stages, shape=shape, drafter=drafter), prompts, WISHES)
     for text in texts:
         assert sum(text.steps) / len(text.steps) > 1.5, "deep paths must really have been accepted"
@@ -154,7 +138,7 @@ async def test_law_1_logprobs_are_the_targets_by_any_drafter(models):
     base, head = models
     wishes = [Sampling(), *WISHES]
     prompts = prompts_of(len(wishes))
-    shape, drafter = TreeShape(6, 2, 14, fixed=True), knowing(base, prompts, wishes)
+    shape, drafter = TreeShape(6, 2, 14, fixed=True), guessing(base, prompts, wishes)
     setups = [
         Setup(base, stages=2),
         Setup(base, head, 3, "batched", links="grpc"),

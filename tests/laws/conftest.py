@@ -1,0 +1,20 @@
+"""The tiny base and head of the laws.
+
+Refuses to know what is asked of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A base, and a head that knows nothing of it."""
+    pytest.importorskip("torch")
+    from tests.models import Shape, write_base, write_head
+
+    folder = tmp_path_factory.mktemp("models")
+    return write_base(folder / "base", Shape()), write_head(folder / "head", Shape())
