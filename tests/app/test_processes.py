@@ -14,6 +14,7 @@ import pytest
 
 from specsot_app.aliases import translate
 from specsot_app.api import wanted_of
+from specsot_app.cli import main
 from specsot_app.fleets import Wanted, models_of, open_fleet
 from specsot_app.lineup import services_of
 
@@ -74,7 +75,7 @@ def test_a_broken_head_is_one_line_and_nothing_is_left_running(tmp_path: Path, d
     assert left.stdout == ""
 
 
-def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a journal, which no second one gets."""
     words = ["serve", "--port", "0", "--stages", "1", "--drafter", "none", "--journal", str(tmp_path)]
     fleet = subprocess.Popen(
@@ -88,12 +89,12 @@ def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     master = lines[0].split()[1]
     assert [line.split()[0] for line in lines] == ["master", "worker-0", "ready:", "or"]
     assert f"--master {master} " in lines[2]
-    assert specsot("health", master, "--service", "specsot.v1.Master").returncode == 0
+    assert main(["health", master, "--service", "specsot.v1.Master"]) == 0
     with urllib.request.urlopen(lines[3].split()[-1] + "health") as answer:
         assert json.load(answer)["status"] == "healthy"
-    assert "layers 0:8" in specsot("info", "--master", master).stdout
-    asked = specsot("infer", "--master", master, "--mode", "direct", "--max-new-tokens", "5", QUESTION)
-    assert asked.returncode == 0, asked.stderr
+    assert main(["info", "--master", master]) == 0
+    assert "layers 0:8" in capsys.readouterr().out
+    assert main(["infer", "--master", master, "--mode", "direct", "--max-new-tokens", "5", QUESTION]) == 0
     taken = specsot("serve", "--port", master.rpartition(":")[2])
     assert taken.stderr == f"specsot: cannot listen at {master}: address already in use\n"
     second = specsot("serve", "--port", "0", "--journal", str(tmp_path))
@@ -101,4 +102,4 @@ def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert (second.returncode, second.stderr.splitlines()[-1]) == (2, f"specsot: master: {refusal}")
     fleet.send_signal(signal.SIGTERM)
     assert fleet.wait(60) == 0
-    assert specsot("health", master).returncode == 1
+    assert main(["health", master]) == 1

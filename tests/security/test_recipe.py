@@ -18,6 +18,7 @@ import yaml
 from cryptography import x509
 
 from specsot.rpc.tls import Tls, read_pems
+from specsot_app.cli import main
 from tests.conftest import REPOSITORY
 from tests.contracts.grpcurl import parse, replay
 from tests.contracts.test_grpcurl import ALL
@@ -185,14 +186,16 @@ async def test_a_documented_line(
         assert answers[0]["ready"]
 
 
-def test_the_command_line_reaches_it(fleet: tuple[Fleet, dict[str, str]], folder: Path) -> None:
+def test_the_command_line_reaches_it(
+    fleet: tuple[Fleet, dict[str, str]], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     to = ("--master", fleet[0].address)
     papers = ("--tls-ca", str(folder / "ca.pem"), "--token-file", str(folder / "token"))
     asked = ("infer", "--mode", "direct", "--max-new-tokens", "8", "--json", "Explain Photosynthesis.")
-    answered = specsot(*asked, *to, *papers)
-    assert answered.returncode == 0, answered.stderr
-    assert json.loads(answered.stdout.splitlines()[-1])["event"] == "finished"
-    assert json.loads(specsot("info", "--json", *to, *papers).stdout)["ready"]
+    assert main([*asked, *to, *papers]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["event"] == "finished"
+    assert main(["info", "--json", *to, *papers]) == 0
+    assert json.loads(capsys.readouterr().out)["ready"]
 
 
 @pytest.mark.parametrize(
@@ -208,15 +211,16 @@ def test_the_command_line_says_what_is_missing(
     fleet: tuple[Fleet, dict[str, str]],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     papers: tuple[str, ...],
     line: str,
 ) -> None:
     monkeypatch.chdir(folder)
     (folder / "wrong").write_text("guess\n")
-    said = specsot("info", "--master", fleet[0].address, *papers)
-    assert said.returncode in (1, 2)
-    assert line in said.stderr
-    assert said.stderr.count("\n") == 1
+    assert main(["info", "--master", fleet[0].address, *papers]) in (1, 2)
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1
 
 
 async def test_python_reaches_it(fleet: tuple[Fleet, dict[str, str]], folder: Path) -> None:
