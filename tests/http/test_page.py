@@ -56,7 +56,11 @@ async def house() -> AsyncIterator[Served]:
 @asynccontextmanager
 async def opened(house: Served, **more: Any) -> AsyncIterator[Any]:
     """The page in a fresh window. Whatever it complains about, or asks elsewhere for, fails the test."""
-    context = await BROWSER[0].new_context(viewport={"width": 1200, "height": 900}, **more)
+    still = {
+        "viewport": {"width": 1200, "height": 900},
+        "reduced_motion": "reduce",
+    }  # nothing is painted in vain
+    context = await BROWSER[0].new_context(**still, **more)
     page, wrong = await context.new_page(), list[str]()
     page.set_default_timeout(20_000)
     page.on("pageerror", lambda error: wrong.append(f"{error}"))

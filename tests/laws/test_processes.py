@@ -179,6 +179,7 @@ async def one_more(fleet):
 async def test_law_4_lost_members_change_nothing_while_somebody_can_take_over(demo_model, monkeypatch):
     """The drafter, a worker for whom one stands by, and one whose layers the last one takes, in the end."""
     monkeypatch.setenv("SPECSOT_REPAIR_FOR", "5")
+    monkeypatch.setenv("SPECSOT_TAKE_OVER_AFTER", "6")
     async with apart(demo_model) as fleet:
         undisturbed = (await answer(fleet, **SHORT))[-1].event.text
         await one_more(fleet)
