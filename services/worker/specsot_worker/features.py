@@ -26,6 +26,15 @@ class Rows:
     stop: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """Where a sequence goes on: its rows first .. last - 1 lie so many slots `behind` their own numbers."""
+
+    first: int
+    last: int
+    behind: int
+
+
 class FeatureStore:
     """As many pages as KV has; with committed rows alone they never run out before those do."""
 
@@ -36,6 +45,7 @@ class FeatureStore:
         # Touched now, as KV is: a process does not grow while its pages come into use.
         self._features = torch.zeros(pages * page_rows, width, dtype=dtype, device=device)
         self._newest: tuple[list[int], Tensor] = [], self._features[:0]
+        self._pages: dict[int, _Page] = {}  # the table need not be asked for every row of a page
 
     @property
     def free_pages(self) -> int:
@@ -51,6 +61,7 @@ class FeatureStore:
 
     def close(self, sequence: int) -> None:
         """Unknown sequences have nothing."""
+        self._pages.pop(sequence, None)
         self._table.close(sequence)
 
     def since(self, sequence: int) -> int:
@@ -62,8 +73,15 @@ class FeatureStore:
 
     def reserve(self, rows: Rows) -> None:
         """Room for what comes next of a sequence. Raises NotFound, Overloaded."""
-        self._table.trim(rows.sequence, rows.start)
-        self._table.reserve(rows.sequence, rows.stop)
+        sequence, table = rows.sequence, self._table
+        page = self._pages.get(sequence)
+        if page and rows.stop <= page.last:
+            return
+        table.trim(sequence, rows.start)
+        table.reserve(sequence, rows.stop)
+        last = table.pages_for(rows.stop) * table.page_rows
+        behind = table.slots(sequence, last - 1, last)[0] - last + 1
+        self._pages[sequence] = _Page(last - table.page_rows, last, behind)
 
     def keep(self, parts: Sequence[Rows], features: Tensor, rows: list[int] | None = None) -> None:
         """Rows of all parts, for which there is room: these of `features` [n, width], or all of them."""
@@ -80,7 +98,14 @@ class FeatureStore:
         return newest[1] if slots == newest[0] else self._features[self._index(slots)]
 
     def _slots(self, parts: Sequence[Rows]) -> list[int]:
-        return [slot for one in parts for slot in self._table.slots(one.sequence, one.start, one.stop)]
+        slots: list[int] = []
+        for one in parts:
+            page = self._pages.get(one.sequence)
+            if page and page.first <= one.start:
+                slots += range(one.start + page.behind, one.stop + page.behind)
+            else:
+                slots += self._table.slots(one.sequence, one.start, one.stop)
+        return slots
 
     def _index(self, numbers: list[int] | list[list[int]]) -> Tensor:
         return torch.tensor(numbers, device=self._features.device)
