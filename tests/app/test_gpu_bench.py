@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from specsot.errors import InvalidRequest
-from specsot.members import Range
+from specsot.members import Range, TreeShape
 from specsot.model.config import make_config
 from specsot.model.decoder import Decoder
 from specsot.tree import Tree
+from specsot_app.bench.acceptance import chance_of, even_runs
 from specsot_app.bench.gpu import ROWS
-from specsot_app.bench.gpu_drafts import bytes_of_a_pass, head_shape
+from specsot_app.bench.gpu_drafts import head_shape, made_up_head
+from specsot_app.bench.gpu_floors import Speeds, bytes_of_a_pass, floor_of_draft, floor_of_lap
 from specsot_app.bench.gpu_laps import parents_of
-from specsot_app.bench.gpu_replay import Telling, grown, rates_of
-from specsot_app.bench.shapes import SHAPES, MadeUp, bytes_of_a_token, bytes_of_kv, config_of
+from specsot_app.bench.gpu_profile import MOST, longest
+from specsot_app.bench.gpu_replay import grown
+from specsot_app.bench.gpu_turns import Drafting, Part, Ring
+from specsot_app.bench.lengths import PLANS, scaled
+from specsot_app.bench.shapes import SHAPES, MadeUp, Telling, bytes_of_a_token, bytes_of_kv, config_of
 
 pytestmark = pytest.mark.torch
 
@@ -48,18 +56,93 @@ def test_made_up_weights_have_the_shape_that_is_asked_for() -> None:
     assert made.expect("norm.weight", (4,), torch.float32, "cpu").tolist() == [1, 1, 1, 1]
 
 
+SMALL: dict[str, Any] = {
+    **SHAPES["Llama-3.1-8B"],
+    "hidden_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "vocab_size": 2000,
+}
+
+
+def small_decoder() -> Decoder:
+    config = make_config(SMALL, {}, Path("small"))
+    return Decoder(config, Telling(), Range(0, 8), torch.float32, torch.device("cpu"))
+
+
 def test_weights_that_tell_say_the_next_token() -> None:
-    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    more = {"head_dim": 32, "intermediate_size": 96, "vocab_size": 200}
-    config = make_config({**SHAPES["Llama-3.1-8B"], **small, **more}, {}, Path("small"))
-    decoder = Decoder(config, Telling(), Range(0, 2), torch.float32, torch.device("cpu"))
-    tokens = torch.tensor([0, 7, 199])
+    decoder, tokens = small_decoder(), torch.tensor([0, 7, 1999])
     assert decoder.logits(decoder.embed(tokens)).argmax(-1).tolist() == [1, 8, 0]
 
 
-def test_rates_bring_as_many_tokens_as_were_published() -> None:
-    rates = rates_of(6.13, 8)
-    assert 1 + sum(rates[0] ** n for n in range(1, 9)) == pytest.approx(6.13)
+def test_a_chance_brings_as_many_tokens_as_were_published() -> None:
+    chance = chance_of(6.13, 8)
+    assert 1 + sum(chance**n for n in range(1, 9)) == pytest.approx(6.13)
+    brought = [1 + min(run, 8) for run in islice(even_runs(chance), 150)]
+    assert sum(brought) / 150 == pytest.approx(6.13, rel=0.01), "few laps have the mean already"
+    assert set(brought) == set(range(1, 10))
+
+
+def test_shares_of_a_plan_make_up_the_whole() -> None:
+    assert scaled((1, 1, 2), 10) == (2, 3, 5)
+    assert all(sum(scaled(plan, 900)) == 900 and min(scaled(plan, 900)) > 0 for plan in PLANS)
+
+
+def test_a_lap_takes_at_least_its_bytes_or_its_products() -> None:
+    llama, speeds = config_of("Llama-3.1-8B"), Speeds(copied=4e12, multiplied=800e12)
+    weights = bytes_of_a_token(llama, 2)
+    read = (weights + 1024 * 128 * 1024) / 4e12
+    assert (
+        floor_of_lap(llama, speeds, 1, 1024) == floor_of_lap(llama, speeds, 64, 1024) == pytest.approx(read)
+    )
+    assert floor_of_lap(llama, speeds, 512, 1024) == pytest.approx(512 * weights / 800e12)
+    shape = head_shape(llama)
+    assert floor_of_draft(shape, speeds, 8, 1) == pytest.approx(8 * bytes_of_a_pass(shape) / 2 / 4e12)
+
+
+def test_a_profile_names_what_takes_longest() -> None:
+    spent = {f"kernel_{number}": 1.0 + number for number in range(MOST + 2)}
+    told = longest(spent | {"void gemm<3, float>(int)": 50.0, "void gemm<4, float>(int)": 50.0})
+    assert next(iter(told.items())) == ("gemm", 100.0)
+    assert told["others"] == 1 + 2 + 3
+    assert len(told) == MOST + 1
+
+
+@torch.inference_mode()
+def test_a_replayed_request_writes_all_its_branches() -> None:
+    """Six branches of different lengths behind one skeleton, drafted and plain."""
+    decoder = small_decoder()
+    head = made_up_head(decoder, replace(head_shape(decoder.config), vocab=decoder.config.vocab))
+    drafting = Drafting(head, TreeShape(3, 4, 12, fixed=True), 0.8, 30)
+    lengths = (3, 40, 7, 1, 12, 5)
+    for drafted in (drafting, None):
+        clock = Ring(decoder, 40, 64, drafted).write(100, (Part(3, (9,)), Part(5, lengths)))
+        assert clock.tokens == 9 + sum(lengths)
+        assert max(clock.rows) == 6 * 5, "the branches' own prompts, and later 30 rows for all trees"
+        assert 0 < clock.fed < clock.whole
+        if drafted is None:
+            assert clock.laps == 9 + 40
+            continue
+        assert clock.laps < 30
+        assert set(clock.rows[-3:]) == {12}, "the last one has a whole tree"
+
+
+@torch.inference_mode()
+def test_an_assistant_is_right_as_often_as_is_said() -> None:
+    from specsot_app.bench.gpu_rivals import make, measure_assisted, mistakes, write
+
+    base = make({**SMALL, "hidden_size": 256, "num_hidden_layers": 1}, "cpu")
+    assistant = make({**SMALL, "hidden_size": 512, "num_hidden_layers": 1}, "cpu")
+    prompt = torch.arange(12)[None]
+    rows = list(measure_assisted(base, assistant, "small", prompt, 60))
+    for row, chance in zip(rows, (0.9, 0.8), strict=True):
+        wrong = mistakes(chance, 11, 11 + 60)
+        assert row["accepted %"] == pytest.approx(100 * chance, abs=5)
+        assert row["tokens a pass"] == pytest.approx(60 / (len(wrong) + 1), rel=0.2)
+    assert write(base, prompt, 5).heard[-1][1] == 5
 
 
 def test_a_replayed_bush_is_one_and_its_path_the_likeliest() -> None:
@@ -72,3 +155,20 @@ def test_a_replayed_bush_is_one_and_its_path_the_likeliest() -> None:
         bush.scores[node] == bush.scores[bush.depths == depth].max()
         for depth, node in enumerate(bush.path, 1)
     )
+
+
+def test_pictures_show_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from specsot_app.bench.gpu_plots import draw
+
+    lap = {"x plain": 2.0, "x plain at the floor": 3.0, "tokens/s": 400.0}
+    rows = [
+        {"model": "small", "what": "verify, device", "rows": 1, "ms": 2.0, "t/t(1)": 1.0, "floor ms": 1.5},
+        {"model": "small", "what": "verify, device", "rows": 64, "ms": 3.0, "t/t(1)": 1.5, "floor ms": 1.5},
+        lap | {"model": "small", "what": "replayed, eagle"},
+        lap | {"model": "small", "what": "replayed, whole request, both", "branches": "3 4"},
+        lap | {"model": "small", "what": "replayed, requests at once", "requests": 2},
+    ]
+    drawn = draw({"settings": {"device": "a device"}, "rows": rows}, tmp_path / "run")
+    assert [file.name for file in drawn] == ["run-verify.png", "run-gains.png", "run-requests.png"]
+    assert all(file.stat().st_size > 5000 for file in drawn)

@@ -22,25 +22,29 @@ from specsot.members import Range
 from specsot.model.decoder import Decoder
 from specsot.tree import single
 from specsot_app.bench.gpu_drafts import measure_drafts
-from specsot_app.bench.gpu_laps import PAGE, lap_of, replayed, seconds_of
+from specsot_app.bench.gpu_floors import Speeds, floor_of_lap, measure_speeds
+from specsot_app.bench.gpu_laps import PAGE, captured, lap_of, typical
+from specsot_app.bench.gpu_profile import kernels_of
 from specsot_app.bench.gpu_rivals import measure_rivals
 from specsot_app.bench.gpu_speculation import measure_speculation
 from specsot_app.bench.results import named, write_results
-from specsot_app.bench.shapes import MadeUp, bytes_of_a_token, bytes_of_kv, config_of
+from specsot_app.bench.shapes import Telling, config_of
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
 
 Row = dict[str, object]
 
-NAMED = ("model", "what", "depth", "rows", "requests")  # what tells rows apart
+NAMED = ("model", "what", "depth", "rows", "requests", "branches", "chance")  # what tells rows apart
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
+PROFILED = (1, 64, 200)  # of ROWS
 LAPS = 200  # of a measured plain decoding
 CHUNK = 256  # rows of a prompt at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """models: of SHAPES; text: rows in front of what is measured; replay: whose speculation is replayed."""
+    """models: of SHAPES; text: rows in front of what is measured; replay: with which of them speculation is
+    replayed."""
 
     models: tuple[str, ...]
     text: int = 1024
@@ -52,68 +56,80 @@ def measure(asked: Asked, output: Path | None) -> int:
     """Print every row as it comes; write them all. Raises InvalidRequest: no GPU."""
     if not torch.cuda.is_available():
         raise InvalidRequest("bench gpu needs a CUDA device")
-    bandwidth, rows = copy_speed(), list[Row]()
-    for row in measure_all(asked, bandwidth):
+    begun, speeds, rows = time.perf_counter(), measure_speeds(), list[Row]()
+    for row in measure_all(asked, speeds):
         rows.append(row)
-        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        said = "  ".join(f"{name} {value}" for name, value in row.items())
+        print(f"{time.perf_counter() - begun:.0f} s  {said}", flush=True)
         if output:
-            settings = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-            settings |= {"copy TB/s": round(bandwidth / 1e12, 3), "text": asked.text}
-            settings |= {"weights": "made up", "dtype": "bf16"}
-            write_results(output, "gpu", settings, named(rows, *NAMED))
+            write_results(output, "gpu", _settings(asked, speeds), named(rows, *NAMED))
     return 0
 
 
+def _settings(asked: Asked, speeds: Speeds) -> Row:
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "copy TB/s": round(speeds.copied / 1e12, 3),
+        "product TFLOP/s": round(speeds.multiplied / 1e12),
+        "text": asked.text,
+        "weights": "made up",
+        "dtype": "bf16",
+    }
+
+
 @torch.inference_mode()
-def measure_all(asked: Asked, bandwidth: float) -> Iterator[Row]:
+def measure_all(asked: Asked, speeds: Speeds) -> Iterator[Row]:
+    """Ours first: what is slowest to measure comes last."""
     for name in asked.models:
         config = config_of(name)
-        decoder = Decoder(config, MadeUp(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
-        for row in measure_ours(decoder, asked.text, bandwidth):
+        decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
+        for row in measure_ours(decoder, asked.text, speeds):
+            yield {"model": name} | row
+        for row in measure_speculation(decoder, asked.text, speeds) if name == asked.replay else ():
             yield {"model": name} | row
         del decoder
         torch.cuda.empty_cache()
-        for row in measure_rivals(name, asked.text) if asked.rivals else ():
+    for name in asked.models if asked.rivals else ():
+        for row in measure_rivals(name, asked.text):
             yield {"model": name} | row
-    if asked.replay:
-        for row in measure_speculation(asked.replay, asked.text, bandwidth):
-            yield {"model": asked.replay} | row
 
 
-def measure_ours(decoder: Decoder, text: int, bandwidth: float) -> Iterator[Row]:
-    device = replayed(lap_of(decoder, text, 1))
+def measure_ours(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
+    device = typical(captured(lap_of(decoder, text, 1)))
     lap = statistics.median(laps_of(decoder, text))
-    yield from told_plain(decoder, text, bandwidth, {"plain, device": device, "plain, lap": lap})
-    yield from measure_drafts(decoder, text, device, bandwidth)
-    yield from measure_verify(decoder, text, device)
+    yield from told_plain(decoder, text, speeds, {"plain, device": device, "plain, lap": lap})
+    yield from measure_drafts(decoder, text, device, speeds)
+    yield from measure_verify(decoder, text, device, speeds)
 
 
-def copy_speed() -> float:
-    """Bytes a second, read and written, of a large copy."""
-    source = torch.randn(2**29, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), 20)
-
-
-def told_plain(decoder: Decoder, text: int, bandwidth: float, laps: Mapping[str, float]) -> Iterator[Row]:
+def told_plain(decoder: Decoder, text: int, speeds: Speeds, laps: Mapping[str, float]) -> Iterator[Row]:
     """One token a lap: against the bytes that must be read at the speed at which they can be copied."""
-    size = decoder.dtype.itemsize
-    needed = bytes_of_a_token(decoder.config, size) + bytes_of_kv(decoder.config, text, size)
+    floor = floor_of_lap(decoder.config, speeds, 1, text)
     for what, seconds in laps.items():
         yield {
             "what": what,
             "ms": _ms(seconds),
             "tokens/s": round(1 / seconds, 1),
-            "floor ms": _ms(needed / bandwidth),
-            "of copy bandwidth %": round(100 * needed / bandwidth / seconds, 1),
+            "floor ms": _ms(floor),
+            "of copy bandwidth %": round(100 * floor / seconds, 1),
         }
 
 
-def measure_verify(decoder: Decoder, text: int, one: float) -> Iterator[Row]:
+def measure_verify(decoder: Decoder, text: int, one: float, speeds: Speeds) -> Iterator[Row]:
     """A lap over a tree of so many nodes, as a multiple of a lap over one, which takes `one` seconds."""
     for rows in ROWS:
-        seconds = replayed(lap_of(decoder, text, rows))
-        yield {"what": "verify, device", "rows": rows, "ms": _ms(seconds), "t/t(1)": round(seconds / one, 3)}
+        replay = captured(lap_of(decoder, text, rows))
+        seconds, floor = typical(replay), floor_of_lap(decoder.config, speeds, rows, text)
+        yield {
+            "what": "verify, device",
+            "rows": rows,
+            "ms": _ms(seconds),
+            "t/t(1)": round(seconds / one, 3),
+            "floor ms": _ms(floor),
+        }
+        if rows in PROFILED:
+            yield {"what": "profile of a lap", "rows": rows, "us": kernels_of(replay)}
 
 
 def laps_of(decoder: Decoder, text: int) -> list[float]:

@@ -19,6 +19,8 @@ from specsot.model.linear import Linear
 from specsot.model.norms import Norm
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch
+from specsot_app.bench.gpu_floors import Speeds, floor_of_draft
+from specsot_app.bench.gpu_profile import kernels_of
 from specsot_app.bench.shapes import MadeUp
 from specsot_drafter.descent import Descents, Seed
 from specsot_drafter.extension import Stretch
@@ -36,37 +38,37 @@ TURNS = 40
 PAGE = 64
 
 
-def measure_drafts(
-    decoder: Decoder, text: int, plain: float, bandwidth: float
-) -> Iterator[dict[str, object]]:
+def measure_drafts(decoder: Decoder, text: int, plain: float, speeds: Speeds) -> Iterator[dict[str, object]]:
     """Wall milliseconds from DUE accepted tokens to all candidates of a tree in the host's hands.
 
     plain: seconds that a plain lap takes on the device.
     """
     for kind in (None, "fp8"):
-        yield from _measure_head(decoder, text, plain, bandwidth, kind)
+        yield from _measure_head(decoder, text, plain, speeds, kind)
 
 
 def _measure_head(
-    decoder: Decoder, text: int, plain: float, bandwidth: float, kind: Quantization | None
+    decoder: Decoder, text: int, plain: float, speeds: Speeds, kind: Quantization | None
 ) -> Iterator[dict[str, object]]:
     shape = head_shape(decoder.config)
     graphs, seed = descents_behind(made_up_head(decoder, shape, kind), text)
-    size = bytes_of_a_pass(shape) // (2 if kind else 1)
+    said = kind or "bf16"
     for depth in DEPTHS:
         times: list[float] = []
         for _ in range(TURNS):
             begun = time.perf_counter()
             graphs.run([seed], depth + 1)
             times.append(time.perf_counter() - begun)
-        seconds, floor = statistics.median(times), (depth + 1) * size / bandwidth
+        seconds = statistics.median(times)
         yield {
-            "what": f"draft, called, head in {kind or 'bf16'}",
+            "what": f"draft, called, head in {said}",
             "depth": depth,
             "ms": round(seconds * 1e3, 3),
             "of a plain lap %": round(100 * seconds / plain, 1),
-            "floor ms": round(floor * 1e3, 3),
+            "floor ms": round(1e3 * floor_of_draft(shape, speeds, depth + 1, 1 if kind else 2), 3),
         }
+    kernels = kernels_of(lambda: graphs.run([seed], max(DEPTHS) + 1))
+    yield {"what": f"profile of a draft, head in {said}", "depth": max(DEPTHS), "us": kernels}
 
 
 def descents_behind(head: Eagle3Head, text: int) -> tuple[Descents, Seed]:
@@ -97,13 +99,6 @@ def head_shape(config: ModelConfig) -> HeadShape:
         vocab=VOCABULARY,
         layers=1,
     )
-
-
-def bytes_of_a_pass(shape: HeadShape) -> int:
-    """Weights of its layer and its lm_head, in bf16."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    layer = shape.inputs * (q + 2 * kv) + shape.hidden * (q + 3 * shape.intermediate)
-    return 2 * (layer + shape.hidden * shape.vocab)
 
 
 def made_up_head(decoder: Decoder, shape: HeadShape, kind: Quantization | None = None) -> Eagle3Head:

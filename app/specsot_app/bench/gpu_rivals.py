@@ -1,60 +1,133 @@
-"""Transformers' own decoding of the same shapes on the same GPU, with weights as random as ours.
+"""Transformers' own decoding of the same shapes on the same GPU, alone and assisted by a small model.
 
-Refuses to know our own decoding.
+Refuses to know our own decoding. Weights are made up so that every token says the next; where an assistant
+drafts, acceptance is replayed: so many tokens say a wrong one to the assistant, and there alone it is unsure.
 """
 
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specsot_app.bench.shapes import SHAPES
+from specsot_app.bench.acceptance import even_runs
+from specsot_app.bench.rivals import Steps
+from specsot_app.bench.shapes import ASSISTANTS, FAINT, SHAPES
 
-FEW, MANY = 16, 144  # tokens of two answers: their difference has no prompt in it
+Row = dict[str, object]
+Settings = Mapping[str, Any]
+
+FEW, MANY = 8, 160  # tokens of an answer that warms up, and of one that is timed
+CHANCES = (0.9, 0.8)  # that a drafted token is right: as our replayed head, and less
+UNSURE = 4  # tokens that are equally likely where the assistant errs: below Transformers' threshold, 0.4
 
 
-def measure_rivals(name: str, text: int) -> Iterator[dict[str, object]]:
-    """Milliseconds a token of `generate`, as it comes and with a static cache, which it compiles itself."""
-    settings = dict(SHAPES[name])
-    config: Any = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    with torch.device("cuda"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    prompt = torch.randint(1000, (1, text), device="cuda")
-    for what, more in (("eager", {}), ("static cache, compiled", {"cache_implementation": "static"})):
-        seconds = _seconds_of_a_token(model, prompt, more)
-        yield {
-            "what": f"Transformers generate, {what}",
-            "ms": round(seconds * 1e3, 3),
-            "tokens/s": round(1 / seconds, 1),
-        }
-    del model
+def measure_rivals(name: str, text: int) -> Iterator[Row]:
+    """Milliseconds a token of `generate`: as it comes, assisted, and with a static cache, compiled."""
+    base, prompt = make(SHAPES[name], "cuda"), torch.arange(text, device="cuda")[None]
+    write(base, prompt, FEW)
+    yield _told("eager", write(base, prompt, MANY))
+    if small := ASSISTANTS.get(name):
+        yield from measure_assisted(base, make(SHAPES[small], "cuda"), small, prompt, MANY)
+    static = {"cache_implementation": "static"}
+    write(base, prompt, MANY, static)  # of another length it would be compiled again
+    yield _told("static cache, compiled", write(base, prompt, MANY, static))
+    del base
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def _seconds_of_a_token(model: Any, prompt: torch.Tensor, more: dict[str, str]) -> float:
-    few, many = (_seconds(model, prompt, count, more) for count in (FEW, MANY))
-    return (many - few) / (MANY - FEW)
+def measure_assisted(base: Any, small: Any, name: str, prompt: torch.Tensor, tokens: int) -> Iterator[Row]:
+    """With Transformers' defaults: twenty drafted tokens at most, and none behind one that is unsure."""
+    passes = 0
+
+    def note(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+
+    small.register_forward_hook(note)
+    first = int(prompt[0, -1])
+    for chance in CHANCES:
+        err(small, mistakes(chance, first, first + tokens))
+        write(base, prompt, FEW, {"assistant_model": small})
+        passes = 0
+        steps = write(base, prompt, tokens, {"assistant_model": small})
+        rounds = len(steps.heard) - 1  # the last of what was heard is the end
+        yield _told(f"assisted by {name}, acceptance replayed", steps) | {
+            "chance": chance,
+            "accepted %": round(100 * (tokens - rounds) / passes, 1),
+            "tokens a pass": round(tokens / rounds, 2),
+        }
 
 
-def _seconds(model: Any, prompt: torch.Tensor, count: int, more: dict[str, str]) -> float:
-    """Of an answer of so many tokens; the second of two, so that everything is compiled."""
-    settings = {
-        "max_new_tokens": count,
-        "min_new_tokens": count,
-        "do_sample": False,
-        "pad_token_id": 0,
-        **more,
+def make(shape: Settings, device: str) -> Any:
+    """A model with which every token says the next: what layers add is small, and lm_head is the embedding
+    moved by one row. So the two are never one matrix; a token reads as many bytes either way.
+    """
+    settings: dict[str, Any] = {**shape, "tie_word_embeddings": False}
+    config: Any = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.mul_(FAINT)
+    err(model, ())
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def err(model: Any, tokens: Sequence[int]) -> None:
+    """Every token says the next one, but for these: behind them a few others are equally likely, and wrong.
+
+    Those are the vocabulary's last, which no text here reaches.
+    """
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    head.copy_(table.roll(1, 0))
+    end = len(head)
+    for token in tokens:
+        head[token + 1] = 0.0
+        head[end - UNSURE : end] = table[token]
+        end -= UNSURE
+
+
+def mistakes(chance: float, first: int, last: int) -> list[int]:
+    """Tokens behind which an assistant errs that is otherwise right with this chance."""
+
+    def places() -> Iterator[int]:
+        place = first
+        for run in even_runs(chance):
+            place += run
+            yield place
+            place += 1
+
+    return list(takewhile(lambda place: place <= last, places()))
+
+
+def write(model: Any, prompt: torch.Tensor, tokens: int, more: Settings | None = None) -> Steps:
+    """When which tokens came."""
+    steps = Steps()
+    model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=0,
+        streamer=steps,
+        **(more or {}),
+    )
+    return steps
+
+
+def _told(way: str, steps: Steps) -> Row:
+    """From the first tokens on, so that no prompt is in it."""
+    (begun, before), (ended, tokens) = steps.heard[0], steps.heard[-1]
+    seconds = (ended - begun) / (tokens - before)
+    return {
+        "what": f"Transformers generate, {way}",
+        "ms": round(seconds * 1e3, 3),
+        "tokens/s": round(1 / seconds, 1),
     }
-    begun = 0.0
-    for _ in range(2):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun

@@ -7,93 +7,129 @@ read by the host, against plain decoding by the same stage without taps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-import torch
-
-from specsot.members import Curve, Range, TreeShape
+from specsot.members import Curve, TreeShape
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.model.measure import measure_rows
 from specsot.pages import PageTable
+from specsot_app.bench.acceptance import chance_of
 from specsot_app.bench.gpu_drafts import head_shape, made_up_head
+from specsot_app.bench.gpu_floors import BYTES, Speeds, floor_of_draft, floor_of_lap
 from specsot_app.bench.gpu_laps import lap_of, replayed
-from specsot_app.bench.gpu_replay import PAGE, Clock, Drafting, Ring, Telling, rates_of
-from specsot_app.bench.shapes import bytes_of_a_token, bytes_of_kv, config_of
+from specsot_app.bench.gpu_turns import PAGE, Clock, Drafting, Part, Ring
+from specsot_app.bench.lengths import PLAN_PROMPT, PLANS, POINT_PROMPT, scaled
+from specsot_app.bench.shapes import bytes_of_kv
+from specsot_drafter.heads import DraftHead
 from specsot_drafter.measure import measure_levels
 
 Row = dict[str, object]
 
 TAU = 6.13  # tokens a lap: EAGLE-3 on Llama-3.1-8B-Instruct, MT-bench, temperature 0, as published
 DEPTH, TOP_K, NODES = 7, 10, 60  # of the published tree
+CHANCE = chance_of(TAU, DEPTH + 1)
 BRANCHES, BUDGET = 6, 198  # rows that the branches of one request share
-LAPS = 200
+LAPS = 150
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
-REQUEST_TEXT, REQUEST_LAPS = 256, 120
-SKELETON, BRANCH = 150, 150  # tokens of the request that is told as a whole
-PAGES = 1600
+REQUEST_TEXT, REQUEST_LAPS = 256, 100
+SKELETON, BRANCH = 150, 150  # tokens of a whole request, of its branches on average
+TIMES = 5  # that a whole request is written
+ROWS, PAGES = 512, 1600
 LONG = 32_768
 
 
-@torch.inference_mode()
-def measure_speculation(name: str, text: int, bandwidth: float) -> Iterator[Row]:
-    config = config_of(name)
-    decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
-    head = made_up_head(decoder, head_shape(config))
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """What speculation is held against: tokens a second of plain decoding, and what laps take at least.
+
+    text: rows that all see. drafts: seconds of a draft at least.
+    """
+
+    decoder: Decoder
+    speeds: Speeds
+    text: int
+    plain: float
+    drafts: float = 0.0
+
+    def floor(self, clock: Clock) -> float:
+        """Seconds of a whole run at least."""
+        config, speeds = self.decoder.config, self.speeds
+        return sum(floor_of_lap(config, speeds, rows, self.text) + self.drafts for rows in clock.rows)
+
+
+def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
+    """decoder: with weights that tell the next token."""
+    head = made_up_head(decoder, head_shape(decoder.config))
     shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
-    plain = Ring(decoder, PAGES, 512, None)
-    drafted = Ring(decoder, PAGES, 512, Drafting(head, shape, rates_of(TAU, DEPTH + 1)))
-    yield from _ablation(plain, drafted, text)
-    del drafted
-    yield from _short(decoder, plain, shape, text)
-    lap: Curve = tuple((rows, one * config.layers) for rows, one in measure_rows(decoder))
+    plain = Ring(decoder, PAGES, ROWS, None)
+    one = plain.run(text, 1, LAPS)
+    held = Yardstick(decoder, speeds, text, _speed(one))
+    yield _told("plain", one, held)
+    yield _told("sot", plain.run(text, BRANCHES, LAPS, forked=True), held, BRANCHES)
+    yield from _whole("sot", plain, held)
+    yield from _drafted(decoder, head, shape, held)
+    short = made_up_head(decoder, head_shape(decoder.config), "fp8")
+    yield from _drafted(decoder, short, shape, held, ", fp8 head", 1)
+    lap: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
     tuned = TreeShape(DEPTH, TOP_K, NODES)
-    drafting = Drafting(head, tuned, rates_of(TAU, DEPTH + 1), lap, measure_levels(head))
-    yield from _requests(plain, Ring(decoder, PAGES, 512, drafting))
-    yield from _memory(decoder, text, bandwidth)
+    drafting = Drafting(head, tuned, CHANCE, ROWS, lap, measure_levels(head))
+    yield from _requests(plain, Ring(decoder, PAGES, ROWS, drafting), held)
+    yield from _memory(decoder, text, speeds)
 
 
-def _ablation(plain: Ring, drafted: Ring, text: int) -> Iterator[Row]:
-    """One text and six branches, each with drafts and without."""
-    one = plain.run(text, 1, LAPS)
-    nodes = BUDGET // BRANCHES
-    ways = {
-        "plain": one,
-        "eagle": drafted.run(text, 1, LAPS),
-        "sot": plain.run(text, BRANCHES, LAPS, forked=True),
-        "both": drafted.run(text, BRANCHES, LAPS, forked=True, nodes=nodes),
-    }
-    for way, clock in ways.items():
-        yield {"what": f"replayed, {way}"} | _told(clock, one, 1 if way in ("plain", "eagle") else BRANCHES)
-    speed = {way: clock.tokens / clock.whole for way, clock in ways.items()}
-    whole = (SKELETON + BRANCHES * BRANCH) / speed["plain"]
-    parts = SKELETON / speed["eagle"] + BRANCHES * BRANCH / speed["both"]
-    yield {
-        "what": "replayed, whole request of equal branches, put together from its phases",
-        "skeleton": SKELETON,
-        "branches": f"{BRANCHES} x {BRANCH}",
-        "x plain": round(whole / parts, 2),
-    }
+def _drafted(
+    decoder: Decoder,
+    head: DraftHead,
+    shape: TreeShape,
+    held: Yardstick,
+    said: str = "",
+    bytes_each: int = BYTES,
+) -> Iterator[Row]:
+    """One text, six branches, whole requests; a head in 8-bit floats is as often right as the other."""
+    ring = Ring(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
+    drafts = floor_of_draft(head_shape(decoder.config), held.speeds, DEPTH + 1, bytes_each)
+    held = replace(held, drafts=drafts)
+    yield _told(f"eagle{said}", ring.run(held.text, 1, LAPS), held)
+    yield _told(f"both{said}", ring.run(held.text, BRANCHES, LAPS, forked=True), held, BRANCHES)
+    yield from _whole(f"both{said}", ring, held)
 
 
-def _short(decoder: Decoder, plain: Ring, shape: TreeShape, text: int) -> Iterator[Row]:
-    """The same with a head in 8-bit floats, as often right as the other."""
-    head = made_up_head(decoder, head_shape(decoder.config), "fp8")
-    drafted = Ring(decoder, PAGES, 512, Drafting(head, shape, rates_of(TAU, DEPTH + 1)))
-    one = plain.run(text, 1, LAPS)
-    yield {"what": "replayed, eagle, fp8 head"} | _told(drafted.run(text, 1, LAPS), one, 1)
-    both = drafted.run(text, BRANCHES, LAPS, forked=True, nodes=BUDGET // BRANCHES)
-    yield {"what": "replayed, both, fp8 head"} | _told(both, one, BRANCHES)
+def _whole(way: str, ring: Ring, held: Yardstick) -> Iterator[Row]:
+    """A skeleton and its branches until the last has ended, against plain decoding of as many tokens.
+
+    Prompts of the plan and the points are in it; plain decoding has none but the text's.
+    """
+    for lengths in (BRANCH,) * BRANCHES, *(scaled(plan, BRANCHES * BRANCH) for plan in PLANS):
+        parts = Part(PLAN_PROMPT, (SKELETON,)), Part(POINT_PROMPT, lengths)
+        clocks = sorted((ring.write(held.text, parts) for _ in range(TIMES)), key=lambda clock: clock.whole)
+        gains = [round(_speed(each) / held.plain, 2) for each in clocks]
+        clock = clocks[TIMES // 2]
+        yield {
+            "what": f"replayed, whole request, {way}",
+            "branches": " ".join(map(str, lengths)),
+            "skeleton": SKELETON,
+            "ms": round(clock.whole * 1e3, 1),
+            "of them with prompts ms": round(clock.fed * 1e3, 1),
+            **_figures(clock, held),
+            "x plain, least": gains[-1],
+            "x plain, most": gains[0],
+            "x plain without prompts": round(
+                _speed(clock) * clock.whole / (clock.whole - clock.fed) / held.plain, 2
+            ),
+        }
 
 
-def _requests(plain: Ring, tuned: Ring) -> Iterator[Row]:
+def _requests(plain: Ring, tuned: Ring, held: Yardstick) -> Iterator[Row]:
     """More and more requests at once; the tuner decides how much is drafted."""
     for requests in REQUESTS:
         one = plain.run(REQUEST_TEXT, requests, REQUEST_LAPS)
+        beside = replace(held, text=REQUEST_TEXT * requests, plain=_speed(one))
         clock = tuned.run(REQUEST_TEXT, requests, REQUEST_LAPS)
-        yield {"what": "replayed, requests at once", "requests": requests} | _told(clock, one, requests)
+        yield _told("requests at once", clock, beside, requests) | {"requests": requests}
 
 
-def _memory(decoder: Decoder, text: int, bandwidth: float) -> Iterator[Row]:
+def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
     """Bytes of a token, pages that branches share, a lap behind a long text."""
     kv: KVPages = decoder.make_kv(8, PAGE)
     table = PageTable(PAGES, PAGE)
@@ -110,26 +146,45 @@ def _memory(decoder: Decoder, text: int, bandwidth: float) -> Iterator[Row]:
         "pages if nothing were shared": (BRANCHES + 1) * table.pages_for(text)
         + BRANCHES * -(-BRANCH // PAGE),
     }
-    seconds = replayed(lap_of(decoder, LONG, 1))
-    needed = bytes_of_a_token(decoder.config, 2) + bytes_of_kv(decoder.config, LONG, 2)
+    seconds, floor = replayed(lap_of(decoder, LONG, 1)), floor_of_lap(decoder.config, speeds, 1, LONG)
     yield {
         "what": "plain, device, long text",
         "text": LONG,
         "ms": round(seconds * 1e3, 3),
-        "of copy bandwidth %": round(100 * needed / bandwidth / seconds, 1),
+        "floor ms": round(floor * 1e3, 3),
+        "of copy bandwidth %": round(100 * floor / seconds, 1),
     }
 
 
-def _told(clock: Clock, plain: Clock, texts: int) -> Row:
-    speed, before = clock.tokens / clock.whole, plain.tokens / plain.whole
+def _told(way: str, clock: Clock, held: Yardstick, texts: int = 1) -> Row:
+    """Of laps that are all alike."""
+    least, most = clock.spread
     return {
+        "what": f"replayed, {way}",
         "tokens a lap and text": round(clock.tokens / clock.laps / texts, 2),
-        "rows a lap": round(clock.rows / clock.laps, 1),
+        "ms a lap, 5 %": round(least * 1e3, 3),
+        "ms a lap, 95 %": round(most * 1e3, 3),
+    } | _figures(clock, held)
+
+
+def _figures(clock: Clock, held: Yardstick) -> Row:
+    """Per lap, and against plain; the floor's speed-up: were laps as short as they can be."""
+    floor, gain = held.floor(clock), _speed(clock) / held.plain
+    return {
+        "laps": clock.laps,
+        "rows a lap": round(sum(clock.rows) / clock.laps, 1),
         "ms a lap": _ms(clock.whole, clock),
         **{f"{what} ms": _ms(seconds, clock) for what, seconds in clock.seconds.items()},
-        "tokens/s": round(speed, 1),
-        "x plain": round(speed / before, 3),
+        "floor ms": _ms(floor, clock),
+        "tokens/s": round(_speed(clock), 1),
+        "x plain": round(gain, 3),
+        "x plain at the floor": round(gain * clock.whole / floor, 2),
     }
+
+
+def _speed(clock: Clock) -> float:
+    """Tokens a second."""
+    return clock.tokens / clock.whole
 
 
 def _ms(seconds: float, clock: Clock) -> float:

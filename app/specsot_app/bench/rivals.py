@@ -49,7 +49,7 @@ class Rival:
         self._process.shutdown()
 
 
-class _Steps:
+class Steps:
     """What `generate` calls a streamer: hears of tokens as they are decided, of the prompt first."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Model:
     def write(self, prompt: Ids, count: int, assisted: bool) -> Told:
         ids = torch.tensor([prompt], device=self._device)
         more = {"assistant_model": self._small} if assisted else {}
-        steps = _Steps()
+        steps = Steps()
         out = self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -18,7 +18,14 @@ from specsot.model.fields import Json
 from specsot.model.weights import Weights
 
 SPREAD = 0.02  # of the weights, as most models begin
+FAINT = 1e-4  # of their usual size: what layers add, so that a token says which one follows
 
+_LLAMA_ROPE: Json = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 _LLAMA_8B: Json = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -31,13 +38,7 @@ _LLAMA_8B: Json = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 131072,
     "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
+    "rope_scaling": {**_LLAMA_ROPE, "factor": 8.0},
     "tie_word_embeddings": False,
 }
 _LLAMA_70B: Json = {
@@ -47,10 +48,20 @@ _LLAMA_70B: Json = {
     "num_attention_heads": 64,
     "intermediate_size": 28672,
 }
+_LLAMA_1B: Json = {
+    **_LLAMA_8B,
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "head_dim": 64,
+    "intermediate_size": 8192,
+    "rope_scaling": {**_LLAMA_ROPE, "factor": 32.0},
+    "tie_word_embeddings": True,
+}
 
 SHAPES: Mapping[str, Json] = {
     "Llama-3.1-8B": _LLAMA_8B,
     "Llama-3.1-70B": _LLAMA_70B,
+    "Llama-3.2-1B": _LLAMA_1B,
     "Qwen3-4B": {
         "model_type": "qwen3",
         "hidden_size": 2560,
@@ -66,6 +77,8 @@ SHAPES: Mapping[str, Json] = {
         "tie_word_embeddings": True,
     },
 }
+
+ASSISTANTS: Mapping[str, str] = {"Llama-3.1-8B": "Llama-3.2-1B"}  # of the same family, with the same tokens
 
 
 def config_of(name: str) -> ModelConfig:
@@ -99,6 +112,29 @@ class MadeUp(Weights):
 
     def __contains__(self, name: str) -> bool:
         return not name.endswith((".bias", "_norm.weight"))
+
+
+class Telling(MadeUp):
+    """Weights of the right sizes with which every token says the next: its number and one more.
+
+    What layers add is small, and lm_head is the embedding moved by one row. Where both are one matrix
+    nothing is told.
+    """
+
+    def __init__(self) -> None:
+        self._table: Tensor | None = None
+
+    def expect(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        made = super().expect(name, shape, dtype, device)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            made *= FAINT
+        if name.endswith("embed_tokens.weight"):
+            self._table = made
+        if name.endswith("lm_head.weight") and self._table is not None and self._table.shape == made.shape:
+            made.copy_(self._table.roll(1, 0))
+        return made
 
 
 def bytes_of_a_token(config: ModelConfig, itemsize: int) -> int:
