@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.arrange import Sight
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization, Range
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import Span, attend, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.tree import ancestry, depths
 from tests.model.tiny import write_model
@@ -97,3 +98,18 @@ def test_what_cannot_promise_that_is_refused(
         Decoder.load(
             demo_model / "base", Range(0, 1), torch.float16, device, False, None, quantization, "auto", True
         )
+
+
+def test_a_window_keeps_no_other_row_from_its_kernel() -> None:
+    """What looks through one is read by itself; together they get what one plan gives them."""
+    torch.manual_seed(2)
+    q, kv = torch.randn(5, 1, 2, 8), torch.randn(2, 9, 1, PAGE, 8)
+    spans = [
+        Span(2, 40, 2, (0, 1, 2), ancestry((0, 0))),
+        Span(1, 33, 1, (3, 4, 5), (1,), Sight((2,), (20,), (0,))),
+        Span(2, 20, 2, (6, 7)),
+    ]
+    given = spans, PAGE, 2, "packed", torch.float32, "cpu"
+    found = attend(q, kv, plan_attention(*given, invariant=True))  # pyright: ignore[reportArgumentType]
+    wanted = attend(q, kv, plan_attention(*given))  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(found, wanted)
