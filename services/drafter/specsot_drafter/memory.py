@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specsot.model.kv import KVPages
+from specsot.model.staging import indices
 from specsot.pages import PageTable
 from specsot_drafter.growth import Ground, find_ground
 from specsot_drafter.heads import DraftHead
@@ -61,7 +62,7 @@ class Memory:
 
     def remember(self, slots: Sequence[int], features: Tensor) -> None:
         """Store [rows, hidden] true features at so many slots."""
-        self.features[torch.tensor(slots, device=features.device)] = features.to(self.features.dtype)
+        self.features[indices(slots, self.features.device)] = features.to(self.features.dtype)
 
     def recall(self, slots: Tensor) -> Tensor:
         """The true features [rows, hidden] at these slots."""

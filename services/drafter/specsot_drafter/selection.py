@@ -142,6 +142,8 @@ def ranked(values: Floats, each: int) -> Floats:
 
 def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
     """The tree with a chain of tokens below its root, sharing the nodes that are there already."""
+    if not tokens:
+        return tree
     below = children(tree.parents)
     node, shared = 0, 0
     for token in tokens:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specsot.arrange import open_one, window_of
 from specsot.frames import Opening
+from specsot.model.staging import indices
 from specsot.pages import PageTable
 from specsot.params import Window
 
@@ -86,7 +87,8 @@ class FeatureStore:
     def keep(self, parts: Sequence[Rows], features: Tensor, rows: list[int] | None = None) -> None:
         """Rows of all parts, for which there is room: these of `features` [n, width], or all of them."""
         slots = self._slots(parts)
-        index = self._index(slots if rows is None else [slots, rows])  # one copy to the device
+        numbers = slots if rows is None else [slots, rows]
+        index = indices(numbers, self._features.device)  # one copy to the device
         kept = features if rows is None else features[index[1]]
         self._features[index if rows is None else index[0]] = kept
         self._newest = slots, kept
@@ -95,7 +97,7 @@ class FeatureStore:
         """[rows of all parts, width]."""
         slots, newest = self._slots(parts), self._newest
         self._newest = [], self._features[:0]  # whose they were may write over them soon
-        return newest[1] if slots == newest[0] else self._features[self._index(slots)]
+        return newest[1] if slots == newest[0] else self._features[indices(slots, self._features.device)]
 
     def _slots(self, parts: Sequence[Rows]) -> list[int]:
         slots: list[int] = []
@@ -106,6 +108,3 @@ class FeatureStore:
             else:
                 slots += self._table.slots(one.sequence, one.start, one.stop)
         return slots
-
-    def _index(self, numbers: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(numbers, device=self._features.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specsot.members import KvDtype
 from specsot.model.rows8 import SCALE, as_numbers, round_rows
+from specsot.model.staging import indices
 
 Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
 Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [rows]
@@ -76,9 +77,7 @@ class KVPages:
         """Copy rows from slots to slots in every layer; gathered first, so the two may overlap."""
         if not moves:
             return
-        device = self._whole.device  # from pinned memory: else the host waits for the frame before
-        slots = torch.tensor(moves, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-        page, offset = self.locate(slots.T)
+        page, offset = self.locate(indices(moves, self._whole.device).T)
         self._rows.index_put_((page[1], offset[1]), self._rows[page[0], offset[0]])
 
     def move_on_device(self, moves: Tensor) -> None:
