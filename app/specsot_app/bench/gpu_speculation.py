@@ -34,7 +34,7 @@ LAPS = 150
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 REQUEST_TEXT, REQUEST_LAPS = 256, 100
 SKELETON, BRANCH = 150, 150  # tokens of a whole request, of its branches on average
-TIMES = 5  # that a whole request is written
+TIMES = 3  # that a whole request is written
 ROWS, PAGES = 512, 1600
 LONG = 32_768
 

@@ -13,7 +13,7 @@ PLAN_PROMPT, POINT_PROMPT = 221, 94
 
 # Tokens of each point of a plan that the demo model wrote, none of them cut, as branch_finished tells behind
 # specsot infer --json --mode sot --drafter none "Outline the topic of Business Structures and explain each
-# point." Of plans for 35 topics (every 211th of models/demo/topics.txt, from the 18th on) it alone has six.
+# point." Of plans for 29 topics (every 211th of models/demo/topics.txt, from the 18th on) it alone has six.
 PLANS = ((34, 22, 18, 14, 22, 12),)
 
 
