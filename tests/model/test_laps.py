@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,25 @@ def test_tables_that_fit_are_padded_with_nothing() -> None:
     assert pages.tolist() == tables.pages.tolist(), "no more than is in use"
     assert Room(8, 4, len(tables.pages) - 1).fill(tables) is None
     assert Room(2, 4, 12).fill(tables) is None
+
+
+def test_frames_of_two_shared_prefixes_fit() -> None:
+    """Of any number of rows, up to as many as the graph has."""
+    for seed in range(150):
+        rng = random.Random(seed)
+        most, tile_rows = rng.choice((1, 4, 16, 64, 200, 512)), rng.choice((8, 16, 64))
+        fresh = count()
+        shared = [next(fresh) for _ in range(rng.choice((0, 1, 16, 128)))]
+        spans = list[Span]()
+        while (left := most - sum(span.rows for span in spans)) > 0:
+            pages = shared + [next(fresh) for _ in range(rng.choice((0, 1, 8, 40)))]
+            for rows in rng.choices((1, 1, 5, 33, 60, 200), k=rng.randrange(1, 9)):
+                rows, base = min(rows, left), len(pages) * PAGE + rng.randrange(rng.choice((8, 80, 800)))
+                own = [next(fresh) for _ in range(-(-(base + rows) // PAGE) - len(pages))]
+                spans += [Span(rows, base, rows, (*pages, *own))] if rows else []
+                left -= rows
+        tables, room = tabulate(spans, PAGE, tile_rows), Room(most, tile_rows, next(fresh))
+        assert room.fill(tables) is not None
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"] if DEVICE == "cuda" else ["qwen3"])

@@ -102,7 +102,8 @@ class Room:
 
     @property
     def slots(self) -> int:
-        return self.pieces * min(self.rows, self.tile_rows)
+        """Of few pieces full of rows, or of one piece a stretch, of which a row reads at most three."""
+        return max(PIECES * min(self.rows, self.tile_rows), 3 * self.rows)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

@@ -126,7 +126,7 @@ def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: 
     """Of a device's memory that captured graphs take at most while they are made, of `rows` rows and fewer.
 
     All live in the memory of the largest, whose layers use the same again; what is to be captured runs once
-    before, beside that. Most of it are attention's parts, one for each row and piece that a frame may have.
+    before, beside that. Parts are attention's, one for each row and piece that a frame may have.
 
     heads:   of queries, of keys, and numbers of each. columns: numbers of a row that are there at once.
     """

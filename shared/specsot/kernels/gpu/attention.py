@@ -195,7 +195,7 @@ def _fetch(
     kv, pages, left, columns, kv_half, kv_page, kv_row, page_rows, dim: tl.constexpr,
     room: tl.constexpr, wide: tl.constexpr, flat: tl.constexpr, by_slot: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a tile of columns; flat: they lie on one page."""
+    """Keys and values of a tile of columns; flat: they lie on one page; by_slot: `pages` are their slots."""
     column, d = left + tl.arange(0, wide), tl.arange(0, room)
     row = column
     if by_slot:

@@ -22,7 +22,6 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit
-
 HERE: AbstractContextManager[None] = nullcontext()
 HOPPER = (9, 0)
 
