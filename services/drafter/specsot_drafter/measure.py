@@ -5,6 +5,7 @@ Refuses to know weights, sequences and what the numbers are used for.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +25,8 @@ from specsot_drafter.memory import Memory
 ROWS = (1, 4, 16, 64)
 CONTEXT = 256  # committed rows in front of each measured tree
 LEVELS = 3
-TURNS = 5  # at least
-SECONDS = 0.3  # roughly, in all
+LEAST, MOST = 5, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
+SECONDS = 0.3  # roughly, at most
 
 Grow = Callable[[int], object]  # grows so many levels
 
@@ -38,7 +39,8 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
     no size is believed to cost more than a larger one did.
     """
     growers = [_graphs(head, rows) or _grower(head, rows) for rows in ROWS]
-    taken = _take_turns(growers, clock)
+    most = MOST if head.device.type == "cpu" else math.inf
+    taken = _take_turns(growers, clock, most)
     points: list[tuple[int, float]] = []
     for rows, seconds in zip(reversed(ROWS), reversed(taken)):
         level = statistics.median(seconds)
@@ -46,11 +48,11 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
     return tuple(reversed(points))
 
 
-def _take_turns(growers: Sequence[Grow], clock: Callable[[], float]) -> list[list[float]]:
+def _take_turns(growers: Sequence[Grow], clock: Callable[[], float], most: float) -> list[list[float]]:
     """Seconds per level behind the first, of each grower; the first turn warms up and is not told."""
     taken: list[list[float]] = [[] for _ in growers]
     end, turn = clock() + SECONDS, 0
-    while turn <= TURNS or clock() < end:
+    while turn <= LEAST or (turn <= most and clock() < end):
         for grow, seconds in zip(growers, taken):
             one, many = (_time(grow, levels, clock) for levels in (1, LEVELS))
             if turn:

@@ -5,6 +5,7 @@ Refuses to know rings, tuners and what the figures are used for.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from specsot.model.laps import Graphs, Laps, Rows
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 HISTORY = 128  # KV rows in front of the measured ones
+LEAST, MOST = 3, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
 
 Forward = Callable[[int], float]  # seconds of so many rows
 
@@ -30,13 +32,14 @@ def measure_rows(
 ) -> Curve:
     """Median seconds of *one* layer for each number of rows, ascending.
 
-    kv: pages that may be overwritten; None makes its own. seconds: roughly how long to measure in all.
+    kv: pages that may be overwritten; None makes its own. seconds: roughly how long to measure at most.
     Sizes are measured in turns, so that a disturbance hits all of them; and as more rows never cost
     less, no size is believed to cost more than a larger one did. Where laps are graphs, graphs are timed.
     """
     kv = kv or decoder.make_kv(1, HISTORY + max(sizes))
     forward = _captured(decoder, kv, sizes) if decoder.capturable else partial(_forward, decoder, kv)
-    times = _take_turns(forward, sorted(sizes, reverse=True), seconds)
+    most = MOST if decoder.device.type == "cpu" else math.inf
+    times = _take_turns(forward, sorted(sizes, reverse=True), seconds, most)
     points: list[tuple[int, float]] = []
     for rows, taken in times.items():
         layer = statistics.median(taken) / len(decoder.layers)
@@ -44,11 +47,13 @@ def measure_rows(
     return tuple(reversed(points))
 
 
-def _take_turns(forward: Forward, sizes: Sequence[int], seconds: float) -> dict[int, list[float]]:
+def _take_turns(
+    forward: Forward, sizes: Sequence[int], seconds: float, most: float
+) -> dict[int, list[float]]:
     """Seconds of forwards of the whole range, by rows; the first turn warms up and is not told."""
     times: dict[int, list[float]] = {rows: [] for rows in sizes}
     end, turn = time.perf_counter() + seconds, 0
-    while turn <= 3 or time.perf_counter() < end:
+    while turn <= LEAST or (turn <= most and time.perf_counter() < end):
         for rows, taken in times.items():
             spent = forward(rows)
             if turn:
