@@ -28,6 +28,7 @@ from specsot_app.bench.report import look_back
 from specsot_app.bench.stands import Models
 from specsot_app.bench.summing import Quality, Runs, name_of, perplexity, plain_of, row_of, runs_of, skipped
 from specsot_app.bench.typeset import COLUMNS, advised, escape, latex, markdown
+from specsot_app.fleets import Wanted
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -213,20 +214,18 @@ def test_tables_as_markdown_and_latex() -> None:
 
 @pytest.mark.torch
 def test_methods_of_every_kind_write(tmp_path: Path) -> None:
-    """The demo model, a few tokens; Transformers left out: a process of its own takes seconds."""
+    """The demo model, drafts in 8 bits; Transformers left out: a process of its own takes seconds."""
     from specsot_app.bench.report import Wish, publish
     from specsot_app.bench.tables import Task, models_of, read_reference
 
     methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
-    models, reference = (
-        replace(models_of(None, None, None, "auto", "cpu"), head=None),
-        read_reference(None)[:200],
-    )
+    wanted = Wanted(dtype="fp32", draft_quantization="fp8")
+    models, reference = replace(models_of(wanted, None), head=None), read_reference(None)[:200]
     task = Task(Course(methods, (12, 16), 1), models, ("Explain Photosynthesis.",), reference)
     output = tmp_path / "run.json"
     assert publish(task, Wish("quick", output)) == 0
     told = json.loads(output.read_text())
-    assert told["bench"] == "quick"
+    assert (told["bench"], told["settings"]["draft_quantization"]) == ("quick", "fp8")
     rows = {row["name"]: row for row in told["rows"]}
     assert len(rows) == 5
     assert not [row for row in rows.values() if "skipped" in row]
@@ -237,7 +236,9 @@ def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     assert drafted["memory_mib"] > plain["memory_mib"]
     assert drafted["ppl"] == plain["ppl"] < plain["ppl_reference"]
     assert rows["SoT, 12 tokens"]["tokens_per_round"] > 1
-    assert "## Recommended settings" in output.with_suffix(".md").read_text(encoding="utf-8")
+    page = output.with_suffix(".md").read_text(encoding="utf-8")
+    assert "demo, float32, drafts fp8, cpu" in page
+    assert "## Recommended settings" in page
     assert "tabular" in output.with_suffix(".tex").read_text(encoding="utf-8")
     assert output.with_name("run-speed.png").read_bytes().startswith(b"\x89PNG")
     assert output.with_name("run-memory.png").exists()

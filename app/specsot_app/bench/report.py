@@ -45,12 +45,20 @@ def page_of(wish: Wish, settings: Row, rows: Sequence[Row]) -> str:
     machine = describe_machine()
     load = os.getloadavg()[0]
     said = (
-        f"`specsot bench {wish.name}`: {settings['model']}, {settings['dtype']}, {settings['device']}"
+        f"`specsot bench {wish.name}`: {settings['model']}, {precision_of(settings)}, {settings['device']}"
         f" ({machine['cores']} cores, {machine['processor']}), {settings['rounds']} rounds, greedy,"
         " end-of-sequence tokens ignored by all."
         f" Load average at the end: {load:.1f}; figures are comparable within this run alone."
     )
     return markdown(title_of(wish, settings), said, rows, advise(rows))
+
+
+def precision_of(settings: Row) -> str:
+    """As far as it differs from the usual."""
+    kept = {"auto": None, "int8": "int8 KV"}.get(str(settings.get("kv_cache_dtype")))
+    drafts = settings.get("draft_quantization") or settings.get("draft_dtype")
+    told = settings["dtype"], settings.get("quantization"), kept, drafts and f"drafts {drafts}"
+    return ", ".join(str(one) for one in told if one)
 
 
 def title_of(wish: Wish, settings: Row) -> str:

@@ -27,7 +27,8 @@ class Scores:
 
     @cached_property
     def _decoder(self) -> Decoder:
-        return load_whole(self._models.base, self._models.dtype, self._models.device)
+        models = self._models
+        return load_whole(models.base, models.dtype, models.device, models.quantization, models.kv_dtype)
 
     def quality(self, runs: Runs) -> Quality:
         """own: without a window, as far as the base's context goes. reference: with the method's window."""

@@ -16,10 +16,12 @@ from specsot.drafting import DraftOptions
 from specsot.errors import Unavailable
 from specsot.events import Finished, Reason
 from specsot.links import Dialer
+from specsot.members import KvDtype, Quantization
 from specsot.membership import Part
 from specsot.model.config import read_config
-from specsot.model.fitting import numbers_of
+from specsot.model.fitting import Held, drafts_of
 from specsot.model.precision import resolve_dtype
+from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot_app.bench.ledger import DraftLedger, Ledger
@@ -41,13 +43,21 @@ ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches i
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Directories. head: of EAGLE; small: a language model with the base's tokens. None: there is none."""
+    """Directories. head: of EAGLE; small: a language model with the base's tokens. None: there is none.
+
+    dtype, quantization, kv_dtype: what the base computes in, and what its matrices and KV rows are held in.
+    draft_dtype (None: the same), draft_quantization: of what drafts. Transformers rounds nothing.
+    """
 
     base: Path
     head: Path | None = None
     small: Path | None = None
     dtype: str = "auto"
     device: str = "cpu"
+    quantization: Quantization | None = None
+    kv_dtype: KvDtype = "auto"
+    draft_dtype: str | None = None
+    draft_quantization: Quantization | None = None
 
     def drafts(self, drafter: DrafterName) -> Path | None:
         """The directory of what drafts; None: nothing does."""
@@ -69,13 +79,16 @@ class Stands:
         self.models = models
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device)
+        drafting = resolve_dtype(models.draft_dtype or models.dtype, models.device)
+        self._drafting = Held(drafting.itemsize, models.draft_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, Ledger]] = {}
-        memory = ROWS * self._row_bytes(models.base)
+        memory = ROWS * self._row_bytes(models.base, models.kv_dtype)
         supply = workers.Supply(
-            "worker-0", "worker-0", models.base, None, models.dtype, models.device, memory
-        )
+            "worker-0", "worker-0", models.base, None, models.dtype, models.device, memory,
+            quantization=models.quantization, kv_dtype=models.kv_dtype,
+        )  # fmt: skip
         self._worker = workers.Source(supply)
         self._prompts = Prompts(models.base, Text(models.base))
         self._rival: Rival | None = None
@@ -115,7 +128,8 @@ class Stands:
         told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted)
         row, extra, weights = self._row_bytes(self.models.base), 0, 0
         if assisted and self.models.small is not None:
-            extra, weights = self._row_bytes(self.models.small), self._weights(self.models.small)
+            extra, whole = self._row_bytes(self.models.small), Held(self._numbers.itemsize)
+            weights = drafts_of(WeightFiles(self.models.small), whole)
         moments = tuple(
             Moment(seconds, written, written - told.steps[0][1], lap,
                    held=(len(prompt) + written) * (row + extra) + weights)
@@ -140,7 +154,7 @@ class Stands:
         models = self.models
         loop, compute = asyncio.get_running_loop(), self._threads.of(models.device)
         source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
-        ledger = Ledger(self._row_bytes(models.base), follower)
+        ledger = Ledger(self._row_bytes(models.base, models.kv_dtype), follower)
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> Part:
             return WorkerPart(self._worker, dialer, compute, watch=ledger)
@@ -169,23 +183,19 @@ class Stands:
         if folder is None:
             return None, None
         supply = drafters.Supply(
-            "drafter", "drafter", models.base, folder, models.dtype, models.device,
-            drafter=drafter, options=options,
+            "drafter", "drafter", models.base, folder, models.draft_dtype or models.dtype, models.device,
+            drafter=drafter, options=options, quantization=models.draft_quantization,
         )  # fmt: skip
         if drafter == "model":
             supply = replace(supply, kv_memory=FEWER * self._row_bytes(folder))
         source = drafters.Source(supply)
-        return source, DraftLedger(source.registration().row_bytes, self._weights(folder))
+        weights = drafts_of(WeightFiles(folder), self._drafting)
+        return source, DraftLedger(source.registration().row_bytes, weights)
 
-    def _row_bytes(self, folder: Path) -> int:
+    def _row_bytes(self, folder: Path, kept: KvDtype = "auto") -> int:
         """KV of one position in all layers."""
         config = read_config(folder)
-        return 2 * config.layers * config.kv_heads * config.head_dim * self._numbers.itemsize
-
-    def _weights(self, folder: Path) -> int:
-        """Bytes of all tensors of a directory."""
-        files = WeightFiles(folder)
-        return numbers_of(files, files.names()) * self._numbers.itemsize
+        return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, self._numbers.itemsize, kept)
 
 
 async def _finish(fleet: LocalFleet, ask: Ask) -> Finished:

@@ -21,7 +21,7 @@ from specsot_app.bench.moments import Answer
 from specsot_app.bench.scores import Scores
 from specsot_app.bench.stands import PAGE_ROWS, Models, Stands
 from specsot_app.bench.summing import name_of, plain_of, row_of, runs_of, skipped
-from specsot_app.fleets import demo, model_directory
+from specsot_app.fleets import Wanted, demo, model_directory
 from specsot_app.hush import hush
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
@@ -65,13 +65,24 @@ def questions_of(models: Models) -> tuple[str, ...]:
     return TOPICS if models.base == demo() / "base" else QUESTIONS
 
 
-def models_of(model: str | None, head: str | None, small: str | None, dtype: str, device: str) -> Models:
-    """The directories of a run; the demo model brings a head and a small model. Raises ModelError."""
-    named = [None if path is None else model_directory(path) for path in (model, head, small)]
+def models_of(wanted: Wanted, small: str | None) -> Models:
+    """What a run is made with; the demo model brings a head and a small model. Raises ModelError."""
+    given = wanted.model, wanted.draft_model, small
+    named = [None if path is None else model_directory(path) for path in given]
     if named[0] is None:
         named = [path or demo() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
     assert named[0] is not None
-    return Models(named[0], named[1], named[2], dtype, device)
+    return Models(
+        named[0],
+        named[1],
+        named[2],
+        wanted.dtype,
+        wanted.device,
+        wanted.quantization,
+        wanted.kv_cache_dtype or "auto",
+        wanted.draft_dtype,
+        wanted.draft_quantization,
+    )
 
 
 def read_reference(file: Path | None) -> str:
@@ -195,6 +206,10 @@ def _settings(task: Task, stands: Stands) -> Row:
         "draft_model": models.head.name if models.head else None,
         "small_model": models.small.name if models.small else None,
         "dtype": stands.dtype,
+        "quantization": models.quantization,
+        "kv_cache_dtype": models.kv_dtype,
+        "draft_dtype": models.draft_dtype,
+        "draft_quantization": models.draft_quantization,
         "device": torch.cuda.get_device_name(models.device) if "cuda" in models.device else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -193,6 +193,10 @@ def tables(
     draft_model: options.DraftModel = None,
     small_model: SmallModel = None,
     dtype: options.Numbers = "auto",
+    quantization: options.Rounding = None,
+    kv_cache_dtype: options.KvNumbers = None,
+    draft_dtype: options.DraftNumbers = None,
+    draft_quantization: options.DraftRounding = None,
     device: options.Device = "cpu",
     text: Reference = None,
     against: Against = None,
@@ -206,7 +210,7 @@ def tables(
 
     name = str(ctx.info_name)
     course = {"quick": methods.quick, "full": methods.full}[name](rounds)
-    models = room.models_of(model, draft_model, small_model, dtype, device)
+    models = room.models_of(options.wanted_by(ctx.params), small_model)
     task = room.Task(course, models, room.questions_of(models), room.read_reference(text))
     return publish(task, Wish(name, output, against, tolerance))
 
