@@ -20,7 +20,7 @@ from specsot_app.bench.gpu import ROWS
 from specsot_app.bench.gpu_drafts import head_shape, made_up_head
 from specsot_app.bench.gpu_floors import Speeds, bytes_of_a_pass, floor_of_draft, floor_of_lap
 from specsot_app.bench.gpu_laps import parents_of
-from specsot_app.bench.gpu_profile import MOST, longest
+from specsot_app.bench.gpu_profile import MOST, longest, shares
 from specsot_app.bench.gpu_replay import grown
 from specsot_app.bench.gpu_turns import Drafting, Part, Ring
 from specsot_app.bench.lengths import PLANS, scaled
@@ -109,6 +109,11 @@ def test_a_profile_names_what_takes_longest() -> None:
     assert next(iter(told.items())) == ("gemm", 100.0)
     assert told["others"] == 1 + 2 + 3
     assert len(told) == MOST + 1
+
+
+def test_what_kernels_overlap_counts_once() -> None:
+    spans = [(8.0, 12.0, "early"), (0.0, 10.0, "long"), (20.0, 21.0, "early"), (2.0, 4.0, "hidden")]
+    assert shares(spans) == {"long": 10.0, "hidden": 0.0, "early": 2.0 + 1.0}
 
 
 @torch.inference_mode()

@@ -1,36 +1,44 @@
-"""Which kernels a captured graph spends its time in.
+"""Which kernels a device spends its time in while something runs.
 
-Refuses to know what the graph computes: kernels go by the names they have.
+Refuses to know what runs: kernels go by the names they have.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-TIMES = 3  # that a graph is replayed
+Span = tuple[float, float, str]  # begin and end of a kernel in microseconds, and its name
+
+TIMES = 3  # that it runs
 MOST = 10  # kernels that are told by name
 LETTERS = 48  # of a name: what templates add is left out
 
 
-def kernels_of(replay: Callable[[], object]) -> dict[str, float]:
-    """Microseconds of each kernel in one replay, the longest first.
-
-    Kernels may overlap, and a profile slows them down: shares mean more than sums.
-    """
-    replay()
+def kernels_of(run: Callable[[], object]) -> dict[str, float]:
+    """Microseconds of each kernel in one run, the longest first. A profile itself slows things down."""
+    run()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(TIMES):
-            replay()
+            run()
         torch.cuda.synchronize()
+    events = [event for event in seen.events() or () if event.device_type.name == "CUDA"]
+    spans = ((event.time_range.start, event.time_range.end, event.name) for event in events)
+    return longest({name: spent / TIMES for name, spent in shares(spans).items()})
+
+
+def shares(spans: Iterable[Span]) -> dict[str, float]:
+    """How long each kernel was the one that all others waited for: one may begin before another ends."""
     spent: dict[str, float] = defaultdict(float)
-    for event in seen.key_averages():
-        spent[event.key] += event.self_device_time_total / TIMES
-    return longest(spent)
+    until = 0.0
+    for begin, end, name in sorted(spans):
+        spent[name] += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return spent
 
 
 def longest(spent: Mapping[str, float]) -> dict[str, float]:
