@@ -11,7 +11,7 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.events import Finished, Reason, Statistics
-from specsot.members import Overrides
+from specsot.members import Overrides, Quantization
 from specsot_app.cli import main
 from specsot_app.fleets import Wanted
 from specsot_app.verify.fit import Acceptance, Fit, choose_trial, flags_of, think_of_trials
@@ -169,29 +169,23 @@ def test_the_demo_pair_holds(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.torch
-def test_a_rounded_pair_holds(tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "prompts"
-    file.write_text("Explain tides.\n")
-    rounded = ["--quantization", "fp8", "--draft-quantization", "fp8", "--kv-cache-dtype", "auto"]
-    assert main(["verify", str(file), "--max-new-tokens", "12", *rounded]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("1 of 1 answers are what the base in fp8 by itself writes")
-    assert lines[-1] == "the head fits"
-
-
-@pytest.mark.torch
 @pytest.mark.processes
 def test_a_fleet_of_processes_is_verified_the_same_way(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "prompts"
     file.write_text("Explain tides.\n")
-    assert main(["verify", str(file), "--fleet", "processes", "--max-new-tokens", "12"]) == 0
+    assert main(["verify", str(file), "--fleet", "processes", "--stages", "1", "--max-new-tokens", "12"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("same      12 tokens")
     assert lines[-1] == "the head fits"
 
 
 @pytest.mark.torch
-def test_a_fleet_that_lies_is_found_out(capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("rounding", "reference"), [(None, "Transformers"), ("fp8", "the base in fp8 by itself")]
+)
+def test_a_fleet_that_lies_is_found_out(
+    rounding: Quantization | None, reference: str, capsys: Any, tmp_path: Path
+) -> None:
     from specsot_app.verify import pair
 
     told = Finished(Reason.STOP, "x", (5, 6, 7), Statistics(mean_accepted=1.5))
@@ -199,12 +193,14 @@ def test_a_fleet_that_lies_is_found_out(capsys: Any) -> None:
     async def opener(wanted: Wanted) -> StoryFleet:
         return StoryFleet([told])
 
-    wanted = Wanted(dtype="fp32", drafter="none")
-    assert pair.verify(wanted, None, 8, 1e-4, as_object=False, opener=opener) == 1
+    file = tmp_path / "prompts"
+    file.write_text("Explain tides.\n")
+    wanted = Wanted(dtype="fp32", drafter="none", quantization=rounding)
+    assert pair.verify(wanted, file, 8, 1e-4, as_object=False, opener=opener) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("DIFFERS    3 tokens")
     assert lines[1].strip().startswith("at token 0: wrote 5 ")
-    assert lines[-1].startswith("0 of 6 answers")
+    assert lines[-1].startswith(f"0 of 1 answers are what {reference} writes")
 
 
 @pytest.mark.torch
