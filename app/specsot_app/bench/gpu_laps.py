@@ -62,7 +62,8 @@ def captured(call: Call) -> Call:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return graph.replay
+    kept = graph, call  # what a graph reads lives no longer than the call that it was captured from
+    return lambda: kept[0].replay()
 
 
 def replayed(call: Call) -> float:
