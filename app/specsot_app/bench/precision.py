@@ -7,6 +7,7 @@ nothing but the head's drafts.
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -66,7 +67,8 @@ class Precision:
 class Score:
     """Bytes of the base's weights, and of one position's KV in all layers.
 
-    tokens_per_lap: bonus included, over so many laps; None without a head. skipped: why nothing was measured.
+    tokens_per_lap: bonus included, with its standard error over so many laps; None without a head.
+    skipped: why nothing was measured.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Score:
     kv_bytes: int
     perplexity: float | None = None
     tokens_per_lap: float | None = None
+    error: float | None = None
     laps: int = 0
     skipped: str | None = None
 
@@ -151,7 +154,9 @@ def _with_head(told: Score, base: Decoder, reading: Reading, writing: Writing, o
     except ModelError as error:
         return replace(told, skipped=str(error))
     accepted = draft(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
-    return replace(told, tokens_per_lap=accepted.per_lap, laps=len(accepted.lengths))
+    laps = len(accepted.lengths)
+    error = statistics.stdev(accepted.lengths) / laps**0.5 if laps > 1 else None
+    return replace(told, tokens_per_lap=accepted.per_lap, error=error, laps=laps)
 
 
 def _held_in(reading: Reading, base: Precision) -> Reading:
@@ -168,23 +173,21 @@ def _size(reading: Reading, one: Precision) -> Score:
 
 
 def _show(scores: Sequence[Score]) -> None:
-    table = Table("", "weights, MiB", "KV of a position", "perplexity", "against fp32", "tokens a lap",
-                  "against fp32", box=SIMPLE_HEAD)  # fmt: skip
-    first = scores[0]
+    table = Table("", "weights", "KV", "perplexity", "", "a lap", "", box=SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
     for one in scores:
-        sizes = f"{one.weight_bytes / 2**20:,.1f}", f"{one.kv_bytes:,} B"
-        foreseen = _told(one.perplexity, first.perplexity, one is first, 3)
-        table.add_row(
-            one.name, *sizes, *foreseen, *_told(one.tokens_per_lap, first.tokens_per_lap, one is first, 2)
-        )
+        sizes = f"{one.weight_bytes / 2**20:,.1f} MiB", f"{one.kv_bytes:,} B"
+        foreseen = _told(one.perplexity, scores[0].perplexity, 3)
+        table.add_row(one.name, *sizes, *foreseen, *_told(one.tokens_per_lap, scores[0].tokens_per_lap, 2))
     Console().print(table)
+    print("KV of one position; tokens a lap; both figures beside fp32's")
     for one in scores:
         if one.skipped:
             print(f"{one.name}: {one.skipped}")
 
 
-def _told(value: float | None, first: float | None, itself: bool, digits: int) -> tuple[str, str]:
-    """A figure, and how much more or less than the first row's it is."""
-    if value is None or first is None:
+def _told(value: float | None, whole: float | None, digits: int) -> tuple[str, str]:
+    """A figure, and how much more or less than fp32's it is."""
+    if value is None or whole is None:
         return "", ""
-    return f"{value:.{digits}f}", "" if itself else f"{value / first - 1:+.1%}"
+    return f"{value:.{digits}f}", f"{value / whole - 1:+.1%}"
