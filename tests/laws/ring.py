@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,6 +60,7 @@ class Setup:
     kv_dtype: KvDtype = "auto"
     draft_timeout: float = 10.0  # trees come even on a busy machine
     watch: Callable[[str], Any] = lambda name: None
+    reading: Executor | None = None
 
 
 @dataclass
@@ -247,7 +248,7 @@ def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
         quantization=setup.quantization,
         kv_dtype=setup.kv_dtype,
     )
-    return WorkerPart(working.Source(supply), dialer, compute, watch=setup.watch(name))
+    return WorkerPart(working.Source(supply), dialer, compute, watch=setup.watch(name), reading=setup.reading)
 
 
 def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:

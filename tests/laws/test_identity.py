@@ -1,6 +1,7 @@
 """Law 1: token identity with plain decoding, whatever the drafter, tree, layout, split or link."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -98,8 +99,11 @@ async def test_law_1_over_grpc(models, stages):
 
 @pytest.mark.parametrize(("stages", "links"), [(2, "curve"), (2, "ipc"), (3, "direct")])
 async def test_law_1_over_zmq_and_with_rows_beside_the_streams(models, stages, links):
+    """The latter as on GPUs, where who computes does not await verdicts."""
     base, head = models
-    await compare(Setup(base, head, stages, links=links), prompts_of(4, shared=21), WARM, shared=21)
+    with ThreadPoolExecutor(1) as thread:
+        setup = Setup(base, head, stages, links=links, reading=thread if links == "direct" else None)
+        await compare(setup, prompts_of(4, shared=21), WARM, shared=21)
 
 
 @pytest.mark.parametrize(("stages", "links"), [(1, "local"), (3, "local"), (2, "ipc")])

@@ -138,7 +138,8 @@ async def _member(
     if spread.transport == "direct":
         dialer = DirectDialer(place.name, dialer, rows)
     decoder, thread = spread.load(number), ThreadPoolExecutor(1)
-    part = WorkerPart(Held(place.name, decoder), dialer, thread)
+    reading = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
+    part = WorkerPart(Held(place.name, decoder), dialer, thread, reading=reading)
     life = asyncio.create_task(take_part(part, inbox, joining(heard), leaving))
     try:
         yield inbox
@@ -147,4 +148,5 @@ async def _member(
         await life
         rows.close()
         await door.close(0)
-        thread.shutdown()
+        for each in filter(None, (thread, reading)):
+            each.shutdown()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from specsot.links import Dialer
 from specsot.membership import Part
@@ -51,7 +51,9 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
         source: Provider = Source(supply)
         if config.failpoint:
             source = config.failpoint.before(source)
-        return WorkerPart(source, dialer, compute, watch=watch_of(seen, config.trace_laps))
+        reading = ThreadPoolExecutor(1, "reading") if config.device.startswith("cuda") else None
+        watch = watch_of(seen, config.trace_laps)
+        return WorkerPart(source, dialer, compute, watch=watch, reading=reading)
 
     with observed("worker", config.setting) as seen:
         await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)

@@ -25,6 +25,7 @@ from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
 from specsot_worker.place import Links, connect, index_of, own_taps
 from specsot_worker.provider import LayerRange, Provider
+from specsot_worker.reading import Launched, Reading, launch
 from specsot_worker.sequencer import Budget, Sequencer
 from specsot_worker.verdict import LastStage, Verdict
 from specsot_worker.watching import Watch
@@ -47,10 +48,15 @@ class _Epoch:
     deadline: Deadline
     drafter_lost: bool = False
     returning: Link | None = None  # to a drafter that is back
+    reading: Reading | None = None  # who awaits verdicts, where that is not who computes
 
 
 class WorkerPart:
-    """One worker. `compute` runs tensor work, one job at a time, off the event loop; `watch` follows it."""
+    """One worker. `compute` runs tensor work, one job at a time, off the event loop; `watch` follows it.
+
+    reading: another thread, in which the last stage behind others awaits verdicts. For GPUs: they compute
+             what is launched meanwhile.
+    """
 
     def __init__(
         self,
@@ -59,8 +65,9 @@ class WorkerPart:
         compute: Executor,
         clock: Callable[[], float] = time.monotonic,
         watch: Watch | None = None,
+        reading: Executor | None = None,
     ) -> None:
-        self._source, self._dialer = source, dialer
+        self._source, self._dialer, self._reading = source, dialer, reading
         self._compute = Compute(source.name, compute)
         self._clock, self._watch = clock, watch or Watch()
         self._now: _Epoch | None = None
@@ -83,6 +90,8 @@ class WorkerPart:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
         index = index_of(configuration)
         mine = configuration.stages[index]
+        if self._reading:  # what is still read of the epoch before holds its memory
+            await Compute(self._source.name, self._reading).run(lambda: None)
         stage = await self._compute.run(self._source.stage, configuration, mine.layers)
         links = await connect(configuration, self._dialer, uplink)
         last = index == len(configuration.stages) - 1
@@ -96,6 +105,8 @@ class WorkerPart:
             judge,
             Deadline(configuration.curve),
         )
+        if judge and index and self._reading:
+            self._now.reading = Reading(self._source.name, self._reading, self._read)
         self._watch.formed(configuration, stage.table)
         await self._ready_if_complete()
         for arrival in self._take_early():
@@ -136,12 +147,19 @@ class WorkerPart:
         now = self._now
         if now is None:
             return None
+        reads = now.reading is not None and now.reading.busy()
+        if not reads:
+            await self._come_between(now)
+        glance = GLANCE if reads or (now.judge and now.judge.waits) else None
+        waits = [wait for wait in (await self._lead(now), glance) if wait is not None]
+        return min(waits, default=None)
+
+    async def _come_between(self, now: _Epoch) -> None:
+        """Two verdicts."""
         if now.returning:
             self._take_back(now, now.returning)
         if now.judge and now.judge.late:
-            await self._announce(now, await self._compute.run(now.judge.judge_late))
-        waits = [wait for wait in (await self._lead(now), _glance(now.judge)) if wait is not None]
-        return min(waits, default=None)
+            await self._announce(now, await (now.reading or self._compute).run(now.judge.judge_late))
 
     async def _lead(self, now: _Epoch) -> float | None:
         """Compose and run the next frame, if this is stage 0 and one is due."""
@@ -160,6 +178,8 @@ class WorkerPart:
         self._early = []
         if now is not None:
             self._watch.disbanded()
+            if now.reading:
+                now.reading.close()
             await now.links.close()
 
     async def _pass_on(self, now: _Epoch, frame: Frame) -> None:
@@ -170,14 +190,29 @@ class WorkerPart:
             assert now.links.following is not None
             await now.links.following.send(passed)
             return
+        if now.reading:
+            now.reading.add(await self._compute.run(launch, now.stage, frame, within=_patience(now, frame)))
+            return
         verdict = await self._work(now, frame, _run_and_judge, now.stage, now.judge, frame)
         self._worked(now, frame, verdict.result.seconds[-1])
         await self._announce(now, verdict)
 
+    async def _read(self, launched: Launched) -> None:
+        """While later frames are launched."""
+        now = self._now
+        assert now is not None
+        assert now.reading is not None
+        assert now.judge is not None
+        with self._watch.working(launched.frame):
+            verdict = await now.reading.run(now.judge.judge, launched, _patience(now, launched.frame))
+        self._worked(now, launched.frame, verdict.result.seconds[-1])
+        await self._announce(now, verdict)
+        await self._come_between(now)
+
     async def _work(self, now: _Epoch, frame: Frame, work: Callable[..., Any], *arguments: Any) -> Any:
         """Compute a frame, in the time that its rows may take. Raises Hung."""
         with self._watch.working(frame):
-            return await self._compute.run(work, *arguments, within=now.deadline.seconds(_rows(frame)))
+            return await self._compute.run(work, *arguments, within=_patience(now, frame))
 
     def _worked(self, now: _Epoch, frame: Frame, seconds: float) -> None:
         now.deadline.took(_rows(frame), seconds)
@@ -276,9 +311,8 @@ class WorkerPart:
         return early
 
 
-def _glance(judge: LastStage | None) -> float | None:
-    """When to look again for what holds a sequence, where one waits for that."""
-    return GLANCE if judge and judge.waits else None
+def _patience(now: _Epoch, frame: Frame) -> float:
+    return now.deadline.seconds(_rows(frame))
 
 
 def _rows(frame: Frame) -> int:

@@ -1,0 +1,118 @@
+"""Who computes on a GPU does not await verdicts: the next frame is launched before the last one is read."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from specsot.errors import Unavailable
+from specsot.frames import Frame, Result
+from specsot.links import Arrival
+from specsot.members import Configuration, Range, Stage
+from specsot.pages import PageTable
+from specsot_worker.part import WorkerPart
+from specsot_worker.verdict import Verdict
+
+STAGES = tuple(Stage(f"w{n}", f"w{n}:1", Range(n, n + 1)) for n in range(2))
+
+
+class Last:
+    """Provider, range, judge and links in one: notes what happens; a verdict takes until it may be said."""
+
+    name, table = "w1", PageTable(4, 4)
+
+    def __init__(self) -> None:
+        self.launched: list[int] = []
+        self.may_be_said = Event()
+        self.broken = 0
+        self.said: asyncio.Queue[int] = asyncio.Queue()
+
+    def stage(self, configuration: Configuration, layers: Range) -> Any:
+        return SimpleNamespace(table=self.table, run=self.run, prepare=lambda: None)
+
+    def run(self, frame: Frame) -> Frame:
+        self.launched.append(frame.number)
+        return replace(frame, seconds=(0.1, 0.1))
+
+    def judge(self, stage: Any, configuration: Configuration) -> Any:
+        return SimpleNamespace(judge=self.say, late=False, waits=False)
+
+    def say(self, frame: Frame) -> Verdict:
+        assert self.may_be_said.wait(30)
+        if frame.number == self.broken:
+            raise Unavailable("its rows never came")
+        return Verdict(Result(1, frame.number, (), frame.seconds), ())
+
+    async def dial(self, *where: Any) -> Any:
+        return self
+
+    async def send(self, message: Any) -> None:
+        if isinstance(message, Result):
+            self.said.put_nowait(message.number)
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+async def ring():
+    """The last stage and its part, in an epoch, with three frames at its door."""
+    last = Last()
+    with ThreadPoolExecutor(1) as compute, ThreadPoolExecutor(1) as reading:
+        part = WorkerPart(last, last, compute, reading=reading)  # type: ignore[arg-type]
+        master = SimpleNamespace(send=_hear)
+        await part.configure(Configuration(1, "w1", STAGES, 4, 4, 1), master)  # type: ignore[arg-type]
+        for number in (1, 2, 3):
+            await part.handle(Arrival("w0", Frame(1, number)))
+        yield last, part
+        last.may_be_said.set()
+        await part.disband()
+
+
+async def _hear(message: Any) -> None: ...
+
+
+async def _settle_for_ever(part: WorkerPart) -> None:
+    while True:
+        await part.settle()
+        await asyncio.sleep(0)
+
+
+async def test_frames_are_launched_while_the_first_is_not_judged_and_told_in_their_order(ring: Any) -> None:
+    last, part = ring
+    assert last.launched == [1, 2, 3]
+    assert last.said.empty()
+    assert 0 < await part.settle() < 0.1, "it looks again whether that went well"
+    last.may_be_said.set()
+    assert [await last.said.get() for _ in range(3)] == [1, 2, 3]
+    await asyncio.sleep(0)
+    assert await part.settle() is None
+
+
+async def test_what_goes_wrong_with_one_ends_the_epoch_and_those_behind_it_are_not_told(ring: Any) -> None:
+    last, part = ring
+    last.broken = 2
+    last.may_be_said.set()
+    assert await last.said.get() == 1
+    with pytest.raises(Unavailable, match="never came"):
+        await _settle_for_ever(part)
+    await part.disband()
+    assert last.said.empty()
+
+
+async def test_a_new_epoch_begins_when_nothing_of_the_last_one_is_read_any_more(ring: Any) -> None:
+    last, part = ring
+    await part.disband()
+    again = asyncio.create_task(part.configure(Configuration(2, "w1", STAGES, 4, 4, 1), last))
+    await asyncio.sleep(0)
+    assert not again.done()
+    last.may_be_said.set()
+    await again
+    assert last.said.empty(), "nobody wants to know any more"
