@@ -82,6 +82,19 @@ def test_equals_keep_ancestors_first() -> None:
         assert best_each(offer.scores, count).tolist() == [[node < count for node in range(3)]]
 
 
+def test_the_best_are_those_that_a_stable_sort_puts_first() -> None:
+    dice = np.random.default_rng(5)
+    for count in range(12):
+        values = dice.integers(-3, 3, (4, 9)).astype(float)
+        values[values == -3] = -np.inf
+        first = [sorted(range(9), key=lambda node: -row[node])[:count] for row in values]
+        wanted = [
+            [node in some and bool(np.isfinite(row[node])) for node in range(9)]
+            for some, row in zip(first, values)
+        ]
+        assert best_each(values, count).tolist() == wanted
+
+
 def test_trees_repeat_the_paths_of_the_offer() -> None:
     rng = random.Random(3)
     offer = random_offer(rng, trees=3)
