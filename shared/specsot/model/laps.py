@@ -22,6 +22,7 @@ from specsot.model.staging import Staging, size_of, views
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 MOVES = 64  # of KV rows at most that a graph of trees does itself
+KNOWN = 8  # frames whose tables are kept: as many may take turns in a ring
 TREES = 16  # rows: what fewer rows follow has seldom left anything to move
 
 Outputs = tuple[Tensor, Tensor | None]
@@ -137,7 +138,7 @@ class _Lap:
             return decoder.forward(entry, positions, slots, plan, kv, taps)
 
         self._replay, self._outputs = capture(forward)
-        self._known: tuple[object, list[Numbers] | None] = ((), None)
+        self._known: dict[object, list[Numbers] | None] = {}
 
     def run(self, rows: Rows, staging: Staging) -> Outputs | None:
         count = len(rows.positions)
@@ -171,9 +172,11 @@ class _Lap:
     def _fill(self, spans: Sequence[Span]) -> list[Numbers] | None:
         """What is read, of whole pages: so it stays the same for many laps; and what rows see of that."""
         size = self._kv.page_rows
-        known = [(span.rows, span.base // size, span.pages[: span.depth(size)]) for span in spans]
-        if known != self._known[0]:
+        known = tuple((span.rows, span.base // size, tuple(span.pages[: span.depth(size)])) for span in spans)
+        if known not in self._known:
+            if len(self._known) == KNOWN:
+                del self._known[next(iter(self._known))]
             tables = tabulate([span.on_whole_pages(size) for span in spans], size, self._room.tile_rows)
-            self._known = known, self._room.fill(tables)
-        filled = self._known[1]
+            self._known[known] = self._room.fill(tables)
+        filled = self._known[known]
         return filled and [filled[0], *self._room.fill_sights(sights_of(spans)), *filled[4:]]
