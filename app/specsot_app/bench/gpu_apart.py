@@ -58,9 +58,9 @@ class Overheard(Inbox):
         self._heard = heard
 
     def put(self, sender: str, message: Any) -> None:
-        super().put(sender, message)
-        if isinstance(message, Result):
+        if isinstance(message, Result):  # the next frame is made at once, as a sequencer would
             self._heard.put_nowait(message)
+        super().put(sender, message)
 
 
 @asynccontextmanager

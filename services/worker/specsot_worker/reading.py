@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -23,18 +24,19 @@ Read = Callable[["Launched"], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A frame behind the last layer. over: a GPU's event, before which not all of its rows are there."""
+    """A frame behind the last layer. over: a GPU's event, until which not all of its rows are there."""
 
     frame: Frame
     passed: Frame
-    over: torch.cuda.Event | None
+    over: Any
 
 
 def launch(stage: LayerRange, frame: Frame) -> Launched:
     passed = stage.run(frame)
-    rows = passed.hidden
-    on_gpu = isinstance(rows, torch.Tensor) and rows.is_cuda
-    return Launched(frame, passed, torch.cuda.current_stream(rows.device).record_event() if on_gpu else None)
+    over = None
+    if passed.hidden is not None and passed.hidden.is_cuda:
+        over = torch.cuda.current_stream(passed.hidden.device).record_event()
+    return Launched(frame, passed, over)
 
 
 class Reading:

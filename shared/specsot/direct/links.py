@@ -6,6 +6,7 @@ host and of one user, as they meet in a folder that nobody else may enter.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import shutil
@@ -125,14 +126,14 @@ class DirectLink:
             await self._link.send(message)
             return
         hidden, fused = message.hidden, message.fused
-        stamp = parcel.stamp if parcel else None
-        stamp = stamp_of(message.number, hidden.device) if stamp is None else stamp
-        data = pack(stamp, [rows for rows in (hidden, fused) if rows is not None])
         announced = replace(
             message, hidden=Beside.of(hidden), fused=None if fused is None else Beside.of(fused)
         )
         await self._link.send(announced)
-        await self._channel.deliver(data)
+        await asyncio.sleep(0)  # it is written now: the next stage has much to do before the rows come
+        stamp = parcel.stamp if parcel else None
+        stamp = stamp_of(message.number, hidden.device) if stamp is None else stamp
+        await self._channel.deliver(pack(stamp, [rows for rows in (hidden, fused) if rows is not None]))
 
     async def close(self) -> None:
         await self._link.close()

@@ -45,8 +45,7 @@ class Parcel:
         """Takes what comes next by the channel, once. Raises Unavailable."""
         sizes = [prod(each.shape) * each.dtype.itemsize for each in self._announced]
         if self._data is None:
-            self._data = torch.empty(STAMP + sum(sizes), dtype=torch.uint8, device=device)
-            self._data[:STAMP].zero_()
+            self._data = torch.zeros(STAMP + sum(sizes), dtype=torch.uint8, device=device)
             self._channel.receive(self._data)
             self._came = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
         parts = self._data[STAMP:].split(sizes)
