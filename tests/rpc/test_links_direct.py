@@ -21,16 +21,14 @@ from specsot.direct.channel import RECEIVER, SENDER, Channel, Make, group_on
 from specsot.direct.links import DirectDialer, DirectHost
 from specsot.direct.parcels import pack, stamp_of
 from specsot.direct.rows import Underway
-from specsot.errors import Refused, Unavailable, WireError
+from specsot.errors import Unavailable, WireError
 from specsot.frames import Chunk, Drafts, Frame
 from specsot.links import Inbox, Lost
-from specsot.members import Configuration, Range
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.meeting import Place, meet
 from specsot.rpc.serve import open_door
 from specsot.wire.carry import CarryReader, encode_carry
 from specsot.wire.tensors import Beside
-from specsot_worker.source import Source, Supply
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
 
@@ -252,11 +250,3 @@ def test_a_channel_that_is_closed_while_its_ends_meet(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="is closed"):
         channel.receive(HIDDEN.clone())
     assert group.aborted.wait(10)
-
-
-def test_a_worker_on_a_gpu_refuses_what_nobody_has_tried_there(demo_model: Path) -> None:
-    supply = Supply("w", "w", demo_model / "base", dtype="fp32", device="cuda")
-    source = Source(supply, room=lambda device: None, gpus=lambda device: {})
-    configuration = Configuration(1, "w", (), 8, 16, 1, transport="direct")
-    with pytest.raises(Refused, match="has not been tried on GPUs yet: use grpc"):
-        source.stage(configuration, Range(0, 1))

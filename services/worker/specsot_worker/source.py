@@ -16,7 +16,7 @@ import torch
 
 from specsot.constraint import Grammar, grammar_of
 from specsot.direct.standing import stand_on
-from specsot.errors import ModelError, Refused
+from specsot.errors import ModelError
 from specsot.frames import Opening
 from specsot.members import Configuration, Curve, KvDtype, Quantization, Range, Registration, WeightFormat
 from specsot.model.config import read_config
@@ -119,10 +119,8 @@ class Source:
         )
 
     def stage(self, configuration: Configuration, layers: Range) -> Stage:
-        """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it; Refused."""
+        """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         self._settle_on(configuration.gpu)
-        if configuration.transport == "direct" and self._device.startswith("cuda"):
-            raise Refused("--transport direct has not been tried on GPUs yet: use grpc")
         width = configuration.width_at(layers)
         row = self._row_bytes * len(layers) + width * self._dtype.itemsize
         fused = configuration.head.width if configuration.head else 0
