@@ -21,7 +21,7 @@ from specsot.direct.channel import RECEIVER, SENDER, Channel, Make, group_on
 from specsot.direct.links import DirectDialer, DirectHost
 from specsot.direct.parcels import pack, stamp_of
 from specsot.direct.rows import Underway
-from specsot.errors import Unavailable, WireError
+from specsot.errors import Refused, Unavailable, WireError
 from specsot.frames import Chunk, Drafts, Frame
 from specsot.links import Inbox, Lost
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
