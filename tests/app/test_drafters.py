@@ -1,5 +1,6 @@
 """Who drafts, from the outside: options, refusals, and answers that do not depend on it."""
 
+import asyncio
 import json
 
 import pytest
@@ -20,16 +21,17 @@ ASK = dict(mode="sot", max_new_tokens=30)
 
 
 async def answers(wanted: Wanted, *drafters: str | None) -> list[str]:
-    """What a fleet answers, asked for each of these."""
+    """What a fleet answers, asked for each of these at once."""
     fleet = await open_fleet(wanted)
-    texts = []
+
+    async def answer(drafter: str | None) -> str:
+        events = [one async for one in fleet.generate(ask_of(QUESTION, **ASK, drafter=drafter))]
+        return events[-1].event.text
+
     try:
-        for drafter in drafters:
-            events = [one async for one in fleet.generate(ask_of(QUESTION, **ASK, drafter=drafter))]
-            texts.append(events[-1].event.text)
+        return await asyncio.gather(*map(answer, drafters))
     finally:
         await fleet.close()
-    return texts
 
 
 async def test_the_answer_is_the_same_whoever_drafts(demo_model):

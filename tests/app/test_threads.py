@@ -30,9 +30,10 @@ import asyncio, os
 from specsot_app.bench.methods import HEAD, PLAINLY
 from specsot_app.bench.stands import Stands
 from specsot_app.bench.tables import models_of
+from specsot_app.fleets import Wanted
 
 async def main():
-    async with Stands(models_of(None, None, None, "fp32", "cpu")) as stands:
+    async with Stands(models_of(Wanted(dtype="fp32"), None)) as stands:
         for method in (PLAINLY, HEAD[0]):
             await stands.write(method, "Explain Photosynthesis.", 4)
             counts.append(len(os.listdir("/proc/self/task")))
@@ -44,7 +45,7 @@ asyncio.run(main())
 
 
 def counts_of(program: str) -> list[int]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "passive"}  # counted, not timed
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
