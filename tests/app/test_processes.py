@@ -66,7 +66,7 @@ def test_a_broken_head_is_one_line_and_nothing_is_left_running(tmp_path: Path, d
     head = tmp_path / "head"
     shutil.copytree(demo_model / "eagle3", head)
     (head / "model.safetensors").write_bytes(b"not at all")
-    done = specsot("infer", "--fleet", "processes", "--draft-model", str(head), QUESTION)
+    done = specsot("infer", "--fleet", "processes", "--stages", "1", "--draft-model", str(head), QUESTION)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith(f"specsot: drafter: {head / 'model.safetensors'}")
@@ -77,7 +77,8 @@ def test_a_broken_head_is_one_line_and_nothing_is_left_running(tmp_path: Path, d
 
 def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a journal, which no second one gets."""
-    words = ["serve", "--port", "0", "--stages", "1", "--drafter", "none", "--journal", str(tmp_path)]
+    small = ["serve", "--stages", "1", "--drafter", "none"]
+    words = [*small, "--port", "0", "--journal", str(tmp_path)]
     fleet = subprocess.Popen(
         [sys.executable, "-m", "specsot_app", *words],
         stdout=subprocess.PIPE,
@@ -95,9 +96,9 @@ def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.
     assert main(["info", "--master", master]) == 0
     assert "layers 0:8" in capsys.readouterr().out
     assert main(["infer", "--master", master, "--mode", "direct", "--max-new-tokens", "5", QUESTION]) == 0
-    taken = specsot("serve", "--port", master.rpartition(":")[2])
+    taken = specsot(*small, "--port", master.rpartition(":")[2])
     assert taken.stderr == f"specsot: cannot listen at {master}: address already in use\n"
-    second = specsot("serve", "--port", "0", "--journal", str(tmp_path))
+    second = specsot(*words)
     refusal = f"no journal in {tmp_path}: another master has it; a second one does not stand by"
     assert (second.returncode, second.stderr.splitlines()[-1]) == (2, f"specsot: master: {refusal}")
     fleet.send_signal(signal.SIGTERM)

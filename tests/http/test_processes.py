@@ -68,7 +68,7 @@ async def test_a_whole_fleet_by_openais_client(demo_model: Path, monkeypatch: py
 
     monkeypatch.setenv("SPECSOT_GRACE", "0.1")
     models, port = Models(demo_model / "base", demo_model / "eagle3"), free_port()
-    wanted = Wanted(kind="processes", stages=2, dtype="fp32")
+    wanted = Wanted(kind="processes", stages=1, dtype="fp32")
     fleet = await ProcessFleet.start(wanted, models, http_port=port)
     try:
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
