@@ -95,8 +95,10 @@ def worth(offer: Offer, trust: Floats) -> Floats:
 
 def masses(offer: Offer, chosen: Flags) -> Floats:
     """[B, levels] the head's probability of the chosen candidates, summed per depth."""
-    levels = np.eye(offer.levels)[offer.depths - 1]
-    return np.where(chosen, np.exp(offer.scores), 0.0) @ levels
+    rows, nodes = np.nonzero(chosen)
+    sums = np.zeros((len(chosen), offer.levels))
+    np.add.at(sums, (rows, offer.depths[nodes] - 1), np.exp(offer.scores[rows, nodes]))
+    return sums
 
 
 def reference_trees(offer: Offer, roots: Sequence[int], nodes: int) -> tuple[Tree, ...]:
