@@ -168,9 +168,12 @@ class PageTable:
 
     def slots(self, sequence: int, start: int, stop: int) -> list[int]:
         """Flat slot (page * page_rows + offset) of rows start .. stop - 1, behind what is gone."""
-        held = self._of(sequence)
-        gone = held.gone * self.page_rows
-        return self._slots(held, range(start - gone, stop - gone))
+        held, size, found = self._of(sequence), self.page_rows, list[int]()
+        first, end = start - held.gone * size, stop - held.gone * size
+        for place in range(first // size, -(-end // size) if first < end else 0):
+            shift = (held.pages[place] - place) * size
+            found += range(max(first, place * size) + shift, min(end, (place + 1) * size) + shift)
+        return found
 
     def pages_for(self, rows: int) -> int:
         """How many pages hold `rows` rows."""
