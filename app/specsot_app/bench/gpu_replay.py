@@ -61,26 +61,30 @@ class Replay:
             return None
         known = grown(self._k, real.levels)
         scores, parents = repeated(self._k, real.levels, len(texts))
-        tokens = np.stack([self._tokens(text.tokens[-1], known) for text in texts])
+        tokens = self._tokens([text.tokens[-1] for text in texts], known)
         return Offer(tokens, scores, parents, known.depths)
 
-    def _tokens(self, root: int, bush: Bush) -> Ints:
-        """The right tokens on the first path as far as this run goes; wrong ones everywhere else."""
-        right = min(next(self._runs), len(bush.path))
-        tokens = root + bush.depths + STEP * (1 + bush.ranks)
-        tokens[list(bush.path[:right])] = root + 1 + np.arange(right)
+    def _tokens(self, roots: Sequence[int], bush: Bush) -> Ints:
+        """The right tokens on the first path as far as each one's run goes; wrong ones everywhere else."""
+        tokens = np.array(roots)[:, None] + bush.wrong
+        for row, root in enumerate(roots):
+            right = min(next(self._runs), len(bush.path))
+            tokens[row, bush.path[:right]] = range(root + 1, root + 1 + right)
         return tokens % self._vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Bush:
-    """A tree's candidates without tokens, as `Offer` has them. path: the likeliest; ranks: among siblings."""
+    """A tree's candidates without tokens, as `Offer` has them.
+
+    path: the likeliest of each level. wrong: what is added to a root's token to miss every right one.
+    """
 
     scores: Floats
     parents: Ints
     depths: Ints
-    ranks: Ints
-    path: tuple[int, ...]
+    wrong: Ints
+    path: list[int]
 
 
 @cache
@@ -97,14 +101,9 @@ def grown(k: int, levels: int) -> Bush:
         scores.append((above[:, None] + chances).reshape(-1))
         depths.append(np.full(k * k, level + 1))
         fed = np.argsort(-scores[-1], kind="stable")[:k]
-    whole = np.concatenate(scores)
-    return Bush(
-        whole,
-        np.concatenate(parents),
-        np.concatenate(depths),
-        np.arange(len(whole)) % k,
-        tuple(path),
-    )
+    whole, far = np.concatenate(scores), np.concatenate(depths)
+    ranks = np.arange(len(whole)) % k
+    return Bush(whole, np.concatenate(parents), far, far + STEP * (1 + ranks), path)
 
 
 @cache
