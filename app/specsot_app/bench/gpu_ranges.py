@@ -38,7 +38,7 @@ Row = dict[str, object]
 SMALL, LARGE = "Llama-3.1-8B", "Llama-3.1-70B"
 ROWS = (1, 16, 64)
 NAMES = ("model", "what", "gpus", "rows", "in flight")  # what a row is called after
-LAPS = 200
+LAPS, LAPS_LARGE = 200, 50
 HOPS = 200
 
 
@@ -112,7 +112,7 @@ async def _rows(gpus: int, text: int, transport: Transport | None) -> AsyncItera
     large = config_of(LARGE)
     if (need := 2 * large.hidden * large.vocab + bytes_of_a_token(large, 2)) < _memory(gpus):
         model = Model(LARGE, large, gpus, transport=transport)
-        async for row in measure_ring(model, text, {}, (1, 64)):
+        async for row in measure_ring(model, text, {}, (1, 64), LAPS_LARGE):
             yield row
     else:
         yield {"model": LARGE, "what": f"left out: {need / 2**30:.0f} GiB of weights do not fit"}
