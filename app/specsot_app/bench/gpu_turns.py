@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from specsot.frames import Chunk, Close, Drafts, Fork, Frame, Growth, Open, Opening, rows_of
+from specsot.frames import Chunk, Close, Drafts, Fork, Frame, Growth, Open, Opening, Result, rows_of
 from specsot.members import Configuration, Curve, TreeShape
 from specsot.model.decoder import Decoder
 from specsot.pages import PageTable
@@ -38,12 +38,13 @@ WARM = 6  # laps that are not told
 class Clock:
     """Wall seconds of a run, by who spent them; rows and seconds of each lap; tokens that were written.
 
-    fed: seconds of laps with prompts in them.
+    fed, first: seconds of laps with prompts in them, and the tokens that these wrote.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     fed: float = 0.0
+    first: int = 0
     rows: list[int] = field(default_factory=list)
     each: list[float] = field(default_factory=list)
 
@@ -60,6 +61,16 @@ class Clock:
         """Seconds between which nine of ten laps lie."""
         twentieths = statistics.quantiles(self.each, n=20)
         return twentieths[0], twentieths[-1]
+
+    def note(self, frame: Frame, result: Result, seconds: float) -> None:
+        """A lap is over."""
+        tokens = sum(len(one.tokens) for one in result.outcomes)
+        self.rows.append(result.rows)
+        self.each.append(seconds)
+        self.tokens += tokens
+        if any(isinstance(one, Chunk) for one in frame.segments):
+            self.fed += seconds
+            self.first += tokens
 
     @contextmanager
     def at(self, what: str) -> Generator[None]:
@@ -190,10 +201,7 @@ class Turning:
                 drafts = Drafts(EPOCH, self.engine.draft(), self.engine.rest)
             with clock.at("compose"):
                 self.sequencer.offer(drafts)
-        clock.each.append(time.perf_counter() - begun)
-        clock.fed += clock.each[-1] * any(isinstance(each, Chunk) for each in frame.segments)
-        clock.rows.append(verdict.result.rows)
-        clock.tokens += sum(len(one.tokens) for one in verdict.result.outcomes)
+        clock.note(frame, verdict.result, time.perf_counter() - begun)
         self.ended += sum(one.end is not None for one in verdict.result.outcomes)
         return frame
 
