@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Quantization, Range
 from specsot.model import quantization
+from specsot.model.attention import Span
 from specsot.model.decoder import Decoder
 from specsot.model.linear import Linear
 from specsot.model.quantization import check_quantization, quantise, size_of
@@ -130,6 +131,13 @@ def test_a_model_with_rows_in_int8_is_near_itself(tmp_path: Path, device: str) -
         Decoder.load(base, Range(0, 3), torch.float32, device, kv_dtype=kept) for kept in ("auto", "int8")
     )
     assert not rounded.capturable
-    assert not rounded.kernels_read
     wanted, found = (Ring.of([decoder]).feed(prompt, 0)[0] for decoder in (plain, rounded))
     assert 0 < (found - wanted).norm() < 0.03 * wanted.norm()
+
+
+def test_no_kernel_is_planned_for_rows_in_int8(tmp_path: Path) -> None:
+    """A GPU's read pages in the dtype alone; what is planned for one row names no device."""
+    base = write_base(tmp_path, replace(Shape(), layers=1))
+    decoder = Decoder.load(base, Range(0, 1), torch.float32, "cpu", kv_dtype="int8")
+    decoder.device = torch.device("cuda")
+    assert decoder.plan([Span(1, 4, 1, (0,))], 8, "packed").kernel is None

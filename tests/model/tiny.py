@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from specsot.members import Range
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import Span
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 
@@ -115,10 +115,7 @@ class Ring:
         rows = torch.arange(start, start + len(tokens), device=device)
         slots = torch.tensor(self.pages, device=device)[rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
         span = Span(len(tokens), start, len(tokens), self.pages, visible)
-        config = self.decoders[0].config
-        g = config.heads // config.kv_heads
-        kernels = self.decoders[0].kernels_read
-        plan = plan_attention([span], PAGE_ROWS, g, "packed", torch.float32, device, kernels=kernels)
+        plan = self.decoders[0].plan([span], PAGE_ROWS, "packed")
         at = rows if positions is None else torch.tensor(positions, device=device)
         hidden, fused = self.decoders[0].embed(torch.tensor(tokens, device=device)), None
         for decoder, kv in zip(self.decoders, self.kvs):

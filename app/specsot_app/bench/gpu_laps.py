@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import Span
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.tree import ancestry, depths
@@ -25,15 +25,14 @@ TURNS = 7  # measurements, of which the median is told
 
 def lap_of(decoder: Decoder, text: int, rows: int) -> Call:
     """A whole lap on the device: embedding, layers, logits and argmax of a tree behind `text` rows."""
-    config, pages = decoder.config, -(-(text + rows) // PAGE)
+    pages = -(-(text + rows) // PAGE)
     kv = filled(decoder, pages)
     parents = parents_of(rows)
     positions = torch.tensor([text + depth for depth in depths(parents)], device="cuda")
     slots = torch.arange(text, text + rows, device="cuda")
     span = Span(rows, text, rows, tuple(range(pages)), ancestry(parents))
-    group = config.heads // config.kv_heads
-    plan = plan_attention([span], PAGE, group, "batched", decoder.dtype, decoder.device)
-    tokens = torch.randint(config.vocab, (rows,), device="cuda")
+    plan = decoder.plan([span], PAGE, "batched")
+    tokens = torch.randint(decoder.config.vocab, (rows,), device="cuda")
 
     def lap() -> Tensor:
         hidden, _ = decoder.forward(decoder.embed(tokens), positions, slots, plan, kv)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot_drafter.heads.eagle import EagleHead
@@ -29,8 +29,8 @@ def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tupl
 
 
 def _through_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
-    rows, config = len(tokens), base.config
-    plan = _plan(rows, rows, config.heads // config.kv_heads, base.dtype, base.device)
+    rows = len(tokens)
+    plan = base.plan([Span(rows, 0, rows, (0,))], rows, "packed")
     places = torch.arange(rows, device=base.device)
     slices = {layer: part.to(base.device, base.dtype) for layer, part in taps.items()}
     return base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
@@ -40,11 +40,7 @@ def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) 
     """Outputs [n, hidden] from features [n, hidden], and the KV in a page with `room` for more rows."""
     rows = len(tokens)
     kv = KVPages(head.layers, 1, rows + room, head.kv_heads, head.head_dim, head.dtype, head.device)
-    plan = _plan(rows, rows + room, head.group, head.dtype, head.device)
+    span = Span(rows, 0, rows, (0,))  # every row sees itself and all before it
+    plan = plan_attention([span], rows + room, head.group, "packed", head.dtype, head.device)
     places = torch.arange(rows, device=head.device)
     return head.forward(tokens, features, places, places, plan, kv), kv
-
-
-def _plan(rows: int, page: int, group: int, dtype: torch.dtype, device: torch.device) -> AttentionPlan:
-    """Every row sees itself and all before it."""
-    return plan_attention([Span(rows, 0, rows, (0,))], page, group, "packed", dtype, device)

@@ -15,7 +15,7 @@ from specsot.direct.rows import Underway
 from specsot.errors import WireError
 from specsot.frames import Frame, Payload, tokens_of
 from specsot.members import Layout, Range
-from specsot.model.attention import AttentionPlan, Span, plan_attention
+from specsot.model.attention import AttentionPlan, Span
 from specsot.model.decoder import Decoder
 from specsot.model.kv import Moves
 from specsot.model.laps import Graphs, Laps, Rows
@@ -114,18 +114,8 @@ class Stage:
         return [plans[sights] for sights in by_layer]
 
     def _plan(self, places: Sequence[Place], sights: Sequence[AnySight]) -> AttentionPlan:
-        decoder = self._decoder
-        return plan_attention(
-            [_span(*each) for each in zip(places, sights)],
-            self._table.page_rows,
-            decoder.config.heads // decoder.config.kv_heads,
-            self._layout,
-            decoder.dtype,
-            decoder.device,
-            decoder.turn,
-            decoder.kernels_read,
-            decoder.batch_invariant,
-        )
+        spans = [_span(*each) for each in zip(places, sights)]
+        return self._decoder.plan(spans, self._table.page_rows, self._layout)
 
     def _step(
         self, rows: Rows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specsot.errors import InvalidRequest, ModelError
-from specsot.members import KvDtype, Quantization, Range
-from specsot.model.attention import AttentionPlan
+from specsot.members import KvDtype, Layout, Quantization, Range
+from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.block import Block
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.edges import HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
@@ -54,7 +54,7 @@ class Decoder:
             if loaded:
                 loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
-        self._fused = fuse_blocks(self._blocks, batch_invariant) if self.kernels_read else None
+        self._fused = fuse_blocks(self._blocks, batch_invariant) if self._kernels_read else None
         self._embedding = fetch_embedding(fetch, config) if layers.first == 0 else None
         self._norm: AnyNorm | None = None
         self._head: Linear | None = None
@@ -102,13 +102,23 @@ class Decoder:
         return self._fused is not None and not self.batch_invariant
 
     @property
-    def kernels_read(self) -> bool:
+    def _kernels_read(self) -> bool:
         """Whether attention kernels of a GPU can read its pages."""
         return self._kv_dtype == "auto"
 
-    def turn(self, steps: Sequence[int]) -> Tensor:
-        """What brings queries so many positions nearer to the keys before them; see `plan_attention`."""
-        return self._rotary.back(steps)
+    def plan(self, spans: Sequence[Span], page_rows: int, layout: Layout) -> AttentionPlan:
+        """See `plan_attention`: of a frame of `spans`, over pages as this range keeps them."""
+        return plan_attention(
+            spans,
+            page_rows,
+            self.config.heads // self.config.kv_heads,
+            layout,
+            self.dtype,
+            self.device,
+            self._rotary.back,
+            self._kernels_read,
+            self.batch_invariant,
+        )
 
     def make_kv(self, pages: int, page_rows: int) -> KVPages:
         """Empty pages for this range's layers."""

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from specsot.members import Curve
-from specsot.model.attention import Span, plan_attention
+from specsot.model.attention import Span
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.model.laps import Graphs, Laps, Rows
@@ -86,17 +86,7 @@ def _forward(decoder: Decoder, kv: KVPages, rows: int) -> float:
     begun = time.perf_counter()
     history, span = _behind(kv, rows)
     positions = torch.arange(history, history + rows, device=decoder.device)
-    group = decoder.config.heads // decoder.config.kv_heads
-    plan = plan_attention(
-        [span],
-        kv.page_rows,
-        group,
-        "packed",
-        decoder.dtype,
-        decoder.device,
-        kernels=decoder.kernels_read,
-        invariant=decoder.batch_invariant,
-    )
+    plan = decoder.plan([span], kv.page_rows, "packed")
     hidden = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
     decoder.forward(hidden, positions, positions, plan, kv)
     if decoder.device.type == "cuda":
