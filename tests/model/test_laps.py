@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,7 @@ from specsot.model.attention import Span, plan_readings, plan_with_kernel
 from specsot.model.decoder import Decoder
 from specsot.model.fused import FusedBlock, turning_of
 from specsot.model.laps import MOVES, TREES, Captured, Graphs, Laps, Rows, Work, bucket_of
+from specsot.model.measure import measure_rows
 from specsot.tree import ancestry, depths
 from tests.model.tiny import write_model
 
@@ -157,3 +159,22 @@ def test_kept_rows_are_moved_before_the_next_tree(tmp_path: Path) -> None:
         torch.testing.assert_close(found[0], wanted, atol=2e-2, rtol=2e-2)
     for one, other in zip(kvs[1].layers, kvs[0].layers):
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_a_range_without_graphs_is_measured_while_another_thread_captures(tmp_path: Path) -> None:
+    write_model(tmp_path, "llama", num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    decoder = Decoder.load(tmp_path, Range(0, 1), KIND, DEVICE, kv_dtype="int8")
+    assert not decoder.capturable
+    before = torch.ones(1, device=DEVICE)
+
+    def work() -> tuple[torch.Tensor, None]:
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(measure_rows, decoder, None, (1, 4), 0.0).result()
+        return before + 1, None
+
+    replay, (after, _) = Graphs()(work)
+    before.fill_(2)
+    replay()
+    assert after.item() == 3

@@ -90,5 +90,6 @@ def _forward(decoder: Decoder, kv: KVPages, rows: int) -> float:
     hidden = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
     decoder.forward(hidden, positions, positions, plan, kv)
     if decoder.device.type == "cuda":
-        torch.cuda.synchronize(decoder.device)
+        # for this thread's work alone: the device may not be waited for while any other thread captures
+        torch.cuda.current_stream(decoder.device).synchronize()
     return time.perf_counter() - begun
