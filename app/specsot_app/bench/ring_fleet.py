@@ -256,6 +256,7 @@ async def _settle(
     async def connect(registration: Registration) -> Link:
         downlink = _Downlink(inbox, site.flight)
         await ring.fleet.join(replace(registration, address=address), downlink)
+        ring.wake()  # there may be a complaint
         return _Uplink(ring.fleet, name)
 
     member = asyncio.create_task(take_part(part, inbox, connect, leaving))
