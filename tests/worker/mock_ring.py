@@ -106,8 +106,12 @@ class MockRing:
         outcomes = tuple(self._judge(frame, seen[0]))
         for sequence in frame.closings:
             self.written.pop(sequence, None)
-        self.sequencer.learn(Result(1, frame.number, outcomes), self.now)
-        self._draft([outcome for outcome in outcomes if not outcome.end])
+        overtaken = self.rng.random() < 0.3  # the result, by the drafts that build on it
+        for said in ("drafts", "result") if overtaken else ("result", "drafts"):
+            if said == "result":
+                self.sequencer.learn(Result(1, frame.number, outcomes), self.now)
+            else:
+                self._draft([outcome for outcome in outcomes if not outcome.end])
 
     def _judge(self, frame: Frame, seen: list[list[int]]) -> list[Outcome]:
         outcomes, first = [], 0

@@ -155,6 +155,33 @@ def test_stale_results_and_drafts_change_nothing():
     assert sequencer.deadline() is None
 
 
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
+    from specsot.frames import Draft, Drafts, Outcome, Result
+    from specsot.tree import chain
+
+    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer.obey(order_of(1, [1, 2], 30))
+    for step, root in enumerate((3, 5)):  # behind the prompt, and behind a tree
+        frame = sequencer.compose(0.0)
+        assert frame is not None
+        result, drafts = (
+            Result(1, frame.number, (Outcome(1, step, (), (root,)),)),
+            Drafts(1, (Draft(1, step + 1, chain([root, 4])),)),
+        )
+        if overtaken:
+            sequencer.offer(drafts)
+        sequencer.learn(result, 0.0)
+        if not overtaken:
+            assert sequencer.compose(0.0) is None
+            sequencer.offer(drafts)
+    grown = sequencer.compose(0.0)
+    assert grown is not None
+    (growth,) = grown.segments
+    assert isinstance(growth, Growth)
+    assert (growth.step, growth.tree) == (2, chain([5, 4]))
+
+
 def test_of_two_drafts_for_one_step_the_first_wins():
     from specsot.frames import Draft, Drafts, Outcome, Result
     from specsot.tree import chain

@@ -20,6 +20,8 @@ class Live:
     committed: KV rows that will be final once every composed frame has passed.
     root:      the newest token, not fed yet; None until the prompt has been answered.
     step:      the tree that comes next (or is in flight); 0 while in the prompt.
+    tree:      the one that is fed next; None: none has come.
+    early:     the tree behind the next result, where it came before that result did.
     waiting:   since when (seconds) it waits for a tree; None when it does not.
     forced:    what the constraint wants behind the root: the tree where no better one comes.
     told:      the drafter hears of what is in flight, so that a tree will come.
@@ -37,6 +39,7 @@ class Live:
     keep: tuple[int, ...] = ()
     in_flight: bool = False
     tree: Tree | None = None
+    early: Tree | None = None
     waiting: float | None = None
     forced: tuple[int, ...] = ()
     told: bool = True
@@ -90,9 +93,18 @@ class Live:
         self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
         self.waiting = now if self.opening.drafted and self.told else None
         self.returned = now
+        early, self.early = self.early, None
+        if early:
+            self.offer(self.step, early)
 
     def offer(self, step: int, tree: Tree) -> bool:
-        """Take a draft if it is for the tree that comes next; the first one wins."""
+        """Take a draft if it is for the tree that comes next, or behind that; the first one wins.
+
+        Drafts and results come from different members: a draft may overtake the result that it builds on.
+        """
+        if step == self.step + 1:
+            self.early = self.early or tree
+            return True
         timely = not self.in_flight and step == self.step and self.tree is None
         if not timely or tree.tokens[0] != self.root:
             return False
