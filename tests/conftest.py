@@ -121,11 +121,6 @@ def demo_model() -> Path:
 
 @pytest.fixture(autouse=True)
 def plain_logs() -> Generator[None]:
-    """What one test makes of the log, such as an embedded fleet that hushes it, is not the next one's.
-    Tracebacks are as services write them: pictures of all values of all frames take seconds.
-    """
-    *before, _ = structlog.get_config()["processors"]
-    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    structlog.configure(processors=[*before, plain])
+    """What one test makes of the log, such as an embedded fleet that hushes it, is not the next one's."""
     yield
     structlog.reset_defaults()
