@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specsot_app.bench.acceptance import even_runs
-from specsot_app.bench.rivals import Steps
+from specsot_app.bench.rivals import Steps, answered
 from specsot_app.bench.shapes import ASSISTANTS, FAINT, SHAPES
 
 Row = dict[str, object]
@@ -109,17 +109,7 @@ def mistakes(chance: float, first: int, last: int) -> list[int]:
 
 def write(model: Any, prompt: torch.Tensor, tokens: int, more: Settings | None = None) -> Steps:
     """When which tokens came."""
-    steps = Steps()
-    model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=tokens,
-        do_sample=False,
-        pad_token_id=0,
-        streamer=steps,
-        **(more or {}),
-    )
-    return steps
+    return answered(model, prompt, tokens, more or {})[1]
 
 
 def _told(way: str, steps: Steps) -> Row:

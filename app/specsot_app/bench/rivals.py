@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,22 @@ class Steps:
         self.heard.append((time.perf_counter() - self._began, self._tokens))
 
 
+def answered(model: Any, ids: torch.Tensor, count: int, more: Mapping[str, Any]) -> tuple[Any, Steps]:
+    """Greedy: prompt and answer, int64 [1, T], and when which tokens came. more: of `generate`."""
+    steps = Steps()
+    mask = torch.ones_like(ids)
+    out = model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+        streamer=steps,
+        **more,
+    )
+    return out, steps
+
+
 class _Model:
     """What the other process holds."""
 
@@ -80,16 +97,7 @@ class _Model:
     def write(self, prompt: Ids, count: int, assisted: bool) -> Told:
         ids = torch.tensor([prompt], device=self._device)
         more = {"assistant_model": self._small} if assisted else {}
-        steps = Steps()
-        out = self._model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=count,
-            do_sample=False,
-            pad_token_id=0,
-            streamer=steps,
-            **more,
-        )
+        out, steps = answered(self._model, ids, count, more)
         return Told(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
 
 
