@@ -11,6 +11,8 @@ from specsot_app.eval.tasks import TASKS, read_task, score
 def test_exact_match_forgives_case_articles_and_punctuation_alone() -> None:
     assert scoring.exact_match("The United Kingdom.", ["united kingdom"]) == 1
     assert scoring.exact_match("in the United Kingdom", ["united kingdom"]) == 0
+    assert scoring.exact_match("the U.S.", ["US"]) == scoring.exact_match("1234", ["1,234"]) == 1
+    assert scoring.exact_match("at 10 A.M.", ["at 10 m"]) == 0, "SQuAD drops marks before articles"
 
 
 def test_f1_of_two_words_in_four() -> None:
@@ -22,19 +24,45 @@ def test_f1_of_two_words_in_four() -> None:
 def test_rouge_l_follows_the_order_of_words() -> None:
     assert scoring.rouge_l("police killed gunman", ["police kill gunman"]) == pytest.approx(2 / 3)
     assert scoring.rouge_l("gunman kill police", ["police kill gunman"]) == pytest.approx(1 / 3)
+    assert scoring.rouge_l("The gunman", ["the gunman", ""]) == 1
+    assert scoring.rouge_l("gunman", ["the gunman"]) == pytest.approx(2 / 3), "an article is a word"
 
 
 @pytest.mark.parametrize(
-    ("answer", "right"),
-    [("8 + 8 = 16. The answer is 160.", 1), ("It is $1,60.", 1), ("160 minutes, or 3 hours", 0), ("none", 0)],
+    ("answer", "reference", "right"),
+    [
+        ("8 + 8 = 16. The answer is 160.", "160", 1),
+        ("It is $1,234.50.", "1234.5", 1),
+        ("1,00,000 rupees", "100000", 1),
+        ("160 minutes, or 3 hours", "160", 0),
+        ("none", "160", 0),
+        ("so -3", "-3", 1),
+        ("a loss of -$3", "-3", 1),
+        ("so \u22123", "-3", 1),
+        ("which leaves 10-3", "3", 1),
+        ("half of them, 50%", "50%", 1),
+        ("$5", "$5", 1),
+        ("about .5", "0.5", 1),
+        ("They have 7,8,9", "9", 1),
+        ("It is 72.", "He has 48 / 2 = 24.\n#### 72", 1),
+        ("It is 72.\n\n## 3. Check it\nIt is right.", "72", 1),
+    ],
 )
-def test_gsm8k_takes_the_last_number(answer: str, right: float) -> None:
-    assert scoring.final_number(answer, ["160"]) == right
+def test_gsm8k_takes_the_last_number(answer: str, reference: str, right: float) -> None:
+    assert scoring.final_number(answer, [reference]) == right
 
 
 def test_retrieval_takes_the_first_number() -> None:
     assert scoring.first_number("Passage [3] answers it.", ["3"]) == 1
     assert scoring.first_number("33", ["3"]) == 0
+    assert scoring.first_number("Passages 3,5", ["3"]) == scoring.first_number("Passage-3", ["3"]) == 1
+    assert scoring.first_number("## 1. Read it\nPassage 3", ["3"]) == 1, "a heading's number is the plan's"
+
+
+@pytest.mark.parametrize("reference", ["seven", "1/2", ""])
+def test_a_reference_that_is_no_number_can_not_be_scored_by(reference: str) -> None:
+    with pytest.raises(ValueError, match="must be a number"):
+        scoring.final_number("7", [reference])
 
 
 def test_coverage_is_the_share_of_what_was_asked() -> None:

@@ -4,6 +4,8 @@ Refuses to know tasks, files and models.
 
 Exact match and F1 normalise as SQuAD's evaluation does: lower case, no punctuation, no articles, one space.
 ROUGE-L is the F1 of the longest common subsequence of words (Lin 2004), without stemming.
+Numbers may have a sign, a currency and commas; "1/2" is two numbers. Those that count a plan's headings are left
+out.
 """
 
 from __future__ import annotations
@@ -14,16 +16,26 @@ from collections import Counter
 from collections.abc import Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(
+    r"(?:(?<![\w)\]])[-\u2212])?[$€£]?"  # "10-3" has no negative number
+    r"(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"  # "1,2,3" are three
+)
+_HEADING = re.compile(r"^## \d+\. ", re.MULTILINE)
+_WORD = re.compile(r"[^\W_]+")
 _AMOUNT = re.compile(r"\$?\b\d[\w,.]*\w|\$?\b\d")
 _NAME = re.compile(r"(?<![.!?:\n] )(?<!^)\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*", re.MULTILINE)
 _ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+(.+)$", re.MULTILINE)
-_SMALL = {"of", "and", "or", "to", "in", "for", "with", "on", "by", "at", "from", "is", "are", "be", "that"}
+_SMALL = frozenset("a an the of and or to in for with on by at from is are be that".split())
 
 
 def normalise(text: str) -> str:
-    kept = "".join(" " if mark in string.punctuation else mark for mark in text.lower())
+    kept = "".join(mark for mark in text.lower() if mark not in string.punctuation)
     return " ".join(_ARTICLES.sub(" ", kept).split())
+
+
+def words_of(text: str) -> list[str]:
+    """In lower case, cut at everything else."""
+    return _WORD.findall(text.lower())
 
 
 def exact_match(answer: str, references: Sequence[str]) -> float:
@@ -31,16 +43,28 @@ def exact_match(answer: str, references: Sequence[str]) -> float:
     return float(normalise(answer) in {normalise(one) for one in references})
 
 
+def numbers_in(text: str) -> list[float]:
+    """In the order in which they stand."""
+    found = _NUMBER.findall(_HEADING.sub("", text))
+    return [float(re.sub(r"[$€£,]", "", number).replace("\u2212", "-")) for number in found]
+
+
+def number_of(reference: str) -> float:
+    """The one number of a reference, behind GSM8K's "####" where that is. Raises ValueError."""
+    found = numbers_in(reference.rpartition("####")[2])
+    if len(found) != 1:
+        raise ValueError(f"a reference must be a number, not {reference!r}")
+    return found[0]
+
+
 def first_number(answer: str, references: Sequence[str]) -> float:
     """The first number in the answer is one of the references: "Passage [3]." is 3."""
-    found = _NUMBER.search(answer)
-    return float(found is not None and _value(found[0]) in map(_value, references))
+    return float(numbers_in(answer)[:1] in [[number_of(one)] for one in references])
 
 
 def final_number(answer: str, references: Sequence[str]) -> float:
     """The last number in the answer is the reference, as GSM8K is scored."""
-    found = _NUMBER.findall(answer)
-    return float(bool(found) and _value(found[-1]) in map(_value, references))
+    return float(numbers_in(answer)[-1:] in [[number_of(one)] for one in references])
 
 
 def token_f1(answer: str, references: Sequence[str]) -> float:
@@ -50,14 +74,14 @@ def token_f1(answer: str, references: Sequence[str]) -> float:
 
 def rouge_l(answer: str, references: Sequence[str]) -> float:
     """Longest common subsequence with the nearest reference."""
-    words = normalise(answer).split()
-    return max((_subsequence_f1(words, normalise(one).split()) for one in references), default=0.0)
+    words = words_of(answer)
+    return max((_subsequence_f1(words, words_of(one)) for one in references), default=0.0)
 
 
 def coverage(answer: str, dimensions: Sequence[str]) -> float:
     """Share of the dimensions of which every word that says something stands in the answer."""
-    there = set(normalise(answer).split())
-    asked = [words for words in ({*normalise(one).split()} - _SMALL for one in dimensions) if words]
+    there = set(words_of(answer))
+    asked = [words for words in ({*words_of(one)} - _SMALL for one in dimensions) if words]
     return sum(words <= there for words in asked) / len(asked) if asked else 0.0
 
 
@@ -68,13 +92,6 @@ def dimensions_of(question: str) -> tuple[str, ...]:
     items = [item.strip() for item in _ITEM.findall(question)]
     rest = _ITEM.sub("", question)
     return tuple(dict.fromkeys((*items, *_NAME.findall(rest), *_AMOUNT.findall(rest))))
-
-
-def _value(number: str) -> float:
-    try:
-        return float(number.replace(",", ""))
-    except ValueError:
-        return float("nan")
 
 
 def _f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
