@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from specsot.errors import ModelError
 from specsot_app.eval import scoring
 from specsot_app.eval.tasks import TASKS, read_task, score
 
@@ -79,3 +82,31 @@ def test_every_task_has_prompts_and_scores_what_it_can() -> None:
     for name in ("retrieval", "multi-doc-qa", "gsm8k"):
         assert all(next(iter(score(one, one.references[0]).values())) == 1 for one in read_task(name))
     assert all(score(one, one.turns[0]).get("coverage", 1) == 1 for one in read_task("planning"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"id": "2", "turns": "Hi"}', "turns must be a list, got 'Hi'"),
+        ('{"id": "2", "turns": []}', "turns is empty"),
+        ('{"id": "2", "turns": [null]}', "turns must be a list of texts"),
+        ('{"id": "2", "turns": ["Hi"], "reference": "72"}', "reference must be a list, got '72'"),
+        ('{"id": "2", "turns": ["Hi"], "reference": ["1/2"]}', "a reference must be a number, not '1/2'"),
+        ('{"turns": ["Hi"]}', "it has no 'id'"),
+        ('{"id": "1", "turns": ["Hi"]}', "has the id '1', too"),
+        ("[1]", "not an object"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_a_prompt_that_is_none_is_told_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    file = tmp_path / "my.jsonl"
+    file.write_text(f'{{"id": "1", "turns": ["Hi"], "reference": [72]}}\n\n{line}\n')
+    with pytest.raises(ModelError, match=rf"my.jsonl, line 3: .*{said}"):
+        read_task("gsm8k", file)
+
+
+def test_a_text_may_have_any_signs_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "my.jsonl"
+    file.write_text('\ufeff{"id": 1, "category": null, "turns": ["one\u2028two\x85"]}\r\n', encoding="utf-8")
+    (prompt,) = read_task("vicuna", file)
+    assert (prompt.id, prompt.category, prompt.turns) == ("1", "vicuna", ("one\u2028two\x85",))

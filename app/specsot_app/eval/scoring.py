@@ -4,8 +4,7 @@ Refuses to know tasks, files and models.
 
 Exact match and F1 normalise as SQuAD's evaluation does: lower case, no punctuation, no articles, one space.
 ROUGE-L is the F1 of the longest common subsequence of words (Lin 2004), without stemming.
-Numbers may have a sign, a currency and commas; "1/2" is two numbers. Those that count a plan's headings are left
-out.
+Numbers may have a sign, a currency and commas; "1/2" is two numbers. Those of a plan's headings are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +24,25 @@ _WORD = re.compile(r"[^\W_]+")
 _AMOUNT = re.compile(r"\$?\b\d[\w,.]*\w|\$?\b\d")
 _NAME = re.compile(r"(?<![.!?:\n] )(?<!^)\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*", re.MULTILINE)
 _ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+(.+)$", re.MULTILINE)
-_SMALL = frozenset("a an the of and or to in for with on by at from is are be that".split())
+_SMALL = {
+    "a",
+    "an",
+    "the",
+    "of",
+    "and",
+    "or",
+    "to",
+    "in",
+    "for",
+    "with",
+    "on",
+    "by",
+    "at",
+    "from",
+    "is",
+    "are",
+}
+_SMALL |= {"be", "that"}
 
 
 def normalise(text: str) -> str:

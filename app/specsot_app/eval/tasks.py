@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot_app.eval import scoring
 
 DATA = Path(__file__).parent / "data"
+NUMBERS = ("retrieval", "gsm8k")  # are what is asked for
 TASKS = ("planning", "retrieval", "multi-doc-qa", "gsm8k", "mt_bench", "vicuna", "humaneval")
 
 
@@ -41,10 +42,17 @@ def read_task(name: str, file: Path | None = None) -> list[Prompt]:
         raise InvalidRequest(f"no task is called {name!r}; they are {', '.join(TASKS)}", field="tasks")
     path = file or DATA / f"{name}.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [_prompt(name, json.loads(line)) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise ModelError(f"{path}: no prompts of a task ({type(error).__name__}: {error})") from None
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may have other ends of lines in it
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: no prompts of a task ({error})") from None
+    found: dict[str, Prompt] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            prompt = _read(f"{path}, line {number}", name, line)
+            if prompt.id in found:
+                raise ModelError(f"{path}, line {number}: a prompt before it has the id {prompt.id!r}, too")
+            found[prompt.id] = prompt
+    return list(found.values())
 
 
 def score(prompt: Prompt, answer: str) -> dict[str, float]:
@@ -67,9 +75,38 @@ def score(prompt: Prompt, answer: str) -> dict[str, float]:
     return {}
 
 
+def _read(where: str, task: str, line: str) -> Prompt:
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError("not an object")
+        return _prompt(task, cast("dict[str, Any]", row))
+    except KeyError as error:
+        raise ModelError(f"{where}: no prompt of a task: it has no {error}") from None
+    except ValueError as error:
+        raise ModelError(f"{where}: no prompt of a task: {error}") from None
+
+
 def _prompt(task: str, row: Mapping[str, Any]) -> Prompt:
-    (first, *more), given = map(str, row["turns"]), row.get("dimensions")
-    drawn = scoring.dimensions_of(first) if task == "planning" and given is None else tuple(given or ())
-    references = tuple(map(str, row.get("reference") or ()))
+    turns, references = _texts("turns", row["turns"]), _texts("reference", row.get("reference"))
+    if not turns:
+        raise ValueError("turns is empty")
+    if task in NUMBERS:
+        for one in references:
+            scoring.number_of(one)
+    (first, *more), given = turns, row.get("dimensions")
+    drawn = (
+        scoring.dimensions_of(first) if task == "planning" and given is None else _texts("dimensions", given)
+    )
     asked = f"{row['system']}\n\n{first}" if row.get("system") else first
-    return Prompt(task, str(row["id"]), str(row.get("category", task)), (asked, *more), references, drawn)
+    return Prompt(task, str(row["id"]), str(row.get("category") or task), (asked, *more), references, drawn)
+
+
+def _texts(name: str, given: object) -> tuple[str, ...]:
+    """A list's texts; a text alone would be taken for its letters. Numbers are as good. Raises ValueError."""
+    if given is not None and not isinstance(given, list):
+        raise ValueError(f"{name} must be a list, got {given!r}")
+    listed = cast("list[object]", given or [])
+    if not all(isinstance(one, str | int | float) for one in listed):
+        raise ValueError(f"{name} must be a list of texts, got {given!r}")
+    return tuple(map(str, listed))
