@@ -15,10 +15,13 @@ class Broken(Exception):
 
 
 class Speaker:
-    """A fleet that says its mode and 160 to everything, refuses one question, breaks off after `answers`."""
+    """A fleet that says its mode and 160 to everything, refuses one question, fails another, breaks off after
+    `answers`.
+    """
 
-    def __init__(self, answers: int = 99, refused: str = "", serves: str = "f1") -> None:
+    def __init__(self, answers: int = 99, refused: str = "", serves: str = "f1", fails: str = "") -> None:
         self.left, self.refused, self.asked, self.serves = answers, refused, list[Ask](), serves
+        self.fails = fails
 
     async def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
         self.asked.append(ask)
@@ -30,7 +33,9 @@ class Speaker:
         seconds = 1.0 if ask.mode == "sot" else 2.0
         figures = Statistics(completion_tokens=8, seconds=seconds, branches=2 * (ask.mode == "sot"))
         yield Numbered(0, Started("r", "demo", ask.mode, 1, 3))
-        yield Numbered(1, Finished(Reason.STOP, f"{ask.mode}: 160", (1,), figures))
+        failed = bool(self.fails) and self.fails in ask.messages[-1].content
+        ended = Reason.CANCELLED if failed else Reason.STOP
+        yield Numbered(1, Finished(ended, f"{ask.mode}: 160", (1,), figures))
 
     async def cancel(self, request: str) -> None: ...
 

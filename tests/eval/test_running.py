@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from specsot.errors import InvalidRequest
+from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Window
 from specsot_app.eval.folder import Folder, read_records
 from specsot_app.eval.judging import Judge
@@ -96,6 +96,32 @@ async def test_a_refused_later_turn_leaves_the_first(tmp_path: Path) -> None:
     told = await ask(Speaker(refused="Again"), tmp_path, TALK)
     assert "not answered: mt_bench 81 (sot): too long" in told
     assert [len(one["turns"]) for one in read_records(tmp_path / "records.jsonl")] == [1, 1]
+
+
+async def test_what_the_fleet_broke_off_is_no_answer_and_is_asked_again(tmp_path: Path) -> None:
+    told = await ask(Speaker(fails="Carla"), tmp_path)
+    assert "not answered: gsm8k 0 (direct): the answer was broken off: cancelled" in told
+    speaker = Speaker()
+    assert "not answered" not in await ask(speaker, tmp_path)
+    assert [one.mode for one in speaker.asked] == ["direct", "sot"], "of that question alone"
+    refused = Speaker(0)
+    await ask(refused, tmp_path)
+    assert not refused.asked
+
+
+async def test_a_corrected_reference_scores_what_was_answered_before(tmp_path: Path) -> None:
+    await ask(Speaker(), tmp_path)
+    corrected = [replace(one, references=("160",), category="sums") for one in MATHS]
+    await ask(Speaker(0), tmp_path, corrected)
+    (row,) = json.loads((tmp_path / "summary.json").read_text())["rows"]
+    assert (row["category"], row["direct_quality"]) == ("sums", 1)
+
+
+@pytest.mark.parametrize("line", ["3", '{"task": "gsm8k"}', "{"])
+def test_what_is_no_record_is_told(tmp_path: Path, line: str) -> None:
+    (tmp_path / "records.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ModelError, match="not records of a run"):
+        read_records(tmp_path / "records.jsonl")
 
 
 @pytest.mark.parametrize(

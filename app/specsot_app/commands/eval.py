@@ -60,10 +60,11 @@ def eval(
     """Ask a task's prompts directly and with a plan; tell quality, speed and where planning pays."""
     from specsot_app.eval.folder import Folder
     from specsot_app.eval.running import Run, evaluate
+    from specsot_app.eval.settings import settings_of
     from specsot_app.eval.tasks import read_task
     from specsot_app.terminal.progress import opening
 
-    names = [name.strip() for name in tasks.split(",")]
+    names = list(dict.fromkeys(name.strip() for name in tasks.split(",")))
     if prompts is not None and len(names) != 1:
         raise InvalidRequest("prompts of your own are for one task", field="prompts")
     asked = [prompt for name in names for prompt in read_task(name, prompts)[:num_samples]]
@@ -72,6 +73,7 @@ def eval(
     what = Run(asked, options.wanted_by(ctx.params), max_new_tokens, Folder(output))
     referee = judge_of(judge, judge_model)
     if fresh:
+        settings_of(what.wanted, max_new_tokens)  # a run that cannot begin forgets nothing
         what.folder.forget()
     return run(evaluate(what, sys.stdout, sys.stderr, opening(sys.stderr), referee))
 

@@ -19,6 +19,8 @@ from specsot_app.eval.folder import Record
 from specsot_app.eval.tasks import Prompt, score
 from specsot_app.fleets import Fleet
 
+BROKEN_OFF = "the answer was broken off"
+
 
 async def answer_to(fleet: Fleet, prompt: Prompt, mode: Mode, asked: Mapping[str, Any]) -> Record:
     """As many turns as were answered; `error` says why one was not. asked: options of every request."""
@@ -31,8 +33,8 @@ async def answer_to(fleet: Fleet, prompt: Prompt, mode: Mode, asked: Mapping[str
             told = await _answer(fleet, ask_of(said, mode=mode, **asked))
         except InvalidRequest as error:  # too long for the model's context, say
             return record | {"error": str(error)}
-        if told.reason is Reason.FAILED:
-            return record | {"error": "the request failed"}
+        if told.reason not in (Reason.STOP, Reason.LENGTH):
+            return record | {"error": f"{BROKEN_OFF}: {told.reason.value}"}
         if not turns:
             record["scores"] = score(prompt, told.text)
         turns.append(_turn(told))
@@ -44,6 +46,11 @@ def about(prompt: Prompt, mode: Mode) -> Record:
     """The beginning of its record."""
     named = {"task": prompt.task, "category": prompt.category, "id": prompt.id, "mode": mode}
     return named | {"questions": list(prompt.turns)}
+
+
+def is_broken_off(record: Record) -> bool:
+    """The fleet failed it, which may be better the next time; a refusal will be the same."""
+    return record.get("error", "").startswith(BROKEN_OFF)
 
 
 async def _answer(fleet: Fleet, ask: Ask) -> Answer:

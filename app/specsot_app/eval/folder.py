@@ -6,10 +6,11 @@ Refuses to know what is in an answer or a verdict but whose it is. A line is app
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from specsot.errors import InvalidRequest, ModelError
 
@@ -66,7 +67,8 @@ class Folder:
         """Remember them before the first record. Raises InvalidRequest, ModelError."""
         self.check(settings)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._settings.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        if not self._settings.exists():
+            self._settings.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     @property
     def _settings(self) -> Path:
@@ -92,10 +94,17 @@ def read_records(path: Path) -> list[Record]:
     """What was appended; a last line that was cut off is dropped. Raises ModelError."""
     if not path.exists():
         return []
-    whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
-    if rest:
-        path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
+    written = path.read_bytes()
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        os.truncate(path, whole)  # nothing is written anew: whoever is interrupted here has lost nothing
     try:
-        return [json.loads(line) for line in whole.splitlines()]
+        return [_record(json.loads(line)) for line in written[:whole].splitlines()]
     except ValueError as error:
         raise ModelError(f"{path}: not records of a run ({error})") from None
+
+
+def _record(told: Any) -> Record:
+    if not isinstance(told, dict) or not {"task", "id", "questions"} <= told.keys():
+        raise ValueError(f"a line is {json.dumps(told)[:80]}")
+    return cast("Record", told)

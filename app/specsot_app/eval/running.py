@@ -12,13 +12,13 @@ from typing import TextIO
 
 from specsot.params import Mode
 from specsot_app.bench.results import write_results
-from specsot_app.eval.answering import about, answer_to
+from specsot_app.eval.answering import about, answer_to, is_broken_off
 from specsot_app.eval.folder import Folder, Key, Record, append, key_of, read_records, whose
 from specsot_app.eval.judging import Judge
 from specsot_app.eval.settings import served_by, settings_of
 from specsot_app.eval.summing import Line, Pair, pairs_of, sum_up
 from specsot_app.eval.table import lines_of
-from specsot_app.eval.tasks import Prompt
+from specsot_app.eval.tasks import Prompt, score
 from specsot_app.eval.verdicts import has_failed, judge_pair
 from specsot_app.fleets import Opener, Wanted
 from specsot_app.presets import request_with
@@ -78,7 +78,8 @@ async def ask_all(run: Run, err: TextIO, opener: Opener) -> list[Record]:
     asked: list[tuple[Prompt, Mode, Key]] = [
         (prompt, mode, key_of(about(prompt, mode))) for prompt in run.prompts for mode in MODES
     ]
-    kept = {key_of(record): record for record in read_records(run.folder.records)}
+    read = read_records(run.folder.records)
+    kept = {key_of(record): record for record in read if not is_broken_off(record)}
     left = [one for one in asked if one[2] not in kept]
     options = request_with(run.wanted.preset, {"max_new_tokens": run.tokens})
     if left:
@@ -92,7 +93,13 @@ async def ask_all(run: Run, err: TextIO, opener: Opener) -> list[Record]:
                     count()
         finally:
             await fleet.close()
-    return [kept[key] for _, _, key in asked]
+    return [_scored(prompt, mode, kept[key]) for prompt, mode, key in asked]
+
+
+def _scored(prompt: Prompt, mode: Mode, record: Record) -> Record:
+    """By the references that the prompt has now; they may have been corrected since it was answered."""
+    turns = record["turns"]
+    return record | about(prompt, mode) | {"scores": score(prompt, turns[0]["text"]) if turns else {}}
 
 
 async def judge_all(folder: Folder, judge: Judge, pairs: Sequence[Pair], err: TextIO) -> list[Record]:

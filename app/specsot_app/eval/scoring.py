@@ -24,25 +24,8 @@ _WORD = re.compile(r"[^\W_]+")
 _AMOUNT = re.compile(r"\$?\b\d[\w,.]*\w|\$?\b\d")
 _NAME = re.compile(r"(?<![.!?:\n] )(?<!^)\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*", re.MULTILINE)
 _ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+(.+)$", re.MULTILINE)
-_SMALL = {
-    "a",
-    "an",
-    "the",
-    "of",
-    "and",
-    "or",
-    "to",
-    "in",
-    "for",
-    "with",
-    "on",
-    "by",
-    "at",
-    "from",
-    "is",
-    "are",
-}
-_SMALL |= {"be", "that"}
+_ARTICLE = {"a", "an", "the"}
+_SMALL = {"of", "and", "or", "to", "in", "for", "with", "on", "by", "at", "from", "is", "are", "be", "that"}
 
 
 def normalise(text: str) -> str:
@@ -98,7 +81,7 @@ def rouge_l(answer: str, references: Sequence[str]) -> float:
 def coverage(answer: str, dimensions: Sequence[str]) -> float:
     """Share of the dimensions of which every word that says something stands in the answer."""
     there = set(words_of(answer))
-    asked = [words for words in ({*words_of(one)} - _SMALL for one in dimensions) if words]
+    asked = [words for words in ({*words_of(one)} - _ARTICLE - _SMALL for one in dimensions) if words]
     return sum(words <= there for words in asked) / len(asked) if asked else 0.0
 
 
