@@ -21,7 +21,7 @@ class Speaker:
 
     def __init__(self, answers: int = 99, refused: str = "", serves: str = "f1", fails: str = "") -> None:
         self.left, self.refused, self.asked, self.serves = answers, refused, list[Ask](), serves
-        self.fails = fails
+        self.fails, self.closed = fails, False
 
     async def generate(self, ask: Ask) -> AsyncIterator[Numbered]:
         self.asked.append(ask)
@@ -42,7 +42,8 @@ class Speaker:
     async def info(self) -> Info:
         return Info(models=(ModelInfo("demo", self.serves, 4, 512),))
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        self.closed = True
 
 
 class Referee:

@@ -15,7 +15,7 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Window
 from specsot_app.eval.folder import Folder, read_records
 from specsot_app.eval.judging import Judge
-from specsot_app.eval.running import Run, evaluate
+from specsot_app.eval.running import Run, evaluate, warmed
 from specsot_app.eval.summing import Line
 from specsot_app.eval.tasks import Prompt, read_task
 from specsot_app.fleets import Fleet, Wanted
@@ -73,6 +73,20 @@ async def test_a_preset_is_for_every_question(tmp_path: Path) -> None:
     assert {one.window for one in speaker.asked} == {Window(4, 1020)}
     with pytest.raises(InvalidRequest, match="preset was 'long', is 'small'"):
         await ask(Speaker(), tmp_path, wanted=replace(ELSEWHERE, preset="small"))
+
+
+async def test_a_fleet_has_answered_both_ways_before_an_answer_counts() -> None:
+    speaker = Speaker()
+
+    async def opener(_: Wanted) -> Fleet:
+        return speaker
+
+    assert await warmed(opener)(ELSEWHERE) is speaker
+    assert [(one.mode, one.limits.max_new_tokens) for one in speaker.asked] == [("direct", 24), ("sot", 24)]
+    speaker.left = 0
+    with pytest.raises(Broken):
+        await warmed(opener)(ELSEWHERE)
+    assert speaker.closed
 
 
 async def test_what_was_refused_is_told_and_not_scored(tmp_path: Path) -> None:

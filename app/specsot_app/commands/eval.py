@@ -59,7 +59,7 @@ def eval(
 ) -> int:
     """Ask a task's prompts directly and with a plan; tell quality, speed and where planning pays."""
     from specsot_app.eval.folder import Folder
-    from specsot_app.eval.running import Run, evaluate
+    from specsot_app.eval.running import Run, evaluate, warmed
     from specsot_app.eval.settings import settings_of
     from specsot_app.eval.tasks import read_task
     from specsot_app.terminal.progress import opening
@@ -75,7 +75,7 @@ def eval(
     if fresh:
         settings_of(what.wanted, max_new_tokens)  # a run that cannot begin forgets nothing
         what.folder.forget()
-    return run(evaluate(what, sys.stdout, sys.stderr, opening(sys.stderr), referee))
+    return run(evaluate(what, sys.stdout, sys.stderr, warmed(opening(sys.stderr)), referee))
 
 
 def judge_of(url: str | None, name: str | None, environment: Mapping[str, str] = os.environ) -> Judge | None:

@@ -20,7 +20,7 @@ from specsot_app.eval.summing import Line, Pair, pairs_of, sum_up
 from specsot_app.eval.table import lines_of
 from specsot_app.eval.tasks import Prompt, score
 from specsot_app.eval.verdicts import has_failed, judge_pair
-from specsot_app.fleets import Opener, Wanted
+from specsot_app.fleets import Fleet, Opener, Wanted
 from specsot_app.presets import request_with
 from specsot_app.terminal.progress import counting
 
@@ -28,6 +28,7 @@ MODES: tuple[Mode, ...] = ("direct", "sot")
 OF_THE_DEMO = (
     "The demo model babbles outside its topics: its quality here means nothing, only its speed does."
 )
+WARM, WARM_TOKENS = Prompt("", "", "", ("Explain how to plan a day, point by point.",)), 24
 NO_PLOT = "no plot: specsot[bench] installs matplotlib, which draws it"
 
 Draw = Callable[[Sequence[Line], Path, TextIO], None]
@@ -71,6 +72,22 @@ async def evaluate(
     tell(run, lines, [*complaints(records), *objections(verdicts or [])], out)
     draw(lines, run.folder.plot, out)
     return 0 if lines else 1
+
+
+def warmed(opener: Opener) -> Opener:
+    """A fleet's first answers are slow; these ones are not counted."""
+
+    async def opened(wanted: Wanted) -> Fleet:
+        fleet = await opener(wanted)
+        try:
+            for mode in MODES:
+                await answer_to(fleet, WARM, mode, {"max_new_tokens": WARM_TOKENS})
+        except BaseException:
+            await fleet.close()
+            raise
+        return fleet
+
+    return opened
 
 
 async def ask_all(run: Run, err: TextIO, opener: Opener) -> list[Record]:
