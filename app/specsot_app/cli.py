@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from specsot import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
@@ -36,7 +39,8 @@ def specsot(
     """One long answer, planned, written in parallel, verified by trees."""
 
 
-def command_with(words: Sequence[str]) -> typer.Typer:
+@cache
+def command_with(words: tuple[str, ...]) -> TyperGroup:
     """The command, with these of its words. Each takes its time to import: a probe pays for one alone."""
     command = typer.Typer(
         name="specsot",
@@ -52,14 +56,14 @@ def command_with(words: Sequence[str]) -> typer.Typer:
             command.add_typer(module.app, name=name)
         else:
             command.command(name, cls=Word)(getattr(module, name))
-    return command
+    return get_group(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     known = (*WORDS, *GROUPS)
-    command = command_with([word for word in given[:1] if word in known] or known)
+    command = command_with(tuple(word for word in given[:1] if word in known) or known)
     try:
         return command(args=given, standalone_mode=False) or 0
     except KeyboardInterrupt:

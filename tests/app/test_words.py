@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group
 
 from specsot import __version__
 from specsot.errors import InvalidRequest
@@ -40,9 +41,12 @@ def infer(
 def other() -> None: ...
 
 
+built = get_group(small)
+
+
 def asked(*words: str) -> dict[str, Any]:
     seen.clear()
-    small(["infer", *words], standalone_mode=False)
+    built(["infer", *words], standalone_mode=False)
     return seen[0]
 
 
@@ -65,7 +69,7 @@ def words_of(group: Any, before: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
 
 
 def test_every_word_takes_its_flags_from_anywhere() -> None:
-    words = words_of(typer.main.get_command(command_with((*WORDS, *GROUPS))))
+    words = words_of(command_with((*WORDS, *GROUPS)))
     assert all(isinstance(word, Word) for _, word in words)
     assert {name for name, _ in words} | {"master", "worker", "drafter"} == set(PROGRAMS)
 

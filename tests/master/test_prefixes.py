@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specsot.pages import PageTable
@@ -153,7 +153,6 @@ class TestWays:
         assert self.ways_of(60, Route(self.node(40), 40), True, tight) == [(0, 60, 8)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_pages_are_counted_exactly(seed: int, drafting: bool) -> None:
     """A random life of a tree, its ledger and the page tables of a stage and of a drafter.

@@ -6,6 +6,8 @@ Refuses to know models; the demo tokenizer speaks for all of them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,8 @@ VICUNA = (
 )
 TEMPLATES = {"llama-3": LLAMA3, "qwen": QWEN, "mistral": MISTRAL, "vicuna": VICUNA}
 
+Speak = Callable[[str], tuple[Text, Prompts]]
+
 POINTS = (Point(1, 80, "Light"), Point(2, 60, "Deep", None, (1,)))
 QUESTION = "Give an overview of Stages of Sleep."
 
@@ -58,14 +62,20 @@ def with_template(folder: Path, template: str) -> tuple[Text, Prompts]:
     return text, Prompts(folder, text)
 
 
+@pytest.fixture(scope="module")
+def speak(tmp_path_factory: pytest.TempPathFactory) -> Speak:
+    """with_template, once for each: neither keeps anything of what it is asked."""
+    return cache(lambda template: with_template(tmp_path_factory.mktemp("model"), template))
+
+
 def ask_all(prompts: Prompts, *messages: Message, rules: PlanRules | None = None) -> Conversation:
     return prompts.plan(messages or (Message("user", QUESTION),), rules or PlanRules())
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
 class TestEveryTemplate:
-    def test_the_prefix_is_what_the_turns_share(self, tmp_path: Path, template: str) -> None:
-        text, prompts = with_template(tmp_path, template)
+    def test_the_prefix_is_what_the_turns_share(self, speak: Speak, template: str) -> None:
+        text, prompts = speak(template)
         conversation = ask_all(prompts)
         branch = conversation.branch(POINTS[0], POINTS, [], 80)
         for turn in (conversation.skeleton, branch):
@@ -74,46 +84,46 @@ class TestEveryTemplate:
             assert turn.shared == len(conversation.prefix)
         assert QUESTION in words(text, conversation.prefix)
 
-    def test_turns_are_whole_renderings(self, tmp_path: Path, template: str) -> None:
-        text, prompts = with_template(tmp_path, template)
+    def test_turns_are_whole_renderings(self, speak: Speak, template: str) -> None:
+        text, prompts = speak(template)
         rendered = words(text, ask_all(prompts).skeleton.tokens)
         assert text.encode(rendered) == ask_all(prompts).skeleton.tokens
         assert rendered.endswith(text.render([Message("user", "x")]).partition("x")[2])
 
-    def test_a_system_turn_reaches_the_model(self, tmp_path: Path, template: str) -> None:
-        text, prompts = with_template(tmp_path, template)
+    def test_a_system_turn_reaches_the_model(self, speak: Speak, template: str) -> None:
+        text, prompts = speak(template)
         messages = (Message("system", "Be brief."), Message("user", QUESTION))
         assert "Be brief." in words(text, ask_all(prompts, *messages).prefix)
         assert "Be brief." in words(text, prompts.chat(messages))
 
-    def test_a_conversation_goes_on(self, tmp_path: Path, template: str) -> None:
-        text, prompts = with_template(tmp_path, template)
+    def test_a_conversation_goes_on(self, speak: Speak, template: str) -> None:
+        text, prompts = speak(template)
         messages = (Message("user", "Hi"), Message("assistant", "Hello."), Message("user", QUESTION))
         prefix = words(text, ask_all(prompts, *messages).prefix)
         assert prefix.index("Hi") < prefix.index("Hello.") < prefix.index(QUESTION)
 
-    def test_a_question_in_chinese(self, tmp_path: Path, template: str) -> None:
-        text, prompts = with_template(tmp_path, template)
+    def test_a_question_in_chinese(self, speak: Speak, template: str) -> None:
+        text, prompts = speak(template)
         conversation = ask_all(prompts, Message("user", "请介绍睡眠的几个阶段。"))
         assert "请介绍睡眠的几个阶段。" in words(text, conversation.prefix)
         assert "提纲" in words(text, conversation.skeleton.suffix)
         assert "请只写第 2 部分" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
 
 
-def test_a_template_that_refuses_two_user_turns_gets_one_message(tmp_path: Path) -> None:
-    text, prompts = with_template(tmp_path, MISTRAL)
+def test_a_template_that_refuses_two_user_turns_gets_one_message(speak: Speak) -> None:
+    text, prompts = speak(MISTRAL)
     said = words(text, ask_all(prompts).skeleton.tokens)
     assert said.count("[INST]") == 1
     assert said.index(QUESTION) < said.index("[PLAN]")
 
 
-def test_other_templates_get_a_turn_of_its_own(tmp_path: Path) -> None:
-    text, prompts = with_template(tmp_path, QWEN)
+def test_other_templates_get_a_turn_of_its_own(speak: Speak) -> None:
+    text, prompts = speak(QWEN)
     assert words(text, ask_all(prompts).skeleton.tokens).count("<|im_start|>user") == 2
 
 
-def test_the_skeleton_turn_explains_the_grammar(tmp_path: Path) -> None:
-    text, prompts = with_template(tmp_path, LLAMA3)
+def test_the_skeleton_turn_explains_the_grammar(speak: Speak) -> None:
+    text, prompts = speak(LLAMA3)
     auto = words(text, ask_all(prompts, rules=PlanRules(tools=("Search",))).skeleton.suffix)
     forced = words(text, ask_all(prompts, rules=PlanRules(direct=False)).skeleton.suffix)
     assert "[PLAN]" in auto
@@ -125,8 +135,8 @@ def test_the_skeleton_turn_explains_the_grammar(tmp_path: Path) -> None:
     assert "Tools: None." in forced
 
 
-def test_a_branch_sees_the_plan_and_what_it_builds_on(tmp_path: Path) -> None:
-    text, prompts = with_template(tmp_path, LLAMA3)
+def test_a_branch_sees_the_plan_and_what_it_builds_on(speak: Speak) -> None:
+    text, prompts = speak(LLAMA3)
     said = words(
         text, ask_all(prompts).branch(POINTS[1], POINTS, [(POINTS[0], "Light sleep is.")], 60).suffix
     )
@@ -145,10 +155,8 @@ def test_a_branch_sees_the_plan_and_what_it_builds_on(tmp_path: Path) -> None:
         ("12 + 30", False),
     ],
 )
-def test_the_language_follows_the_script_of_the_question(
-    tmp_path: Path, question: str, chinese: bool
-) -> None:
-    text, prompts = with_template(tmp_path, LLAMA3)
+def test_the_language_follows_the_script_of_the_question(speak: Speak, question: str, chinese: bool) -> None:
+    text, prompts = speak(LLAMA3)
     suffix = words(text, ask_all(prompts, Message("user", question)).skeleton.suffix)
     assert ("提纲" in suffix) is chinese
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -41,16 +40,19 @@ def test_a_record_with_too_few_uniforms_is_refused() -> None:
 
 
 def test_the_walk_draws_from_the_target_whatever_the_tree() -> None:
-    """First token behind the root: accepted child or draw from what is left; chi-square, 2 df."""
-    chances, rng, rounds = (0.2, 0.5, 0.3), random.Random(7), 20_000
+    """First token behind the root: accepted child or draw from what is left.
+
+    Exact, not sampled: uniforms in the middles of 10 x 7 equal cells, whose borders are where children
+    begin to be refused (3/10, then 2/7).
+    """
+    chances = np.array([0.2, 0.5, 0.3])
     tree, rows = Tree((0, 2, 0), (0, 0, 0)), [[0, 1], [0, 2]]
-    seen: Counter[int] = Counter()
-    for _ in range(rounds):
-        walk = residual_walk(tree, rows, [chances] * 3, [rng.random(), rng.random()])
+    drawn = np.zeros(3)
+    for first, second in product(range(10), range(7)):
+        walk = residual_walk(tree, rows, [chances] * 3, [(first + 0.5) / 10, (second + 0.5) / 7])
         kept = tree.tokens[walk.accepted[1]] if len(walk.accepted) > 1 else None
-        seen[kept if kept is not None else rng.choices(range(3), walk.final)[0]] += 1
-    distance = sum((seen[token] - rounds * p) ** 2 / (rounds * p) for token, p in enumerate(chances))
-    assert distance < 23.0  # p = 1e-5
+        drawn += walk.final if kept is None else np.eye(3)[kept]
+    assert drawn / 70 == pytest.approx(chances)
 
 
 def test_rows_end_at_leaves() -> None:

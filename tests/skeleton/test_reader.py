@@ -6,7 +6,7 @@ Refuses to know tokens and the automaton.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specsot.errors import InvalidRequest, PlanError
@@ -166,7 +166,6 @@ def test_a_direct_answer_holds_back_only_what_may_be_its_end() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
 def test_pieces_make_no_difference(data: st.DataObject) -> None:
     text = data.draw(
         st.sampled_from([PLAN, "Hm.\n【plan】\n1. <9> Loose\n 2、《8》x [END] y", "[DIRECT]\n\nA [E [END]B"])
