@@ -31,7 +31,10 @@ class Speaker:
             raise InvalidRequest("too long")
         self.left -= 1
         seconds = 1.0 if ask.mode == "sot" else 2.0
-        figures = Statistics(completion_tokens=8, seconds=seconds, branches=2 * (ask.mode == "sot"))
+        plan = 8 * (ask.mode == "sot")
+        figures = Statistics(
+            completion_tokens=8 + plan, merged_tokens=8, seconds=seconds, branches=2 * (plan > 0)
+        )
         yield Numbered(0, Started("r", "demo", ask.mode, 1, 3))
         failed = bool(self.fails) and self.fails in ask.messages[-1].content
         ended = Reason.CANCELLED if failed else Reason.STOP

@@ -67,6 +67,7 @@ def _turn(answer: Answer) -> dict[str, Any]:
         "text": answer.text,
         "seconds": told.seconds,
         "first": told.seconds_to_first_token,
-        "tokens": told.completion_tokens,
+        "tokens": told.merged_tokens,
+        "written": told.completion_tokens,
         "branches": told.branches,
     }

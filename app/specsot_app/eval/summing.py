@@ -58,7 +58,7 @@ class Line:
 
     @property
     def speedup(self) -> float:
-        """Tokens per second with a plan over those without: answers differ in length."""
+        """Tokens of the answer per second with a plan over those without: answers differ in length."""
         return self.sot_speed / self.direct_speed if self.direct_speed else 0.0
 
     @property
