@@ -43,7 +43,8 @@ ANYBODYS = {"recv_pyobj", "send_pyobj"}  # pyzmq's, which pickle
 
 
 # No offence without one of these words.
-WORDS = (*MODULES, *ANYBODYS, *KEYWORDS, *(name for names in METHODS.values() for name in names))
+CALLS = {rf"{owner}\W+{name}" for owner, names in METHODS.items() for name in names} | {r"torch\W+load"}
+WORDS = (*MODULES, *ANYBODYS, *KEYWORDS, *CALLS)
 SUSPICIOUS = re.compile(rf"(?<![.\w])(?:{'|'.join(NAMES)})\b|\b(?:{'|'.join(WORDS)})\b")
 
 
@@ -109,6 +110,7 @@ def test_nothing_that_was_received_is_run() -> None:
         "socket.recv_pyobj()",
         "def f():\n    __import__('x')",
         "os.system('ls')",
+        "(os) \\\n .system('ls')",
         "ｅｖａｌ(input())",
     ],
 )
