@@ -18,7 +18,7 @@ from specsot_master.text import Text
 from tests.master.letters import ANSWER, DIRECT, SAYS, SOT, finished
 from tests.master.stage import BASE, Stage
 
-ENDLESS = Ask(prompt="word " * LONG, mode="direct")  # more than the context holds
+ENDLESS = Ask(prompt="word " * (LONG // 4), mode="direct")  # more than the context holds
 
 
 class Slow(Text):

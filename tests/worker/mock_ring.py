@@ -58,10 +58,11 @@ class MockStage:
         for place in arrangement.places:
             size = self.table.page_rows
             slots = [page * size + row for page in place.pages for row in range(size)]
+            before = [self.kv[slot] for slot in slots[: place.base]]
             for row in range(place.rows):
                 bits = place.visible[row] if place.visible else (1 << (row + 1)) - 1
-                tail = [slots[place.base + i] for i in range(place.rows) if bits >> i & 1]
-                seen.append([self.kv[slot] for slot in slots[: place.base] + tail])
+                tail = (slots[place.base + i] for i in range(place.rows) if bits >> i & 1)
+                seen.append([*before, *(self.kv[slot] for slot in tail)])
         return seen
 
 
