@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from specsot.errors import InvalidRequest
 from specsot_app.bench.advice import advise
@@ -26,8 +27,20 @@ from specsot_app.bench.methods import (
 from specsot_app.bench.moments import Answer, Moment
 from specsot_app.bench.report import look_back
 from specsot_app.bench.stands import Models
-from specsot_app.bench.summing import Quality, Runs, name_of, perplexity, plain_of, row_of, runs_of, skipped
+from specsot_app.bench.summing import (
+    Quality,
+    Runs,
+    name_of,
+    names_of,
+    perplexity,
+    plain_of,
+    row_of,
+    runs_of,
+    skipped,
+    unwritten,
+)
 from specsot_app.bench.typeset import COLUMNS, advised, escape, latex, markdown
+from specsot_app.commands.bench import place_for
 from specsot_app.fleets import Wanted
 
 pytestmark = pytest.mark.timeout(120)
@@ -185,14 +198,77 @@ def test_a_run_is_compared_by_names(capsys) -> None:
         compare(ROWS, [{"name": "other", "speedup": 1.0}])
 
 
+def test_what_can_not_be_measured_any_more_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = [
+        skipped(linear(4), 4, "cannot write: x") if row["method"] == "linear K=4" else row for row in ROWS
+    ]
+    assert look_back(broken, ROWS, 0.1) == 1
+    assert "worse  linear K=4, 4 tokens: not measured now: cannot write: x" in capsys.readouterr().out
+    assert look_back(broken, broken, 0.1) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"name": "clients 1"}], "no speedups"),
+        (["speedup"], "a row has no name"),
+        ({"speedup": 1.0}, "a row has no name"),
+        ([{"speedup": 1.0}], "a row has no name"),
+        ([{"name": "a", "speedup": "2"}], "a: a speedup of '2'"),
+        ([{"name": "a", "speedup": float("nan")}], "a: a speedup of nan"),
+        ([{"name": "a", "speedup": 0}], "a: a speedup of 0"),
+        ([{"name": "plain, 500 tokens", "speedup": 1.0}], "other rows, such as 'plain, 500 tokens'"),
+    ],
+)
+def test_a_run_of_another_kind_is_refused_before_anything_is_measured(
+    tmp_path: Path, rows: object, said: str
+) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"rows": rows}))
+    with pytest.raises(InvalidRequest, match=said):
+        read_rows(file, names_of(quick()) | {"a"})
+
+
 def test_only_a_stored_table_can_be_compared_with(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    for held in ("[]", "{", json.dumps({"rows": [{"name": "clients 1"}]})):
+    for held in ("[]", "{"):
         file.write_text(held)
         with pytest.raises(InvalidRequest, match="against"):
-            read_rows(file)
+            read_rows(file, {"plain, 4 tokens"})
     file.write_text(json.dumps({"rows": ROWS}))
-    assert len(read_rows(file)) == len(ROWS)
+    assert len(read_rows(file, {"plain, 4 tokens"})) == len(ROWS)
+    assert {"plain, 200 tokens", "SoT, 400 tokens"} <= names_of(quick())
+
+
+def test_a_row_is_left_out_once() -> None:
+    sot, long = HEAD[1], linear(4, lengthy=True)
+    course = Course((PLAINLY, long, sot), (2, 4, 8), 1)
+    broken = {(long.name, 4): "died", (sot.name, 2): "too"}
+    found = unwritten(course, broken, {name_of(long, 8), name_of(sot, 8)})
+    assert [(row["name"], row["skipped"]) for row in found] == [
+        ("linear K=4, 2 tokens", "cannot write: died"),
+        ("linear K=4, 4 tokens", "cannot write: died"),
+        ("SoT, 2 tokens", "cannot write: too"),
+    ]
+
+
+def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path, tmp_path / "run.md", tmp_path / "run.tex"):
+        with pytest.raises(typer.BadParameter, match="no name for JSON"):
+            place_for(wrong)
+    with pytest.raises(FileExistsError):
+        place_for(tmp_path / "file" / "run.json")
+    assert place_for(tmp_path / "new" / "run.json") == tmp_path / "new" / "run.json"
+
+
+@pytest.mark.torch
+def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
+    from specsot_app.bench.scores import Scores
+    from specsot_app.bench.tables import models_of
+
+    with pytest.raises(InvalidRequest, match="fewer than two tokens"):
+        Scores(models_of(Wanted(), None), "")
 
 
 def test_tables_as_markdown_and_latex() -> None:

@@ -6,10 +6,11 @@ Pure. Refuses to compare seconds: the stored run may be of another machine. A sp
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from specsot.errors import InvalidRequest
 
@@ -51,13 +52,33 @@ def compare(now: Sequence[Row], then: Sequence[Row]) -> list[Verdict]:
     return [Verdict(row["name"], old["speedup"], row["speedup"], bool(row["rival"])) for row, old in both]
 
 
-def read_rows(file: Path) -> list[Row]:
-    """Of a stored run of `quick` or `full`. Raises InvalidRequest."""
+def lost(now: Sequence[Row], then: Sequence[Row]) -> list[str]:
+    """A line for every row that was measured then and could not be now, which is worse than slow."""
+    before = {row["name"] for row in then if "speedup" in row}
+    gone = [row for row in now if "skipped" in row and row["name"] in before]
+    return [f"worse  {row['name']}: not measured now: {row['skipped']}" for row in gone]
+
+
+def read_rows(file: Path, names: Collection[str]) -> list[Row]:
+    """Of a stored run. names: of the rows that will be compared. Raises InvalidRequest."""
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        rows = stored["rows"]
+        rows = [_checked(row) for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"against: {file} holds no results ({error})", field="against") from None
-    if not any("speedup" in row for row in rows):
+    measured = {row["name"] for row in rows if "speedup" in row}
+    if not measured:
         raise InvalidRequest(f"against: {file} holds no speedups", field="against")
+    if not measured & set(names):
+        raise InvalidRequest(f"against: {file} has other rows, such as {min(measured)!r}", field="against")
     return rows
+
+
+def _checked(row: Any) -> Row:
+    """A row as far as it is read. Raises ValueError."""
+    if not isinstance(row, dict) or not isinstance(cast("Row", row).get("name"), str):
+        raise ValueError("a row has no name")
+    found = cast("Row", row)
+    speedup = found.get("speedup", 1.0)
+    if not isinstance(speedup, int | float) or not 0 < speedup < math.inf:
+        raise ValueError(f"{found['name']}: a speedup of {speedup!r}")
+    return found

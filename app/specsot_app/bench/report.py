@@ -13,9 +13,10 @@ from pathlib import Path
 
 from specsot.errors import InvalidRequest
 from specsot_app.bench.advice import advise
-from specsot_app.bench.against import compare, read_rows
+from specsot_app.bench.against import compare, lost, read_rows
 from specsot_app.bench.plots import draw
 from specsot_app.bench.results import Row, describe_machine, write_results
+from specsot_app.bench.summing import names_of
 from specsot_app.bench.tables import Task, measure
 from specsot_app.bench.typeset import latex, markdown
 
@@ -32,7 +33,7 @@ class Wish:
 
 def publish(task: Task, wish: Wish) -> int:
     """Measure, show, keep; 1 where a speedup got worse than the stored one by more than the tolerance."""
-    before = read_rows(wish.against) if wish.against else None
+    before = read_rows(wish.against, names_of(task.course)) if wish.against else None
     settings, rows = measure(task)
     page = page_of(wish, settings, rows)
     print(page)
@@ -46,7 +47,7 @@ def page_of(wish: Wish, settings: Row, rows: Sequence[Row]) -> str:
     load = os.getloadavg()[0]
     said = (
         f"`specsot bench {wish.name}`: {settings['model']}, {precision_of(settings)}, {settings['device']}"
-        f" ({machine['cores']} cores, {machine['processor']}), {settings['rounds']} rounds, greedy,"
+        f" ({machine['cores']} cores, {machine['processor']}), rounds: {settings['rounds']}, greedy,"
         " end-of-sequence tokens ignored by all."
         f" Load average at the end: {load:.1f}; figures are comparable within this run alone."
     )
@@ -77,8 +78,8 @@ def keep(wish: Wish, output: Path, settings: Row, rows: Sequence[Row], page: str
 
 
 def look_back(rows: Sequence[Row], before: Sequence[Row], tolerance: float) -> int:
-    """Every row that both runs have; 1 where one is worse."""
-    verdicts = compare(rows, before)
-    for verdict in verdicts:
-        print(verdict.line(tolerance))
-    return int(any(verdict.worse(tolerance) for verdict in verdicts))
+    """Every row that both runs have; 1 where one is worse, or cannot be measured any more."""
+    verdicts, gone = compare(rows, before), lost(rows, before)
+    for line in (*(verdict.line(tolerance) for verdict in verdicts), *gone):
+        print(line)
+    return int(bool(gone) or any(verdict.worse(tolerance) for verdict in verdicts))

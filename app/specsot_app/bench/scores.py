@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from functools import cache, cached_property
 
+from specsot.errors import InvalidRequest
+from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.params import Window
 from specsot_app.bench.perplexity import load_whole, losses
@@ -21,8 +23,12 @@ class Scores:
     """Remembers what was scored: lossless methods write the same."""
 
     def __init__(self, models: Models, reference: str) -> None:
+        """Raises InvalidRequest for a text without anything to foresee."""
         self._models = models
-        self._reference = Text(models.base).encode_bare(reference)[:READ]
+        most = min(READ, read_config(models.base).max_positions)  # windows read no farther than the others
+        self._reference = Text(models.base).encode_bare(reference)[:most]
+        if len(self._reference) < 2:
+            raise InvalidRequest("text: it has fewer than two tokens", field="text")
         self._loss = cache(self._losses)
 
     @cached_property

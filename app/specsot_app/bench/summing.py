@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specsot_app.bench.methods import PLAIN, Course, Method
@@ -44,9 +44,31 @@ def name_of(method: Method, tokens: int) -> str:
     return f"{method.name}, {tokens} tokens"
 
 
+def names_of(course: Course) -> set[str]:
+    """Of all rows that a run will have."""
+    return {name_of(method, each) for method in course.methods for each in course.lengths_of(method)}
+
+
 def skipped(method: Method, tokens: int, why: str) -> dict[str, object]:
     """A row without figures."""
     return {"name": name_of(method, tokens), "method": method.name, "tokens": tokens, "skipped": why}
+
+
+def unwritten(
+    course: Course, broken: Mapping[tuple[str, int], str], missing: Collection[object]
+) -> list[dict[str, object]]:
+    """Rows of answers that failed, and of all that would have been read off them.
+
+    broken: why, by method and the length that was asked for. missing: names that have a row already.
+    """
+    found: list[dict[str, object]] = []
+    for method in course.methods:
+        for tokens in course.lengths_of(method):
+            whys = [why for (name, asked), why in broken.items()
+                    if name == method.name and (asked == tokens or not method.planned)]  # fmt: skip
+            if whys and name_of(method, tokens) not in missing:
+                found.append(skipped(method, tokens, f"cannot write: {whys[0]}"))
+    return found
 
 
 def row_of(runs: Runs, plain: Runs, quality: Quality) -> dict[str, object]:

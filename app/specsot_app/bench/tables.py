@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from specsot.errors import ModelError, SpecsotError
+from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot_app.bench.methods import PLAIN, Course, Method
 from specsot_app.bench.moments import Answer
 from specsot_app.bench.scores import Scores
 from specsot_app.bench.stands import PAGE_ROWS, Models, Stands
-from specsot_app.bench.summing import name_of, plain_of, row_of, runs_of, skipped
+from specsot_app.bench.summing import name_of, plain_of, row_of, runs_of, skipped, unwritten
 from specsot_app.fleets import Wanted, demo, model_directory
 from specsot_app.hush import hush
 from specsot_app.running import run
@@ -86,9 +86,14 @@ def models_of(wanted: Wanted, small: str | None) -> Models:
 
 
 def read_reference(file: Path | None) -> str:
-    """A text for perplexity; unless one is named, passages of an encyclopedia that `specsot eval` brings."""
+    """A text for perplexity; unless one is named, passages of an encyclopedia that `specsot eval` brings.
+    Raises InvalidRequest, OSError.
+    """
     if file is not None:
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"text: {file} is no text in UTF-8 ({error})", field="text") from None
     lines = (
         (files("specsot_app.eval") / "data" / "multi-doc-qa.jsonl").read_text(encoding="utf-8").splitlines()
     )
@@ -98,8 +103,9 @@ def read_reference(file: Path | None) -> str:
 def measure(task: Task) -> tuple[Row, list[Row]]:
     """Settings and rows of a whole run."""
     hush()
+    scores = Scores(task.models, task.reference)  # first: a text that cannot be read is known at once
     settings, answers, left_out = run(_write(task))
-    return settings, _rows(task, answers) + left_out
+    return settings, _rows(task, answers, scores) + left_out
 
 
 async def _write(task: Task) -> tuple[Row, Answers, list[Row]]:
@@ -113,10 +119,7 @@ async def _write(task: Task) -> tuple[Row, Answers, list[Row]]:
             for tokens in _asked(method, task.course.lengths_of(method), missing)
         ]
         answers, broken = await _rounds(task, stands, wanted)
-        for method, tokens in wanted:
-            if why := broken.get((method.name, tokens)):
-                lengths = (tokens,) if method.planned else task.course.lengths_of(method)
-                left_out += [skipped(method, each, f"cannot write: {why}") for each in lengths]
+        left_out += unwritten(task.course, broken, missing)
         return _settings(task, stands), answers, left_out
 
 
@@ -187,9 +190,8 @@ def _too_long(task: Task, stands: Stands, tokens: int) -> str | None:
     )
 
 
-def _rows(task: Task, answers: Answers) -> list[Row]:
+def _rows(task: Task, answers: Answers, scores: Scores) -> list[Row]:
     """By length, then in the methods' order."""
-    scores = Scores(task.models, task.reference)
     runs = runs_of(answers, task.course)
     with counting(sys.stderr, "perplexity", len(runs)) as count:
         found: list[Row] = []

@@ -5,6 +5,7 @@ Refuses to know what is measured; specsot_app.bench does, and is imported only w
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +21,22 @@ from specsot_app.words import Word
 if TYPE_CHECKING:
     from specsot_app.bench.policies import Reading
 
+
+def place_for(file: Path | None) -> Path | None:
+    """Known before anything is measured: that the file can be written, and is none that stands beside it."""
+    if file is None:
+        return None
+    if file.is_dir() or file.suffix in (".md", ".tex", ".png"):
+        raise typer.BadParameter(f"{file} is no name for JSON")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise typer.BadParameter(f"{file} cannot be written")
+    return file
+
+
 Output = Annotated[
-    Path | None, typer.Option("--output", "--json", help="Also write the figures to this file.")
+    Path | None,
+    typer.Option("--output", "--json", callback=place_for, help="Also write the figures to this file."),
 ]
 Length = Annotated[int, typer.Option(help="Tokens of a piece; within the model's context.")]
 Pieces = Annotated[int, typer.Option(min=1, help="How many are read, from the beginning.")]
