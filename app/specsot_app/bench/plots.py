@@ -90,7 +90,10 @@ def _memory(panel: Any, rows: Sequence[Row]) -> None:
 def _label(panel: Any, ends: Sequence[float], texts: Sequence[str]) -> None:
     """Behind the end of each bar."""
     for place, (end, text) in enumerate(zip(ends, texts)):
-        panel.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        over = {"facecolor": "white", "linewidth": 0, "pad": 1}  # the line of 1
+        panel.annotate(
+            text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=over
+        )
 
 
 def _finished(figure: Any, title: str) -> Any:

@@ -126,16 +126,17 @@ def _line(line: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def latex(title: str, rows: Sequence[Row]) -> str:
-    """A tabular for every length, for booktabs."""
-    parts = [f"% {title}; needs \\usepackage{{booktabs}}"]
+    """A tabular for every length, for booktabs, as wide as the page."""
+    parts = [f"% {title}; needs \\usepackage{{booktabs,graphicx}}"]
     for tokens, some in by_length(rows).items():
         headings = " & ".join(escape(column.heading) for column in COLUMNS)
         body = "\n".join(_latex_line(row) for row in some)
         parts.append(
             f"\\begin{{table}}\n\\caption{{{escape(title)}: {tokens} tokens}}\n"
+            "\\resizebox{\\textwidth}{!}{%\n"
             f"\\begin{{tabular}}{{l{'r' * (len(COLUMNS) - 1)}}}\n\\toprule\n"
             f"{headings} \\\\\n\\midrule\n{body}\n"
-            "\\bottomrule\n\\end{tabular}\n\\end{table}"
+            "\\bottomrule\n\\end{tabular}}\n\\end{table}"
         )
     return "\n\n".join(parts) + "\n"
 
