@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from specsot.errors import InvalidRequest
+from specsot_app.asking import PRUNING
 
 Preset = Literal["short", "long", "small"]
+
+OTHER_POLICIES = (*PRUNING, "head_aware")  # than a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,10 @@ def fleet_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def request_with(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a request."""
-    return _filled(given, settings_of(preset).request)
+    """The same of a request. Another KV policy is given besides the preset's window, and wins as a whole."""
+    settings = settings_of(preset).request
+    other = any(given.get(name) is not None and given[name] is not False for name in OTHER_POLICIES)
+    return dict(given) if other else _filled(given, settings)
 
 
 def settings_of(preset: str | None) -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,15 @@ def test_what_is_given_wins() -> None:
     assert "sinks" not in asked_by({"preset": None})
     with pytest.raises(InvalidRequest, match="preset must be one of short, long, small, got 'tiny'"):
         fleet_with("tiny", {})
+
+
+@pytest.mark.parametrize("policy", [{"keep_ratio": 0.8}, {"skip_layers": 0}, {"head_aware": True}])
+def test_another_policy_wins_over_the_window_of_a_preset(policy: dict[str, Any]) -> None:
+    direct: dict[str, Any] = {"preset": "long", "mode": "direct", "head_aware": False}
+    assert ask_of("What?", **asked_by(direct)).window == Window(4, 1020)
+    asked = ask_of("What?", **asked_by(direct | policy))
+    assert asked.window is None
+    assert asked.pruning or asked.head_aware
 
 
 def test_in_python_a_preset_is_for_every_question() -> None:
