@@ -14,8 +14,9 @@ from tests.models import Shape, write_base
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from specsot.model.decoder import Decoder  # noqa: E402
 from specsot_app.bench.head_classes import Looks, keep_by_head, measure_heads  # noqa: E402
-from specsot_app.bench.perplexity import load_whole, losses, perplexity, rows_seen  # noqa: E402
+from specsot_app.bench.perplexity import Policy, load_whole, losses, perplexity, rows_seen  # noqa: E402
 
 TEXT = tuple(random.Random(5).choices(range(200), k=300))
 
@@ -44,6 +45,13 @@ def test_losses_are_those_of_one_plain_pass(decoder) -> None:
     )
     torch.testing.assert_close(torch.tensor(losses(decoder, TEXT)), plain, atol=1e-3, rtol=1e-3)
     assert perplexity(decoder, TEXT, first=200) == pytest.approx(plain[199:].mean().exp().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize(("length", "policy"), [(257, None), (33, Pruning(1, 16, 0))], ids=str)
+def test_a_last_token_that_is_read_alone_has_none_to_foresee(
+    decoder: Decoder, length: int, policy: Policy
+) -> None:
+    assert len(losses(decoder, TEXT[:length], policy)) == length - 1
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first
         )
     found: list[float] = []
     for start, logits in _logits(decoder, tokens, policy):
-        targets = torch.tensor(tokens[start + 1 : start + 1 + len(logits)], device=logits.device)
+        after = tokens[start + 1 : start + 1 + len(logits)]  # none behind a last token that is read alone
+        targets = torch.tensor(after, dtype=torch.long, device=logits.device)
         told = torch.nn.functional.cross_entropy(logits[: len(targets)].float(), targets, reduction="none")
         found += told.tolist()
     return found[first - 1 :]

@@ -92,8 +92,7 @@ def measure(reading: Reading, output: Path | None) -> int:
     if heads is None:
         print("head-aware: nothing was measured of this model's heads (--find-heads does)")
     if output:
-        settings = {name: str(value) for name, value in asdict(reading).items()}
-        write_results(output, "policies", settings, [asdict(score) for score in scores])
+        write_results(output, "policies", asdict(reading), [asdict(score) for score in scores])
     return 0
 
 

@@ -123,13 +123,12 @@ def measure(reading: Reading, writing: Writing | None, output: Path | None) -> i
                 count()
     _show(scores)
     if output:
-        settings = {name: str(value) for name, value in asdict(reading).items()}
         tried = (
             {"head": str(writing.head), "prompts": len(writing.prompts), "tokens": writing.tokens}
             if writing
             else {}
         )
-        write_results(output, "precision", settings | tried, [asdict(score) for score in scores])
+        write_results(output, "precision", asdict(reading) | tried, [asdict(score) for score in scores])
     return 0
 
 

@@ -17,7 +17,7 @@ Row = Mapping[str, object]
 
 
 def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) -> None:
-    """One object; its parents are made."""
+    """One object; its parents are made. Paths in it become texts."""
     figures = {
         "bench": bench,
         "version": __version__,
@@ -26,7 +26,7 @@ def write_results(file: Path, bench: str, settings: Row, rows: Sequence[Row]) ->
         "rows": rows,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(figures, indent=2) + "\n")
+    file.write_text(json.dumps(figures, indent=2, default=str) + "\n")
 
 
 def named(rows: Sequence[Row], *keys: str) -> list[Row]:
