@@ -5,6 +5,7 @@ Refuses to know what is tested. The one place that reads SPECSOT_REFERENCE.
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import os
 import re
@@ -69,6 +70,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return LEFT_OUT.search(collection_path.read_text(encoding="utf-8")) is not None or None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What was imported stays: the garbage collector need not look at it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What asks for reference data says so; --pure leaves out what needs tensors, processes or time."""
     for item in items:
@@ -76,6 +88,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("reference")
     if config.getoption("--pure"):
         leave_out(config, items, markers=MARKERS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_teststatus(config: pytest.Config) -> Generator[None, tuple[Any, ...], tuple[Any, ...]]:
+    """With --pure only what fails is shown as it comes: two processes write to one screen."""
+    category, letter, word = yield
+    shown = not config.getoption("--pure") or category in ("failed", "error")
+    return (category, letter if shown else "", word)
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:
