@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from specsot.errors import InvalidRequest
 from specsot.model import linear
+from specsot.model.fitting import gpus_on, room_on
 from specsot.model.linear import Linear
-from specsot.model.precision import resolve_dtype
+from specsot.model.precision import check_device, resolve_dtype
 
 pytestmark = pytest.mark.torch
 
@@ -40,3 +41,16 @@ def test_dtype_names() -> None:
     assert resolve_dtype("auto", "cpu") in (torch.float32, torch.bfloat16)
     with pytest.raises(InvalidRequest, match="dtype must be one of auto, fp32, bf16, fp16, got 'int8'"):
         resolve_dtype("int8", "cpu")
+
+
+def test_a_device_that_is_not_here_is_named() -> None:
+    for device in ("cpu", "meta"):
+        check_device(device)
+    with pytest.raises(InvalidRequest, match="no device is called 'gpu'"):
+        check_device("gpu")
+    with pytest.raises(InvalidRequest, match=r"device cuda:99: PyTorch .* sees \d+ GPUs"):
+        check_device("cuda:99")
+    with pytest.raises(InvalidRequest, match="cuda:99"):
+        gpus_on("cuda:99")
+    with pytest.raises(InvalidRequest, match="cuda:99"):
+        room_on("cuda:99")

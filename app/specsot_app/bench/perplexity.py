@@ -17,7 +17,7 @@ from specsot.frames import Chunk, Frame, Opening
 from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
-from specsot.model.precision import resolve_dtype
+from specsot.model.precision import check_device, resolve_dtype
 from specsot.model.quantization import check_quantization
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_worker.stage import Stage
@@ -34,7 +34,8 @@ def load_whole(
     quantization: Quantization | None = None,
     kv_dtype: KvDtype = "auto",
 ) -> Decoder:
-    """All layers of a model directory, to score any number of texts with. Raises ModelError."""
+    """All layers of a model directory, to score texts with. Raises ModelError, InvalidRequest."""
+    check_device(device)
     whole, numbers = Range(0, read_config(model).layers), resolve_dtype(dtype, device)
     check_quantization(quantization)
     return Decoder.load(model, whole, numbers, device, quantization=quantization, kv_dtype=kv_dtype)

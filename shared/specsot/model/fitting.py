@@ -18,6 +18,7 @@ from specsot.errors import ModelError
 from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
 from specsot.model.laps import BUCKETS
+from specsot.model.precision import check_device
 from specsot.model.quantization import of_lm_head, size_of
 from specsot.model.weights import Weights
 
@@ -150,7 +151,11 @@ def numbers_of(files: Weights, names: Iterable[str]) -> int:
 
 
 def room_on(device: str) -> int | None:
-    """Free bytes of a device's memory, as far as this process may use it; None where nobody tells."""
+    """Free bytes of a device's memory, as far as this process may use it; None where nobody tells.
+
+    Raises InvalidRequest: no such device.
+    """
+    check_device(device)
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -160,7 +165,9 @@ def room_on(device: str) -> int | None:
 def gpus_on(device: str) -> dict[str, str]:
     """Ids of the GPUs that `device` may mean, and each one's own name as a device: of "cuda" all that this
     process sees. By torch, not by NVIDIA's library, whose numbers know nothing of CUDA_VISIBLE_DEVICES.
+    Raises InvalidRequest: no such device.
     """
+    check_device(device)
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return {}

@@ -1,4 +1,4 @@
-"""Which floating-point type to compute in, on this machine.
+"""Which floating-point type to compute in, on this machine, and whether a device is here.
 
 Refuses to know models.
 """
@@ -22,6 +22,19 @@ def resolve_dtype(name: str, device: torch.device | str) -> torch.dtype:
     if name not in NAMES:
         raise InvalidRequest(f"dtype must be one of auto, {', '.join(NAMES)}, got {name!r}", field="dtype")
     return NAMES[name]
+
+
+def check_device(device: str) -> None:
+    """Raises InvalidRequest for one that nobody knows, and for a GPU that PyTorch does not see."""
+    try:
+        named = torch.device(device)
+    except RuntimeError:
+        raise InvalidRequest(f"no device is called {device!r}; cpu and cuda:0 are", field="device") from None
+    there = torch.cuda.device_count() if named.type == "cuda" else 0
+    if named.type == "cuda" and (named.index or 0) >= there:
+        raise InvalidRequest(
+            f"device {device}: PyTorch {torch.__version__} sees {there} GPUs", field="device"
+        )
 
 
 def _multiplies_bf16(device: torch.device) -> bool:
