@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
-from specsot.errors import InvalidRequest
+from specsot.errors import InvalidRequest, Unavailable
 from specsot_app.bench.advice import advise
 from specsot_app.bench.against import Verdict, compare, read_rows
 from specsot_app.bench.methods import (
@@ -260,6 +261,23 @@ def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> N
     with pytest.raises(FileExistsError):
         place_for(tmp_path / "file" / "run.json")
     assert place_for(tmp_path / "new" / "run.json") == tmp_path / "new" / "run.json"
+
+
+@pytest.mark.torch
+def test_what_transformers_can_not_load_is_told_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    import torch
+
+    from specsot_app.bench import rivals
+
+    with ThreadPoolExecutor(1) as here:  # in place of the other process
+        monkeypatch.setattr(rivals, "ProcessPoolExecutor", lambda *_: here)
+        monkeypatch.setattr(rivals, "_held", [])
+        rivals._load(tmp_path / "none", torch.float32, "cpu", None)
+        with pytest.raises(Unavailable, match="Transformers: OSError: "):
+            rivals.Rival(tmp_path, torch.float32).write((1,), 2)
 
 
 @pytest.mark.torch

@@ -10,15 +10,18 @@ import multiprocessing
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from specsot.errors import Unavailable
 from specsot_app.hush import hushed
 
 Ids = tuple[int, ...]
+MOST_SAID = 200  # characters of an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,17 @@ class Rival:
         self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype, device, small))
 
     def write(self, prompt: Ids, count: int, assisted: bool = False) -> Told:
-        """Exactly `count` tokens behind a prompt; an end-of-sequence token is one like any other."""
-        return self._process.submit(_write, prompt, count, assisted).result()
+        """Exactly `count` tokens behind a prompt; an end-of-sequence token is one like any other.
+
+        Raises Unavailable: Transformers cannot load or write with these, or its process died.
+        """
+        try:
+            told = self._process.submit(_write, prompt, count, assisted).result()
+        except BrokenProcessPool:
+            raise Unavailable("the process of Transformers died") from None
+        if isinstance(told, str):
+            raise Unavailable(told)
+        return told
 
     def close(self) -> None:
         self._process.shutdown()
@@ -114,12 +126,26 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     return model.to(device).eval()
 
 
-_held: list[_Model] = []
+_held: list[_Model | str] = []  # or why there is none
 
 
 def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> None:
-    _held.append(_Model(model, dtype, device, small))
+    try:
+        _held.append(_Model(model, dtype, device, small))
+    except Exception as error:
+        _held.append(_said(error))
 
 
-def _write(prompt: Ids, count: int, assisted: bool) -> Told:
-    return _held[0].write(prompt, count, assisted)
+def _write(prompt: Ids, count: int, assisted: bool) -> Told | str:
+    """An error as a text: not every exception survives the way between processes."""
+    (held,) = _held
+    if isinstance(held, str):
+        return held
+    try:
+        return held.write(prompt, count, assisted)
+    except Exception as error:
+        return _said(error)
+
+
+def _said(error: Exception) -> str:
+    return f"Transformers: {type(error).__name__}: {' '.join(str(error).split())[:MOST_SAID]}"

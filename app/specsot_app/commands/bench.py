@@ -57,7 +57,7 @@ def group() -> None:
 @app.command("demo", cls=Word)
 def demo(
     ctx: typer.Context,
-    runs: Annotated[int, typer.Option(help="Paired runs of each comparison.")] = 30,
+    runs: Annotated[int, typer.Option(min=1, help="Paired runs of each comparison.")] = 30,
     dtype: options.Numbers = "auto",
     quantization: options.Rounding = None,
     kv_cache_dtype: options.KvNumbers = None,
