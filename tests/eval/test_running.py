@@ -58,6 +58,7 @@ async def test_a_run_that_was_broken_off_asks_only_what_is_left(tmp_path: Path) 
     assert "gsm8k\n  math" in told
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["settings"]["served"] == [["demo", "f1"]]
+    assert [row["name"] for row in summary["rows"]] == ["gsm8k, math"]
     assert [(row["speedup"], row["verdict"]) for row in summary["rows"]] == [(2.0, "sot")], (
         "a plan is no text"
     )

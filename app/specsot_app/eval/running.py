@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from specsot.params import Mode
-from specsot_app.bench.results import write_results
+from specsot_app.bench.results import named, write_results
 from specsot_app.eval.answering import about, answer_to, is_broken_off
 from specsot_app.eval.folder import Folder, Key, Record, append, key_of, read_records, whose
 from specsot_app.eval.judging import Judge
@@ -143,7 +143,8 @@ def tell(run: Run, lines: Sequence[Line], missing: Sequence[str], out: TextIO) -
         out.write(f"{OF_THE_DEMO}\n")
     out.writelines(f"{line}\n" for line in missing)
     summary = [asdict(line) | {"speedup": line.speedup, "verdict": line.verdict} for line in lines]
-    write_results(run.folder.summary, "eval", run.folder.settings(), summary)
+    rows = named(summary, "task", "category")
+    write_results(run.folder.summary, "eval", run.folder.settings(), rows)
 
 
 def complaints(records: Sequence[Record]) -> Iterator[str]:
