@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from specsot.errors import ModelError
 from specsot_app.train import rows as stock
 from specsot_app.train.acceptance import chains
 
@@ -41,6 +43,34 @@ def test_rows_come_back_as_they_were_kept(tmp_path: Path) -> None:
         assert row.group == back.group
         assert row.tokens.tolist() == back.tokens.tolist()
         assert row.learned.tolist() == back.learned.tolist()
+
+
+def test_rows_are_replaced_whole(tmp_path: Path) -> None:
+    stock.save(made([3]), tmp_path / "rows.npz")
+    before = (tmp_path / "rows.npz").read_bytes()
+    with (tmp_path / "rows.npz").open("rb") as old:
+        stock.save(made([70, 5]), tmp_path / "rows.npz")
+        assert old.read() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.npz"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "array"])
+def test_a_damaged_or_foreign_file_is_refused(damage: str, tmp_path: Path) -> None:
+    path, array = tmp_path / "rows.npz", io.BytesIO()
+    stock.save(made([3, 70, 5]), path)
+    np.save(array, np.zeros(3))
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "cut": whole[:-30],
+            "flipped": bytes(255 - byte if 100 < place < 140 else byte for place, byte in enumerate(whole)),
+            "empty": b"",
+            "text": b"What is a photon?\n",
+            "array": array.getvalue(),
+        }[damage]
+    )
+    with pytest.raises(ModelError, match="no whole file of rows"):
+        stock.load(path)
 
 
 def test_no_question_is_both_learned_and_measured() -> None:

@@ -5,10 +5,12 @@ Refuses to know text, models and what a head is.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from specsot.errors import ModelError
 
 Ids = NDArray[np.int32]
 Marks = NDArray[np.bool_]
+DAMAGE = (OSError, EOFError, LookupError, TypeError, ValueError, BadZipFile, zlib.error)  # as NumPy meets it
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +112,18 @@ def pad(rows: Sequence[Row]) -> tuple[Ids, Marks]:
 
 
 def save(rows: Sequence[Row], path: Path) -> None:
-    """All rows as one .npz."""
+    """All rows as one .npz, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path,
-        tokens=np.concatenate([row.tokens for row in rows]),
-        learned=np.packbits(np.concatenate([row.learned for row in rows])),
-        lengths=np.array([len(row.tokens) for row in rows]),
-        groups=np.array([row.group for row in rows]),
-    )
+    fresh = path.with_name(f"{path.name}.new")
+    with fresh.open("wb") as file:  # to a name, NumPy would add .npz
+        np.savez_compressed(
+            file,
+            tokens=np.concatenate([row.tokens for row in rows]),
+            learned=np.packbits(np.concatenate([row.learned for row in rows])),
+            lengths=np.array([len(row.tokens) for row in rows]),
+            groups=np.array([row.group for row in rows]),
+        )
+    fresh.replace(path)
 
 
 def load(path: Path) -> list[Row]:
@@ -128,8 +134,8 @@ def load(path: Path) -> list[Row]:
             tokens = np.split(held["tokens"], ends[:-1])
             learned = np.unpackbits(held["learned"], count=int(ends[-1])).astype(np.bool_)
             marks, groups = np.split(learned, ends[:-1]), held["groups"].tolist()
-    except (OSError, KeyError, ValueError) as error:
-        raise ModelError(f"{path}: no rows in it ({error})") from None
+    except DAMAGE as error:
+        raise ModelError(f"{path}: no whole file of rows ({error})") from None
     return [Row(*each) for each in zip(tokens, marks, groups)]
 
 
