@@ -18,6 +18,7 @@ from specsot.eagle import Eagle, EagleConfig  # noqa: E402
 from specsot.errors import ModelError  # noqa: E402
 from specsot.members import Range  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
+from specsot_app.train import checkpoints  # noqa: E402
 from specsot_app.train import rows as stock  # noqa: E402
 from specsot_app.train.running import Wanted, train  # noqa: E402
 from specsot_app.train.settings import Asking, HeadPlan, Learning  # noqa: E402
@@ -98,6 +99,19 @@ def test_what_goes_on_ends_with_the_weights_of_an_unbroken_run(
 def test_a_checkpoint_of_another_run_is_refused(trained: Path, base: Path, rows: list[stock.Row]) -> None:
     with pytest.raises(ModelError, match="asked for something else"):
         run(wanted(base, trained, rows, replace(LEARNING, rate=1e-4)))
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    head = torch.nn.Linear(2, 2)
+    optimiser = torch.optim.AdamW(head.parameters())
+    head(torch.ones(2)).sum().backward()
+    optimiser.step()
+    checkpoints.save(tmp_path, head, optimiser, 1, {})
+    assert checkpoints.restore(tmp_path, head, optimiser, {}) == 1
+    file = tmp_path / checkpoints.FILE
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="not a whole checkpoint"):
+        checkpoints.restore(tmp_path, head, optimiser, {})
 
 
 def test_the_written_head_drafts_as_its_trainer_measured(

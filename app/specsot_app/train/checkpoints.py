@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import AdamW
@@ -36,22 +36,31 @@ def save(folder: Path, head: nn.Module, optimiser: AdamW, step: int, asked: Mapp
 
 
 def restore(folder: Path, head: nn.Module, optimiser: AdamW, asked: Mapping[str, Any]) -> int:
-    """Steps done; 0 where there is no checkpoint. Raises ModelError for one of another run."""
-    if not (folder / FILE).exists():
+    """Steps done; 0 where there is no checkpoint. Raises ModelError for one of another run, or damaged."""
+    file = folder / FILE
+    if not file.exists():
         return 0
-    with safe_open(folder / FILE, framework="pt") as held:
-        about = held.metadata()
-        if about["asked"] != json.dumps(asked, sort_keys=True):
+    try:
+        return _restore(file, head, optimiser, asked)
+    except SafetensorError as error:
+        raise ModelError(
+            f"{file}: not a whole checkpoint ({error}); name another --output, or remove it"
+        ) from None
+
+
+@torch.no_grad()
+def _restore(file: Path, head: nn.Module, optimiser: AdamW, asked: Mapping[str, Any]) -> int:
+    with safe_open(file, framework="pt") as held:
+        about: Mapping[str, str] = held.metadata() or {}
+        if about.get("asked") != json.dumps(asked, sort_keys=True):
             raise ModelError(
-                f"{folder / FILE} is of a run that was asked for something else; "
-                "name another --output, or remove it"
+                f"{file} is of a run that was asked for something else; name another --output, or remove it"
             )
-        with torch.no_grad():
-            for name, parameter in head.named_parameters():
-                parameter.copy_(held.get_tensor(f"weights.{name}"))
-                optimiser.state[parameter] = {
-                    kind: _place(held.get_tensor(f"{kind}.{name}"), kind, parameter) for kind in MEMORY
-                }
+        for name, parameter in head.named_parameters():
+            parameter.copy_(held.get_tensor(f"weights.{name}"))
+            optimiser.state[parameter] = {
+                kind: _place(held.get_tensor(f"{kind}.{name}"), kind, parameter) for kind in MEMORY
+            }
     return int(about["step"])
 
 
