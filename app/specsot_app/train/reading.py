@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
 from specsot_app.train.rows import Row, row_of
 from specsot_master.prompts.generic import render_chat
 from specsot_master.text import Text
+
+T = TypeVar("T")
+Fields = dict[str, Any]
+Item = str | Fields
 
 KINDS = (".jsonl", ".txt")
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
@@ -30,12 +34,18 @@ def files_in(path: Path) -> list[Path]:
     return known
 
 
+def items_in(path: Path) -> Iterator[Item]:
+    """Lines of text, or JSON objects; blank lines are none. Raises ModelError with the line's number."""
+    return _each(path, lambda item: item)
+
+
 def read_questions(path: Path, phrasings: Sequence[str]) -> list[str]:
     """Questions of a file: JSON lines as they are, lines of text in every phrasing."""
-    found: dict[str, None] = {}
-    for item in _items(path):
-        worded = [each.replace("{}", item) for each in phrasings] if isinstance(item, str) else [_ask(item)]
-        found |= dict.fromkeys(filter(None, worded))
+
+    def worded(item: Item) -> list[str]:
+        return [each.replace("{}", item) for each in phrasings] if isinstance(item, str) else [_ask(item)]
+
+    found = dict.fromkeys(question for each in _each(path, worded) for question in each if question)
     if not found:
         raise InvalidRequest(f"{path}: no questions in it", field="questions")
     return list(found)
@@ -43,13 +53,11 @@ def read_questions(path: Path, phrasings: Sequence[str]) -> list[str]:
 
 def rows_of(path: Path, text: Text, length: int, group: int) -> Iterator[Row]:
     """Rows of a file's conversations and texts; their groups count on from `group`."""
-    for number, item in enumerate(_items(path), group):
-        if isinstance(item, str) or "text" in item:
-            yield from _windows(
-                text.encode_bare(item if isinstance(item, str) else str(item["text"])), length, number
-            )
-        elif messages := _messages(item):
-            yield conversation(messages, text, number)
+    for number, said in enumerate(_each(path, _said), group):
+        if isinstance(said, str):
+            yield from _windows(text.encode_bare(said), length, number)
+        elif said:
+            yield conversation(said, text, number)
 
 
 def conversation(messages: Sequence[Message], text: Text, group: int) -> Row:
@@ -73,54 +81,74 @@ def _windows(tokens: Sequence[int], length: int, group: int) -> Iterator[Row]:
         yield row_of([(tokens[first : first + length], True)], group)
 
 
-def _messages(item: dict[str, Any]) -> list[Message]:
-    """messages (role, content), conversations (from, value), or instruction, input and output."""
-    turns = item.get("messages") or item.get("conversations")
-    if isinstance(turns, list):
-        named = ((one.get("role", one.get("from")), one.get("content", one.get("value"))) for one in turns)
-        return [Message(cast(Any, ROLES[role]), str(content)) for role, content in named if role in ROLES]
-    if "output" not in item:
-        return []
-    return [Message("user", _ask(item)), Message("assistant", str(item["output"]))]
+def _said(item: Item) -> str | list[Message]:
+    """A text, or a conversation; empty: neither."""
+    return item if isinstance(item, str) else _string(item, "text") or _messages(item) or _answered(item)
 
 
-def _ask(item: dict[str, Any]) -> str:
-    """The question that a JSON line holds; the first user turn of a conversation."""
+def _messages(item: Fields) -> list[Message]:
+    """messages (role, content) or conversations (from, value)."""
+    turns: Any = item.get("messages") or item.get("conversations") or []
+    if not isinstance(turns, list) or not all(isinstance(one, dict) for one in cast("list[Any]", turns)):
+        raise ValueError("messages must be a list of objects, each with its role and content")
+    named = [(_string(one, "role", "from"), one) for one in cast("list[Fields]", turns)]
+    return [Message(ROLES[role], _string(one, "content", "value")) for role, one in named if role in ROLES]
+
+
+def _answered(item: Fields) -> list[Message]:
+    """A question and its output."""
+    question, output = _ask(item), _string(item, "output")
+    return [Message("user", question), Message("assistant", output)] if question and output else []
+
+
+def _ask(item: Fields) -> str:
+    """The question that a JSON line holds; the first user turn of a conversation. Empty: none."""
     for name in ("question", "instruction", "prompt"):
         if isinstance(item.get(name), str):
-            return "\n".join(filter(None, (item[name], item.get("input", ""))))
-    if isinstance(item.get("turns"), list):
-        return str(item["turns"][0])
+            return "\n".join(filter(None, (item[name], _string(item, "input"))))
+    if (turns := item.get("turns")) and isinstance(turns, list):
+        return _string({"turns[0]": turns[0]}, "turns[0]")
     return next((message.content for message in _messages(item) if message.role == "user"), "")
 
 
-def _items(path: Path) -> Iterator[str | dict[str, Any]]:
-    """Lines of text, or JSON objects; blank lines are none. Raises ModelError with the line's number."""
+def _string(item: Fields, *names: str) -> str:
+    """What the first of these that is there says; empty: none is. Raises ValueError for lists and objects."""
+    name, value = next(((name, item[name]) for name in names if item.get(name) is not None), ("", ""))
+    if isinstance(value, list | dict):
+        raise ValueError(f"{name} must be a string")
+    return str(value)
+
+
+def _each(path: Path, read: Callable[[Item], T]) -> Iterator[T]:
+    """What is read from every line that is not blank. Raises ModelError with the line's number."""
     with _open(path) as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            if _kind(path) == ".txt":
-                yield line.strip()
-                continue
             try:
-                item = json.loads(line)
+                if written := line.decode().strip():
+                    yield read(written if _kind(path) == ".txt" else _fields(written))
             except ValueError as error:
-                raise ModelError(f"{path}:{number}: not JSON ({error})") from None
-            if not isinstance(item, dict):
-                raise ModelError(f"{path}:{number}: must be a JSON object")
-            yield cast("dict[str, Any]", item)
+                raise ModelError(f"{path}:{number}: {error}") from None
+
+
+def _fields(line: str) -> Fields:
+    try:
+        item = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(item, dict):
+        raise ValueError("must be a JSON object")
+    return cast("Fields", item)
 
 
 def _kind(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".zst" else path.suffix
 
 
-def _open(path: Path) -> io.TextIOBase:
+def _open(path: Path) -> io.BufferedIOBase:
     if path.suffix != ".zst":
-        return path.open(encoding="utf-8")
+        return path.open("rb")
     try:
         import zstandard
     except ImportError:
         raise ModelError(f"{path}: to read it, install zstandard (specsot[train]), or unpack it") from None
-    return io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(path.open("rb")), encoding="utf-8")
+    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(path.open("rb")))

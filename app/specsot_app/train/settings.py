@@ -40,7 +40,7 @@ class Learning:
         for name in ("batch_tokens", "depth", "length", "every"):
             _require(getattr(self, name) >= 1, name, "must be >= 1")
         _require(self.steps >= 0, "steps", "must be >= 0")
-        _require(self.rate > 0, "rate", "must be > 0")
+        _require(self.rate > 0, "learning_rate", "must be > 0")
         _require(self.length > 2, "length", "must be > 2")
         _require(0 < self.held_out < 1, "held_out", "must be in (0, 1)")
         _require(self.batch_tokens >= self.length, "batch_tokens", "must be >= length")
