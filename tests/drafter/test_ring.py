@@ -18,8 +18,13 @@ from specsot_drafter.single import engine_of
 from tests.drafter.laps import QUICK_HEAD
 from tests.drafter.ring import Ring, Writer, configuration, load_base, opening
 
-PREFIX = [0, *range(300, 340)]
-SUFFIXES = ([5, 90, 700], [17, 33], [2000, 4, 4, 61, 7])
+# "Explain Photosynthesis." and that a plan shall be written, as the demo model is asked; how plans begin.
+PREFIX = [
+    *(0, 1, 1438, 604, 201, 7269, 276, 890, 14, 968, 2909, 814, 942, 16, 2, 201, 1, 305, 266, 201, 1261),
+    *(1816, 326, 6874, 420, 2770, 16, 2, 201, 1, 305, 266, 201, 1558, 265, 960, 16, 2, 201, 1, 529, 372),
+    *(404, 201),
+]  # fmt: skip
+SUFFIXES = ([1259, 1255], [1259, 1255, 19, 542], [1259, 1255, 19, 542, 1450, 539, 540, 545, 6941])
 CHEAP: Curve = ((1, 1.0), (512, 1.01))
 SHAPES = {
     "tuned": TreeShape(4, 4, 16),
@@ -42,7 +47,7 @@ def begin(ring: Ring) -> list[Writer]:
     """Three forks of one prefix."""
     ring.open(opening(1, len(PREFIX), decodes=False), PREFIX, chunk=16)
     return [
-        ring.open(opening(number, len(PREFIX) + len(own), limit=20, fork=(1, len(PREFIX))), own)
+        ring.open(opening(number, len(PREFIX) + len(own), limit=60, fork=(1, len(PREFIX))), own)
         for number, own in enumerate(SUFFIXES, start=2)
     ]
 
