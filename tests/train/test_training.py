@@ -20,8 +20,8 @@ from specsot.members import Range  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot_app.train import checkpoints  # noqa: E402
 from specsot_app.train import rows as stock  # noqa: E402
-from specsot_app.train.running import Wanted, train  # noqa: E402
-from specsot_app.train.settings import Asking, HeadPlan, Learning  # noqa: E402
+from specsot_app.train.running import train  # noqa: E402
+from specsot_app.train.settings import Asking, HeadPlan, Learning, Wanted  # noqa: E402
 from specsot_app.train.writing import Writer  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 

@@ -61,9 +61,9 @@ def train(
 ) -> int:
     """Train an EAGLE-3 head on what a base itself writes, or on conversations; tell its acceptance."""
     from specsot_app.train import running
-    from specsot_app.train.settings import Asking, HeadPlan, Learning
+    from specsot_app.train.settings import Asking, HeadPlan, Learning, Wanted
 
-    wanted = running.Wanted(
+    wanted = Wanted(
         model,
         output,
         tuple(questions or ()),

@@ -5,14 +5,18 @@ Refuses to know text, models and what a head is.
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from specsot.errors import ModelError
@@ -111,8 +115,8 @@ def pad(rows: Sequence[Row]) -> tuple[Ids, Marks]:
     return tokens, learned
 
 
-def save(rows: Sequence[Row], path: Path) -> None:
-    """All rows as one .npz, whole or not at all."""
+def save(rows: Sequence[Row], path: Path, made: Mapping[str, Any] | None = None) -> None:
+    """All rows as one .npz, whole or not at all. made: what they were made of, if that is known."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
     with fresh.open("wb") as file:  # to a name, NumPy would add .npz
@@ -122,21 +126,34 @@ def save(rows: Sequence[Row], path: Path) -> None:
             learned=np.packbits(np.concatenate([row.learned for row in rows])),
             lengths=np.array([len(row.tokens) for row in rows]),
             groups=np.array([row.group for row in rows]),
+            made=np.array(json.dumps(made)),
         )
     fresh.replace(path)
 
 
 def load(path: Path) -> list[Row]:
-    """The same back. Raises ModelError for what is no such file."""
+    """The rows back. Raises ModelError for what is no such file."""
+    with _opened(path) as held:
+        ends = np.cumsum(held["lengths"])
+        tokens = np.split(held["tokens"], ends[:-1])
+        learned = np.unpackbits(held["learned"], count=int(ends[-1])).astype(np.bool_)
+        marks, groups = np.split(learned, ends[:-1]), held["groups"].tolist()
+    return [Row(*each) for each in zip(tokens, marks, groups)]
+
+
+def made_of(path: Path) -> dict[str, Any] | None:
+    """What a file's rows were made of; None: it does not say. Raises ModelError for what is no such file."""
+    with _opened(path) as held:
+        return json.loads(held["made"].item()) if "made" in held else None
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[NpzFile]:
     try:
         with np.load(path, allow_pickle=False) as held:
-            ends = np.cumsum(held["lengths"])
-            tokens = np.split(held["tokens"], ends[:-1])
-            learned = np.unpackbits(held["learned"], count=int(ends[-1])).astype(np.bool_)
-            marks, groups = np.split(learned, ends[:-1]), held["groups"].tolist()
+            yield held
     except DAMAGE as error:
         raise ModelError(f"{path}: no whole file of rows ({error})") from None
-    return [Row(*each) for each in zip(tokens, marks, groups)]
 
 
 def useful(rows: Sequence[Row], length: int) -> Iterator[Row]:

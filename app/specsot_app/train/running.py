@@ -5,16 +5,13 @@ Refuses to know how a head learns; it brings together those who do.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, TextIO
 
 import torch
 from rich.progress import Progress
 
-from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
@@ -22,48 +19,24 @@ from specsot.model.norms import Norm
 from specsot.model.precision import resolve_dtype
 from specsot_app.terminal.progress import bars
 from specsot_app.train import rows as stock
-from specsot_app.train.asking import answer_all
+from specsot_app.train.asking import Watch
 from specsot_app.train.head import LearningHead, begin, take
+from specsot_app.train.making import ROWS, digest_of, kept_rows, make_rows
 from specsot_app.train.publishing import Frame, frame_like, frame_new, read_head, write_head
-from specsot_app.train.reading import files_in, read_questions, rows_of
 from specsot_app.train.rows import Row
-from specsot_app.train.settings import VOCABULARY, Asking, HeadPlan, Learning
+from specsot_app.train.settings import VOCABULARY, Wanted
 from specsot_app.train.teacher import Teacher
 from specsot_app.train.trainer import Measured, Trainer
 from specsot_app.train.unrolling import Unrolling
-from specsot_app.train.writing import Writer
-from specsot_master.prompts import Prompts
-from specsot_master.text import Text
-
-ROWS = "rows.npz"
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """All of one `specsot train`.
-
-    questions, phrasings: what the base is asked; data: conversations and texts that are there already.
-    start: a head to go on from. dtype: of the base; in bf16 the head multiplies in bf16, too.
-    """
-
-    model: Path
-    output: Path
-    questions: tuple[Path, ...]
-    phrasings: tuple[str, ...]
-    data: tuple[Path, ...]
-    start: Path | None
-    plan: HeadPlan
-    learning: Learning
-    asking: Asking
-    dtype: str
-    device: str
 
 
 def train(wanted: Wanted, out: TextIO, err: TextIO) -> int:
     """Train, or with no steps measure the head to start from; tell what came of it."""
+    kept = kept_rows(wanted)  # first: what cannot be need not wait for the base
     with bars(err) as progress:
         decoder = _load(wanted)
-        rows = list(stock.useful(_rows(wanted, decoder, progress), wanted.learning.length))
+        made = kept or make_rows(wanted, decoder, _watch(progress))
+        rows = list(stock.useful(made, wanted.learning.length))
         learnt, measured = stock.split(rows, wanted.learning.held_out, wanted.learning.seed)
         frame, head = _head(wanted, decoder, learnt)
         found = _run(wanted, decoder, frame, head.to(decoder.device), learnt, measured, progress)
@@ -78,33 +51,7 @@ def _load(wanted: Wanted) -> Decoder:
     )
 
 
-def _rows(wanted: Wanted, decoder: Decoder, progress: Progress) -> list[Row]:
-    """Those that the output's folder keeps, or made now and kept there."""
-    kept = wanted.output / "training" / ROWS
-    if kept.exists():
-        return stock.load(kept)
-    text = Text(wanted.model)
-    questions = [
-        question
-        for path in wanted.questions
-        for one in files_in(path)
-        for question in read_questions(one, wanted.phrasings)
-    ]
-    writer = Writer(decoder, text.end_ids, wanted.asking.together)
-    rows = (
-        answer_all(questions, Prompts(wanted.model, text), text, writer, wanted.asking, _watch(progress))
-        if questions
-        else []
-    )
-    for path in (one for folder in wanted.data for one in files_in(folder)):
-        rows += rows_of(path, text, wanted.learning.length, 1 + max((row.group for row in rows), default=-1))
-    if not rows:
-        raise InvalidRequest("nothing to learn from: give --questions or --data", field="questions")
-    stock.save(rows, kept)
-    return rows
-
-
-def _watch(progress: Progress) -> Callable[[str, int, int], Callable[[int], object]]:
+def _watch(progress: Progress) -> Watch:
     def watch(what: str, done: int, total: int) -> Callable[[int], object]:
         task = progress.add_task(what, completed=done, total=total)
         return lambda more: progress.advance(task, more)
@@ -164,20 +111,18 @@ def _run(
     def publish() -> None:
         write_head(wanted.output, head, frame, decoder.config, decoder.dtype)
 
-    folder = wanted.output / "training"
-    return trainer.train(learnt, measured, folder, _asked(wanted, frame), told, publish)
+    return trainer.train(learnt, measured, wanted.training, _asked(wanted, frame), told, publish)
 
 
 def _asked(wanted: Wanted, frame: Frame) -> dict[str, Any]:
     """What makes a run this one: settings, the head's frame, and the very rows."""
-    held = (wanted.output / "training" / ROWS).read_bytes()
     return {
         "learning": asdict(wanted.learning),
         "sizes": asdict(frame.sizes),
         "taps": list(frame.taps),
         "start": str(wanted.start) if wanted.start else None,
         "dtype": wanted.dtype,
-        "rows": hashlib.sha256(held).hexdigest(),
+        "rows": digest_of(wanted.training / ROWS),
     }
 
 

@@ -1,11 +1,12 @@
 """What a training run is asked for, as frozen values that refuse what cannot be.
 
-Pure. Refuses to know tensors, files and models.
+Pure. Refuses to know tensors, and what files and models hold.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from specsot.errors import InvalidRequest
 
@@ -89,6 +90,32 @@ class Asking:
         _require(0 <= self.direct <= 1, "direct", "must be in [0, 1]")
         for name in ("plan_tokens", "answer_tokens", "together"):
             _require(getattr(self, name) >= 1, name, "must be >= 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All of one `specsot train`.
+
+    questions, phrasings: what the base is asked; data: conversations and texts that are there already.
+    start: a head to go on from. dtype: of the base; in bf16 the head multiplies in bf16, too.
+    """
+
+    model: Path
+    output: Path
+    questions: tuple[Path, ...]
+    phrasings: tuple[str, ...]
+    data: tuple[Path, ...]
+    start: Path | None
+    plan: HeadPlan
+    learning: Learning
+    asking: Asking
+    dtype: str
+    device: str
+
+    @property
+    def training(self) -> Path:
+        """Where the run's state is kept: its rows, checkpoint and log."""
+        return self.output / "training"
 
 
 def _require(holds: bool, name: str, rule: str) -> None:
