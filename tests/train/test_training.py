@@ -101,6 +101,14 @@ def test_a_checkpoint_of_another_run_is_refused(trained: Path, base: Path, rows:
         run(wanted(base, trained, rows, replace(LEARNING, rate=1e-4)))
 
 
+def test_a_checkpoint_made_with_another_base_is_refused(
+    trained: Path, rows: list[stock.Row], tmp_path: Path
+) -> None:
+    other = write_base(tmp_path, SHAPE, seed=5)
+    with pytest.raises(ModelError, match="asked for something else"):
+        run(wanted(other, trained, rows))
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     head = torch.nn.Linear(2, 2)
     optimiser = torch.optim.AdamW(head.parameters())

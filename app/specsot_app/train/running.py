@@ -15,6 +15,7 @@ from rich.progress import Progress
 from specsot.members import Range
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
+from specsot.model.fingerprint import fingerprint
 from specsot.model.norms import Norm
 from specsot.model.precision import resolve_dtype
 from specsot_app.terminal.progress import bars
@@ -115,8 +116,9 @@ def _run(
 
 
 def _asked(wanted: Wanted, frame: Frame) -> dict[str, Any]:
-    """What makes a run this one: settings, the head's frame, and the very rows."""
+    """What makes a run this one: settings, the base, the head's frame, and the very rows."""
     return {
+        "base": fingerprint(wanted.model),
         "learning": asdict(wanted.learning),
         "sizes": asdict(frame.sizes),
         "taps": list(frame.taps),
