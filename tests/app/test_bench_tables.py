@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -244,7 +245,7 @@ def test_only_a_stored_table_can_be_compared_with(tmp_path: Path) -> None:
 def test_a_row_is_left_out_once() -> None:
     sot, long = HEAD[1], linear(4, lengthy=True)
     course = Course((PLAINLY, long, sot), (2, 4, 8), 1)
-    broken = {(long.name, 4): "died", (sot.name, 2): "too"}
+    broken = {(long.name, 4): "cannot write: died", (sot.name, 2): "cannot write: too"}
     found = unwritten(course, broken, {name_of(long, 8), name_of(sot, 8)})
     assert [(row["name"], row["skipped"]) for row in found] == [
         ("linear K=4, 2 tokens", "cannot write: died"),
@@ -304,6 +305,32 @@ def test_tables_as_markdown_and_latex() -> None:
     assert written.count(r"\\") == len(ROWS) + 1
     assert f"\\multicolumn{{{len(COLUMNS) - 1}}}" in written
     assert escape("a_b#{c}") == r"a\_b\#\{c\}"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(9, [3, 3, 3]), (6, [2, 2, 2]), (5, [1, 1, 1]), (1, [1, 1, None]), (0, [1, None, None])],
+)
+def test_what_time_allows_is_written(seconds: float, written: list[int | None]) -> None:
+    """Three methods in three rounds, each answer a second."""
+    from specsot_app.bench.tables import Task, write_rounds
+
+    methods, passed = (PLAINLY, linear(4), linear(5)), [0.0]
+
+    class Slow:
+        async def write(self, method: Method, question: str, tokens: int) -> Answer:
+            passed[0] += 1
+            return answer((1, 4))
+
+    task = Task(Course(methods, (4,), 3), Models(Path()), ("why",), "", seconds)
+    wanted = [(method, 4) for method in methods]
+    answers, broken = asyncio.run(write_rounds(task, Slow(), wanted, lambda: passed[0]))
+    assert [
+        len(answers[key]) if (key := (method.name, 4)) in answers else None for method in methods
+    ] == written
+    assert set(broken.values()) <= {"not reached in the time given"}
+    assert len(answers) + len(broken) == 3
 
 
 @pytest.mark.torch

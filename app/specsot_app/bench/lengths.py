@@ -11,9 +11,9 @@ from collections.abc import Sequence
 # general instruct models are told, in English, by the demo model's tokenizer.
 PLAN_PROMPT, POINT_PROMPT = 221, 94
 
-# Tokens of each point of a plan that the demo model wrote, none of them cut, as branch_finished tells behind
-# specsot infer --json --mode sot --drafter none "Outline the topic of Business Structures and explain each
-# point." Of plans for 29 topics (every 211th of models/demo/topics.txt, from the 18th on) it alone has six.
+# Tokens of each point of a plan that the demo model wrote before it was trained further, none of them cut, as
+# branch_finished told behind specsot infer --json --mode sot --drafter none "Outline the topic of Business
+# Structures and explain each point.": the only one of 29 plans that had six points.
 PLANS = ((34, 22, 18, 14, 22, 12),)
 
 

@@ -57,7 +57,7 @@ def skipped(method: Method, tokens: int, why: str) -> dict[str, object]:
 def unwritten(
     course: Course, broken: Mapping[tuple[str, int], str], missing: Collection[object]
 ) -> list[dict[str, object]]:
-    """Rows of answers that failed, and of all that would have been read off them.
+    """Rows of answers that are not there, and of all that would have been read off them.
 
     broken: why, by method and the length that was asked for. missing: names that have a row already.
     """
@@ -67,7 +67,7 @@ def unwritten(
             whys = [why for (name, asked), why in broken.items()
                     if name == method.name and (asked == tokens or not method.planned)]  # fmt: skip
             if whys and name_of(method, tokens) not in missing:
-                found.append(skipped(method, tokens, f"cannot write: {whys[0]}"))
+                found.append(skipped(method, tokens, whys[0]))
     return found
 
 

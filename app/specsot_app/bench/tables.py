@@ -7,11 +7,14 @@ machine that drifts hits all alike, and every ratio is taken within a round.
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -28,6 +31,7 @@ from specsot_app.terminal.progress import counting
 
 Row = dict[str, object]
 Answers = dict[tuple[str, int], list[Answer]]
+Clock = Callable[[], float]
 
 WARM = 24  # tokens that each method writes before it counts
 SLACK = 16  # positions that drafts may need behind the last token
@@ -49,12 +53,17 @@ TOPICS = (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked of whom. reference: a text for perplexity."""
+    """What is asked of whom.
+
+    reference: a text for perplexity. seconds: behind which no round is begun that would not end in time, and
+    of the first no answer but plain's.
+    """
 
     course: Course
     models: Models
     questions: tuple[str, ...]
     reference: str
+    seconds: float = math.inf
 
     def question(self, number: int) -> str:
         return self.questions[number % len(self.questions)]
@@ -118,30 +127,48 @@ async def _write(task: Task) -> tuple[Row, Answers, list[Row]]:
             for method in task.course.methods
             for tokens in _asked(method, task.course.lengths_of(method), missing)
         ]
-        answers, broken = await _rounds(task, stands, wanted)
+        answers, broken = await write_rounds(task, stands, wanted)
         left_out += unwritten(task.course, broken, missing)
         return _settings(task, stands), answers, left_out
 
 
-async def _rounds(
-    task: Task, stands: Stands, wanted: Sequence[tuple[Method, int]]
+class Writes(Protocol):
+    async def write(self, method: Method, question: str, tokens: int) -> Answer: ...
+
+
+async def write_rounds(
+    task: Task, stands: Writes, wanted: Sequence[tuple[Method, int]], clock: Clock = time.monotonic
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
-    """All answers, and why there are none of a method that failed on any question. Plain may not fail."""
+    """All answers, and why there are none of a method that failed on any question, or was not reached."""
     answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
     broken: dict[tuple[str, int], str] = {}
+    began = clock()
     with counting(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
         for number in range(task.course.rounds):
+            if number and (clock() - began) * (number + 1) / number > task.seconds:
+                break  # half a round is no comparison
             for method, tokens in wanted if number % 2 == 0 else reversed(wanted):
                 key = method.name, tokens
-                try:
-                    if key not in broken:
-                        answers[key].append(await stands.write(method, task.question(number), tokens))
-                except SpecsotError as error:
-                    if method.name == PLAIN:
-                        raise
-                    broken[key] = str(error)
+                if number == 0 and method.name != PLAIN and clock() - began > task.seconds:
+                    broken[key] = "not reached in the time given"
+                if key not in broken:
+                    said = await _try(stands, method, task.question(number), tokens)
+                    if isinstance(said, str):
+                        broken[key] = said
+                    else:
+                        answers[key].append(said)
                 count()
     return {key: said for key, said in answers.items() if key not in broken}, broken
+
+
+async def _try(stands: Writes, method: Method, question: str, tokens: int) -> Answer | str:
+    """An answer, or why there is none. Plain may not fail."""
+    try:
+        return await stands.write(method, question, tokens)
+    except SpecsotError as error:
+        if method.name == PLAIN:
+            raise
+        return f"cannot write: {error}"
 
 
 def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequence[int]:

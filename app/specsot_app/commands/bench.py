@@ -5,6 +5,7 @@ Refuses to know what is measured; specsot_app.bench does, and is imported only w
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,6 +42,9 @@ Output = Annotated[
 Length = Annotated[int, typer.Option(help="Tokens of a piece; within the model's context.")]
 Pieces = Annotated[int, typer.Option(min=1, help="How many are read, from the beginning.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Runs of each method, each of another question.")]
+Minutes = Annotated[
+    float | None, typer.Option(min=0, help="For all answers; what is not reached is a row that says so.")
+]
 SmallModel = Annotated[str | None, typer.Option(help="Directory of a small language model with its tokens.")]
 Reference = Annotated[Path | None, typer.Option(help="Text for perplexity, if not the one it brings.")]
 Against = Annotated[Path | None, typer.Option(help="A stored run to compare speedups with.")]
@@ -204,6 +208,7 @@ def _reading(wanted: Wanted, text: Path | None, length: int, pieces: int) -> Rea
 def tables(
     ctx: typer.Context,
     rounds: Rounds = None,
+    minutes: Minutes = None,
     model: options.Model = None,
     draft_model: options.DraftModel = None,
     small_model: SmallModel = None,
@@ -226,7 +231,8 @@ def tables(
     name = str(ctx.info_name)
     course = {"quick": methods.quick, "full": methods.full}[name](rounds)
     models = room.models_of(options.wanted_by(ctx.params), small_model)
-    task = room.Task(course, models, room.questions_of(models), room.read_reference(text))
+    seconds = math.inf if minutes is None else 60 * minutes
+    task = room.Task(course, models, room.questions_of(models), room.read_reference(text), seconds)
     return publish(task, Wish(name, output, against, tolerance))
 
 
