@@ -68,6 +68,5 @@ def _turn(answer: Answer) -> dict[str, Any]:
         "seconds": told.seconds,
         "first": told.seconds_to_first_token,
         "tokens": told.merged_tokens,
-        "written": told.completion_tokens,
         "branches": told.branches,
     }

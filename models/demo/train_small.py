@@ -1,10 +1,8 @@
 """Makes `small/`: a language model of two layers, trained on what the demo base itself wrote.
 
-Knows nothing of how it will be used. Rows come from `specsot train`, which lets the base answer first:
+Knows nothing of how it will be used. Rows are what `specsot train` leaves, which lets the base answer first:
 
-    specsot train --model models/demo/base --start models/demo/eagle3 --steps 0 \\
-        --questions models/demo/topics.txt --output head
-    python models/demo/small.py head/training/rows.npz models/demo/base models/demo/small
+    python models/demo/train_small.py head/training/rows.npz models/demo/base models/demo/small --steps 2400
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Knows nothing of how it will be served but the prompts, which are the product's 
 `instruction`, `input`, `output` and `source`. Those whose source calls them outlines hold a numbered list of
 "Title: sentences": they become plans and points, each asked in several phrasings; all others direct answers:
 
-    python models/demo/base.py instruct.jsonl.zst models/demo/base better --seconds 270 --device cuda
+    python models/demo/train_base.py instruct.jsonl.zst models/demo/base better --seconds 270 --device cuda
 """
 
 from __future__ import annotations
