@@ -201,7 +201,7 @@ async def test_the_server_is_lost_and_comes_back(house: Served) -> None:
         await house.door.close(0)
         await page.wait_for_selector("#notice")
         assert "cannot be reached" in await text_of(page, "#notice")
-        assert await text_of(page, "#answer") == before, "what is written stays"
+        assert (await text_of(page, "#answer")).startswith(before), "what is written stays"
         assert await page.input_value("#question") == "Count."
         await page.wait_for_selector("#state[data-is=lost]")
         await shoot(page, "lost")
