@@ -1,4 +1,4 @@
-"""What the demo's base is taught: plans and points made of numbered lists, direct answers, pieces of general text.
+"""What the demo's base is taught: plans and points of numbered lists, direct answers, pieces of general text.
 
 Refuses to know how anything is trained. Asks in the product's own prompts.
 """
@@ -19,7 +19,8 @@ from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 LENGTH, BEGIN, END = 640, 0, 2
-PIECES, PIECE = 4000, 1024
+PIECES, PIECE = 4000, 1024  # how many, and of how many tokens
+SAMPLED = 16  # one list of so many
 TOPICS = (
     "Give an overview of {}.",
     "Tell me about {}.",
@@ -78,21 +79,19 @@ class Lessons:
         return list(useful(rows, LENGTH))
 
     def sample(self, *, outlines: bool, phrasing: str | None = None) -> list[Row]:
-        """Plans and points of every sixteenth list that has all its points' texts. phrasing: None: as asked."""
+        """Plans and points of some lists that have all their points' texts. phrasing: None: as asked."""
         rows: list[Row] = []
-        for group, item in list(enumerate(self._items))[::16]:
+        for group, item in list(enumerate(self._items))[::SAMPLED]:
             question, points = _question(item), self._points(item)
             topic = question if phrasing is None else _topic(question, TOPICS)
-            if points and topic and _is_outline(item) == outlines and all(text for _, text in points):
+            if topic and _is_outline(item) == outlines and _whole(points):
                 rows += self._planned((phrasing or "{}").format(topic), points, group)
         return list(useful(rows, LENGTH))
 
-    def planned(self) -> Iterator[str]:
-        """The questions that are answered with a plan whose points all have a text."""
-        for item in self._items:
-            points = self._points(item)
-            if points and all(text for _, text in points):
-                yield _question(item)
+    def topics(self) -> list[str]:
+        """The questions that are answered with a plan whose points all have a text, by the alphabet."""
+        whole = {_question(item) for item in self._items if _whole(self._points(item))}
+        return sorted(question for question in whole if question[0].isalpha() and "\n" not in question)
 
     def pieces(self, texts: Path) -> list[Row]:
         """A random choice of general text's pieces. texts: JSON lines with `text`."""
@@ -151,6 +150,10 @@ def _topic(question: str, forms: Iterable[str]) -> str | None:
 
 def _question(item: dict[str, Any]) -> str:
     return "\n".join(filter(None, (item["instruction"], item["input"])))
+
+
+def _whole(points: Points) -> bool:
+    return bool(points) and all(text for _, text in points)
 
 
 def _is_outline(item: dict[str, Any]) -> bool:

@@ -51,6 +51,7 @@ def main() -> None:
     model.save_pretrained(given.output, max_shard_size="15MB")
     for name in ("tokenizer.json", "tokenizer_config.json", "specsot.json", "generation_config.json"):
         shutil.copy(given.start / name, given.output / name)
+    (given.output / "topics.txt").write_text("\n".join([*lessons.topics(), ""]), encoding="utf-8")
 
 
 def train(model: LlamaForCausalLM, rows: list[Row], texts: list[Row], share: float, seconds: float) -> None:
