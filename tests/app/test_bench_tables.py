@@ -13,7 +13,7 @@ import typer
 
 from specsot.errors import InvalidRequest, Unavailable
 from specsot_app.bench.advice import advise
-from specsot_app.bench.against import Verdict, compare, read_rows
+from specsot_app.bench.against import Stored, Verdict, compare, read_run
 from specsot_app.bench.methods import (
     HEAD,
     PLAINLY,
@@ -165,6 +165,8 @@ ROWS = [
     skipped(RIVALS[1], 4, "needs --small-model"),
 ]
 
+THEN = Stored(ROWS, {})
+
 
 def test_advice_is_read_off_the_rows() -> None:
     said = {(one["goal"], one["text"]): one["method"] for one in advise(ROWS)}
@@ -190,12 +192,12 @@ def test_a_speedup_that_fell_is_worse_and_a_slower_rival_is_not() -> None:
 def test_a_run_is_compared_by_names(capsys) -> None:
     fallen = [row | {"speedup": 1.2} if row["method"] == "linear K=4" else row for row in ROWS]
     assert len(compare(fallen, ROWS)) == 5, "what was not measured is not compared"
-    assert look_back(ROWS, ROWS, 0.1) == 0
-    assert look_back(fallen, ROWS, 0.1) == 1
+    assert look_back({}, ROWS, THEN, 0.1) == 0
+    assert look_back({}, fallen, THEN, 0.1) == 1
     assert (
         "worse  linear K=4, 4 tokens: speedup 0.80 of what it was (1.50, now 1.20)" in capsys.readouterr().out
     )
-    assert look_back(fallen, ROWS, 0.25) == 0
+    assert look_back({}, fallen, THEN, 0.25) == 0
     with pytest.raises(InvalidRequest, match="no row of that run"):
         compare(ROWS, [{"name": "other", "speedup": 1.0}])
 
@@ -204,9 +206,18 @@ def test_what_can_not_be_measured_any_more_is_worse(capsys: pytest.CaptureFixtur
     broken = [
         skipped(linear(4), 4, "cannot write: x") if row["method"] == "linear K=4" else row for row in ROWS
     ]
-    assert look_back(broken, ROWS, 0.1) == 1
+    assert look_back({}, broken, THEN, 0.1) == 1
     assert "worse  linear K=4, 4 tokens: not measured now: cannot write: x" in capsys.readouterr().out
-    assert look_back(broken, broken, 0.1) == 0
+    assert look_back({}, broken, Stored(broken, {}), 0.1) == 0
+
+
+def test_a_run_that_was_taken_in_another_way_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    then = Stored(ROWS, {"model": "demo", "dtype": "float32", "quantization": None, "rounds": 2})
+    assert look_back({"model": "demo", "dtype": "bfloat16", "quantization": "int8"}, ROWS, then, 0.1) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("other")] == [
+        "other  dtype: float32 then, bfloat16 now",
+        "other  quantization: None then, int8 now",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -228,17 +239,17 @@ def test_a_run_of_another_kind_is_refused_before_anything_is_measured(
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"rows": rows}))
     with pytest.raises(InvalidRequest, match=said):
-        read_rows(file, names_of(quick()) | {"a"})
+        read_run(file, names_of(quick()) | {"a"})
 
 
 def test_only_a_stored_table_can_be_compared_with(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    for held in ("[]", "{"):
+    for held in ("[]", "{", '{"rows": [], "settings": 1}'):
         file.write_text(held)
         with pytest.raises(InvalidRequest, match="against"):
-            read_rows(file, {"plain, 4 tokens"})
+            read_run(file, {"plain, 4 tokens"})
     file.write_text(json.dumps({"rows": ROWS}))
-    assert len(read_rows(file, {"plain, 4 tokens"})) == len(ROWS)
+    assert len(read_run(file, {"plain, 4 tokens"}).rows) == len(ROWS)
     assert {"plain, 200 tokens", "SoT, 400 tokens"} <= names_of(quick())
 
 

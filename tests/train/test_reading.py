@@ -8,7 +8,7 @@ import pytest
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot_app.train.reading import items_in, read_questions, rows_of
-from specsot_app.train.settings import Learning
+from specsot_app.train.settings import HeadPlan, Learning
 from specsot_master.text import Text
 
 
@@ -81,6 +81,10 @@ def test_packed_files_are_read_the_same(tmp_path: Path) -> None:
     assert list(items_in(written(tmp_path, packed, "given.txt.zst"))) == ["tides", "ice"]
 
 
-def test_a_learning_rate_is_refused_by_the_name_of_its_flag() -> None:
+def test_what_cannot_be_is_refused_by_the_name_of_its_flag() -> None:
     with pytest.raises(InvalidRequest, match="learning-rate must be > 0"):
         Learning(rate=-1)
+    with pytest.raises(InvalidRequest, match="draft-vocab must be >= 1"):
+        HeadPlan(vocabulary=0)
+    with pytest.raises(InvalidRequest, match="intermediate must be >= 1"):
+        HeadPlan(intermediate=-4)

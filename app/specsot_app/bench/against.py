@@ -16,6 +16,19 @@ from specsot.errors import InvalidRequest
 
 Row = Mapping[str, Any]
 
+DECISIVE = (
+    *("model", "draft_model", "small_model", "device"),
+    *("dtype", "quantization", "kv_cache_dtype", "draft_dtype", "draft_quantization"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A run of before. settings: how it was taken, as far as it says."""
+
+    rows: Sequence[Row]
+    settings: Row
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -59,10 +72,20 @@ def lost(now: Sequence[Row], then: Sequence[Row]) -> list[str]:
     return [f"worse  {row['name']}: not measured now: {row['skipped']}" for row in gone]
 
 
-def read_rows(file: Path, names: Collection[str]) -> list[Row]:
-    """Of a stored run. names: of the rows that will be compared. Raises InvalidRequest."""
+def unlike(now: Row, then: Row) -> list[str]:
+    """A line for every setting that decides what pays and was another one then."""
+    return [
+        f"other  {name}: {then[name]} then, {now.get(name)} now"
+        for name in DECISIVE
+        if name in then and then[name] != now.get(name)
+    ]
+
+
+def read_run(file: Path, names: Collection[str]) -> Stored:
+    """A stored run. names: of the rows that will be compared. Raises InvalidRequest."""
     try:
-        rows = [_checked(row) for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
+        told = json.loads(file.read_text(encoding="utf-8"))
+        rows, settings = [_checked(row) for row in told["rows"]], dict(told.get("settings", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"against: {file} holds no results ({error})", field="against") from None
     measured = {row["name"] for row in rows if "speedup" in row}
@@ -70,7 +93,7 @@ def read_rows(file: Path, names: Collection[str]) -> list[Row]:
         raise InvalidRequest(f"against: {file} holds no speedups", field="against")
     if not measured & set(names):
         raise InvalidRequest(f"against: {file} has other rows, such as {min(measured)!r}", field="against")
-    return rows
+    return Stored(rows, settings)
 
 
 def _checked(row: Any) -> Row:

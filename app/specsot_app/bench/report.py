@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specsot.errors import InvalidRequest
 from specsot_app.bench.advice import advise
-from specsot_app.bench.against import compare, lost, read_rows
+from specsot_app.bench.against import Stored, compare, lost, read_run, unlike
 from specsot_app.bench.plots import draw
 from specsot_app.bench.results import Row, describe_machine, write_results
 from specsot_app.bench.summing import names_of
@@ -33,13 +33,13 @@ class Wish:
 
 def publish(task: Task, wish: Wish) -> int:
     """Measure, show, keep; 1 where a speedup got worse than the stored one by more than the tolerance."""
-    before = read_rows(wish.against, names_of(task.course)) if wish.against else None
+    before = read_run(wish.against, names_of(task.course)) if wish.against else None
     settings, rows = measure(task)
     page = page_of(wish, settings, rows)
     print(page)
     if wish.output is not None:
         keep(wish, wish.output, settings, rows, page)
-    return 0 if before is None else look_back(rows, before, wish.tolerance)
+    return 0 if before is None else look_back(settings, rows, before, wish.tolerance)
 
 
 def page_of(wish: Wish, settings: Row, rows: Sequence[Row]) -> str:
@@ -77,9 +77,10 @@ def keep(wish: Wish, output: Path, settings: Row, rows: Sequence[Row], page: str
         print(f"specsot: {error}", file=sys.stderr)
 
 
-def look_back(rows: Sequence[Row], before: Sequence[Row], tolerance: float) -> int:
+def look_back(settings: Row, rows: Sequence[Row], before: Stored, tolerance: float) -> int:
     """Every row that both runs have; 1 where one is worse, or cannot be measured any more."""
-    verdicts, gone = compare(rows, before), lost(rows, before)
-    for line in (*(verdict.line(tolerance) for verdict in verdicts), *gone):
+    verdicts, gone = compare(rows, before.rows), lost(rows, before.rows)
+    others = unlike(settings, before.settings)
+    for line in (*others, *(verdict.line(tolerance) for verdict in verdicts), *gone):
         print(line)
     return int(bool(gone) or any(verdict.worse(tolerance) for verdict in verdicts))

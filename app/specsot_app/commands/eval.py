@@ -47,6 +47,7 @@ def eval(
     dtype: options.Numbers = "auto",
     quantization: options.Rounding = None,
     kv_cache_dtype: options.KvNumbers = None,
+    batch_invariant: options.BatchInvariant = False,
     draft_dtype: options.DraftNumbers = None,
     draft_quantization: options.DraftRounding = None,
     device: options.Device = "cpu",

@@ -71,6 +71,10 @@ class HeadPlan:
     intermediate: int | None = None
     taps: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        for name, asked in (("draft_vocab", self.vocabulary), ("intermediate", self.intermediate)):
+            _require(asked is None or asked >= 1, name, "must be >= 1")
+
 
 @dataclass(frozen=True, slots=True)
 class Asking:
