@@ -43,7 +43,7 @@ from specsot_app.bench.summing import (
 )
 from specsot_app.bench.typeset import COLUMNS, advised, escape, latex, markdown
 from specsot_app.commands.bench import place_for
-from specsot_app.fleets import Wanted
+from specsot_app.fleets import Wanted, demo
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -293,6 +293,36 @@ def test_what_transformers_can_not_load_is_told_and_ends_no_run(
 
 
 @pytest.mark.torch
+def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    import torch
+
+    from specsot_app.bench import rivals
+
+    with ThreadPoolExecutor(1) as here:
+        monkeypatch.setattr(rivals, "ProcessPoolExecutor", lambda *_: here)
+        monkeypatch.setattr(rivals, "_held", [])
+        rivals._load(demo() / "base", torch.float32, "cpu", demo() / "small")
+        rival = rivals.Rival(demo() / "base", torch.float32)
+        for assisted in (False, True):
+            assert len(rival.write((1,), 4, assisted, seconds=600.0).tokens) == 4
+            with pytest.raises(TimeoutError):
+                rival.write((1,), 64, assisted, seconds=0.0)
+
+
+@pytest.mark.torch
+async def test_an_answer_ends_in_time_and_the_next_is_whole() -> None:
+    from specsot_app.bench.stands import Stands
+    from specsot_app.bench.tables import models_of
+
+    async with Stands(models_of(Wanted(dtype="fp32"), None)) as stands:
+        with pytest.raises(TimeoutError):
+            await stands.write(PLAINLY, "Explain Photosynthesis.", 200, seconds=0.0)
+        said = await stands.write(PLAINLY, "Explain Photosynthesis.", 12)
+        assert len(said.text) == 12
+
+
+@pytest.mark.torch
 def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
     from specsot_app.bench.scores import Scores
     from specsot_app.bench.tables import models_of
@@ -321,7 +351,14 @@ def test_tables_as_markdown_and_latex() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("seconds", "written"),
-    [(9, [3, 3, 3]), (6, [2, 2, 2]), (5, [1, 1, 1]), (1, [1, 1, None]), (0, [1, None, None])],
+    [
+        (9, [3, 3, 3]),
+        (6, [2, 2, 2]),
+        (5, [1, 1, 1]),
+        (2.5, [1, 1, None]),
+        (1, [1, None, None]),
+        (0, [1, None, None]),
+    ],
 )
 def test_what_time_allows_is_written(seconds: float, written: list[int | None]) -> None:
     """Three methods in three rounds, each answer a second."""
@@ -330,8 +367,12 @@ def test_what_time_allows_is_written(seconds: float, written: list[int | None]) 
     methods, passed = (PLAINLY, linear(4), linear(5)), [0.0]
 
     class Slow:
-        async def write(self, method: Method, question: str, tokens: int) -> Answer:
+        async def write(
+            self, method: Method, question: str, tokens: int, seconds: float | None = None
+        ) -> Answer:
             passed[0] += 1
+            if seconds is not None and seconds < 1:
+                raise TimeoutError
             return answer((1, 4))
 
     task = Task(Course(methods, (4,), 3), Models(Path()), ("why",), "", seconds)
@@ -340,7 +381,8 @@ def test_what_time_allows_is_written(seconds: float, written: list[int | None]) 
     assert [
         len(answers[key]) if (key := (method.name, 4)) in answers else None for method in methods
     ] == written
-    assert set(broken.values()) <= {"not reached in the time given"}
+    assert set(broken.values()) <= {"not reached in the time given", "not ended in the time given"}
+    assert ("not ended in the time given" in broken.values()) == (seconds in (2.5, 1))
     assert len(answers) + len(broken) == 3
 
 

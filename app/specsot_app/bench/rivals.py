@@ -45,17 +45,20 @@ class Rival:
         spawn = multiprocessing.get_context("spawn")
         self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype, device, small))
 
-    def write(self, prompt: Ids, count: int, assisted: bool = False) -> Told:
+    def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> Told:
         """Exactly `count` tokens behind a prompt; an end-of-sequence token is one like any other.
 
-        Raises Unavailable: Transformers cannot load or write with these, or its process died.
+        Raises Unavailable: Transformers cannot load or write with these, or its process died. TimeoutError:
+        they were not written within so many seconds.
         """
         try:
-            told = self._process.submit(_write, prompt, count, assisted).result()
+            told = self._process.submit(_write, prompt, count, assisted, seconds).result()
         except BrokenProcessPool:
             raise Unavailable("the process of Transformers died") from None
         if isinstance(told, str):
             raise Unavailable(told)
+        if len(told.tokens) < count:
+            raise TimeoutError
         return told
 
     def close(self) -> None:
@@ -106,9 +109,12 @@ class _Model:
         self._small = None if small is None else _open(small, dtype, device)
 
     @torch.inference_mode()
-    def write(self, prompt: Ids, count: int, assisted: bool) -> Told:
+    def write(self, prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Told:
+        """Fewer tokens where the time is over."""
         ids = torch.tensor([prompt], device=self._device)
-        more = {"assistant_model": self._small} if assisted else {}
+        more: dict[str, Any] = {"max_time": seconds}
+        if assisted:
+            more["assistant_model"] = self._small
         out, steps = answered(self._model, ids, count, more)
         return Told(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
 
@@ -136,13 +142,13 @@ def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> N
         _held.append(_said(error))
 
 
-def _write(prompt: Ids, count: int, assisted: bool) -> Told | str:
+def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Told | str:
     """An error as a text: not every exception survives the way between processes."""
     (held,) = _held
     if isinstance(held, str):
         return held
     try:
-        return held.write(prompt, count, assisted)
+        return held.write(prompt, count, assisted, seconds)
     except Exception as error:
         return _said(error)
 

@@ -107,10 +107,12 @@ class Stands:
         """A question as all that is not planned has it."""
         return self._prompts.chat((Message("user", question),))
 
-    async def write(self, method: Method, question: str, tokens: int) -> Answer:
-        """One answer of so many tokens, whatever ends come. Raises what writing raises."""
+    async def write(self, method: Method, question: str, tokens: int, seconds: float | None = None) -> Answer:
+        """One answer of so many tokens, whatever ends come. Raises what writing raises; TimeoutError behind
+        so many seconds, loading not counted. Then one lap may still be under way.
+        """
         if method.rival:
-            return await self._written_elsewhere(method, question, tokens)
+            return await self._written_elsewhere(method, question, tokens, seconds)
         fleet, ledger = await self._fleet_of(method)
         limits = Limits(max_new_tokens=tokens)
         if method.planned:
@@ -118,14 +120,16 @@ class Stands:
         else:
             said = Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
         ledger.begin()
-        finished = await _finish(fleet, replace(said, window=method.window))
-        seconds = ledger.seconds
-        prompt = self.prompt(question)
-        return Answer(tuple(ledger.moments), finished.tokens, seconds, method.planned, prompt)
+        async with asyncio.timeout(seconds):
+            finished = await _finish(fleet, replace(said, window=method.window))
+        took, prompt = ledger.seconds, self.prompt(question)
+        return Answer(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
 
-    async def _written_elsewhere(self, method: Method, question: str, tokens: int) -> Answer:
+    async def _written_elsewhere(
+        self, method: Method, question: str, tokens: int, seconds: float | None
+    ) -> Answer:
         prompt, assisted = self.prompt(question), method.rival == "assisted"
-        told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted)
+        told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
         row, extra, weights = self._row_bytes(self.models.base), 0, 0
         if assisted and self.models.small is not None:
             extra, whole = self._row_bytes(self.models.small), Held(self._numbers.itemsize)

@@ -55,8 +55,8 @@ TOPICS = (
 class Task:
     """What is asked of whom.
 
-    reference: a text for perplexity. seconds: behind which no round is begun that would not end in time, and
-    of the first no answer but plain's.
+    reference: a text for perplexity. seconds: behind which the first round has no answer but plain's, not
+    even one under way, and no other round is begun that would not end in time.
     """
 
     course: Course
@@ -133,7 +133,9 @@ async def _write(task: Task) -> tuple[Row, Answers, list[Row]]:
 
 
 class Writes(Protocol):
-    async def write(self, method: Method, question: str, tokens: int) -> Answer: ...
+    async def write(
+        self, method: Method, question: str, tokens: int, seconds: float | None = None
+    ) -> Answer: ...
 
 
 async def write_rounds(
@@ -149,10 +151,11 @@ async def write_rounds(
                 break  # half a round is no comparison
             for method, tokens in wanted if number % 2 == 0 else reversed(wanted):
                 key = method.name, tokens
-                if number == 0 and method.name != PLAIN and clock() - began > task.seconds:
+                left = None if number else _left(task, method, clock() - began)
+                if left is not None and left < 0:
                     broken[key] = "not reached in the time given"
                 if key not in broken:
-                    said = await _try(stands, method, task.question(number), tokens)
+                    said = await _try(stands, method, task.question(number), tokens, left)
                     if isinstance(said, str):
                         broken[key] = said
                     else:
@@ -161,10 +164,19 @@ async def write_rounds(
     return {key: said for key, said in answers.items() if key not in broken}, broken
 
 
-async def _try(stands: Writes, method: Method, question: str, tokens: int) -> Answer | str:
+def _left(task: Task, method: Method, passed: float) -> float | None:
+    """Seconds for an answer; None: as many as it takes. Without plain there is nothing to compare with."""
+    return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - passed
+
+
+async def _try(
+    stands: Writes, method: Method, question: str, tokens: int, seconds: float | None
+) -> Answer | str:
     """An answer, or why there is none. Plain may not fail."""
     try:
-        return await stands.write(method, question, tokens)
+        return await stands.write(method, question, tokens, seconds)
+    except TimeoutError:
+        return "not ended in the time given"
     except SpecsotError as error:
         if method.name == PLAIN:
             raise
