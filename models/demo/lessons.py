@@ -48,17 +48,19 @@ LISTS = ("outline", "list)", "recipes", "cooking")  # parts of the names of sour
 FEWEST, MOST = 2, 12  # points of a plan; longer lists are answered directly
 LINE = re.compile(r"\d+\. +(.+?)(?:: (.+))?$")
 TITLE = 60  # characters of a line's part before a colon that can be its title
-OPENING = re.compile(r"(?:[^\s,.;:(]+ ?){1,6}")  # the title of a line without one: its first words,
-LOOSE = re.compile(
-    r"(?: (?:a|an|the|to|and|or|of|in|for|with|on|at|by|if|is|are|as|before|[-–—]))+$"
-)  # not these
+# The title of a line without one: its first words, but for these at their end.
+OPENING = re.compile(r"(?:[^\s,.;:(]+ ?){1,6}")
+LOOSE = re.compile(r"(?: (?:a|an|the|to|and|or|of|in|for|with|on|at|by|if|is|are|as|before|[-–—]))+$")
 
 Points = Sequence[tuple[str, str | None]]  # title, and what is written under it where that is known
 
 
 class Lessons:
-    """Rows in the prompts in which the product will ask. folder: a base's; data: JSON lines, each with
-    `instruction`, `input`, `output` and `source`. Raises ModelError for a line that cannot be read."""
+    """Rows in the prompts in which the product will ask.
+
+    folder: a base's. data: JSON lines with `instruction`, `input`, `output` and `source`. Raises ModelError
+    for a line that cannot be read.
+    """
 
     def __init__(self, folder: Path, data: Path) -> None:
         self._text = Text(folder)
