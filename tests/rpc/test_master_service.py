@@ -146,7 +146,7 @@ async def test_a_deadline_ends_its_request(served: Served) -> None:
                 pass
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert served.conductor.timeout is not None
-    assert 0 < served.conductor.timeout <= 0.5
+    assert 0 < served.conductor.timeout < 0.6  # gRPC reckons by clocks of its own
     await asyncio.wait_for(served.conductor.closed.wait(), 5)
 
 
