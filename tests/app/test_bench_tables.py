@@ -1,17 +1,14 @@
-"""`specsot bench quick` and `full`: what is counted, what is said of it, and one small run."""
+"""`specsot bench quick` and `full`: what is counted, and what is said of it."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
-from specsot.errors import InvalidRequest, Unavailable
+from specsot.errors import InvalidRequest
 from specsot_app.bench.advice import advise
 from specsot_app.bench.against import Stored, Verdict, compare, read_run
 from specsot_app.bench.methods import (
@@ -28,7 +25,6 @@ from specsot_app.bench.methods import (
 )
 from specsot_app.bench.moments import Answer, Moment
 from specsot_app.bench.report import look_back
-from specsot_app.bench.stands import Models
 from specsot_app.bench.summing import (
     Quality,
     Runs,
@@ -43,7 +39,7 @@ from specsot_app.bench.summing import (
 )
 from specsot_app.bench.typeset import COLUMNS, advised, escape, latex, markdown
 from specsot_app.commands.bench import place_for
-from specsot_app.fleets import Wanted, demo
+from specsot_app.fleets import Wanted
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -276,53 +272,6 @@ def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
-def test_what_transformers_can_not_load_is_told_and_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("transformers")
-    import torch
-
-    from specsot_app.bench import rivals
-
-    with ThreadPoolExecutor(1) as here:  # in place of the other process
-        monkeypatch.setattr(rivals, "ProcessPoolExecutor", lambda *_: here)
-        monkeypatch.setattr(rivals, "_held", [])
-        rivals._load(tmp_path / "none", torch.float32, "cpu", None)
-        with pytest.raises(Unavailable, match="Transformers: OSError: "):
-            rivals.Rival(tmp_path, torch.float32).write((1,), 2)
-
-
-@pytest.mark.torch
-def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
-    import torch
-
-    from specsot_app.bench import rivals
-
-    with ThreadPoolExecutor(1) as here:
-        monkeypatch.setattr(rivals, "ProcessPoolExecutor", lambda *_: here)
-        monkeypatch.setattr(rivals, "_held", [])
-        rivals._load(demo() / "base", torch.float32, "cpu", demo() / "small")
-        rival = rivals.Rival(demo() / "base", torch.float32)
-        for assisted in (False, True):
-            assert len(rival.write((1,), 4, assisted, seconds=600.0).tokens) == 4
-            with pytest.raises(TimeoutError):
-                rival.write((1,), 64, assisted, seconds=0.0)
-
-
-@pytest.mark.torch
-async def test_an_answer_ends_in_time_and_the_next_is_whole() -> None:
-    from specsot_app.bench.stands import Stands
-    from specsot_app.bench.tables import models_of
-
-    async with Stands(models_of(Wanted(dtype="fp32"), None)) as stands:
-        with pytest.raises(TimeoutError):
-            await stands.write(PLAINLY, "Explain Photosynthesis.", 200, seconds=0.0)
-        said = await stands.write(PLAINLY, "Explain Photosynthesis.", 12)
-        assert len(said.text) == 12
-
-
-@pytest.mark.torch
 def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
     from specsot_app.bench.scores import Scores
     from specsot_app.bench.tables import models_of
@@ -346,83 +295,3 @@ def test_tables_as_markdown_and_latex() -> None:
     assert written.count(r"\\") == len(ROWS) + 1
     assert f"\\multicolumn{{{len(COLUMNS) - 1}}}" in written
     assert escape("a_b#{c}") == r"a\_b\#\{c\}"
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("seconds", "written"),
-    [
-        (9, [3, 3, 3]),
-        (6, [2, 2, 2]),
-        (5, [1, 1, 1]),
-        (2.5, [1, 1, None]),
-        (1, [1, None, None]),
-        (0, [1, None, None]),
-    ],
-)
-def test_what_time_allows_is_written(seconds: float, written: list[int | None]) -> None:
-    """Three methods in three rounds, each answer a second."""
-    from specsot_app.bench.tables import Task, write_rounds
-
-    methods, passed = (PLAINLY, linear(4), linear(5)), [0.0]
-
-    class Slow:
-        async def write(
-            self, method: Method, question: str, tokens: int, seconds: float | None = None
-        ) -> Answer:
-            passed[0] += 1
-            if seconds is not None and seconds < 1:
-                raise TimeoutError
-            return answer((1, 4))
-
-    task = Task(Course(methods, (4,), 3), Models(Path()), ("why",), "", seconds)
-    wanted = [(method, 4) for method in methods]
-    answers, broken = asyncio.run(write_rounds(task, Slow(), wanted, lambda: passed[0]))
-    assert [
-        len(answers[key]) if (key := (method.name, 4)) in answers else None for method in methods
-    ] == written
-    assert set(broken.values()) <= {"not reached in the time given", "not ended in the time given"}
-    assert ("not ended in the time given" in broken.values()) == (seconds in (2.5, 1))
-    assert len(answers) + len(broken) == 3
-
-
-@pytest.mark.torch
-def test_methods_of_every_kind_write(tmp_path: Path) -> None:
-    """The demo model, drafts in 8 bits; Transformers left out: a process of its own takes seconds."""
-    from specsot_app.bench.report import Wish, publish
-    from specsot_app.bench.tables import Task, models_of, read_reference
-
-    methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
-    wanted = Wanted(dtype="fp32", draft_quantization="fp8")
-    models, reference = replace(models_of(wanted, None), head=None), read_reference(None)[:200]
-    task = Task(Course(methods, (12, 16), 1), models, ("Explain Photosynthesis.",), reference)
-    output = tmp_path / "run.json"
-    assert publish(task, Wish("quick", output)) == 0
-    told = json.loads(output.read_text())
-    assert (told["bench"], told["settings"]["draft_quantization"]) == ("quick", "fp8")
-    rows = {row["name"]: row for row in told["rows"]}
-    assert len(rows) == 5
-    assert not [row for row in rows.values() if "skipped" in row]
-    plain, drafted = (rows[f"{name}, 16 tokens"] for name in ("plain", "linear K=4"))
-    assert plain["tokens_per_round"] == 1
-    assert drafted["as_plain"] == 1, "fp32"
-    assert drafted["accept_percent"] is not None
-    assert drafted["memory_mib"] > plain["memory_mib"]
-    assert drafted["ppl"] == plain["ppl"] < plain["ppl_reference"]
-    assert rows["SoT, 12 tokens"]["tokens_per_round"] > 1
-    page = output.with_suffix(".md").read_text(encoding="utf-8")
-    assert "demo, float32, drafts fp8, cpu" in page
-    assert "## Recommended settings" in page
-    assert "tabular" in output.with_suffix(".tex").read_text(encoding="utf-8")
-    assert output.with_name("run-speed.png").read_bytes().startswith(b"\x89PNG")
-    assert output.with_name("run-memory.png").exists()
-
-
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    models = Models(tmp_path)
-    assert models.lacks(linear(4)) == "needs --small-model"
-    assert models.lacks(HEAD[0]) == "needs --draft-model, an EAGLE head"
-    assert models.lacks(windowed(256)) is None
-    assert replace(models, small=tmp_path).lacks(linear(4)) is None
-    assert replace(models, small=tmp_path).drafts("model") == tmp_path
-    assert models.drafts("none") is None
