@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TOOLS  := .venv-protos
-QUESTION ?= Give an overview of Stages of Sleep.
+QUESTION ?= Tell me about Internal Structure of the Heart.
 # Files go side by side, as they come: what a file's tests share is made once.
 SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Pure tests are so quick that xdist's workers, which each collect all of them, would cost more than they save.

@@ -17,7 +17,7 @@ wait_until_healthy() {
 ask() {
     say "specsot infer --master"
     inside "$root/.venv/bin/specsot" infer --master 127.0.0.1:50050 --max-new-tokens 200 \
-        "Give an overview of Stages of Sleep."
+        "Tell me about Internal Structure of the Heart."
 }
 
 reflect() {
@@ -26,14 +26,14 @@ reflect() {
     local buf=("$scratch/npm/node_modules/.bin/buf" curl --protocol grpc --http2-prior-knowledge)
     inside "${buf[@]}" --list-services http://127.0.0.1:50050
     inside "${buf[@]}" -d '{}' http://127.0.0.1:50050/specsot.v1.Master/GetInfo
-    inside "${buf[@]}" -d '{"prompt": "Explain Photosynthesis.", "limits": {"maxNewTokens": 40}}' \
+    inside "${buf[@]}" -d '{"prompt": "How do I make Banana Pancakes?", "limits": {"maxNewTokens": 40}}' \
         http://127.0.0.1:50050/specsot.v1.Master/Generate | tail -n 3
 }
 
 ask_over_http() {
     say "OpenAI's endpoint"
     inside curl --fail --silent --show-error http://127.0.0.1:8000/v1/chat/completions \
-        --json '{"messages": [{"role": "user", "content": "Explain Photosynthesis."}], "max_tokens": 40}'
+        --json '{"messages": [{"role": "user", "content": "How do I make Banana Pancakes?"}], "max_tokens": 40}'
 }
 
 trap stop_engine EXIT

@@ -61,6 +61,7 @@ ALIASES: Mapping[str, Alias] = {
     "ea_model_path": Alias("draft_model"),
     "use_eagle3": Alias(None),  # the head's own config says what it is
     "device_map": Alias("device", device_of),
+    "dtype": Alias("dtype", dtype_of),
     "torch_dtype": Alias("dtype", dtype_of),
     "gpu_ids": Alias("devices", devices_of),
     "world_size": Alias("stages"),

@@ -28,6 +28,7 @@ from specsot.members import (
     WeightFormat,
 )
 from specsot.model.config import read_config
+from specsot.model.fields import require_model_directory, require_torch
 from specsot.params import DRAFTERS, Ask, DrafterName
 from specsot.process.flags import above_zero, layer_numbers
 from specsot_app.places import Place, check_stages, places_of
@@ -137,6 +138,7 @@ class Models:
 
 def models_of(wanted: Wanted) -> Models:
     """The directories a local fleet loads. Raises ModelError, InvalidRequest."""
+    require_torch()
     check_choices(wanted)
     if wanted.stages is not None and wanted.stages < 1:
         raise InvalidRequest(f"stages must be > 0, got {wanted.stages}", field="stages")
@@ -251,12 +253,7 @@ def public_name(wanted: Wanted) -> str:
 
 def model_directory(path: str) -> Path:
     """A directory with a config.json in it."""
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise ModelError(f"{path}: no such model directory")
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{path}: no config.json in it, so this is no model directory")
-    return folder
+    return require_model_directory(Path(path).expanduser())
 
 
 def demo() -> Path:
@@ -264,7 +261,9 @@ def demo() -> Path:
     for folder in (DEMO, SOURCE / DEMO):
         if (folder / "base" / "config.json").is_file():
             return folder
-    raise ModelError(f"no demo model at {DEMO}; name one with --model")
+    raise ModelError(
+        f"the demo model comes with the repository, and {DEMO} is not here: give --model DIRECTORY"
+    )
 
 
 async def open_fleet(wanted: Wanted, watch: Watch | None = None) -> Fleet:

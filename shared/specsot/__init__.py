@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specsot_app.api import SpecSoT
+    from specsot_app.api import SpecSoT as SpecSoTModel
 
-__all__ = ["SpecSoT", "__version__"]
+__all__ = ["SpecSoT", "SpecSoTModel", "__version__"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SpecSoT":
+    if name in ("SpecSoT", "SpecSoTModel"):  # the second is what the system that this one grew from calls it
         from specsot_app.api import SpecSoT
 
         return SpecSoT

@@ -130,6 +130,8 @@ def test_the_seeds_spellings_mean_ours() -> None:
         ("device_map", 0, {"device": "cuda:0"}),
         ("torch_dtype", "torch.bfloat16", {"dtype": "bf16"}),
         ("torch_dtype", "float16", {"dtype": "fp16"}),
+        ("dtype", "torch.float16", {"dtype": "fp16"}),
+        ("dtype", "auto", {"dtype": "auto"}),
         ("gpu_ids", [0, 1], {"devices": "127.0.0.1#0,127.0.0.1#1"}),
         ("gpu_ids", "0, 1", {"devices": "127.0.0.1#0,127.0.0.1#1"}),
         ("enable_parallel", True, {"mode": "auto"}),

@@ -49,6 +49,14 @@ from tests.app.stories import MERGED, PLANNED, StoryFleet
         (["infer", "Why?", "--stop", ""], "stop must be non-empty"),
         (["infer", "Why?", "--stages", "0"], "stages must be > 0"),
         (["infer", "Why?", "--model", "no/where"], "no/where: no such model directory"),
+        (
+            ["infer", "Why?", "--model", "meta-llama/Llama-3.1-8B"],
+            "hf download meta-llama/Llama-3.1-8B --local",
+        ),
+        (
+            ["infer", "Why?", "--model", "README.md"],
+            "README.md: a file, not a model directory; SpecSoT reads",
+        ),
         (["infer", "Why?", "--draft-model", "tests"], "tests: no config.json in it"),
         (["infer", "Why?", "--aux-layers", "first"], "aux_layers: 'first' are no layers"),
         (["infer", "Why?", "--drafter-rope-theta", "-1"], "drafter_rope_theta: '-1.0' is not a number > 0"),
@@ -68,6 +76,27 @@ def test_bad_input_is_one_clear_line(arguments, said, capsys, monkeypatch, reque
     assert said in printed.err
     assert printed.err.startswith("specsot: ")
     assert printed.err.count("\n") == 1
+
+
+def test_a_gguf_file_and_its_folder_are_named_as_what_they_are(tmp_path, capsys) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "smol.Q4_1.gguf").write_bytes(b"GGUF")
+    for named, said in [
+        (tmp_path / "smol.Q4_1.gguf", "a GGUF file, not a model directory; SpecSoT reads Hugging Face"),
+        (tmp_path, "it holds empty, smol.Q4_1.gguf (a GGUF file is not read; SpecSoT reads"),
+        (tmp_path / "empty", "no config.json in it, so this is no model directory; it is empty"),
+    ]:
+        assert main(["infer", "Why?", "--model", str(named)]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["infer", "serve"])
+def test_without_pytorch_one_line_says_how_to_get_it(word, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("specsot.model.fields.find_spec", lambda name: None)
+    assert main([word, *(["Why?"] if word == "infer" else [])]) == 2
+    assert capsys.readouterr().err == (
+        "specsot: torch and safetensors not installed: pip install 'specsot[model]'\n"
+    )
 
 
 def test_a_question_may_come_through_a_pipe(monkeypatch, capsys) -> None:

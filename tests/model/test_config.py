@@ -188,7 +188,7 @@ def test_a_wrong_field_is_named_with_its_value(tmp_path: Path, fields: Any, mess
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "no such file"),
+        (None, "no config.json in it"),
         ("{", "not valid JSON"),
         ("[]", "not a JSON object"),
         ("\xff", "not valid JSON"),

@@ -115,7 +115,9 @@ def infer(
 def read_question() -> str:
     """The question from a pipe; a person at a terminal is told how to ask."""
     if sys.stdin.isatty():
-        raise InvalidRequest('a question is needed: specsot infer "Explain photosynthesis."', field="prompt")
+        raise InvalidRequest(
+            'a question is needed: specsot infer "How do I make Banana Pancakes?"', field="prompt"
+        )
     return sys.stdin.read().strip()
 
 

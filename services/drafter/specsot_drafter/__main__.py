@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 
 from specsot.links import Dialer
 from specsot.membership import Part
+from specsot.model.fields import require_torch
 from specsot.process.habits import settle_habits
 from specsot_drafter.config import DrafterConfig, read_config
 
@@ -28,6 +29,8 @@ def main() -> int:
 async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
     from specsot.process.member import serve_member
     from specsot.process.observing import observed
+
+    require_torch()
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_drafter.observing import watch_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from specsot.errors import ModelError
 from specsot.model.families import ACTIVATIONS, FAMILIES, LLAMA, Activation, Family, MlpKind, Names, NormKind
-from specsot.model.fields import Fields, Json, read_json
+from specsot.model.fields import Fields, Json, read_json, require_model_directory
 from specsot.model.rope import Rope, read_rope
 
 __all__ = ["ModelConfig", "Rope", "make_config", "read_config", "read_json", "read_rope"]
@@ -53,6 +53,7 @@ class ModelConfig:
 
 def read_config(directory: Path) -> ModelConfig:
     """The config of a model directory. ModelError names the file and what is wrong with it."""
+    require_model_directory(directory)
     source, generation = directory / "config.json", directory / "generation_config.json"
     return make_config(read_json(source), read_json(generation) if generation.exists() else {}, source)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specsot.errors import HeadMismatch, ModelError
-from specsot.model.fields import Fields, read_json
+from specsot.model.fields import Fields, read_json, require_model_directory
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
 
 # How published names begin, and what they mean here: EAGLE-3 as its authors save it, and the names
@@ -47,7 +47,7 @@ class Checkpoint(Weights):
     @classmethod
     def open(cls, directory: Path, allow_pickle_bin: bool = False) -> Checkpoint:
         """A directory's. allow_pickle_bin: see `WeightFiles`."""
-        source = directory / "config.json"
+        source = require_model_directory(directory) / "config.json"
         fields = read_json(source)
         return cls(WeightFiles(directory, allow_pickle_bin), fields, directory, source)
 
