@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from specsot.compute import explain
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.links import Arrival, Inbox, Link, Lost
 from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration, StandBy
@@ -148,24 +149,30 @@ async def _configure(part: Part, configuration: Configuration, uplink: Link) -> 
     try:
         await part.disband()
         await part.configure(configuration, uplink)
-    except SpecsotError as error:
-        log.error("cannot take part", epoch=configuration.epoch, reason=str(error))
-        await _say(uplink, Broken(configuration.epoch, str(error)))
+    except Exception as error:
+        reason = str(_explain(error))
+        log.error("cannot take part", epoch=configuration.epoch, reason=reason)
+        await _say(uplink, Broken(configuration.epoch, reason))
 
 
 async def _handle(part: Part, arrival: Arrival, uplink: Link) -> None:
     try:
         await part.handle(arrival)
-    except SpecsotError as error:
-        await _break(part, uplink, error)
+    except Exception as error:
+        await _break(part, uplink, _explain(error))
 
 
 async def _settle(part: Part, uplink: Link) -> float | None:
     try:
         return await part.settle()
-    except SpecsotError as error:
-        await _break(part, uplink, error)
+    except Exception as error:
+        await _break(part, uplink, _explain(error))
         return None
+
+
+def _explain(error: Exception) -> SpecsotError:
+    """A bug of ours ends an epoch as anything else does that goes wrong, and not the process."""
+    return error if isinstance(error, SpecsotError) else explain("this member", error)
 
 
 async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:

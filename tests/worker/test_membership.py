@@ -87,6 +87,27 @@ async def test_what_breaks_in_no_epoch_breaks_none(epoch: int, told: list[object
     assert uplink.sent == [*told, Leaving()]
 
 
+class BuggyPart(EagerPart):
+    epoch = 3
+
+    async def handle(self, arrival: Arrival) -> None:
+        await super().handle(arrival)
+        if arrival.message != "the last word":
+            raise KeyError("words of a prompt")
+
+
+async def test_a_bug_ends_the_epoch_in_words_fit_for_everybody_and_not_the_member() -> None:
+    leaving, inbox, uplink = asyncio.Event(), Inbox(), Recorder()
+
+    async def connect(registration: Registration) -> Recorder:
+        for word in ("a word", "the last word"):
+            inbox.put("peer", word)
+        return uplink
+
+    await asyncio.wait_for(take_part(BuggyPart(leaving), inbox, connect, leaving), 10)
+    assert uplink.sent == [Broken(3, "this member failed: KeyError (its log says where)"), Leaving()]
+
+
 async def test_one_that_stands_by_says_so_on_one_line() -> None:
     leaving, inbox = asyncio.Event(), Inbox()
 
