@@ -21,6 +21,7 @@ from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import Configuration, Ready, Registration, Rejoined, Tap
 from specsot.pages import PageTable
+from specsot_worker.early import Early
 from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
 from specsot_worker.place import Links, connect, index_of, own_taps
@@ -71,7 +72,7 @@ class WorkerPart:
         self._compute = Compute(source.name, compute)
         self._clock, self._watch = clock, watch or Watch()
         self._now: _Epoch | None = None
-        self._early: list[Arrival] = []
+        self._early = Early()
         self._beside: set[asyncio.Task[None]] = set()  # nobody waits for these
 
     @property
@@ -109,16 +110,16 @@ class WorkerPart:
             self._now.reading = Reading(self._source.name, self._reading, self._read)
         self._watch.formed(configuration, stage.table)
         await self._ready_if_complete()
-        for arrival in self._take_early():
+        for arrival in self._early.take(configuration.epoch):
             await self.handle(arrival)
 
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
         now, message = self._now, arrival.message
-        if now is None or getattr(message, "epoch", self.epoch) > self.epoch:
-            self._early.append(arrival)
-            return
-        if getattr(message, "epoch", self.epoch) < self.epoch:
+        epoch = getattr(message, "epoch", self.epoch)
+        if epoch > self.epoch:
+            self._early.keep(epoch, arrival)
+        if now is None or epoch != self.epoch:
             return
         match message:
             case Frame():
@@ -175,7 +176,6 @@ class WorkerPart:
 
     async def disband(self) -> None:
         now, self._now = self._now, None
-        self._early = []
         if now is not None:
             self._watch.disbanded()
             if now.reading:
@@ -305,10 +305,6 @@ class WorkerPart:
         assert now.sequencer is not None
         if rejected := now.sequencer.rejections():
             await now.links.master.send(Result(self.epoch, 0, rejected))
-
-    def _take_early(self) -> list[Arrival]:
-        early, self._early = self._early, []
-        return early
 
 
 def _patience(now: _Epoch, frame: Frame) -> float:
