@@ -12,6 +12,8 @@ from specsot.params import DrafterName
 
 PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
+MASTER = "master"  # by this name its words arrive; nobody else may have it
+
 Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
 Transport = Literal[

@@ -49,10 +49,10 @@ class FakeFleet:
         self.downlinks[registration.name] = downlink
         await downlink.send(replace(EPOCH, you=registration.name))
 
-    def heard(self, name: str, message: object) -> None:
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
         self.said.put_nowait((name, message))
 
-    def lost(self, name: str, reason: str) -> None:
+    def lost(self, name: str, reason: str, by: Link | None = None) -> None:
         self.gone.put_nowait((name, reason))
 
 

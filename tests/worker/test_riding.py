@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from specsot.deadline import Deadline
 from specsot.errors import Unavailable
-from specsot.frames import Drafts
+from specsot.frames import Close, Drafts, Frame, Result
 from specsot.links import Arrival, Exchange, Inbox, Lost
 from specsot.members import Configuration, Head, Range, Ready, Registration, Stage, Tap
 from specsot.membership import take_part
 from specsot.pages import PageTable
 from specsot_worker.early import Early
 from specsot_worker.part import WorkerPart, _Epoch  # pyright: ignore[reportPrivateUsage]
-from specsot_worker.place import Links
+from specsot_worker.place import Links, belongs
 
 STAGES = tuple(Stage(f"w{n}", f"w{n}:1", Range(2 * n, 2 * n + 2)) for n in range(3))
 
@@ -30,9 +32,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.heard = lambda: None
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
+        self.heard()
 
     async def close(self) -> None: ...
 
@@ -60,6 +64,24 @@ async def test_stage_0_is_told_once_that_the_drafter_is_lost() -> None:
     for reason in ("its link broke", "the link to d broke"):
         await part.handle(Arrival("d", Lost("d", reason, 1)))
     assert first.sent == [Lost("d", "its link broke", 1)]
+
+
+@pytest.mark.parametrize(
+    ("you", "message", "senders"),
+    [
+        ("w0", Frame(1, 1), ""),
+        ("w1", Frame(1, 1), "w0"),
+        ("w0", Result(1, 1), "w2"),
+        ("w0", Drafts(1), "w2 d"),
+        ("w1", Tap(1, 1, "w"), "w0 d"),
+        ("w0", Close(1), "master"),
+        ("w1", Lost("w0", "broken", 1), "w0 w2"),
+    ],
+)
+def test_every_message_comes_from_whose_it_is(you: str, message: object, senders: str) -> None:
+    configuration = Configuration(1, you, STAGES, 9, 9, 9, drafter="d:1")
+    everybody = ("w0", "w1", "w2", "d", "master")
+    assert [one for one in everybody if belongs(configuration, Arrival(one, message))] == senders.split()
 
 
 async def test_a_lost_stage_ends_the_epoch() -> None:
@@ -103,12 +125,8 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
         inbox.put("d", "the last word")
         return master
 
-    async def leave() -> None:
-        while not master.sent:
-            await asyncio.sleep(0)
-        leaving.set()
-
-    await asyncio.wait_for(asyncio.gather(take_part(part, inbox, connect, leaving), leave()), 10)
+    master.heard = leaving.set
+    await asyncio.wait_for(take_part(part, inbox, connect, leaving), 10)
     assert master.sent[0] == Ready(3)
 
 

@@ -69,10 +69,12 @@ class DrafterPart:
         now, message = self._now, arrival.message
         if now is None:
             return
-        if isinstance(message, Features) and message.epoch == self.epoch:
+        last = now.configuration.stages[-1].name
+        if isinstance(message, Features) and message.epoch == self.epoch and arrival.sender == last:
             now.untaught.append(message)
-        needed = {now.configuration.drafted_for.name, now.configuration.stages[-1].name}
-        if isinstance(message, Lost) and message.epoch == self.epoch and message.peer in needed:
+        needed = {now.configuration.drafted_for.name, last}
+        lost = isinstance(message, Lost) and message.peer == arrival.sender and arrival.of("worker")
+        if lost and message.epoch == self.epoch and message.peer in needed:
             raise Unavailable(f"lost {message.peer}: {message.reason}")
 
     async def settle(self) -> float | None:

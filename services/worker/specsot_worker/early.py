@@ -15,7 +15,7 @@ MOST, MOST_BYTES = 64, 1 << 30  # arrivals: taps, which come by other links than
 
 
 class Early:
-    """Arrivals of epochs to come, in order. What does not fit is not kept: the barrier's deadline helps then."""
+    """Arrivals of epochs to come, in order. What does not fit is dropped: the barrier has a deadline."""
 
     def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes

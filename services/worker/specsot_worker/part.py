@@ -24,7 +24,7 @@ from specsot.pages import PageTable
 from specsot_worker.early import Early
 from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
-from specsot_worker.place import Links, connect, index_of, own_taps
+from specsot_worker.place import Links, belongs, connect, index_of, own_taps
 from specsot_worker.provider import LayerRange, Provider
 from specsot_worker.reading import Launched, Reading, launch
 from specsot_worker.sequencer import Budget, Sequencer
@@ -120,6 +120,9 @@ class WorkerPart:
         if epoch > self.epoch:
             self._early.keep(epoch, arrival)
         if now is None or epoch != self.epoch:
+            return
+        if not belongs(now.configuration, arrival):
+            log.warning("out of its role", sender=arrival.sender, message=type(message).__name__)
             return
         match message:
             case Frame():

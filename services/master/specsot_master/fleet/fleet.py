@@ -157,28 +157,33 @@ class Fleet:
         self._roll.remove(name)
         return member
 
-    def heard(self, name: str, message: object) -> None:
-        """Take a member's message."""
-        if name not in self._roll:
+    def knows(self, name: str, by: Link | None = None) -> bool:
+        """It is a member. by: the downlink of whoever is meant: another one may have its name by now."""
+        member = self._roll.find(name)
+        return member is not None and (by is None or by is member.downlink)
+
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+        """Take a member's message. by: see `knows`."""
+        if not self.knows(name, by):
             return
         match message:
-            case Result() if message.epoch == self.epoch:
-                self._on_result(message)
+            case Result() if message.epoch == self.epoch and self.formed:
+                self._take(name, message)
             case Ready(epoch) if epoch == self.epoch:
                 self._epochs.count(name)
             case Broken(epoch, reason) if epoch == self.epoch:
                 self._epochs.fail(name, reason)
             case Leaving(reason):
-                self.lost(name, reason, min(COMPANY, self._wishes.take_over_after))
+                self.lost(name, reason, by, min(COMPANY, self._wishes.take_over_after))
             case _:
                 pass
 
-    def lost(self, name: str, reason: str, patience: float | None = None) -> None:
+    def lost(self, name: str, reason: str, by: Link | None = None, patience: float | None = None) -> None:
         """A member is gone. A lost stage ends the epoch; a lost drafter is done without.
 
-        patience: seconds before the others take over, if nobody else can; None: as was wished.
+        by: see `knows`. patience: seconds before the others take over, if nobody else can; None: as wished.
         """
-        if name in self._roll:
+        if self.knows(name, by):
             self._remove(name, reason)
             self._epochs.be_patient(self._wishes.take_over_after if patience is None else patience)
             self.reform()
@@ -207,6 +212,15 @@ class Fleet:
         if ring is None:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
         await self._roll.order(ring.stages[0].name, order)
+
+    def _take(self, name: str, result: Result) -> None:
+        """The last stage's word about a frame, or the first one's about what could not even begin."""
+        first, last = self._epoch.stages[0].name, self._epoch.stages[-1].name
+        rejects = result.number == 0 and not any(one.tokens for one in result.outcomes)
+        if name == (first if rejects else last) and (rejects or result.number > 0):
+            self._on_result(result)
+        else:
+            log.warning("a result by one that cannot have any", name=name, epoch=result.epoch)
 
     def _remove(self, name: str, reason: str) -> None:
         log.warning("member lost", name=name, reason=reason)
