@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -64,20 +64,21 @@ class Part(Protocol):
 async def take_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
     """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted, Hung."""
     farewell = asyncio.ensure_future(_call(leaving, inbox))
+    newest = 0
     try:
         while not leaving.is_set():
-            uplink = await _join(part, connect, farewell)
+            uplink = await _join(part, connect, farewell, newest)
             if uplink is not None:
-                await _serve(part, inbox, uplink, leaving)
+                newest = max(newest, await _serve(part, inbox, uplink, leaving))
     finally:
         farewell.cancel()
         await part.disband()
 
 
-async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any]) -> Link | None:
-    """Try until the master takes us; None when it is time to leave instead."""
+async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any], newest: int) -> Link | None:
+    """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
     wait = FIRST_WAIT
-    registration = await part.registration()
+    registration = replace(await part.registration(), epoch=newest)
     while not farewell.done():
         try:
             uplink = await connect(registration)
@@ -99,21 +100,28 @@ async def _call(leaving: asyncio.Event, inbox: Inbox) -> None:
     inbox.put("", _Farewell())
 
 
-async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> None:
-    """Take what arrives, then let the part do what is due; until the master is lost or we leave."""
+async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
+    """Take what arrives, then let the part do what is due; until the master is lost or we leave.
+
+    Returns the newest epoch.
+    """
     wait: float | None = None
+    newest = 0
     while not leaving.is_set():
         arrival = await _next(inbox, wait)
         while arrival is not None:
             if arrival.sender == "master" and isinstance(arrival.message, Lost):
                 log.warning("lost the master", reason=arrival.message.reason)
                 await part.disband()
-                return
+                return newest
+            if isinstance(arrival.message, Configuration):
+                newest = max(newest, arrival.message.epoch)
             await _take(part, arrival, uplink)
             arrival = inbox.take()
         wait = await _settle(part, uplink)
     await _say(uplink, Leaving())
     await uplink.close()
+    return newest
 
 
 async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:

@@ -121,6 +121,15 @@ async def test_results_of_a_past_epoch_are_dropped():
     assert stand.results == [Result(1, 1)]
 
 
+async def test_a_new_ring_is_newer_than_all_that_members_have_heard_of():
+    """Another master, whose clock was ahead, may have led them before."""
+    stand = await stand_with(worker("a", epoch=7), worker("b", epoch=9))
+    assert [stand.told(name)[0].epoch for name in ("a", "b")] == [10, 10]
+    stand.fleet.lost("b", "killed")
+    await stand.join(worker("b", epoch=3))
+    assert stand.fleet.epoch == 11
+
+
 async def test_results_come_from_the_last_stage_and_rejections_from_the_first():
     """Neither a drafter nor one that stands by, nor another stage, writes an answer."""
     stand = await stand_with(drafter(), worker("a"), worker("b"), worker("c"))

@@ -6,7 +6,7 @@ Refuses to know how members come, go and speak, and who should run which layers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import structlog
 
@@ -25,17 +25,32 @@ log = structlog.get_logger()
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  # seconds before a broken ring is tried again
 
 
+class Numbers:
+    """Of epochs to come: each is larger than all before, and than any that a member has heard of."""
+
+    def __init__(self, after: int = 0) -> None:
+        self._newest = after
+
+    def __next__(self) -> int:
+        self._newest += 1
+        return self._newest
+
+    def pass_over(self, epoch: int) -> None:
+        """A member has heard of this one: of a master whose clock was ahead of ours."""
+        self._newest = max(self._newest, epoch)
+
+
 class Epochs:
     """newest: running or not. complaint: why the last attempt failed; None once one has succeeded.
 
-    numbers: of epochs to come. on_ready(), on_end(reason) and idle() are the fleet's.
+    on_ready(), on_end(reason) and idle() are the fleet's.
     """
 
     def __init__(
         self,
         roll: Roll,
         wishes: Wishes,
-        numbers: Iterator[int],
+        numbers: Numbers,
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         idle: Callable[[], bool],

@@ -7,8 +7,7 @@ begins and ends.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -18,7 +17,7 @@ from specsot.info import MemberInfo, Rebalanced
 from specsot.links import Link
 from specsot.members import Broken, Configuration, Leaving, Ready, Registration, StandBy
 from specsot.params import DrafterName
-from specsot_master.fleet.epochs import Epochs
+from specsot_master.fleet.epochs import Epochs, Numbers
 from specsot_master.fleet.formation import belongs, check, with_gpu
 from specsot_master.fleet.roll import Member, Roll
 from specsot_master.fleet.succession import could_form
@@ -44,12 +43,13 @@ class Fleet:
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         idle: Callable[[], bool],
-        epochs: Iterator[int] | None = None,
+        numbers: Numbers | None = None,
     ) -> None:
-        """epochs: numbers of epochs to come, each larger than any that a member may have heard of."""
+        """numbers: of epochs to come."""
+        self._numbers = numbers or Numbers()
         self._wishes, self._on_result = wishes, on_result
         self._roll = Roll(self.lost)
-        self._epochs = Epochs(self._roll, wishes, epochs or itertools.count(1), on_ready, on_end, idle)
+        self._epochs = Epochs(self._roll, wishes, self._numbers, on_ready, on_end, idle)
         self._epoch = self._epochs.newest
 
     @property
@@ -140,6 +140,7 @@ class Fleet:
     def take(self, registration: Registration, downlink: Link) -> None:
         """One more member, or one that is back before its old link was known to be lost. Raises Refused."""
         check(registration, self.registrations, self._wishes)
+        self._numbers.pass_over(registration.epoch)
         if older := self._roll.find(registration.name):
             self._remove(registration.name, "another process took its place")
             self._roll.hang_up(older)
