@@ -6,7 +6,8 @@ Refuses to know transports (links and the way to join are passed in) and what a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -15,13 +16,14 @@ import structlog
 from specsot.compute import explain
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.links import Arrival, Inbox, Link, Lost
-from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration, StandBy
+from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
 
 log = structlog.get_logger()
 
 Connect = Callable[[Registration], Awaitable[Link]]
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0  # seconds between attempts to join
+TELLING = 2.0  # seconds between two words of how far getting ready is
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,27 @@ async def _configure(part: Part, configuration: Configuration, uplink: Link) -> 
         await _say(uplink, Broken(configuration.epoch, reason))
 
 
+@asynccontextmanager
+async def telling(uplink: Link, epoch: int, done: Callable[[], int], total: int) -> AsyncGenerator[None]:
+    """Tell the master meanwhile how far getting ready is: so much of `total`, and all of it in the end."""
+
+    async def tell() -> None:
+        before = None
+        while True:
+            if (now := done()) != before:
+                log.debug("getting ready", epoch=epoch, done=now, total=total)
+                await _say(uplink, Progress(epoch, min(now, total - 1), total))
+            before = now
+            await asyncio.sleep(TELLING)
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+    await _say(uplink, Progress(epoch, total, total))
+
+
 async def _handle(part: Part, arrival: Arrival, uplink: Link) -> None:
     try:
         await part.handle(arrival)
@@ -198,7 +221,7 @@ async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:
         raise error
 
 
-async def _say(uplink: Link, message: Ready | Broken | Leaving) -> None:
+async def _say(uplink: Link, message: Ready | Broken | Leaving | Progress) -> None:
     """Tell the master; if it is gone, its loss arrives in the inbox anyway."""
     try:
         await uplink.send(message)

@@ -17,7 +17,7 @@ from specsot.deadline import Deadline
 from specsot.errors import Unavailable
 from specsot.frames import Close, Drafts, Frame, Result
 from specsot.links import Arrival, Exchange, Inbox, Lost
-from specsot.members import Configuration, Head, Range, Ready, Registration, Stage, Tap
+from specsot.members import Configuration, Head, Leaving, Range, Ready, Registration, Stage, Tap
 from specsot.membership import take_part
 from specsot.pages import PageTable
 from specsot_worker.early import Early
@@ -94,7 +94,7 @@ async def test_a_lost_stage_ends_the_epoch() -> None:
 class OneLayerRange:
     """A stage and its provider, both in name only."""
 
-    name, table, layers = "w0", PageTable(4, 16), Range(0, 2)
+    name, table, layers, loaded = "w0", PageTable(4, 16), Range(0, 2), 0
 
     def stage(self, configuration: Configuration, layers: Range) -> OneLayerRange:
         return self
@@ -125,9 +125,9 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
         inbox.put("d", "the last word")
         return master
 
-    master.heard = leaving.set
+    master.heard = lambda: leaving.set() if Ready(3) in master.sent else None
     await asyncio.wait_for(take_part(part, inbox, connect, leaving), 10)
-    assert master.sent[0] == Ready(3)
+    assert master.sent[-2:] == [Ready(3), Leaving()]
 
 
 def test_what_comes_too_early_is_bounded_by_count_and_bytes() -> None:

@@ -16,6 +16,7 @@ from specsot.errors import Unavailable
 from specsot.frames import Drafts, Features
 from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import Configuration, Ready, Registration, Tap
+from specsot.membership import telling
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.provider import Provider
 from specsot_drafter.watching import Watch
@@ -56,10 +57,11 @@ class DrafterPart:
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the head, give the tapping stages their slices of its fc if they want them, then be ready."""
-        engine = await self._compute.run(self._source.engine, configuration)
-        if configuration.head:
-            await self._send_taps(configuration)
-        stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
+        async with telling(uplink, configuration.epoch, lambda: 0, 1):
+            engine = await self._compute.run(self._source.engine, configuration)
+            if configuration.head:
+                await self._send_taps(configuration)
+            stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
         self._now = _Epoch(configuration, engine, stage, [], Deadline(configuration.curve))
         self._watch.formed(configuration, lambda: engine.free_pages)
         await uplink.send(Ready(configuration.epoch))

@@ -19,7 +19,8 @@ from specsot.deadline import Deadline
 from specsot.errors import SpecsotError, Unavailable
 from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.links import Arrival, Dialer, Link, Lost
-from specsot.members import Configuration, Ready, Registration, Rejoined, Tap
+from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, Tap
+from specsot.membership import telling
 from specsot.pages import PageTable
 from specsot_worker.early import Early
 from specsot_worker.flow import Flow
@@ -91,6 +92,13 @@ class WorkerPart:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
         index = index_of(configuration)
         mine = configuration.stages[index]
+        async with telling(uplink, configuration.epoch, lambda: self._source.loaded, len(mine.layers) + 1):
+            await self._begin(configuration, index, mine, uplink)
+        await self._ready_if_complete()
+        for arrival in self._early.take(configuration.epoch):
+            await self.handle(arrival)
+
+    async def _begin(self, configuration: Configuration, index: int, mine: Stage, uplink: Link) -> None:
         if self._reading:  # what is still read of the epoch before holds its memory
             await Compute(self._source.name, self._reading).run(lambda: None)
         stage = await self._compute.run(self._source.stage, configuration, mine.layers)
@@ -109,9 +117,6 @@ class WorkerPart:
         if judge and index and self._reading:
             self._now.reading = Reading(self._source.name, self._reading, self._read)
         self._watch.formed(configuration, stage.table)
-        await self._ready_if_complete()
-        for arrival in self._early.take(configuration.epoch):
-            await self.handle(arrival)
 
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""

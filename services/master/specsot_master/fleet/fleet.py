@@ -15,7 +15,7 @@ from specsot.errors import Unavailable
 from specsot.frames import Order, Result
 from specsot.info import MemberInfo, Rebalanced
 from specsot.links import Link
-from specsot.members import Broken, Configuration, Leaving, Ready, Registration, StandBy
+from specsot.members import Broken, Configuration, Leaving, Progress, Ready, Registration, StandBy
 from specsot.params import DrafterName
 from specsot_master.fleet.epochs import Epochs, Numbers
 from specsot_master.fleet.formation import belongs, check, with_gpu
@@ -172,6 +172,8 @@ class Fleet:
                 self._take(name, message)
             case Ready(epoch) if epoch == self.epoch:
                 self._epochs.count(name)
+            case Progress(epoch) if epoch == self.epoch:
+                self._epochs.move(name, message)
             case Broken(epoch, reason) if epoch == self.epoch:
                 self._epochs.fail(name, reason)
             case Leaving(reason):
