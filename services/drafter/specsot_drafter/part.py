@@ -74,10 +74,9 @@ class DrafterPart:
         last = now.configuration.stages[-1].name
         if isinstance(message, Features) and message.epoch == self.epoch and arrival.sender == last:
             now.untaught.append(message)
-        needed = {now.configuration.drafted_for.name, last}
-        lost = isinstance(message, Lost) and message.peer == arrival.sender and arrival.of("worker")
-        if lost and message.epoch == self.epoch and message.peer in needed:
-            raise Unavailable(f"lost {message.peer}: {message.reason}")
+        if isinstance(message, Lost) and message.epoch == self.epoch and arrival.of("worker"):
+            if message.peer == arrival.sender and message.peer in (now.configuration.drafted_for.name, last):
+                raise Unavailable(f"lost {message.peer}: {message.reason}")
 
     async def settle(self) -> float | None:
         """Learn everything that has come, then draft once for the newest state."""
