@@ -74,9 +74,8 @@ class DrafterPart:
         last = now.configuration.stages[-1].name
         if isinstance(message, Features) and message.epoch == self.epoch and arrival.sender == last:
             now.untaught.append(message)
-        if isinstance(message, Lost) and message.epoch == self.epoch and arrival.of("worker"):
-            if message.peer == arrival.sender and message.peer in (now.configuration.drafted_for.name, last):
-                raise Unavailable(f"lost {message.peer}: {message.reason}")
+        if isinstance(message, Lost) and message.epoch == self.epoch:
+            self._lose(now, arrival, message)
 
     async def settle(self) -> float | None:
         """Learn everything that has come, then draft once for the newest state."""
@@ -99,6 +98,12 @@ class DrafterPart:
         if now is not None:
             self._watch.disbanded()
             await now.stage.close()
+
+    def _lose(self, now: _Epoch, arrival: Arrival, lost: Lost) -> None:
+        """Raises Unavailable where it cannot go on, if whoever says so may."""
+        needed = {now.configuration.drafted_for.name, now.configuration.stages[-1].name}
+        if lost.peer in needed and lost.peer == arrival.sender and arrival.of("worker"):
+            raise Unavailable(f"lost {lost.peer}: {lost.reason}")
 
     async def _send_taps(self, configuration: Configuration) -> None:
         """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on."""
