@@ -87,6 +87,7 @@ class Source:
         self._held = Held(self._dtype.itemsize, supply.quantization)
         self._fingerprint = fingerprint(supply.model)
         self._decoder: Decoder | None = None
+        self.loaded = 0  # see Provider
         if supply.layers and supply.layers.last > self._config.layers:
             raise ModelError(f"layers {supply.layers} asked for, {supply.model} has {self._config.layers}")
 
@@ -190,7 +191,7 @@ class Source:
     def _load(self, layers: Range) -> Decoder:
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None  # as in _check
-            supply = self._supply
+            supply, self.loaded = self._supply, 0
             pickled = supply.model_format == "bin"
             self._decoder = Decoder.load(
                 supply.model,
@@ -198,9 +199,14 @@ class Source:
                 self._dtype,
                 self._device,
                 pickled,
-                supply.loaded,
+                self._hear,
                 supply.quantization,
                 supply.kv_dtype,
                 supply.batch_invariant,
             )
         return self._decoder
+
+    def _hear(self, layers: int) -> None:
+        self.loaded = layers
+        if self._supply.loaded:
+            self._supply.loaded(layers)

@@ -30,9 +30,11 @@ class Members(Protocol):
         """Raises Refused."""
         ...
 
-    def heard(self, name: str, message: object) -> None: ...
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
+        ...
 
-    def lost(self, name: str, reason: str) -> None: ...
+    def lost(self, name: str, reason: str, by: Link | None = None) -> None: ...
 
 
 class Downlink:
@@ -75,7 +77,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         finally:
             self._outboxes.discard(outbox)
             if not downlink.closed:
-                self._members.lost(registration.name, outbox.lost or "its link broke")
+                self._members.lost(registration.name, outbox.lost or "its link broke", downlink)
 
     async def close(self) -> None:
         """Let every member go, in good order."""
@@ -115,7 +117,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                 watch.heard()
                 message = decode_upward(request)
                 if not isinstance(message, Beat) and not downlink.closed:
-                    self._members.heard(name, message)
+                    self._members.heard(name, message, downlink)
         except WireError as error:
             reason = f"it sent what does not decode: {error}"
             raise
