@@ -27,6 +27,7 @@ from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.notes import Notes
 from specsot_master.conductor.openings import Openings
 from specsot_master.conductor.outbox import Outbox
+from specsot_master.conductor.quarantine import Quarantine
 from specsot_master.conductor.readers import Readers, check_same
 from specsot_master.conductor.reviving import Revival
 from specsot_master.conductor.ring import ConductorConfig, Ring, RingState
@@ -40,8 +41,6 @@ from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 log = structlog.get_logger()
-
-MOST_BREAKS = 3  # rings in a row that may break under a request that gets nowhere: it may be the reason
 
 
 class Conductor:
@@ -68,7 +67,9 @@ class Conductor:
         self._openings = openings = Openings(text.end_ids, config.heads)
         self._sequences = Sequences(text, openings, self._outbox, config.lease)
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
-        self._roster, self._counts, self._guard = Roster(config), Counts(), Guard(self._fail)
+        self._quarantine = Quarantine()
+        self._roster, self._counts = Roster(config, self._quarantine), Counts()
+        self._guard = Guard(self._fail)
         self._course = Course(
             ring, self._sequences, self._sharing, self._notes, self._counts, self._tell, self._fail
         )
@@ -208,7 +209,7 @@ class Conductor:
             self._sharing.heard(outcome)
         for request, outcomes in self._sequences.group(result.outcomes):
             self._guard(request, self._learn, request, outcomes, now)
-        if self._sequences.freed:
+        if self._quarantine.moved() or self._sequences.freed:
             self._scheduler.fill()
 
     def epoch_began(self) -> None:
@@ -218,16 +219,18 @@ class Conductor:
     def epoch_ended(self, reason: str) -> None:
         """The ring broke: every request waits for the next one, where it goes on from its log."""
         self._forget()
+        culprit = self._quarantine.broke(self._roster.suspects)
         for request in self._roster.suspend():
             request.lose()
-            if request.breaks > MOST_BREAKS:
-                self._fail(request, Unavailable(f"{reason}, once more while this request ran"))
+            if request.record is culprit:
+                self._fail(request, Unavailable(f"{reason}; {request.record.told}"))
             else:
                 self._limits.await_ring(request, reason)
 
     def end(self, reason: str) -> None:
         """Every request ends with Unavailable(reason)."""
         self._forget()
+        self._quarantine.clear()
         for request in self._roster.clear():
             log.warning("request failed", **request.named, reason=reason)
             request.feed.end(Unavailable(reason))
@@ -249,7 +252,8 @@ class Conductor:
         live = self._roster.is_live(request)
         self._course.leave(request)
         self._roster.leave(request)
-        if live:
+        self._quarantine.leave(request.record)
+        if self._quarantine.moved() or live:
             self._scheduler.fill()
 
     def renew(self, request: LiveRequest) -> None:
@@ -270,6 +274,8 @@ class Conductor:
     def let_go(self, request: LiveRequest) -> None:
         """Another ring goes on with it; there is nothing of it in this one."""
         self._roster.leave(request)
+        self._quarantine.leave(request.record)
+        self._scheduler.fill()
 
     async def settled(self) -> None:
         """Return once every order decided so far is with the ring."""
@@ -339,6 +345,7 @@ class Conductor:
     # --- results ---
 
     def _learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
+        self._quarantine.wrote(request.record, sum(len(outcome.tokens) for outcome in outcomes))
         self._course.learn(request, outcomes, now)
         self.renew(request)
 

@@ -18,6 +18,7 @@ from specsot_master.conductor.clock import Alarms
 from specsot_master.conductor.feed import Feed
 from specsot_master.conductor.log import SequenceLog
 from specsot_master.conductor.prefixes import Node, lineage
+from specsot_master.conductor.quarantine import Record
 from specsot_master.conductor.ring import RingState
 from specsot_master.plan import OpenBranch, Piece, RequestPlan
 from specsot_master.prompts import Conversation, Turn
@@ -88,7 +89,7 @@ class LiveRequest:
           prompt that were in the ring before it.
     family: its sequences ride in the same frames.
     deadline: by the conductor's clock.
-    begun: it has been in the ring. breaks: how often its ring broke since it last wrote something.
+    begun: it has been in the ring. record: of the rings that broke while it was in them.
     """
 
     id: str
@@ -108,7 +109,7 @@ class LiveRequest:
     family: int | None = None
     deadline: float | None = None
     begun: bool = False
-    breaks: int = 0
+    record: Record = field(default_factory=Record)
     feed: Feed = field(init=False)
     alarms: Alarms = field(default_factory=Alarms)
     sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
@@ -145,6 +146,11 @@ class LiveRequest:
         return self._turns.get(ordinal) or self.first_turn
 
     @property
+    def inside(self) -> bool:
+        """Something of it is in the ring."""
+        return any(not sequence.lost for sequence in self.sequences.values())
+
+    @property
     def lost(self) -> list[LiveSequence]:
         """Those that wait to be opened again, in the plan's order."""
         return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]
@@ -152,7 +158,6 @@ class LiveRequest:
     def lose(self) -> None:
         """Its epoch is over, with all that was in the ring."""
         self.node, self.family = None, None
-        self.breaks += any(not sequence.lost for sequence in self.sequences.values())
         for sequence in self.sequences.values():
             sequence.lost = True
 
