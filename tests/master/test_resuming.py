@@ -217,3 +217,23 @@ async def test_a_request_of_its_own_id_is_resumed_by_what_started_told() -> None
     assert finished([event.event for event in rest]).text == ANSWER
     stage.time.advance(31)
     stage.assert_clean()
+
+
+async def test_an_old_request_takes_nothing_from_a_newer_one_of_its_name() -> None:
+    """It was evicted while somebody read it; that reader leaves when the name is another's already."""
+    stage = Stage(SAYS, config=replace(CONFIG, keep=1))
+    ask = replace(DIRECT, resumable=True)
+    old = stage.conductor.generate(ask, "mine")
+    first = asyncio.create_task(anext(old))
+    while await stage.lap():
+        pass
+    await first
+    await stage.play(reading(stage, stage.conductor.generate(ask, "other")))  # takes the only place
+    (whole,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine")))
+    await old.aclose()
+    stage.time.advance(29)
+    assert await read(stage.conductor.resume("mine")) == whole
+    stage.time.advance(20)
+    assert await read(stage.conductor.resume("mine")) == whole
+    stage.time.advance(31)
+    stage.assert_clean()

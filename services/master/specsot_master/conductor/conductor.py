@@ -152,8 +152,8 @@ class Conductor:
         first event; Unavailable when the ring breaks and no other comes; TimedOut; PlanError; Cancelled when
         nothing is read for too long.
         """
-        known = self._find(request_id) if request_id else None
-        if known is not None and known.ask.resumable:
+        known = self._find_resumable(request_id)
+        if known is not None:
             request = self._take_up(known, ask, timeout)
         else:
             request = await self._arrive(ask, request_id, client, timeout)
@@ -169,8 +169,8 @@ class Conductor:
         ask: what the request must have asked for; None: whatever it did. timeout: counts from now.
         Raises NotFound, InvalidRequest, and whatever ends the request.
         """
-        request = self._find(request_id)
-        if request is None or not request.ask.resumable:
+        request = self._find_resumable(request_id)
+        if request is None:
             raise NotFound(f"no request {brief(request_id)} is kept here")
         self._take_up(request, ask, timeout)
         async with aclosing(self._readers.follow(request, offset)) as events:
@@ -286,6 +286,8 @@ class Conductor:
     async def _arrive(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
         """Once it has been looked into, it waits for its turn."""
         words, left = await self._arrivals.look_into(ask, id, client, timeout)
+        if (known := self._find_resumable(id)) is not None:  # the same call, meanwhile
+            return self._take_up(known, ask, left)
         self._roster.check(id)
         last = self._arrivals.find_room(client)
         request = self._acceptance.prepare(ask, id, client, self._clock.now(), words)
@@ -315,6 +317,10 @@ class Conductor:
 
     def _find(self, id: str) -> LiveRequest | None:
         return self._roster.find(id) or self._readers.find(id)
+
+    def _find_resumable(self, id: str | None) -> LiveRequest | None:
+        request = self._find(id) if id else None
+        return request if request and request.ask.resumable else None
 
     def _take_up(self, request: LiveRequest, ask: Ask | None, timeout: float | None) -> LiveRequest:
         """Somebody reads a known request; the newest caller's deadline counts."""

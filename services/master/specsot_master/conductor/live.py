@@ -89,6 +89,7 @@ class LiveRequest:
           prompt that were in the ring before it.
     family: its sequences ride in the same frames.
     deadline: by the conductor's clock.
+    forgotten: nobody can come back to it, and its id may be another's.
     begun: it has been in the ring. record: of the rings that broke while it was in them.
     """
 
@@ -109,6 +110,7 @@ class LiveRequest:
     family: int | None = None
     deadline: float | None = None
     begun: bool = False
+    forgotten: bool = False
     record: Record = field(default_factory=Record)
     feed: Feed = field(init=False)
     alarms: Alarms = field(default_factory=Alarms)

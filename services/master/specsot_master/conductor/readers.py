@@ -87,6 +87,8 @@ class Readers:
 
     def set_aside(self, request: LiveRequest) -> None:
         """Nobody reads a resumable request; whoever wants it has this long to come back."""
+        if request.forgotten:
+            return
         request.alarms.set(LEFT, self._clock, self._config.keep_for, lambda: self._let_go(request))
 
     def clear(self) -> None:
@@ -106,7 +108,12 @@ class Readers:
         self._forget(request)
 
     def _forget(self, request: LiveRequest) -> None:
-        self._shelf.pop(request.id, None)
+        """Once: from then on its id may be another's."""
+        if request.forgotten:
+            return
+        request.forgotten = True
+        if self._shelf.get(request.id) is request:
+            del self._shelf[request.id]
         self._notes.forget(request.id)
         request.alarms.clear(LEFT)
 
