@@ -11,9 +11,9 @@ from contextlib import aclosing
 
 import structlog
 
-from specsot.errors import NotFound, SpecsotError, Unavailable
+from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable
 from specsot.events import Finished, Numbered
-from specsot.frames import Outcome, Result
+from specsot.frames import End, Open, Order, Outcome, Result
 from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
 from specsot_master.conductor.accepting import Acceptance, fit, require_ring
@@ -21,7 +21,7 @@ from specsot_master.conductor.arrivals import Arrivals, check_time
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
-from specsot_master.conductor.guard import Guard
+from specsot_master.conductor.guard import INTERNAL, Guard
 from specsot_master.conductor.limits import Limits
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.notes import Notes
@@ -36,7 +36,7 @@ from specsot_master.conductor.scheduler import Scheduler
 from specsot_master.conductor.sequences import Sequences
 from specsot_master.conductor.sharing import Sharing
 from specsot_master.conductor.trying import Forms
-from specsot_master.journal import Kept, Record
+from specsot_master.journal import Kept
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -63,7 +63,7 @@ class Conductor:
         self._acceptance = Acceptance(
             ring, prompts, config.model, config.vocabulary, config.heads is not None
         )
-        self._outbox = Outbox(ring.order, self.epoch_ended)
+        self._outbox = Outbox(ring.order, self.epoch_ended, self._spoil)
         self._openings = openings = Openings(text.end_ids, config.heads)
         self._sequences = Sequences(text, openings, self._outbox, config.lease)
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
@@ -142,34 +142,46 @@ class Conductor:
         )
 
     async def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
+        self,
+        ask: Ask,
+        request_id: str | None = None,
+        client: str = "",
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """The request's events, numbered from 0, Finished last. Closing the generator cancels it, unless
         it is resumable: then it lives on for a while, and the same call again, or `resume`, reads it.
+
+        client: who shares fairly with others. owner: who alone may come back to it; "": whoever knows its id.
 
         timeout: seconds it may take, waiting included; None: as long as it needs.
         Raises InvalidRequest, NotFound, Overloaded, and Unavailable where there was no ring yet, before the
         first event; Unavailable when the ring breaks and no other comes; TimedOut; PlanError; Cancelled when
         nothing is read for too long.
         """
-        known = self._find_resumable(request_id)
+        known = self._find_resumable(request_id, owner)
         if known is not None:
             request = self._take_up(known, ask, timeout)
         else:
-            request = await self._arrive(ask, request_id, client, timeout)
+            request = await self._arrive(ask, request_id, client, timeout, owner)
         async with aclosing(self._readers.follow(request, 0)) as events:
             async for event in events:
                 yield event
 
     async def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
+        self,
+        request_id: str,
+        offset: int = 0,
+        ask: Ask | None = None,
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """The events from `offset` on of a resumable request that runs, or has ended not long ago.
 
         ask: what the request must have asked for; None: whatever it did. timeout: counts from now.
-        Raises NotFound, InvalidRequest, and whatever ends the request.
+        Raises NotFound (another's, too), InvalidRequest, and whatever ends the request.
         """
-        request = self._find_resumable(request_id)
+        request = self._find_resumable(request_id, owner)
         if request is None:
             raise NotFound(f"no request {brief(request_id)} is kept here")
         self._take_up(request, ask, timeout)
@@ -177,10 +189,10 @@ class Conductor:
             async for event in events:
                 yield event
 
-    def cancel(self, request_id: str) -> bool:
-        """End a request; its client still hears Finished. False when there is no such request."""
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        """End a request; its client still hears Finished. False when there is no such request of theirs."""
         request = self._roster.find(request_id)
-        if request is None:
+        if request is None or not request.is_of(owner):
             return False
         now = self._clock.now()
         self._notes.stopped(request, now)
@@ -193,11 +205,11 @@ class Conductor:
         for one in kept:
             try:
                 request = await self._acceptance.recall(one, self._clock.now() - self._notes.age(one))
-            except SpecsotError as error:
-                log.warning("request lost", request_id=one.id, reason=str(error))
+            except Exception as error:  # whatever is wrong with one of them: the master begins
+                log.warning("request lost", request_id=one.id, reason=str(error), exc_info=error)
                 self._notes.forget(one.id)
             else:
-                self._revive(request, one.records)
+                self._revive(request, one)
         self._scheduler.fill()
 
     def received(self, result: Result) -> None:
@@ -283,14 +295,17 @@ class Conductor:
 
     # --- arrival and departure ---
 
-    async def _arrive(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
+    async def _arrive(
+        self, ask: Ask, id: str | None, client: str, timeout: float | None, owner: str
+    ) -> LiveRequest:
         """Once it has been looked into, it waits for its turn."""
         words, left = await self._arrivals.look_into(ask, id, client, timeout)
-        if (known := self._find_resumable(id)) is not None:  # the same call, meanwhile
+        if (known := self._find_resumable(id, owner)) is not None:  # the same call, meanwhile
             return self._take_up(known, ask, left)
-        self._roster.check(id)
+        self._check_free(id)
         last = self._arrivals.find_room(client)
         request = self._acceptance.prepare(ask, id, client, self._clock.now(), words)
+        request.owner = owner
         if last is not None:
             self._fail(last, self._arrivals.overloaded())
         log.info("request", **request.named, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
@@ -302,10 +317,11 @@ class Conductor:
         self._scheduler.fill()
         return request
 
-    def _revive(self, request: LiveRequest, records: Iterable[Record]) -> None:
+    def _revive(self, request: LiveRequest, kept: Kept) -> None:
         """It goes on in the next ring, unless it had ended; its client may come back in either case."""
+        request.owner = kept.owner
         revival = Revival(request, self._text, self._openings)
-        revival.play(records)
+        revival.play(kept)
         log.info("taken up again", **request.named, over=revival.over)
         if revival.over:
             request.feed.end(revival.error)
@@ -315,12 +331,17 @@ class Conductor:
         self._readers.set_aside(request)
         self._limits.await_ring(request, "the master was restarted")
 
+    def _check_free(self, id: str | None) -> None:
+        """Raises InvalidRequest: the id is another's."""
+        if id is not None and self._find(id):
+            raise InvalidRequest(f"request {id} is already running", field="request_id")
+
     def _find(self, id: str) -> LiveRequest | None:
         return self._roster.find(id) or self._readers.find(id)
 
-    def _find_resumable(self, id: str | None) -> LiveRequest | None:
+    def _find_resumable(self, id: str | None, owner: str) -> LiveRequest | None:
         request = self._find(id) if id else None
-        return request if request and request.ask.resumable else None
+        return request if request and request.ask.resumable and request.is_of(owner) else None
 
     def _take_up(self, request: LiveRequest, ask: Ask | None, timeout: float | None) -> LiveRequest:
         """Somebody reads a known request; the newest caller's deadline counts."""
@@ -347,6 +368,15 @@ class Conductor:
         for request in self._roster.everybody:
             self._limits.has_ring(request)
             self._guard(request, fit, request, state)
+
+    def _spoil(self, order: Order) -> None:
+        """This one never came to the ring: whose it is cannot go on, and nobody may stand on it."""
+        sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
+        self._sharing.heard(Outcome(sequence, 0, (), (), End.FAILED))
+        for request in self._roster.everybody:
+            own = {one.id for one in request.sequences.values()}
+            if sequence in own or any(one.sequence == sequence for one in request.lineage):
+                self._fail(request, SpecsotError(INTERNAL))
 
     # --- results ---
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specsot.errors import InvalidRequest
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.quarantine import Quarantine, Record
 from specsot_master.conductor.ring import ConductorConfig
@@ -66,11 +65,6 @@ class Roster:
         """Of those in the ring, the newest first: what came last is the likeliest to have broken it."""
         inside = [request for request in self._live.values() if request.inside]
         return [one.record for one in sorted(inside, key=lambda one: -one.arrival)]
-
-    def check(self, id: str | None) -> None:
-        """Raises InvalidRequest (the id is in use)."""
-        if id is not None and self.find(id):
-            raise InvalidRequest(f"request {id} is already running", field="request_id")
 
     def make_room(self, client: str) -> LiveRequest | None:
         """Whom a newcomer of this client displaces from a full queue; None while there is room.

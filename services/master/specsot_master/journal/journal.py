@@ -6,6 +6,7 @@ Refuses to know what happens to them. A journal that cannot be written any more 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -66,7 +67,7 @@ class Journal:
             self._flying, self._landing = self._landing, None
             try:
                 await loop.run_in_executor(self._thread, self._store.write, batch)
-            except (sqlite3.Error, OSError) as error:
+            except Exception as error:  # whatever it is: who waits must go on
                 self._give_up(error)
             self._flying.set_result(None)
         self._writing = self._flying = None
@@ -74,8 +75,9 @@ class Journal:
     def _give_up(self, error: Exception) -> None:
         self._lost = True
         self._waiting = []
-        self._store.remove()
-        log.error("the journal is given up: a restart will lose every request", reason=str(error))
+        log.error("the journal is given up: a restart will lose every request", exc_info=error)
+        with contextlib.suppress(sqlite3.Error, OSError):
+            self._store.remove()
 
 
 def open_journal(directory: Path, model: str, thread: Executor | None = None) -> Journal:

@@ -31,25 +31,37 @@ class Router:
         self._arriving: dict[str, list[Replica]] = {}  # where calls with an id of their own went
 
     async def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
+        self,
+        ask: Ask,
+        request_id: str | None = None,
+        client: str = "",
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """As the conductor's, of the ring that has the request already, or of the least loaded one."""
         with self._reserved(request_id, ask) as replica:
-            async with aclosing(replica.conductor.generate(ask, request_id, client, timeout)) as events:
+            async with aclosing(
+                replica.conductor.generate(ask, request_id, client, timeout, owner)
+            ) as events:
                 async for event in events:
                     yield event
 
     async def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
+        self,
+        request_id: str,
+        offset: int = 0,
+        ask: Ask | None = None,
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """As the conductor's."""
         replica = self.home(request_id) or self._replicas[0]
-        async with aclosing(replica.conductor.resume(request_id, offset, ask, timeout)) as events:
+        async with aclosing(replica.conductor.resume(request_id, offset, ask, timeout, owner)) as events:
             async for event in events:
                 yield event
 
-    def cancel(self, request_id: str) -> bool:
-        return any(replica.conductor.cancel(request_id) for replica in self._replicas)
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        return any(replica.conductor.cancel(request_id, owner) for replica in self._replicas)
 
     def home(self, request_id: str | None) -> Replica | None:
         """The ring that has a request, running or over."""
