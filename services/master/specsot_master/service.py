@@ -129,4 +129,5 @@ async def beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
             for task in tasks:
                 task.cancel()
     except BaseExceptionGroup as errors:
+        log.error("the master cannot go on", exc_info=errors)
         raise errors.exceptions[0] from None

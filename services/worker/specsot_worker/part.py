@@ -21,6 +21,7 @@ from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import Configuration, Ready, Registration, Rejoined, Tap
 from specsot.pages import PageTable
+from specsot.tasks import start
 from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
 from specsot_worker.place import Links, connect, index_of, own_taps
@@ -268,7 +269,7 @@ class WorkerPart:
         now.judge.teach_anew(drafter is not None)
 
     def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = start(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 

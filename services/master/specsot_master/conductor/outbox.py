@@ -13,6 +13,7 @@ import structlog
 
 from specsot.errors import SpecsotError
 from specsot.frames import Order
+from specsot.tasks import start
 
 log = structlog.get_logger()
 
@@ -35,7 +36,7 @@ class Outbox:
     def put(self, order: Order) -> None:
         self._orders.append(order)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._drain())
+            self._task = start(self._drain())
 
     def clear(self) -> None:
         """Forget what was not sent yet."""

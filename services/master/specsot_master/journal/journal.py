@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from specsot.tasks import start
 from specsot_master.journal.records import Kept, Record
 from specsot_master.journal.store import Change, Store
 
@@ -58,7 +59,7 @@ class Journal:
         self._waiting.append(change)
         loop = asyncio.get_running_loop()
         self._landing = self._landing or loop.create_future()
-        self._writing = self._writing or loop.create_task(self._write())
+        self._writing = self._writing or start(self._write())
 
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
