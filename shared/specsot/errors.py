@@ -5,6 +5,7 @@ Knows nothing of gRPC or HTTP: `specsot.rpc` and the HTTP gateway translate, eac
     SpecsotError
     ├── InvalidRequest        the caller's words are wrong            (field says which)
     ├── Unauthenticated       the caller does not show who it is
+    ├── Forbidden             the caller is known, and may not do this
     ├── NotFound              no such request, model or sequence
     ├── Overloaded            no room now                             (retry_after, seconds)
     ├── Unavailable           the ring is not complete, or just broke
@@ -35,6 +36,10 @@ class InvalidRequest(SpecsotError):
 
 class Unauthenticated(SpecsotError):
     """The caller shows no token, or one that is not known here."""
+
+
+class Forbidden(SpecsotError):
+    """The caller's token is known, and does not allow this."""
 
 
 class NotFound(SpecsotError):

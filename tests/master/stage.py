@@ -14,7 +14,7 @@ from typing import TypeVar
 from specsot.events import Event, Numbered
 from specsot.frames import Opening
 from specsot.params import Ask
-from specsot_master.conductor import Conductor, ConductorConfig, RingState
+from specsot_master.conductor import Conductor, ConductorConfig, Notes, RingState
 from specsot_master.conductor.trying import Forms
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -83,12 +83,15 @@ class Stage:
     burst: int = 4
     text: Text = TEXT
     forms: Forms | None = None
+    notes: Notes | None = None
 
     def __post_init__(self) -> None:
         self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
         prompts = Prompts(BASE, self.text)
         self.time = Ticks()
-        self.conductor = Conductor(self.ring, self.text, prompts, self.config, self.time, self.forms)
+        self.conductor = Conductor(
+            self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes
+        )
         self.prompts_seen: list[tuple[Opening, str]] = []
 
     def _script(self, opening: Opening, prompt: tuple[int, ...]) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ async def open_doors(
     Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
     """
     patience = config.ring.conduct.unread_for
-    clients = MasterService(desk, master.info, patience, master.rebalance)
+    clients = MasterService(desk, master.info, patience, master.rebalance, config.tokens)
     listen, apart = config.setting.listen, config.fleet_listen
     async with AsyncExitStack() as doors:
         door = await open_master_door(listen, clients, members if apart is None else None, _public(config))

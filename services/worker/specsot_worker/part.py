@@ -22,6 +22,7 @@ from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, Tap
 from specsot.membership import telling
 from specsot.pages import PageTable
+from specsot.tasks import start
 from specsot_worker.early import Early
 from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
@@ -276,7 +277,7 @@ class WorkerPart:
         now.judge.teach_anew(drafter is not None)
 
     def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = start(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 

@@ -14,6 +14,7 @@ from grpc.aio import AioRpcError
 
 from specsot.errors import (
     Cancelled,
+    Forbidden,
     HeadMismatch,
     InvalidRequest,
     ModelError,
@@ -35,6 +36,7 @@ LONGEST_LINE, LONGEST_TEXT = 512, 3072  # bytes; all trailers share gRPC's 8 KiB
 _CODES: dict[type[SpecsotError], StatusCode] = {
     InvalidRequest: StatusCode.INVALID_ARGUMENT,
     Unauthenticated: StatusCode.UNAUTHENTICATED,
+    Forbidden: StatusCode.PERMISSION_DENIED,
     NotFound: StatusCode.NOT_FOUND,
     Overloaded: StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: StatusCode.UNAVAILABLE,
@@ -50,6 +52,7 @@ _CODES: dict[type[SpecsotError], StatusCode] = {
 _CLASSES: dict[StatusCode, type[SpecsotError]] = {
     StatusCode.INVALID_ARGUMENT: InvalidRequest,
     StatusCode.UNAUTHENTICATED: Unauthenticated,
+    StatusCode.PERMISSION_DENIED: Forbidden,
     StatusCode.NOT_FOUND: NotFound,
     StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     StatusCode.FAILED_PRECONDITION: Refused,

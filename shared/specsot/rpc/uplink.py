@@ -22,6 +22,7 @@ from specsot.rpc.outbox import Outbox
 from specsot.rpc.pulse import Pulse, Watch
 from specsot.rpc.statuses import error_of
 from specsot.rpc.tls import PLAIN, Tls
+from specsot.tasks import start
 from specsot.v1 import fleet_pb2
 from specsot.wire.fleet import Upward, decode_downward, encode_upward
 
@@ -90,7 +91,7 @@ class Uplink:
         self._outbox: Outbox[bytes] = Outbox()
         self._closing = False
         self._watch = Watch(pulse.silence, self._silent)
-        self._tasks = [asyncio.create_task(work()) for work in (self._write, self._read)]
+        self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
         data = encode_upward(message).SerializeToString()
@@ -131,6 +132,9 @@ class Uplink:
         finally:
             self._lose(reason)
 
+    def _fail(self, error: BaseException) -> None:
+        self._lose(f"{type(error).__name__} on the way")
+
     def _silent(self) -> None:
         self._lose(f"silent for {self._pulse.silence:g} s")
 
@@ -139,7 +143,7 @@ class Uplink:
             return
         self._outbox.lose(f"lost the master: {reason}")
         self._inbox.put(MASTER, Lost(MASTER, reason))
-        self._farewell = asyncio.create_task(self._hang_up())
+        self._farewell = start(self._hang_up())
 
     async def _hang_up(self) -> None:
         self._watch.stop()

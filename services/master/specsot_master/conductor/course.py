@@ -76,7 +76,6 @@ class Course:
         found = ((self._sequences.find(outcome.sequence), outcome) for outcome in outcomes)
         self._notes.heard(request, [(one[1].ordinal, outcome) for one, outcome in found if one], now)
         request.plan.lapped(outcomes, now)
-        request.breaks = 0
         for outcome in outcomes:
             if found := self._sequences.find(outcome.sequence):
                 self._learn_one(request, found[1], outcome, now)

@@ -15,9 +15,10 @@ from specsot.params import Ask
 from specsot.tracing import trace_of
 from specsot_master.conductor.admission import NOTHING, Beginning, own_pages, reach
 from specsot_master.conductor.clock import Alarms
-from specsot_master.conductor.feed import Feed
+from specsot_master.conductor.feed import KEPT_EVENTS, Feed
 from specsot_master.conductor.log import SequenceLog
 from specsot_master.conductor.prefixes import Node, lineage
+from specsot_master.conductor.quarantine import Record
 from specsot_master.conductor.ring import RingState
 from specsot_master.plan import OpenBranch, Piece, RequestPlan
 from specsot_master.prompts import Conversation, Turn
@@ -81,6 +82,7 @@ class LiveSequence:
 class LiveRequest:
     """A request from arrival to end.
 
+    client: who asks, for fairness. owner: who alone may resume and cancel it; "": whoever knows its id.
     since: when it came, in seconds. trace: its context, as spans and log lines name it.
     conversation: the turns of a planned request. answer: the prompt of a direct one.
     beginning: what its prompts begin with, and the pages it must have to enter the ring.
@@ -88,7 +90,8 @@ class LiveRequest:
           prompt that were in the ring before it.
     family: its sequences ride in the same frames.
     deadline: by the conductor's clock.
-    begun: it has been in the ring. breaks: how often its ring broke since it last wrote something.
+    forgotten: nobody can come back to it, and its id may be another's.
+    begun: it has been in the ring. record: of the rings that broke while it was in them.
     """
 
     id: str
@@ -97,6 +100,7 @@ class LiveRequest:
     ask: Ask
     seed: int
     plan: RequestPlan
+    owner: str = ""
     since: float = 0.0
     trace: str | None = None
     conversation: Conversation | None = None
@@ -108,19 +112,23 @@ class LiveRequest:
     family: int | None = None
     deadline: float | None = None
     begun: bool = False
-    breaks: int = 0
+    forgotten: bool = False
+    record: Record = field(default_factory=Record)
     feed: Feed = field(init=False)
     alarms: Alarms = field(default_factory=Alarms)
     sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
     _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])
 
     def __post_init__(self) -> None:
-        self.feed = Feed(kept=self.ask.resumable)
+        self.feed = Feed(KEPT_EVENTS if self.ask.resumable else 0)
 
     @property
     def named(self) -> dict[str, str | None]:
         """What every log line about it carries, in whoever's task; never its words."""
         return {"request_id": self.id, "trace_id": trace_of(self.trace)}
+
+    def is_of(self, owner: str) -> bool:
+        return self.owner in ("", owner)
 
     @property
     def prompt_tokens(self) -> int:
@@ -145,6 +153,16 @@ class LiveRequest:
         return self._turns.get(ordinal) or self.first_turn
 
     @property
+    def lineage(self) -> list[Node]:
+        """The beginnings that its sequences stand on."""
+        return list(lineage(self.node)) if self.node else []
+
+    @property
+    def inside(self) -> bool:
+        """Something of it is in the ring."""
+        return any(not sequence.lost for sequence in self.sequences.values())
+
+    @property
     def lost(self) -> list[LiveSequence]:
         """Those that wait to be opened again, in the plan's order."""
         return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]
@@ -152,7 +170,6 @@ class LiveRequest:
     def lose(self) -> None:
         """Its epoch is over, with all that was in the ring."""
         self.node, self.family = None, None
-        self.breaks += any(not sequence.lost for sequence in self.sequences.values())
         for sequence in self.sequences.values():
             sequence.lost = True
 
@@ -168,7 +185,7 @@ def drafts(request: LiveRequest, state: RingState) -> bool:
 def check_room(request: LiveRequest, turn: Turn, budget: int, state: RingState) -> None:
     """Raises InvalidRequest when a branch, with the plan before it, can never fit."""
     length = len(turn.tokens) + budget
-    held = sum(node.pages for node in lineage(request.node)) if request.node else 0
+    held = sum(node.pages for node in request.lineage)
     pages = own_pages(length, turn.shared, state, request.ask.policy) + held
     most = reach(request.ask, state)
     if length > most or pages > state.pages:

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from specsot.errors import Unavailable
 from specsot.rpc.serve import reason, split_address
 from specsot.rpc.tls import PLAIN, Tls, secured_context
+from specsot.tasks import start
 from specsot_master.gateway.streams import STALL
 
 HEADER_BYTES = 32 << 10
@@ -50,7 +51,7 @@ async def open_http_door(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpDoo
     settings.load()
     settings.ssl = secured
     server = _Guest(settings)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = start(server.serve(sockets=[listener]))
     return HttpDoor(server, serving, listener.getsockname()[1])
 
 

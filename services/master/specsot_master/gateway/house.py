@@ -19,6 +19,7 @@ from specsot.members import Head
 from specsot.params import Ask
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 from specsot_master.desk import Desk
+from specsot_master.gateway.bearer import OWNER
 from specsot_master.gateway.refusals import in_words
 from specsot_master.gateway.together import Events
 from specsot_master.server.master_service import checked_id
@@ -59,11 +60,15 @@ class House:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """id: of this call, its own or drawn here. timeout: seconds it may take, None for no limit."""
+    """id: of this call, its own or drawn here. timeout: seconds it may take, None for no limit.
+
+    owner: whose token it shows, "" where none is asked for.
+    """
 
     id: str
     client: str
     timeout: float | None
+    owner: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -72,7 +77,7 @@ class Caller:
     def generate(self, desk: Desk, asks: Sequence[Ask]) -> list[Events]:
         """A stream for every ask. The first has the call's own id, further ones a number behind it."""
         ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
-        return [desk.generate(ask, id, self.client, self.timeout) for ask, id in zip(asks, ids)]
+        return [desk.generate(ask, id, self.client, self.timeout, self.owner) for ask, id in zip(asks, ids)]
 
 
 def caller_of(request: Request) -> Caller:
@@ -81,7 +86,8 @@ def caller_of(request: Request) -> Caller:
     with in_words({"request_id": REQUEST_ID}):
         id = checked_id(request.headers.get(REQUEST_ID, "")) or secrets.token_hex(12)
     bind_contextvars(request_id=id, trace_id=trace_of(caller.get()))
-    return Caller(id, client_of(request), timeout_of(request.headers.get(TIMEOUT)))
+    owner = str(request.scope.get(OWNER, ""))
+    return Caller(id, owner or client_of(request), timeout_of(request.headers.get(TIMEOUT)), owner)
 
 
 def client_of(request: Request) -> str:

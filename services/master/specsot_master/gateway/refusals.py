@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from specsot.errors import (
     Cancelled,
+    Forbidden,
     InvalidRequest,
     ModelError,
     NotFound,
@@ -54,6 +55,7 @@ _REFUSALS: dict[type[SpecsotError], Refusal] = {
     InvalidRequest: Refusal(400, _WRONG),
     WireError: Refusal(400, _WRONG),
     Unauthenticated: Refusal(401, _WRONG, "invalid_api_key"),
+    Forbidden: Refusal(403, _WRONG, "forbidden"),
     NotFound: Refusal(404, _WRONG, "model_not_found"),
     Refused: Refusal(409, "conflict_error", "refused"),
     PlanError: Refusal(422, "plan_error", "no_valid_plan"),
