@@ -65,7 +65,7 @@ class Rows:
 
 
 class Provider:
-    name = "w"
+    name, vocabulary = "w", SIZE
 
     def __init__(self, grammar: object) -> None:
         self.grammar = grammar

@@ -46,6 +46,12 @@ class Source:
     def _first(self) -> Way:
         return next(iter(self._ways.values()))
 
+    @property
+    def _ids(self) -> int:
+        """Token ids that all ways can be fed; a small model may have fewer than the base."""
+        supply, own = self._supply, self._config.vocab
+        return min(own, read_config(supply.directory).vocab) if supply.drafter == "model" else own
+
     def tap_slices(self) -> dict[int, torch.Tensor]:
         return self._first.tap_slices()
 
@@ -78,7 +84,7 @@ class Source:
             drafter = way.drafter(configuration)
             ways[name] = drafter, self._rule(name, drafter, configuration)
         blend = ways["ngram"][0] if self._supply.options.blend else None
-        return DraftEngine(ways, configuration, vocabulary, blend)
+        return DraftEngine(ways, configuration, vocabulary, blend, ids=self._ids)
 
     def _check(self) -> None:
         """Before anything is loaded. What a head borrows of its base comes on top."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specsot.arrange import levels_of
-from specsot.frames import Chunk, Growth, Open, Opening, Outcome
+from specsot.frames import Chunk, Draft, Growth, Open, Opening, Outcome
 from specsot.tree import Tree, chain, shallow
 
 
@@ -104,13 +104,17 @@ class Live:
         if early:
             self.offer(self.step, early)
 
+    def contradicts(self, draft: Draft) -> bool:
+        """It is for the tree that comes next, but grows from another token than was written."""
+        return draft.step == self.step and not self.in_flight and draft.tree.tokens[0] != self.root
+
     def offer(self, step: int, tree: Tree) -> bool:
-        """Take a draft if it is for the tree that comes next, or behind that; the first one wins.
+        """Take a draft if it is for the tree that comes next, where the first one wins, or behind that.
 
         Drafts and results come from different members: a draft may overtake the result that it builds on.
         """
         if step == self.step + 1:
-            self.early = self.early or tree
+            self.early = tree  # its root is not known yet: it is checked when it is used
             return True
         timely = not self.in_flight and step == self.step and self.tree is None
         if not timely or tree.tokens[0] != self.root:

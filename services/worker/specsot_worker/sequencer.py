@@ -6,6 +6,7 @@ leaves here as part of a frame header, in order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specsot.arrange import open_one, policy_of
@@ -64,12 +65,18 @@ class Sequencer:
     """
 
     def __init__(
-        self, epoch: int, budget: Budget, table: PageTable, patience: Patience, flow: Flow | None = None
+        self,
+        epoch: int,
+        budget: Budget,
+        table: PageTable,
+        patience: Patience,
+        flow: Flow | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         """flow: says how many frames pay, in a ring of several stages; None: as many as `budget` grants, and
-        families stay whole."""
+        families stay whole. vocabulary: how many token ids the base has; None: they are not checked."""
         self._epoch, self._budget, self._table = epoch, budget, table
-        self._patience, self._flow = patience, flow
+        self._patience, self._flow, self._vocabulary = patience, flow, vocabulary
         self._live: dict[int, Live] = {}
         self._closings: list[int] = []
         self._rejected: list[Outcome] = []
@@ -88,6 +95,8 @@ class Sequencer:
         match order:
             case Open():
                 self._live.setdefault(order.opening.sequence, open_live(order))
+                if not self._known(order.tokens):
+                    self._reject(order.opening.sequence)
             case Close(sequence):
                 self._end(sequence)
             case Lease(sequence, position):
@@ -111,17 +120,35 @@ class Sequencer:
                 live.learn(outcome, now)
 
     def offer(self, drafts: Drafts, now: float | None = None) -> None:
-        """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take."""
+        """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take.
+
+        A drafter may be wrong in any way: a tree that no base could have asked for counts as missed.
+        """
         if drafts.epoch != self._epoch:
             return
         self._patience.begin()
         for draft in drafts.drafts:
             live = self._live.get(draft.sequence)
-            since = live.waiting if live else None
-            if live and live.offer(draft.step, draft.tree):
+            if live is None:
+                continue
+            since = live.waiting
+            if not self._known(draft.tree.tokens) or live.contradicts(draft):
+                self._go_without(live, draft.step)
+            elif live.offer(draft.step, draft.tree):
                 self._patience.kept(None if now is None or since is None else now - since)
         if drafts.rest:
             self._patience.rest(drafts.rest)
+
+    def _known(self, tokens: Sequence[int]) -> bool:
+        """Whether the base has all these ids: its embedding reads past its end otherwise."""
+        most = self._vocabulary
+        return most is None or not tokens or (min(tokens) >= 0 and max(tokens) < most)
+
+    def _go_without(self, live: Live, step: int) -> None:
+        """Its drafter has spoken; waiting longer brings nothing."""
+        if step == live.step and live.waiting is not None:
+            live.waiting = None
+            self._patience.missed()
 
     def lose_drafter(self) -> None:
         """Nobody drafts any more: nothing waits for a tree, until one comes after all."""

@@ -94,6 +94,10 @@ class Source:
     def name(self) -> str:
         return self._supply.name
 
+    @property
+    def vocabulary(self) -> int:
+        return self._config.vocab
+
     def registration(self) -> Registration:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
         supply, config, memory = self._supply, self._config, self._memory()
@@ -130,7 +134,7 @@ class Source:
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         """The end of the ring; needs the range that holds the last layer."""
         if (self._supply.model / "tokenizer.json").exists():
-            _ = self._vocabulary  # read it now, not within the first request
+            _ = self._token_bytes  # read it now, not within the first request
         decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
         pages = configuration.pages, configuration.page_rows
         store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
@@ -138,10 +142,10 @@ class Source:
 
     def _grammar(self, opening: Opening) -> Grammar | Future[Grammar] | None:
         held = opening.plan or opening.form
-        return grammar_of(self._vocabulary, opening) if held else None
+        return grammar_of(self._token_bytes, opening) if held else None
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def _token_bytes(self) -> Vocabulary:
         return read_vocabulary(self._supply.model, self._config.vocab)
 
     @property
