@@ -103,7 +103,7 @@ class MockWorker:
         def logits(hidden: torch.Tensor) -> torch.Tensor:
             return torch.zeros(len(hidden), size).scatter_(1, hidden[:, 2:3].long(), 1.0)
 
-        def grammar(opening: Opening) -> Grammar | Future[Grammar] | None:
+        def grammar(opening: Opening) -> Future[Grammar] | None:
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
         pages, width = (configuration.pages, configuration.page_rows), configuration.width_at(stage.layers)

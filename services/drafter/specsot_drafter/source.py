@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from specsot.constraint import warm
 from specsot.direct.standing import stand_on
 from specsot.members import Configuration, Registration, TreeShape
 from specsot.model.config import read_config
@@ -78,6 +79,8 @@ class Source:
         """The engine for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         has_text = (self._supply.model / "tokenizer.json").exists()
         vocabulary = read_vocabulary(self._supply.model, self._config.vocab) if has_text else None
+        if vocabulary:
+            warm(vocabulary)
         self._check_graphs(configuration)
         ways: dict[DrafterName, tuple[Drafter, Rule]] = {}
         for name, way in self._ways.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from specsot.constraint import Grammar, grammar_of
+from specsot.constraint import Grammar, grammar_of, warm
 from specsot.direct.standing import stand_on
 from specsot.errors import ModelError
 from specsot.frames import Opening
@@ -134,13 +134,13 @@ class Source:
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         """The end of the ring; needs the range that holds the last layer."""
         if (self._supply.model / "tokenizer.json").exists():
-            _ = self._token_bytes  # read it now, not within the first request
+            warm(self._token_bytes)  # now, not within the first request
         decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
         pages = configuration.pages, configuration.page_rows
         store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
         return LastStage(decoder.logits, self._grammar, store)
 
-    def _grammar(self, opening: Opening) -> Grammar | Future[Grammar] | None:
+    def _grammar(self, opening: Opening) -> Future[Grammar] | None:
         held = opening.plan or opening.form
         return grammar_of(self._token_bytes, opening) if held else None
 
