@@ -1,4 +1,4 @@
-"""What is built beside the laps: matchers before they are worn out, grammars and counts before a mask asks."""
+"""Built beside the laps: matchers before they are worn out, grammars and counts before a mask asks."""
 
 from __future__ import annotations
 
