@@ -105,6 +105,7 @@ def services_of(
     services = [master_of(wanted, models, stages, port, http_port, serving)]
     weights = ("--model", str(models.base), "--model-format", wanted.model_format)
     compute = (*weights, "--master", serving.fleet or serving.reached(port))
+    compute += flags_of(kv_memory=wanted.kv_memory)
     roles = roles_of(serving.replicas, stages, models.drafts != "none")
     places = placed(serving, wanted.device, roles)
     ports = ports_of([place.host for place in places])

@@ -42,6 +42,7 @@ PartMaker = Callable[[str, Dialer, Executor], Part]
 Loaded = Callable[[str, int], None]  # hears how many layers a worker has
 
 DRAFTER = "drafter"
+KV_MEMORY = 1 << 29  # bytes of each member, where nobody says how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class LocalOptions:
     drafter: DrafterName = "eagle"
     drafting: DraftOptions = DEFAULT
     layout: Layout = "batched"
-    kv_memory: int = 1 << 29
+    kv_memory: int = KV_MEMORY
     page_rows: int = 256
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0

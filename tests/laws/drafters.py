@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from specsot.frames import Draft, Drafts, Features
@@ -15,7 +16,7 @@ from specsot.members import Configuration, Head, Ready, Registration, Tap
 from specsot.membership import Part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.tree import Tree
+from specsot.tree import Tree, chain
 
 
 def knowing(base: Path, texts: Sequence[Sequence[int]], skill: float = 0.85) -> Callable[..., Part]:
@@ -28,6 +29,40 @@ def knowing(base: Path, texts: Sequence[Sequence[int]], skill: float = 0.85) -> 
         return KnowingDrafter(base, name, address, dialer, continuation, skill, seed=5)
 
     return make
+
+
+def hostile(base: Path, texts: Sequence[Sequence[int]], most: int) -> Callable[..., Part]:
+    """Makes a drafter that says whatever a drafter must not say, beside right trees. most: nodes of one."""
+    make = knowing(base, texts)
+
+    def make_hostile(*given) -> Part:
+        drafter = make(*given)
+        drafter.vary = partial(_spoil, most)
+        return drafter
+
+    return make_hostile
+
+
+def _spoil(most: int, rng: random.Random, draft: Draft, vocabulary: int) -> list[Draft]:
+    """What comes in place of one right draft, in any order."""
+    sequence, step, tree = draft.sequence, draft.step, draft.tree
+    root, wrong = tree.tokens[0], vocabulary + rng.randrange(1 << 20)
+    deep = chain([root, *(rng.randrange(vocabulary) for _ in range(3000))])
+    spoilt = {
+        "beyond": Tree((*tree.tokens, wrong), (*tree.parents, 0)),
+        "beyond by one": Tree((*tree.tokens, vocabulary), (*tree.parents, 0)),
+        "another root": Tree((root ^ 1, *tree.tokens[1:]), tree.parents),
+        "a root beyond": Tree((wrong, *tree.tokens[1:]), tree.parents),
+        "deep": deep,
+        "wide": Tree((root,) + (7,) * (most - 1), (0,) * most),
+        "twins": Tree(tree.tokens + tree.tokens[1:], tree.parents + tree.parents[1:]),
+        "right": tree,
+    }
+    chosen = [Draft(sequence, step, one) for one in rng.choices(list(spoilt.values()), k=2)]
+    later = [Draft(sequence, step + ahead, rng.choice(list(spoilt.values()))) for ahead in (1, 2, 900)]
+    drafts = [*chosen, *later, Draft(sequence + 10**6, step, tree), Draft(sequence, 0, tree)]
+    rng.shuffle(drafts)
+    return drafts
 
 
 class KnowingDrafter:
@@ -52,6 +87,7 @@ class KnowingDrafter:
         self._configuration: Configuration | None = None
         self._link: Link | None = None
         self._texts: dict[int, list[int]] = {}
+        self.vary: Callable[[random.Random, Draft, int], list[Draft]] | None = None
         self._prompts: dict[int, int] = {}
 
     @property
@@ -109,6 +145,9 @@ class KnowingDrafter:
                 drafts.append(Draft(lesson.sequence, lesson.step, self._tree([*text, lesson.bonus])))
         for sequence in features.closings:
             self._texts.pop(sequence, None)
+        if self.vary:
+            size = read_config(self._base).vocab
+            drafts = [one for draft in drafts for one in self.vary(self._rng, draft, size)]
         if drafts and self._link:
             await self._link.send(Drafts(features.epoch, tuple(drafts)))
 

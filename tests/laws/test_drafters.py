@@ -9,8 +9,10 @@ torch = pytest.importorskip("torch")
 from specsot.drafting import DraftOptions  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
+from specsot.wire.values import MAX_NODES  # noqa: E402
 from specsot_drafter.part import DrafterPart  # noqa: E402
 from specsot_drafter.source import Source, Supply  # noqa: E402
+from tests.laws.drafters import hostile  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
 from tests.models import Shape, write_base, write_head  # noqa: E402
@@ -125,4 +127,29 @@ async def test_law_1_every_request_with_a_drafter_of_its_own(models, links):
         assert not ring.broken
     for n, (prompt, text) in enumerate(zip(prompts, texts)):
         excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n))
+    excuses.settle()
+
+
+@pytest.mark.parametrize(
+    ("stages", "links", "sampling"), [(1, "local", GREEDY), (1, "local", WARM), (2, "grpc", GREEDY)]
+)
+async def test_law_1_and_4_a_hostile_drafter_changes_no_token_and_stops_nobody(
+    models, stages, links, sampling
+):
+    """Ids that nobody has, other roots, trees of later steps, too deep, too large, twice, for strangers."""
+    base, _, _ = models
+    prompts, excuses = prompts_of(6, 17), Excuses()
+    wanted = [write_plainly(base, tuple(one), LIMIT, sampling, 7, n) for n, one in enumerate(prompts)]
+    most = 5000 if links == "local" else MAX_NODES  # what is larger ends the link, and nothing else
+    texts = [[*prompt, *plain.tokens] for prompt, plain in zip(prompts, wanted)]
+    setup = Setup(
+        base, None, stages, "packed", drafter=hostile(base, texts, most), links=links, draft_timeout=0.2
+    )
+    async with ring_of(setup) as ring:
+        written = await ring.write_all(prompts, LIMIT, sampling, 17)
+        assert not ring.broken
+        assert ring.drafts, "some of its trees were taken"
+        again = await ring.write_all(prompts[:2], LIMIT, sampling, 17)
+    for text, plain in zip([*written, *again], [*wanted, *wanted[:2]]):
+        excuses.compare(text, plain)
     excuses.settle()

@@ -77,6 +77,9 @@ Blend = Annotated[bool, typer.Option(help="Let what the text suggests join the d
 Numbers = Annotated[Dtype, typer.Option(help="Numbers to compute with.")]
 Rounding = Annotated[Quantization | None, typer.Option(help="Hold the model's matrices in fewer bits.")]
 KvNumbers = Annotated[KvDtype | None, typer.Option(help="int8: KV pages of int8, with a scale a row.")]
+KvMemory = Annotated[
+    str | None, typer.Option(help="Memory for KV pages of each worker and the drafter, such as 4G.")
+]
 BatchInvariant = Annotated[
     bool, typer.Option("--batch-invariant", help="On a GPU: the same bits in any company, at a price.")
 ]

@@ -69,9 +69,7 @@ def serve(
     certificates: Annotated[
         Path | None, typer.Option(help="Folder of docker/certificates.sh: TLS, and tokens of clients.")
     ] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Memory for KV pages of each worker and the drafter, such as 4G.")
-    ] = None,
+    kv_memory: options.KvMemory = None,
     journal: Annotated[
         Path | None, typer.Option(help="Directory in which resumable requests outlive a restart.")
     ] = None,
@@ -116,7 +114,7 @@ def serve(
     open = flags_of(insecure="on" if insecure else None)
     conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue)
     conduct += flags_of(journal=journal) + open
-    members = flags_of(kv_memory=kv_memory) + open
+    members = open
     here = hosts_here(place.host for place in places)
     serving = Serving(host, conduct, members, replicas, places, here, certificates=certificates)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well

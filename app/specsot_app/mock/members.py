@@ -83,6 +83,7 @@ class MockWorker:
     def __init__(self, mock: Mock, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address
         self.loaded = 0
+        self.vocabulary = read_config(mock.model).vocab
 
     def registration(self) -> Registration:
         return _registration(self._mock, "worker", self.name, self._address, self._mock.layer)
@@ -103,7 +104,7 @@ class MockWorker:
         def logits(hidden: torch.Tensor) -> torch.Tensor:
             return torch.zeros(len(hidden), size).scatter_(1, hidden[:, 2:3].long(), 1.0)
 
-        def grammar(opening: Opening) -> Grammar | Future[Grammar] | None:
+        def grammar(opening: Opening) -> Future[Grammar] | None:
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
         pages, width = (configuration.pages, configuration.page_rows), configuration.width_at(stage.layers)

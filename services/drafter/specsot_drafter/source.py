@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from specsot.constraint import warm
 from specsot.direct.standing import stand_on
 from specsot.members import Configuration, Registration, TreeShape
 from specsot.model.config import read_config
@@ -46,6 +47,12 @@ class Source:
     def _first(self) -> Way:
         return next(iter(self._ways.values()))
 
+    @property
+    def _ids(self) -> int:
+        """Token ids that all ways can be fed; a small model may have fewer than the base."""
+        supply, own = self._supply, self._config.vocab
+        return min(own, read_config(supply.directory).vocab) if supply.drafter == "model" else own
+
     def tap_slices(self) -> dict[int, torch.Tensor]:
         return self._first.tap_slices()
 
@@ -72,13 +79,15 @@ class Source:
         """The engine for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         has_text = (self._supply.model / "tokenizer.json").exists()
         vocabulary = read_vocabulary(self._supply.model, self._config.vocab) if has_text else None
+        if vocabulary:
+            warm(vocabulary)
         self._check_graphs(configuration)
         ways: dict[DrafterName, tuple[Drafter, Rule]] = {}
         for name, way in self._ways.items():
             drafter = way.drafter(configuration)
             ways[name] = drafter, self._rule(name, drafter, configuration)
         blend = ways["ngram"][0] if self._supply.options.blend else None
-        return DraftEngine(ways, configuration, vocabulary, blend)
+        return DraftEngine(ways, configuration, vocabulary, blend, ids=self._ids)
 
     def _check(self) -> None:
         """Before anything is loaded. What a head borrows of its base comes on top."""

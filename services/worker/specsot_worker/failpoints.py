@@ -60,7 +60,11 @@ class Failing:
 
     def __init__(self, provider: Provider, failpoint: Failpoint) -> None:
         self._provider, self._failpoint, self._frames = provider, failpoint, 0
-        self.name = provider.name
+        self.name, self.vocabulary = provider.name, provider.vocabulary
+
+    @property
+    def loaded(self) -> int:
+        return self._provider.loaded
 
     def registration(self) -> Registration:
         return self._provider.registration()

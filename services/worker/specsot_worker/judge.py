@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specsot.constraint import LONGEST_STRETCH, Grammar, Habits
+from specsot.constraint import LONGEST_STRETCH, Grammar, Habits, Isolated
 from specsot.frames import End, Opening, Outcome
 from specsot.tree import Tree
 from specsot.verify import accept
@@ -38,6 +38,11 @@ class Written:
     def hold(self, grammar: Grammar) -> None:
         """To this grammar, before anything was written."""
         self.grammar, self.state = grammar, grammar.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why it cannot go on, whatever the logits say."""
+        return self.grammar.failure if isinstance(self.grammar, Isolated) else None
 
     @property
     def remaining(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specsot.arrange import levels_of
-from specsot.frames import Chunk, Growth, Open, Opening, Outcome
+from specsot.frames import Chunk, Draft, Growth, Open, Opening, Outcome
 from specsot.tree import Tree, chain, shallow
 
 
@@ -26,6 +26,7 @@ class Live:
     forced:    what the constraint wants behind the root: the tree where no better one comes.
     told:      the drafter hears of what is in flight, so that a tree will come.
     returned:  when (seconds) its last result came; None before the first.
+    turn:      those of lower turns are fed first where rows run short.
     """
 
     opening: Opening
@@ -44,6 +45,7 @@ class Live:
     forced: tuple[int, ...] = ()
     told: bool = True
     returned: float | None = None
+    turn: int = 0
     family: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +62,11 @@ class Live:
     def growable(self) -> bool:
         """It has a root, its last result is in, and its lease reaches that far."""
         return self.root is not None and not self.in_flight and self.committed < self.lease
+
+    @property
+    def wants(self) -> int:
+        """Nodes of the tree that it would feed now."""
+        return len(self.tree) if self.tree else 1 + len(self.forced)
 
     def next_chunk(self, rows: int) -> Chunk:
         """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""
@@ -97,13 +104,17 @@ class Live:
         if early:
             self.offer(self.step, early)
 
+    def contradicts(self, draft: Draft) -> bool:
+        """It is for the tree that comes next, but grows from another token than was written."""
+        return draft.step == self.step and not self.in_flight and draft.tree.tokens[0] != self.root
+
     def offer(self, step: int, tree: Tree) -> bool:
-        """Take a draft if it is for the tree that comes next, or behind that; the first one wins.
+        """Take a draft if it is for the tree that comes next, where the first one wins, or behind that.
 
         Drafts and results come from different members: a draft may overtake the result that it builds on.
         """
         if step == self.step + 1:
-            self.early = self.early or tree
+            self.early = tree  # its root is not known yet: it is checked when it is used
             return True
         timely = not self.in_flight and step == self.step and self.tree is None
         if not timely or tree.tokens[0] != self.root:

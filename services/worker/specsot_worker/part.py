@@ -111,7 +111,7 @@ class WorkerPart:
             stage,
             links,
             set(own_taps(configuration, mine)),
-            _sequencer(configuration) if index == 0 else None,
+            _sequencer(configuration, self._source.vocabulary) if index == 0 else None,
             judge,
             Deadline(configuration.curve),
         )
@@ -328,10 +328,10 @@ def _run_and_judge(stage: LayerRange, judge: LastStage, frame: Frame) -> Verdict
     return judge.judge(stage.run(frame))
 
 
-def _sequencer(configuration: Configuration) -> Sequencer:
+def _sequencer(configuration: Configuration, vocabulary: int | None) -> Sequencer:
     budget = Budget(configuration.rows, configuration.flight, configuration.slots)
     table = PageTable(configuration.pages, configuration.page_rows)
     patience = Patience(configuration.draft_timeout, configuration.drafter is not None)
     stages = len(configuration.stages)
     flow = Flow(stages, configuration.curve) if stages > 1 else None
-    return Sequencer(configuration.epoch, budget, table, patience, flow)
+    return Sequencer(configuration.epoch, budget, table, patience, flow, vocabulary)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from specsot.constraint import Grammar, grammar_of
+from specsot.constraint import Grammar, grammar_of, warm
 from specsot.direct.standing import stand_on
 from specsot.errors import ModelError
 from specsot.frames import Opening
@@ -95,6 +95,10 @@ class Source:
     def name(self) -> str:
         return self._supply.name
 
+    @property
+    def vocabulary(self) -> int:
+        return self._config.vocab
+
     def registration(self) -> Registration:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
         supply, config, memory = self._supply, self._config, self._memory()
@@ -131,18 +135,18 @@ class Source:
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         """The end of the ring; needs the range that holds the last layer."""
         if (self._supply.model / "tokenizer.json").exists():
-            _ = self._vocabulary  # read it now, not within the first request
+            warm(self._token_bytes)  # now, not within the first request
         decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
         pages = configuration.pages, configuration.page_rows
         store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
         return LastStage(decoder.logits, self._grammar, store)
 
-    def _grammar(self, opening: Opening) -> Grammar | Future[Grammar] | None:
+    def _grammar(self, opening: Opening) -> Future[Grammar] | None:
         held = opening.plan or opening.form
-        return grammar_of(self._vocabulary, opening) if held else None
+        return grammar_of(self._token_bytes, opening) if held else None
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def _token_bytes(self) -> Vocabulary:
         return read_vocabulary(self._supply.model, self._config.vocab)
 
     @property

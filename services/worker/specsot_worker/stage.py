@@ -137,7 +137,12 @@ class Stage:
     def _enter(self, frame: Frame, rows: int) -> list[int] | torch.Tensor:
         """The rows at this stage's door: tokens on the first stage, else the hidden rows that came."""
         if self._decoder.layers.first == 0:
-            return [token for segment in frame.segments for token in tokens_of(segment)]
+            tokens = [token for segment in frame.segments for token in tokens_of(segment)]
+            if (
+                min(tokens) < 0 or max(tokens) >= self._decoder.config.vocab
+            ):  # on a GPU its context would be lost
+                raise WireError(f"frame {frame.number} has token ids beyond {self._decoder.config.vocab}")
+            return tokens
         hidden = frame.hidden
         if hidden is None or tuple(hidden.shape) != (rows, self._decoder.config.hidden):
             shape = None if hidden is None else tuple(hidden.shape)
