@@ -28,9 +28,9 @@ def biased(*tokens: int) -> Ask:
     ("ask", "error", "complaint"),
     [
         (Ask(prompt="Hi", model="other"), NotFound, "no model named 'other' here, only 'demo'"),
-        (Ask(prompt="word " * 3000, mode="direct"), InvalidRequest, "the model has 2048"),
-        (Ask(prompt="word " * 3000), InvalidRequest, "the model has 2048"),
-        (Ask(prompt="Hi", limits=Limits(max_new_tokens=2040)), InvalidRequest, "max_new_tokens 2040"),
+        (Ask(prompt="word " * 3000, mode="direct"), InvalidRequest, "context length is 2048"),
+        (Ask(prompt="word " * 3000), InvalidRequest, "context length is 2048"),
+        (Ask(prompt="Hi", limits=Limits(max_new_tokens=2040)), InvalidRequest, "in the completion"),
         (Ask(prompt="x" * 600_000), InvalidRequest, "prompt: 600000 characters cannot fit"),
         (Ask(prompt="Hi", stop=("x",) * 17), InvalidRequest, "stop: at most 16"),
         (Ask(prompt="Hi", stop=("x" * 257,)), InvalidRequest, "stop: at most 256 characters"),
