@@ -172,9 +172,33 @@ async def test_a_plan_is_told_in_order_to_those_who_do_not_ask_for_branches(hous
     told = await chunks(house, LETTERS, "sot")
     assert text_of(told) == ANSWER
     assert [hasattr(chunk.choices[0], "specsot") for chunk in told] == [False] * (len(told) - 1) + [True]
-    plain = await house.openai().chat.completions.create(model="demo", messages=LETTERS)  # pyright: ignore
-    assert plain.choices[0].message.content == ANSWER
-    assert not hasattr(plain.choices[0], "specsot")
+
+
+@pytest.mark.parametrize(
+    ("default", "asked", "planned"),
+    [
+        ("direct", {}, False),
+        ("direct", {"specsot": {"branches": True}}, False),
+        ("direct", {"specsot": {"mode": "sot"}}, True),
+        ("sot", {}, True),
+        ("auto", {}, True),
+        ("sot", {"specsot": {"mode": "direct"}}, False),
+        ("sot", {"response_format": {"type": "json_object"}}, False),
+        ("sot", {"specsot": {"pruning": {}}}, False),
+    ],
+)
+async def test_the_body_says_whether_it_is_planned_then_the_master(
+    default: Any, asked: dict[str, Any], planned: bool
+) -> None:
+    says = {"Write the plan.": PLAN, "Write point": "So.", "letters": '{"a": 1}'}
+    async with served(says, mode=default) as house:
+        answer = await house.post("/v1/chat/completions", {"messages": LETTERS, **asked})
+        assert answer.status_code == 200, answer.text
+        written = [prompt for _, prompt in house.stage.prompts_seen]
+        assert any("Write the plan." in prompt for prompt in written) is planned
+        assert (len(house.opened()) > 1) is planned
+        await house.quiet()
+        house.stage.assert_clean()
 
 
 async def test_branches_for_those_who_ask(house: Served) -> None:

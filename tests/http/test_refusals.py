@@ -49,7 +49,7 @@ CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}
         ({"messages": HI, "max_tokens": 0}, "max_tokens", "max_tokens must be > 0"),
         ({"messages": HI, "max_tokens": "5"}, "max_tokens", "integer"),
         ({"messages": HI, "max_completion_tokens": -3}, "max_completion_tokens", "must be > 0"),
-        ({"messages": HI, "max_tokens": 5000}, "max_tokens", "the model has 2048"),
+        ({"messages": HI, "max_tokens": 5000}, "messages", "context length is 2048"),
         ({"messages": HI, "presence_penalty": 3}, "presence_penalty", "[-2, 2]"),
         ({"messages": HI, "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ({"messages": HI, "logit_bias": {"99999": 1}}, "logit_bias", "names token 99999"),
@@ -171,6 +171,28 @@ async def test_no_such_place(house: Served, method: str, path: str, status: int)
         answer = await client.request(method, path, json={})
     assert answer.status_code == status
     assert path in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "part"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 600_000}]}, "messages"),
+        (PLAIN, {"prompt": "word " * 3000}, "prompt"),
+        (PLAIN, {"prompt": [1] * 3000}, "prompt"),
+        (PLAIN, {"prompt": "x" * 600_000}, "prompt"),
+    ],
+)
+async def test_what_is_too_long_is_told_in_the_words_that_clients_look_for(
+    house: Served, path: str, asked: dict[str, Any], part: str
+) -> None:
+    told = (await house.post(path, {**asked, "max_tokens": 15})).json()["error"]
+    assert (told["code"], told["param"]) == ("context_length_exceeded", part)
+    assert told["message"].startswith("This model's maximum context length is 2048 tokens. However, you")
+    assert told["message"].endswith(f"reduce the length of the {part} or completion.")
+    assert "skeleton" not in told["message"]
+    if "x" not in str(asked):
+        assert f"in the {part}, 15 in the completion)" in told["message"]
 
 
 async def test_another_model(house: Served) -> None:

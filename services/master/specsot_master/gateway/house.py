@@ -16,7 +16,7 @@ from structlog.contextvars import bind_contextvars
 
 from specsot.errors import InvalidRequest
 from specsot.members import Head
-from specsot.params import Ask
+from specsot.params import Ask, Mode
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 from specsot_master.desk import Desk
 from specsot_master.gateway.refusals import in_words
@@ -40,6 +40,7 @@ class House:
     """healthy: whether requests are answered now. head: what drafts, if anything does.
 
     figures: for Prometheus, in its text format. began: seconds since 1970 when the master started.
+    mode: of what OpenAI's clients ask, unless they say.
     """
 
     desk: Desk
@@ -48,6 +49,7 @@ class House:
     head: Callable[[], Head | None]
     figures: Callable[[], bytes]
     began: int
+    mode: Mode = "direct"
 
     def encode(self, text: str) -> tuple[int, ...]:
         """A bare text as tokens. Raises InvalidRequest for one that is too long to even look at."""

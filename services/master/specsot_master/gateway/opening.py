@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from specsot.members import Head
+from specsot.params import Mode
 from specsot.rpc.exposure import exposed
 from specsot.rpc.options import Terms
 from specsot_master.desk import Desk
@@ -21,9 +22,14 @@ from specsot_master.master import Master
 
 
 async def open_gateway(
-    listen: str, master: Master, desk: Desk, terms: Terms, metrics: Metrics | None = None
+    listen: str,
+    master: Master,
+    desk: Desk,
+    terms: Terms,
+    metrics: Metrics | None = None,
+    mode: Mode = "direct",
 ) -> HttpDoor:
-    """metrics: those that are counted already, if any are.
+    """metrics: those that are counted already, if any are. mode: of OpenAI's clients who do not say.
 
     Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
     """
@@ -40,6 +46,7 @@ async def open_gateway(
         head=head,
         figures=metrics.written,
         began=int(time.time()),
+        mode=mode,
     )
     app = build_app(house, terms.tokens)
     own = terms.tokens is None and not exposed(listen)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from specsot.errors import InvalidRequest
-from specsot.params import Ask, Limits, Message, Pruning, Sampling, Window
+from specsot.params import Ask, Limits, Message, Mode, Pruning, Sampling, Window
 from specsot_master.gateway.openai.bodies import (
     MOST_CHOICES,
     Asking,
@@ -60,13 +60,13 @@ def words_of(body: Asking) -> Mapping[str, str]:
     }
 
 
-def chat_asks(body: ChatBody) -> list[Ask]:
-    """Raises InvalidRequest."""
+def chat_asks(body: ChatBody, mode: Mode) -> list[Ask]:
+    """mode: where the body names none and asks for nothing that rules a plan out. Raises InvalidRequest."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
     ask = Ask(
         messages=tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages)),
-        **_shared(body),
+        **_shared(body, mode),
         limits=limits_of(body, body.max_completion_tokens, body.max_tokens),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
@@ -77,7 +77,7 @@ def completion_asks(body: CompletionBody, encode: Encode) -> list[Ask]:
     """Every prompt, `n` times each. Raises InvalidRequest."""
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo cannot come with logprobs: prompts have none here", "echo")
-    shared: dict[str, Any] = _shared(body) | {"mode": "direct"}
+    shared: dict[str, Any] = _shared(body, "direct") | {"mode": "direct"}
     limits = limits_of(body, body.max_tokens, COMPLETION_TOKENS)
     asks: list[Ask] = []
     for tokens in prompts_of(body, encode):
@@ -132,12 +132,13 @@ def copies_of(ask: Ask, body: Asking) -> list[Ask]:
     return [replace(ask, seed=None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
 
 
-def _shared(body: Asking) -> dict[str, Any]:
-    """Fields of Ask that every body may set."""
-    planning = body.specsot or Planning()
+def _shared(body: Asking, mode: Mode) -> dict[str, Any]:
+    """Fields of Ask that every body may set. mode: where it names none."""
+    planning, form = body.specsot or Planning(), form_of(body)
     given = {name: getattr(planning, name) for name in _GIVEN}
     return {
-        "form": form_of(body),
+        "form": form,
+        "mode": "direct" if form or planning.pruning or planning.head_aware else mode,
         "model": body.model or "",
         "sampling": sampling_of(body),
         "stop": stops_of(body),

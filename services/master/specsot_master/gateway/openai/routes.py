@@ -55,7 +55,7 @@ def openai_routes(house: House) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with in_words(words):
-            asks = tuple(chat_asks(body))
+            asks = tuple(chat_asks(body, house.mode))
         call = Call(asks, CHAT, telling_of(body, bool(body.logprobs)), words, body.n or 1)
         return await answer(house, request, body, call)
 
