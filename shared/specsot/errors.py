@@ -47,6 +47,16 @@ class ContextLengthExceeded(InvalidRequest):
             "prompt",
         )
 
+    @classmethod
+    def of_text(cls, limit: int, characters: int) -> ContextLengthExceeded:
+        """So long that nobody counted its tokens."""
+        return cls(
+            f"This model's maximum context length is {limit} tokens. However, you sent {characters} "
+            "characters in the prompt, which cannot fit. Please reduce the length of the prompt or "
+            "completion.",
+            "prompt",
+        )
+
 
 class Unauthenticated(SpecsotError):
     """The caller shows no token, or one that is not known here."""

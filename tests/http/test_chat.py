@@ -144,6 +144,21 @@ async def test_nulls_and_unknown_names_are_tolerated(house: Served) -> None:
     assert house.opened()[0].sampling == Sampling()
 
 
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"tools": [{"type": "function", "function": {"name": "look"}}], "tool_choice": "none"},
+        {"functions": [{"name": "look"}], "function_call": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "none", "verbosity": "medium", "thinking_token_budget": 0},
+        dict.fromkeys(("tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "verbosity")),
+    ],
+)
+async def test_fields_that_ask_for_what_happens_anyway_are_taken(house: Served, idle: dict[str, Any]) -> None:
+    answer = await house.post("/v1/chat/completions", {"messages": WHAT, **idle})
+    assert answer.json()["choices"][0]["message"]["content"] == SAID
+
+
 async def test_turns_in_parts_and_the_newer_word_for_system(house: Served) -> None:
     parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
     await ask(

@@ -24,6 +24,7 @@ CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is it?"}]}
 HI = [{"role": "user", "content": "What is it?"}]
 PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
 
 
@@ -37,10 +38,13 @@ CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}
         ({"messages": [{"role": "user", "content": [{}]}]}, "messages.0.content", "string"),
         ({"messages": [5]}, "messages.0", "messages.0: must be an object"),
         ({"messages": [{"role": "boss", "content": "Hi"}]}, "messages", "roles are system, user"),
-        ({"messages": [{"role": "user", "content": " "}]}, "messages", "not empty"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages", "messages must not be empty"),
+        ({"messages": [{"role": "user", "content": [{}] * 4097}]}, "messages", "at most 4096 parts"),
         ({"messages": PICTURE}, "messages.0.content", "only parts of type text"),
-        ({"messages": CALLED}, "messages.1.tool_calls", "not served"),
-        ({"messages": HI, "temperature": -1}, "temperature", ">= 0"),
+        ({"messages": CALLED}, "messages.1.tool_calls", "not served here: a conversation goes on"),
+        ({"messages": CALLED, "tools": TOOLS, "tool_choice": "none"}, "messages.1.tool_calls", "not served"),
+        ({"messages": HI, "temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"messages": HI, "temperature": 2.5}, "temperature", "less than or equal to 2"),
         ({"messages": HI, "temperature": "hot"}, "temperature", "number"),
         ({"messages": HI, "temperature": True}, "temperature", "number"),
         ({"messages": HI, "top_p": 0}, "top_p", "(0, 1]"),
@@ -56,10 +60,18 @@ CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}
         ({"messages": HI, "logit_bias": {"1": 101}}, "logit_bias", "[-100, 100]"),
         ({"messages": HI, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         ({"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "[0, 20]"),
-        ({"messages": HI, "stop": [""]}, "stop", "non-empty"),
+        ({"messages": HI, "stop": [""]}, "stop", "must not hold an empty string"),
         ({"messages": HI, "stop": ["x"] * 17}, "stop", "at most 16"),
         ({"messages": HI, "seed": 2**64}, "seed", ""),
-        ({"messages": HI, "tools": [{"type": "function"}]}, "tools", "not served"),
+        ({"messages": HI, "tools": TOOLS}, "tools", 'leave it out, or set tool_choice to "none"'),
+        ({"messages": HI, "tools": TOOLS, "tool_choice": "required"}, "tool_choice", "not served"),
+        ({"messages": HI, "functions": [{}]}, "functions", 'set function_call to "none"'),
+        ({"messages": HI, "chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", "not"),
+        ({"messages": HI, "chat_template_kwargs": {"style": "terse"}}, "chat_template_kwargs", "not served"),
+        ({"messages": HI, "reasoning_effort": "high"}, "reasoning_effort", "not served"),
+        ({"messages": HI, "thinking_token_budget": 10}, "thinking_token_budget", "not served"),
+        ({"messages": HI, "verbosity": "low"}, "verbosity", "not served"),
+        ({"messages": HI, "echo": True}, "echo", "not served"),
         ({"messages": HI, "min_tokens": 3}, "min_tokens", "not served"),
         ({"messages": HI, "specsot": {"mode": "best"}}, "specsot.mode", "'auto', 'sot' or 'direct'"),
         ({"messages": HI, "specsot": {"max_parallel": 0}}, "specsot.max_parallel", "> 0"),
@@ -124,8 +136,8 @@ async def post(house: Served, path: str, body: Any) -> Any:
         ({"prompt": "a", "stop": 5}, "stop", "string"),
         ({"prompt": [9000]}, "prompt", "names token 9000"),
         ({"prompt": [-1]}, "prompt", "whole"),
-        ({"prompt": [1] * 2048}, "prompt", "cannot fit"),
-        ({"prompt": "x" * 600_000}, "prompt", "600000 characters cannot fit"),
+        ({"prompt": [1] * 2048}, "prompt", "context length is 2048"),
+        ({"prompt": "x" * 600_000}, "prompt", "600000 characters in the prompt, which cannot fit"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "[0, 20]"),
         ({"prompt": "a", "echo": True, "logprobs": 1}, "echo", "logprobs"),
         ({"prompt": "a", "suffix": "z"}, "suffix", "not served"),

@@ -7,11 +7,10 @@ import asyncio
 import grpc
 import pytest
 
-from specsot.params import MAX_BIASES, MAX_MESSAGES
+from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
 from specsot.rpc.options import HANDSHAKE, METADATA_BYTES, MOST_STREAMS, PUBLIC_BYTES, RING_BYTES, Terms
 from specsot.rpc.serve import open_door
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.conductor.accepting import MAX_STOPS, MAX_TOOLS
 from specsot_master.gateway.door import HEADER_BYTES, MOST_CONNECTIONS
 from specsot_master.gateway.intake import BODY_SECONDS
 from tests.conftest import REPOSITORY

@@ -23,7 +23,6 @@ from specsot_master.gateway.refusals import in_words
 from specsot_master.gateway.together import Events
 from specsot_master.server.master_service import checked_id
 
-LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
 TIMEOUT, REQUEST_ID = "x-request-timeout", "x-request-id"
 
 
@@ -51,12 +50,10 @@ class House:
     began: int
     mode: Mode = "direct"
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """A bare text as tokens. Raises InvalidRequest for one that is too long to even look at."""
-        positions = max((model.max_positions for model in self.desk.info().models), default=0)
-        if len(text) > LONGEST_TOKEN * positions:
-            raise InvalidRequest(f"prompt: {len(text)} characters cannot fit the context", "prompt")
-        return self.language.encode_bare(text)
+    @property
+    def positions(self) -> int:
+        """The model's context, in tokens."""
+        return max((model.max_positions for model in self.desk.info().models), default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from grpc.aio import ServicerContext
 from specsot.errors import Cancelled, InvalidRequest, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info, Rebalanced
+from specsot.params import Ask
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot.wire.events import encode_event
 from specsot.wire.info import encode_info, encode_rebalanced
@@ -82,9 +83,14 @@ class MasterService(master_pb2_grpc.MasterServicer):
         """Of a new request, or the rest of a known one."""
         id, timeout = checked_id(request.request_id), context.time_remaining()
         if resumes(request):
-            ask = decode_ask(request) if has_words(request) else None
+            ask = self._ask_of(request) if has_words(request) else None
             return self._leader.resume(request.request_id, request.resume_offset, ask, timeout)
-        return self._leader.generate(decode_ask(request), id, client_of(context.peer()), timeout)
+        return self._leader.generate(self._ask_of(request), id, client_of(context.peer()), timeout)
+
+    def _ask_of(self, request: master_pb2.GenerateRequest) -> Ask:
+        """Raises InvalidRequest, at once for what no model here can hold."""
+        positions = [model.max_positions for model in self._info().models]
+        return decode_ask(request, max(positions)) if positions else decode_ask(request)
 
     async def _write(
         self,
