@@ -81,6 +81,9 @@ class Recorder:
     async def send(self, message: Any) -> None:
         self.sent.append(message)
 
+    def header(self, name: str) -> bytes:
+        return dict(self.sent[0]["headers"])[name.encode()]
+
 
 async def test_a_body_that_never_ends() -> None:
     app = Recorder()
@@ -88,10 +91,68 @@ async def test_a_body_that_never_ends() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-    await asyncio.wait_for(Intake(app, 100, seconds=0.01)(scope, receive, app.send), 10)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await asyncio.wait_for(Intake(app, lambda _: 100, seconds=0.01)(scope, receive, app.send), 10)
     assert app.sent[0]["status"] == 408
     assert not app.called
+
+
+async def test_bodies_have_one_budget_and_give_it_back() -> None:
+    """What has come of a body counts until its request is over; what was only announced does not."""
+    going, app = asyncio.Event(), Recorder()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await going.wait()
+
+    intake = Intake(slow, lambda _: 100, budget=150)
+    first = asyncio.create_task(intake(*call(b"x" * 100, app)))
+    await asyncio.sleep(0)
+    await intake(*call(b"x" * 51, app))
+    assert (app.sent[0]["status"], app.header("retry-after"), app.header("connection")) == (
+        429,
+        b"1",
+        b"close",
+    )
+    assert b"rate_limit_exceeded" in app.sent[1]["body"]
+    app.sent.clear()
+    second = asyncio.create_task(intake(*call(b"x" * 50, app)))
+    await asyncio.sleep(0)
+    going.set()
+    await asyncio.gather(first, second)
+    await asyncio.gather(*(intake(*call(b"x" * 75, app)) for _ in range(2)))
+    assert app.sent == []
+
+
+def call(body: bytes, app: Recorder) -> tuple[Any, Any, Any]:
+    """One with a body that comes as a whole."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"100")]
+    return {"type": "http", "method": "POST", "path": CHAT, "headers": headers}, receive, app.send
+
+
+async def test_a_plain_completion_is_no_larger_than_what_its_model_can_hold(house: Served) -> None:
+    async with house.client() as client:
+        body = b'{"prompt": [' + b"1," * (1 << 20) + b"1" + b" " * (1 << 20) + b"]}"
+        answer = await client.post("/v1/completions", content=body, headers=JSON)
+        assert answer.status_code == 413
+        assert f"larger than {(256 << 10) + (2048 << 10)} bytes" in answer.text
+        assert (await client.post(CHAT, content=body, headers=JSON)).status_code == 400
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+async def test_a_packed_body_is_told_so(house: Served, coding: str) -> None:
+    async with house.client() as client:
+        answer = await client.post(CHAT, content=b"\x1f\x8b", headers={**JSON, "content-encoding": coding})
+    assert answer.status_code == 415
+    assert f"not as {coding}" in answer.json()["error"]["message"]
 
 
 async def test_a_client_that_goes_while_its_body_comes() -> None:
@@ -100,8 +161,13 @@ async def test_a_client_that_goes_while_its_body_comes() -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-    await Intake(app, 100)(scope, receive, app.send)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await Intake(app, lambda _: 100)(scope, receive, app.send)
     assert not app.called
     assert app.sent == []
 
