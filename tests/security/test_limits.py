@@ -39,7 +39,7 @@ async def test_a_head_that_does_not_end() -> None:
     async with served() as house:
         reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
         writer.write(b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * HEADER_BYTES)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 431")
         writer.close()
 
 

@@ -1,7 +1,7 @@
-"""Lets only requests in whose bodies are small enough, come in time, and say that they are JSON; all that
-are held at a time have one budget.
+"""Lets only requests in whose bodies are small enough, come in time, and say that they are JSON.
 
-Refuses to know what bodies mean. It stands before everything that reads them.
+All that are held at a time have one budget. Refuses to know what bodies mean. It stands before everything
+that reads them.
 """
 
 from __future__ import annotations
