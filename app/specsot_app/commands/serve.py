@@ -50,6 +50,10 @@ def serve(
     default_mode: Annotated[
         Mode | None, typer.Option(help="How OpenAI's clients are answered that name no mode. [direct]")
     ] = None,
+    http_names: Annotated[
+        str | None,
+        typer.Option(help="What browsers may call it beside localhost, this host's name, addresses."),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in, whoever they are.")
     ] = False,
@@ -119,7 +123,7 @@ def serve(
     check_stages(len(models.layers) or wanted.stages, places, replicas)
     open = flags_of(insecure="on" if insecure else None)
     conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue)
-    conduct += flags_of(journal=journal, default_mode=default_mode) + open
+    conduct += flags_of(journal=journal, default_mode=default_mode, http_names=http_names) + open
     members = flags_of(kv_memory=kv_memory) + open
     here = hosts_here(place.host for place in places)
     serving = Serving(host, conduct, members, replicas, places, here, certificates=certificates)

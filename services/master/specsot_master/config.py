@@ -13,7 +13,7 @@ from pathlib import Path
 from specsot.errors import InvalidRequest
 from specsot.members import COMM_MODES, TRANSPORTS, TreeShape
 from specsot.params import DRAFTERS, MODES, Mode
-from specsot.process.flags import Flags, positive, seconds
+from specsot.process.flags import Flags, host_names, positive, seconds
 from specsot.process.setting import Setting, add_setting, check_exposure, read_setting
 from specsot.rpc.tokens import Tokens
 from specsot_master.assembly import MasterSettings
@@ -28,6 +28,7 @@ class MasterConfig:
     stuck_after: seconds without a lap, while there is work, after which it does not serve.
     journal: where it writes down what requests that may be resumed need to outlive it.
     default_mode: of requests in OpenAI's dialect that name none.
+    http_names: what HTTP clients may call it, beside localhost, its host's name and addresses.
     """
 
     setting: Setting
@@ -38,6 +39,7 @@ class MasterConfig:
     tokens: Tokens | None = None
     journal: Path | None = None
     default_mode: Mode = "direct"
+    http_names: tuple[str, ...] = ()
 
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
@@ -78,6 +80,8 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("http", help="where to serve HTTP too: host:port (0 for a free port)")
     told = "how OpenAI's clients are answered that name no mode"
     flags.flag("default-mode", default="direct", choices=MODES, help=told)
+    told = "what else it is called there, where no token is asked for: fleet.example,other.example"
+    flags.flag("http-names", host_names, (), told)
     flags.flag("fleet-listen", help="where members come in, if not where clients do")
     flags.flag("token-file", Path, help="tokens that clients may show, one a line; or one in SPECSOT_TOKEN")
     flags.flag("journal", Path, help="directory in which resumable requests outlive a restart")
@@ -110,6 +114,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         read_tokens(flags, given),
         given.journal,
         given.default_mode,
+        given.http_names,
     )
     check_doors(flags, config)
     return config

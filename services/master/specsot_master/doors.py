@@ -67,7 +67,7 @@ async def open_http(
             f"--http needs {error.name}: pip install 'specsot[http]'", field="http"
         ) from None
     terms = _public(config)
-    door = await open_gateway(listen, master, desk, terms, metrics, config.default_mode)
+    door = await open_gateway(listen, master, desk, terms, metrics, config.default_mode, config.http_names)
     scheme = "http" if terms.tls.cert is None else "https"
     log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
     return door
