@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pool
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as refl
@@ -64,6 +65,37 @@ async def test_reflection(channel: grpc.aio.Channel, version: str) -> None:
     names = {service.name for service in listed.list_services_response.service}
     assert {MASTER, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"} <= names
     assert b"GenerateRequest" in found.file_descriptor_response.file_descriptor_proto[0]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_describes_all_that_it_lists(version: str) -> None:
+    """As grpcurl describe, grpcui and buf curl --list-methods ask: the file of every service, and what that
+    imports."""
+    opened = await open_door("127.0.0.1:0", ATTACH, Terms(channelz=True))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+        ask = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            refl.ServerReflectionRequest.SerializeToString,
+            refl.ServerReflectionResponse.FromString,
+        )
+        names = sorted(await services_of(channel))
+        told = [one async for one in ask(iter([described(name) for name in names]))]
+        assert [one.WhichOneof("message_response") for one in told] == ["file_descriptor_response"] * len(
+            names
+        )
+        pool = descriptor_pool.DescriptorPool()
+        for data in reversed(
+            [data for one in told for data in one.file_descriptor_response.file_descriptor_proto]
+        ):
+            pool.AddSerializedFile(data)
+        methods = {name: [one.name for one in pool.FindServiceByName(name).methods] for name in names}
+        assert methods["grpc.reflection.v1.ServerReflection"] == ["ServerReflectionInfo"]
+        assert "Generate" in methods[MASTER]
+    await opened.close(0)
+
+
+def described(name: str) -> Any:
+    return refl.ServerReflectionRequest(file_containing_symbol=name)
 
 
 async def test_what_is_behind_flags(door: Door) -> None:
