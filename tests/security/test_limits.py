@@ -8,11 +8,21 @@ import grpc
 import pytest
 
 from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
-from specsot.rpc.options import HANDSHAKE, METADATA_BYTES, MOST_STREAMS, PUBLIC_BYTES, RING_BYTES, Terms
+from specsot.process.figures import SECONDS
+from specsot.rpc.options import (
+    CLIENT_STREAMS,
+    HANDSHAKE,
+    HELD_BYTES,
+    METADATA_BYTES,
+    MOST_STREAMS,
+    PUBLIC_BYTES,
+    RING_BYTES,
+    Terms,
+)
 from specsot.rpc.serve import open_door
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.gateway.door import HEADER_BYTES, MOST_CONNECTIONS
-from specsot_master.gateway.intake import BODY_SECONDS
+from specsot_master.gateway.door import HEADER_BYTES, HEADER_SECONDS, MOST_CONNECTIONS
+from specsot_master.gateway.intake import BASE_BYTES, BODIES_BYTES, BODY_SECONDS, POSITION_BYTES
 from tests.conftest import REPOSITORY
 from tests.http.house import served
 from tests.rpc.test_serve import ATTACH
@@ -48,7 +58,11 @@ async def test_a_head_that_does_not_end() -> None:
     [
         f"at most {PUBLIC_BYTES >> 20} MiB (within the ring: one frame's {RING_BYTES >> 20} MiB)",
         f"metadata {METADATA_BYTES >> 10} KiB",
-        f"{MOST_STREAMS:,} calls and {HANDSHAKE:g} s to begin",
+        f"{CLIENT_STREAMS} calls at a time ({MOST_STREAMS:,} between members) and {HANDSHAKE:g} s to begin",
+        f"{HELD_BYTES >> 20} MiB of messages, and {BODIES_BYTES >> 20} MiB of bodies",
+        f"{BASE_BYTES >> 10} KiB and {POSITION_BYTES >> 10} KiB for each position of the model",
+        f"{HEADER_SECONDS:g} s for every head",
+        f"{SECONDS:g} s for a reader of figures",
         f"a head {HEADER_BYTES >> 10} KiB, a body {PUBLIC_BYTES >> 20} MiB in {BODY_SECONDS:g} s",
         f"{MOST_CONNECTIONS:,} connections",
         f"{MAX_STOPS} stop strings, {MAX_TOOLS} tools, {MAX_BIASES:,} biases, {MAX_MESSAGES:,} messages",

@@ -61,7 +61,9 @@ async def open_door(listen: str, services: Mapping[str, Attach], terms: Terms = 
         log.warning("other machines reach this address, and nobody is asked who they are", at=listen)
     credentials = server_credentials(terms.tls)
     asked = [Bearer(terms.tokens)] if terms.tokens else []
-    server = grpc.aio.server(interceptors=[Guard(), *asked, Hearing()], options=server_options(terms))
+    server = grpc.aio.server(
+        interceptors=[Guard(terms.held), *asked, Hearing()], options=server_options(terms)
+    )
     state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     for attach in services.values():
