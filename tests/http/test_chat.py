@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specsot.params import Sampling
-from tests.http.house import Served, served
+from tests.http.house import Served, served, turn
 from tests.master.fake_ring import chance_of
 from tests.master.letters import ANSWER, PLAN, SAYS
 from tests.master.stage import repeat
@@ -278,7 +278,17 @@ async def test_many_calls_at_once(house: Served) -> None:
     assert {answer.choices[0].message.content for answer in answers} == {long} == {repeat("word", 300)}
 
 
-async def test_the_callers_id_is_the_requests(house: Served) -> None:
-    answer = await ask(house, extra_headers={"x-request-id": "mine"}, n=2)
-    assert answer.id == "chatcmpl-mine"
-    assert answer._request_id == "mine"
+async def test_the_callers_id_is_a_name_that_several_calls_may_have(house: Served) -> None:
+    """Proxies keep it when they try again."""
+    named = {"x-request-id": "mine"}
+    house.going.clear()
+    asking = [asyncio.create_task(ask(house, extra_headers=named, n=2)) for _ in range(2)]
+    while (told := house.stage.conductor.requests()).running + told.waiting < 4:
+        await turn()
+    house.going.set()
+    answers = await asyncio.gather(*asking)
+    assert [answer._request_id for answer in answers] == ["mine", "mine"]
+    assert len({answer.id for answer in answers}) == 2
+    assert all("mine" not in answer.id for answer in answers)
+    unnamed = await ask(house)
+    assert unnamed.id == f"chatcmpl-{unnamed._request_id}"

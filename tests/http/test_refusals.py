@@ -256,22 +256,10 @@ async def test_a_deadline(house: Served) -> None:
     house.going.set()
 
 
-@pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan", "1e10"])
+@pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan", "1e10", "5e-324", "0.0009"])
 async def test_a_deadline_that_is_none(house: Served, timeout: str) -> None:
     answer = await house.post(CHAT, {"messages": HI}, headers={"x-request-timeout": timeout})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-timeout")
-
-
-async def test_an_id_that_is_in_use(house: Served) -> None:
-    house.going.clear()
-    client = house.openai()
-    stream = await client.chat.completions.create(  # pyright: ignore
-        model="demo", messages=HI, stream=True, extra_headers={"x-request-id": "mine"}
-    )
-    answer = await house.post(CHAT, {"messages": HI}, headers={"x-request-id": "mine"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
-    await stream.close()
-    house.going.set()
 
 
 @pytest.mark.parametrize("id", ["x" * 129, "two\tparts"])

@@ -24,6 +24,7 @@ from specsot_master.gateway.together import Events
 from specsot_master.server.master_service import checked_id
 
 TIMEOUT, REQUEST_ID = "x-request-timeout", "x-request-id"
+SHORTEST = 0.001  # seconds that a call may have; less is a mistake, not a deadline
 
 
 class Language(Protocol):
@@ -58,15 +59,18 @@ class House:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """id: of this call, its own or drawn here. timeout: seconds it may take, None for no limit."""
+    """id: of this call, drawn here. name: what the caller wrote, for logs alone: proxies keep it when they
+    try again, so several may have one. timeout: seconds it may take, None for no limit.
+    """
 
     id: str
     client: str
     timeout: float | None
+    name: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
-        return {REQUEST_ID: self.id}
+        return {REQUEST_ID: self.name or self.id}
 
     def generate(self, desk: Desk, asks: Sequence[Ask]) -> list[Events]:
         """A stream for every ask. The first has the call's own id, further ones a number behind it."""
@@ -78,9 +82,11 @@ def caller_of(request: Request) -> Caller:
     """Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone."""
     caller.set(well_formed(request.headers.get(TRACEPARENT)))
     with in_words({"request_id": REQUEST_ID}):
-        id = checked_id(request.headers.get(REQUEST_ID, "")) or secrets.token_hex(12)
-    bind_contextvars(request_id=id, trace_id=trace_of(caller.get()))
-    return Caller(id, client_of(request), timeout_of(request.headers.get(TIMEOUT)))
+        name = checked_id(request.headers.get(REQUEST_ID, "")) or ""
+    id = secrets.token_hex(12)
+    named = {"x_request_id": name} if name else {}
+    bind_contextvars(request_id=id, trace_id=trace_of(caller.get()), **named)
+    return Caller(id, client_of(request), timeout_of(request.headers.get(TIMEOUT)), name)
 
 
 def client_of(request: Request) -> str:
@@ -97,6 +103,6 @@ def timeout_of(header: str | None) -> float | None:
         seconds = float(header)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < 1e9:
-        raise InvalidRequest(f"{TIMEOUT} must be a number of seconds > 0", field=TIMEOUT)
+    if not SHORTEST <= seconds < 1e9:
+        raise InvalidRequest(f"{TIMEOUT} must be a number of seconds, at least {SHORTEST:g}", field=TIMEOUT)
     return seconds

@@ -33,7 +33,6 @@ _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 # Our fields under the names their callers know.
 CHAT_WORDS: Mapping[str, str] = {
     "prompt": "messages",
-    "request_id": "x-request-id",
     "max_new_tokens": "max_tokens",
     "logprobs": "top_logprobs",
     **{name: f"specsot.{name}" for name in (*_PLANNING, "window", "pruning", "head_aware")},

@@ -78,6 +78,8 @@ def openai_routes(house: House) -> APIRouter:
         """What can be asked for."""
         return {"object": "list", "data": [model_of(house, model) for model in house.desk.info().models]}
 
+    router.add_api_route("/models/", list_models, include_in_schema=False)
+
     @router.get("/models/{name:path}", response_model=ModelCard)
     async def show_model(name: str) -> dict[str, Any]:
         """One of them."""
