@@ -63,5 +63,5 @@ async def test_every_sequence_of_a_plan_looks_through_the_window_and_nothing_is_
 
 def test_chat_bodies_may_name_one() -> None:
     body = {"messages": [{"role": "user", "content": "Why?"}], "specsot": {"window": {"recent": 64}}}
-    (asked,) = chat_asks(ChatBody.model_validate(body), "direct")
+    (asked,) = chat_asks(ChatBody.model_validate(body), "direct", 2048)
     assert asked.window == Window(4, 64)
