@@ -4,6 +4,7 @@ Knows nothing of gRPC or HTTP: `specsot.rpc` and the HTTP gateway translate, eac
 
     SpecsotError
     ├── InvalidRequest        the caller's words are wrong            (field says which)
+    │   └── ContextLengthExceeded  prompt and answer do not fit the model's context
     ├── Unauthenticated       the caller does not show who it is
     ├── Forbidden             the caller is known, and may not do this
     ├── NotFound              no such request, model or sequence
@@ -32,6 +33,30 @@ class InvalidRequest(SpecsotError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and answer together are longer than the model's context."""
+
+    @classmethod
+    def of(cls, limit: int, prompt: int, completion: int) -> ContextLengthExceeded:
+        """All in tokens; limit: the context. Said as OpenAI says it: clients look for these words."""
+        return cls(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{prompt + completion} tokens ({prompt} in the prompt, {completion} in the completion). Please "
+            "reduce the length of the prompt or completion.",
+            "prompt",
+        )
+
+    @classmethod
+    def of_text(cls, limit: int, characters: int) -> ContextLengthExceeded:
+        """So long that nobody counted its tokens."""
+        return cls(
+            f"This model's maximum context length is {limit} tokens. However, you sent {characters} "
+            "characters in the prompt, which cannot fit. Please reduce the length of the prompt or "
+            "completion.",
+            "prompt",
+        )
 
 
 class Unauthenticated(SpecsotError):

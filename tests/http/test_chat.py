@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specsot.params import Sampling
-from tests.http.house import Served, served
+from tests.http.house import Served, served, turn
 from tests.master.fake_ring import chance_of
 from tests.master.letters import ANSWER, PLAN, SAYS
 from tests.master.stage import repeat
@@ -144,6 +144,21 @@ async def test_nulls_and_unknown_names_are_tolerated(house: Served) -> None:
     assert house.opened()[0].sampling == Sampling()
 
 
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"tools": [{"type": "function", "function": {"name": "look"}}], "tool_choice": "none"},
+        {"functions": [{"name": "look"}], "function_call": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "none", "verbosity": "medium", "thinking_token_budget": 0},
+        dict.fromkeys(("tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "verbosity")),
+    ],
+)
+async def test_fields_that_ask_for_what_happens_anyway_are_taken(house: Served, idle: dict[str, Any]) -> None:
+    answer = await house.post("/v1/chat/completions", {"messages": WHAT, **idle})
+    assert answer.json()["choices"][0]["message"]["content"] == SAID
+
+
 async def test_turns_in_parts_and_the_newer_word_for_system(house: Served) -> None:
     parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
     await ask(
@@ -172,9 +187,33 @@ async def test_a_plan_is_told_in_order_to_those_who_do_not_ask_for_branches(hous
     told = await chunks(house, LETTERS, "sot")
     assert text_of(told) == ANSWER
     assert [hasattr(chunk.choices[0], "specsot") for chunk in told] == [False] * (len(told) - 1) + [True]
-    plain = await house.openai().chat.completions.create(model="demo", messages=LETTERS)  # pyright: ignore
-    assert plain.choices[0].message.content == ANSWER
-    assert not hasattr(plain.choices[0], "specsot")
+
+
+@pytest.mark.parametrize(
+    ("default", "asked", "planned"),
+    [
+        ("direct", {}, False),
+        ("direct", {"specsot": {"branches": True}}, False),
+        ("direct", {"specsot": {"mode": "sot"}}, True),
+        ("sot", {}, True),
+        ("auto", {}, True),
+        ("sot", {"specsot": {"mode": "direct"}}, False),
+        ("sot", {"response_format": {"type": "json_object"}}, False),
+        ("sot", {"specsot": {"pruning": {}}}, False),
+    ],
+)
+async def test_the_body_says_whether_it_is_planned_then_the_master(
+    default: Any, asked: dict[str, Any], planned: bool
+) -> None:
+    says = {"Write the plan.": PLAN, "Write point": "So.", "letters": '{"a": 1}'}
+    async with served(says, mode=default) as house:
+        answer = await house.post("/v1/chat/completions", {"messages": LETTERS, **asked})
+        assert answer.status_code == 200, answer.text
+        written = [prompt for _, prompt in house.stage.prompts_seen]
+        assert any("Write the plan." in prompt for prompt in written) is planned
+        assert (len(house.opened()) > 1) is planned
+        await house.quiet()
+        house.stage.assert_clean()
 
 
 async def test_branches_for_those_who_ask(house: Served) -> None:
@@ -239,7 +278,17 @@ async def test_many_calls_at_once(house: Served) -> None:
     assert {answer.choices[0].message.content for answer in answers} == {long} == {repeat("word", 300)}
 
 
-async def test_the_callers_id_is_the_requests(house: Served) -> None:
-    answer = await ask(house, extra_headers={"x-request-id": "mine"}, n=2)
-    assert answer.id == "chatcmpl-mine"
-    assert answer._request_id == "mine"
+async def test_the_callers_id_is_a_name_that_several_calls_may_have(house: Served) -> None:
+    """Proxies keep it when they try again."""
+    named = {"x-request-id": "mine"}
+    house.going.clear()
+    asking = [asyncio.create_task(ask(house, extra_headers=named, n=2)) for _ in range(2)]
+    while (told := house.stage.conductor.requests()).running + told.waiting < 4:
+        await turn()
+    house.going.set()
+    answers = await asyncio.gather(*asking)
+    assert [answer._request_id for answer in answers] == ["mine", "mine"]
+    assert len({answer.id for answer in answers}) == 2
+    assert all("mine" not in answer.id for answer in answers)
+    unnamed = await ask(house)
+    assert unnamed.id == f"chatcmpl-{unnamed._request_id}"

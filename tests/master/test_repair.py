@@ -121,7 +121,9 @@ async def test_a_ring_too_small_for_it_ends_a_request_alone() -> None:
     await break_and_form(stage, 2, max_positions=500)
     (events,) = await stage.play(small)
     assert finished(events).text == SAYS["Count"]
-    with pytest.raises(InvalidRequest, match=r"needs \d+ positions, the model has 500"):
+    with pytest.raises(
+        InvalidRequest, match=r"context length is 500 tokens. However, you requested \d+ tokens"
+    ):
         await large
     stage.assert_clean()
 

@@ -17,6 +17,7 @@ import typer
 
 from specsot.members import CommMode, Transport
 from specsot.model.config import read_config
+from specsot.params import Mode
 from specsot_app.commands import options
 from specsot_app.fleets import Models, Wanted, models_of
 from specsot_app.places import check_stages, places_of
@@ -45,6 +46,13 @@ def serve(
     max_requests: Annotated[int | None, typer.Option(min=1, help="Requests in the ring at once.")] = None,
     max_queue: Annotated[
         int | None, typer.Option(min=1, help="Requests that may wait for that; more are refused.")
+    ] = None,
+    default_mode: Annotated[
+        Mode | None, typer.Option(help="How OpenAI's clients are answered that name no mode. [direct]")
+    ] = None,
+    http_names: Annotated[
+        str | None,
+        typer.Option(help="What browsers may call it beside localhost, this host's name, addresses."),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in, whoever they are.")
@@ -113,7 +121,7 @@ def serve(
     check_stages(len(models.layers) or wanted.stages, places, replicas)
     open = flags_of(insecure="on" if insecure else None)
     conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue)
-    conduct += flags_of(journal=journal) + open
+    conduct += flags_of(journal=journal, default_mode=default_mode, http_names=http_names) + open
     members = open
     here = hosts_here(place.host for place in places)
     serving = Serving(host, conduct, members, replicas, places, here, certificates=certificates)

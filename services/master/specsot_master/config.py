@@ -12,8 +12,8 @@ from pathlib import Path
 
 from specsot.errors import InvalidRequest
 from specsot.members import COMM_MODES, TRANSPORTS, TreeShape
-from specsot.params import DRAFTERS
-from specsot.process.flags import Flags, positive, seconds
+from specsot.params import DRAFTERS, MODES, Mode
+from specsot.process.flags import Flags, host_names, positive, seconds
 from specsot.process.setting import Setting, add_setting, check_exposure, read_setting
 from specsot.rpc.tokens import Tokens
 from specsot_master.assembly import MasterSettings
@@ -27,6 +27,8 @@ class MasterConfig:
     fleet_listen: where members come in; None: where clients do. tokens: what clients must show, if anything.
     stuck_after: seconds without a lap, while there is work, after which it does not serve.
     journal: where it writes down what requests that may be resumed need to outlive it.
+    default_mode: of requests in OpenAI's dialect that name none.
+    http_names: what HTTP clients may call it, beside localhost, its host's name and addresses.
     """
 
     setting: Setting
@@ -36,6 +38,8 @@ class MasterConfig:
     fleet_listen: str | None = None
     tokens: Tokens | None = None
     journal: Path | None = None
+    default_mode: Mode = "direct"
+    http_names: tuple[str, ...] = ()
 
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
@@ -74,6 +78,10 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     add_conduct(flags)
     flags.flag("stuck-after", seconds, 60.0, "seconds without a lap, while there is work, until unhealthy")
     flags.flag("http", help="where to serve HTTP too: host:port (0 for a free port)")
+    told = "how OpenAI's clients are answered that name no mode"
+    flags.flag("default-mode", default="direct", choices=MODES, help=told)
+    told = "what else it is called there, where no token is asked for: fleet.example,other.example"
+    flags.flag("http-names", host_names, (), told)
     flags.flag("fleet-listen", help="where members come in, if not where clients do")
     flags.flag("token-file", Path, help="tokens that clients may show, one a line; or one in SPECSOT_TOKEN")
     flags.flag("journal", Path, help="directory in which resumable requests outlive a restart")
@@ -105,6 +113,8 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         given.fleet_listen,
         read_tokens(flags, given),
         given.journal,
+        given.default_mode,
+        given.http_names,
     )
     check_doors(flags, config)
     return config

@@ -14,6 +14,7 @@ from grpc.aio import AioRpcError
 
 from specsot.errors import (
     Cancelled,
+    ContextLengthExceeded,
     Forbidden,
     HeadMismatch,
     InvalidRequest,
@@ -35,6 +36,7 @@ LONGEST_LINE, LONGEST_TEXT = 512, 3072  # bytes; all trailers share gRPC's 8 KiB
 
 _CODES: dict[type[SpecsotError], StatusCode] = {
     InvalidRequest: StatusCode.INVALID_ARGUMENT,
+    ContextLengthExceeded: StatusCode.INVALID_ARGUMENT,
     Unauthenticated: StatusCode.UNAUTHENTICATED,
     Forbidden: StatusCode.PERMISSION_DENIED,
     NotFound: StatusCode.NOT_FOUND,
@@ -119,8 +121,8 @@ def _rebuilt(message: str, code: StatusCode, found: dict[str, Message]) -> Specs
     assert isinstance(info, details.ErrorInfo)
     kind = _NAMES.get(info.reason) if info.domain == DOMAIN else None
     kind = kind or _CLASSES.get(code, Unavailable)
-    if kind is InvalidRequest:
-        return InvalidRequest(message, _field(found[details.BadRequest.DESCRIPTOR.full_name]))
+    if issubclass(kind, InvalidRequest):
+        return kind(message, _field(found[details.BadRequest.DESCRIPTOR.full_name]))
     if kind is Overloaded:
         return Overloaded(message, _delay(found[details.RetryInfo.DESCRIPTOR.full_name]))
     if kind is PlanError:

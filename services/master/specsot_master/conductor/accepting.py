@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from specsot.errors import InvalidRequest, NotFound, Unavailable
-from specsot.params import Ask
+from specsot.params import LONGEST_TOKEN, Ask
 from specsot.skeleton import Point
 from specsot.tracing import caller, current
 from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan, reach
@@ -22,8 +22,7 @@ from specsot_master.plan import RequestPlan, rules_of
 from specsot_master.prompts import Conversation, Prompts, messages_of
 
 ROLES = ("system", "user", "assistant", "tool")
-LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
-MAX_STOPS, LONGEST_STOP, MAX_TOOLS, LONGEST_ID = 16, 256, 64, 128
+LONGEST_STOP, LONGEST_ID = 256, 128
 
 LONG = 16 << 10  # characters; shorter prompts are tokens in a few milliseconds
 
@@ -147,13 +146,11 @@ def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
             f"{size} characters cannot fit the context",
         ),
         (all(one.role in ROLES for one in ask.messages), "messages", f"roles are {', '.join(ROLES)}"),
-        (len(ask.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} stop strings"),
         (
             all(len(one) <= LONGEST_STOP for one in ask.stop),
             "stop",
             f"at most {LONGEST_STOP} characters",
         ),
-        (len(ask.tools) <= MAX_TOOLS, "tools", f"at most {MAX_TOOLS} tools"),
         (len(id or "") <= LONGEST_ID, "request_id", f"at most {LONGEST_ID} characters"),
     )
     for holds, field, rule in rules:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specsot.errors import InvalidRequest
+from specsot.errors import ContextLengthExceeded, InvalidRequest
 from specsot.pages import Policy, most_held
 from specsot.params import MAX_TOKENS, Ask, Window
 from specsot.skeleton import MAX_TITLE_BYTES
@@ -175,12 +175,7 @@ def reach(ask: Ask, ring: RingState) -> int:
 def _check_context(prompt: int, length: int, ask: Ask, ring: RingState) -> None:
     _check_window(ask.window, ring)
     if length > reach(ask, ring):
-        raise InvalidRequest(
-            f"a prompt of {prompt} tokens with max_new_tokens {ask.limits.max_new_tokens} (and "
-            f"max_skeleton_tokens {ask.limits.max_skeleton_tokens}) needs {length} positions, the model has "
-            f"{reach(ask, ring)}",
-            field="max_new_tokens",
-        )
+        raise ContextLengthExceeded.of(reach(ask, ring), prompt, length - prompt)
 
 
 def _check_window(window: Window | None, ring: RingState) -> None:

@@ -188,7 +188,7 @@ CALLERS: dict[str, Any] = {
         {
             "name": "x-request-id",
             "in": "header",
-            "description": "A name for the request, also in its answer's headers.",
+            "description": "A name for traces, also in the answer's headers; several calls may have one.",
             "schema": {"type": "string", "maxLength": 128},
             "example": "mine-1",
         },
@@ -196,7 +196,7 @@ CALLERS: dict[str, Any] = {
             "name": "x-request-timeout",
             "in": "header",
             "description": "Seconds that the answer may take.",
-            "schema": {"type": "number", "exclusiveMinimum": 0},
+            "schema": {"type": "number", "minimum": 0.001},
             "example": 60,
         },
     ]

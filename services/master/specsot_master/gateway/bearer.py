@@ -13,7 +13,7 @@ from specsot.errors import Unauthenticated
 from specsot.rpc.tokens import Tokens
 from specsot_master.gateway.refusals import response_of
 
-OPEN = frozenset({"/", "/health"})
+OPEN = frozenset({"/", "/health", "/ping"})
 OWNER = "specsot.owner"  # in a call's scope: whose token it shows
 
 

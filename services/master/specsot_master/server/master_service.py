@@ -15,6 +15,7 @@ from grpc.aio import ServicerContext
 from specsot.errors import Cancelled, InvalidRequest, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info, Rebalanced
+from specsot.params import Ask
 from specsot.rpc.bearer import shown
 from specsot.rpc.tokens import Tokens
 from specsot.v1 import master_pb2, master_pb2_grpc
@@ -91,13 +92,18 @@ class MasterService(master_pb2_grpc.MasterServicer):
         id, timeout = checked_id(request.request_id), context.time_remaining()
         owner = self._owner(context)
         if resumes(request):
-            ask = decode_ask(request) if has_words(request) else None
+            ask = self._ask_of(request) if has_words(request) else None
             return self._leader.resume(request.request_id, request.resume_offset, ask, timeout, owner)
         client = owner or client_of(context.peer())
-        return self._leader.generate(decode_ask(request), id, client, timeout, owner)
+        return self._leader.generate(self._ask_of(request), id, client, timeout, owner)
 
     def _owner(self, context: ServicerContext[Any, Any]) -> str:
         return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""
+
+    def _ask_of(self, request: master_pb2.GenerateRequest) -> Ask:
+        """Raises InvalidRequest, at once for what no model here can hold."""
+        positions = [model.max_positions for model in self._info().models]
+        return decode_ask(request, max(positions)) if positions else decode_ask(request)
 
     async def _write(
         self,
