@@ -15,9 +15,11 @@ import asyncio, os
 from specsot_app.fleets import Wanted, open_fleet
 from specsot_app.asking import ask_of
 
+ASK = ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=64, max_branch_tokens=8)
+
 async def main():
     fleet = await open_fleet(Wanted(drafter="{drafter}", stages=2))
-    async for _ in fleet.generate(ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=12)):
+    async for _ in fleet.generate(ASK):
         pass
     print(len(os.listdir("/proc/self/task")))
     await fleet.close()
@@ -31,6 +33,8 @@ from specsot_app.bench.methods import HEAD, PLAINLY
 from specsot_app.bench.stands import Stands
 from specsot_app.bench.tables import models_of
 from specsot_app.fleets import Wanted
+
+ASK = ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=64, max_branch_tokens=8)
 
 async def main():
     async with Stands(models_of(Wanted(dtype="fp32"), None)) as stands:

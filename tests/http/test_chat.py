@@ -53,7 +53,8 @@ async def test_a_whole_answer(house: Served) -> None:
     assert answer.id.startswith("chatcmpl-")
     assert answer.system_fingerprint == "fp_0123456789ab"
     usage = answer.usage
-    assert usage.completion_tokens == len(house.stage.text.encode(SAID))
+    assert usage.completion_tokens == len(house.stage.text.encode(SAID)) + 1, "the end token counts"
+    assert usage.completion_tokens_details.reasoning_tokens == 0
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert 0 <= usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens
 
@@ -71,7 +72,7 @@ async def test_a_streamed_answer(house: Served) -> None:
 async def test_a_stream_with_its_bill(house: Served) -> None:
     told = await chunks(house, stream_options={"include_usage": True})
     assert told[-1].choices == []
-    assert told[-1].usage.completion_tokens == len(house.stage.text.encode(SAID))
+    assert told[-1].usage.completion_tokens == len(house.stage.text.encode(SAID)) + 1
     assert all(chunk.usage is None for chunk in told[:-1])
 
 
@@ -100,7 +101,7 @@ async def test_several_answers_draw_from_seeds_that_follow_from_one(house: Serve
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert {choice.message.content for choice in answer.choices} == {SAID}
     assert [opening.seed for opening in house.opened()] == [2**63 - 2, 2**63 - 1, 0]
-    tokens = len(house.stage.text.encode(SAID))
+    tokens = len(house.stage.text.encode(SAID)) + 1
     assert answer.usage.completion_tokens == 3 * tokens
     assert answer.usage.prompt_tokens == house.opened()[0].prompt, "the prompt is counted once"
 
@@ -228,9 +229,11 @@ async def test_the_model_may_choose_to_answer_directly() -> None:
     async with served({"Write the plan.": "[DIRECT]\nJust so.[END]"}) as house:
         told = await chunks(house, WHAT, "auto")
         assert text_of(told) == "Just so."
-        answer = await ask(house, WHAT, "auto", max_tokens=100)
+        answer = await ask(house, WHAT, "auto", max_tokens=200)
         assert answer.choices[0].specsot["mode"] == "direct"
-        assert answer.usage.completion_tokens == len(house.stage.text.encode("Just so."))
+        markers = answer.usage.completion_tokens_details.reasoning_tokens
+        assert markers > 0
+        assert answer.usage.completion_tokens == len(house.stage.text.encode("Just so.")) + markers
 
 
 async def test_many_calls_at_once(house: Served) -> None:

@@ -94,7 +94,11 @@ async def test_what_sequences_are_opened_with() -> None:
     assert [one.ordinal for one in (skeleton, *branches)] == [0, 1, 2, 3]
     assert all(one.fork == skeleton.fork and one.seed == 5 and one.drafted for one in branches)
     assert all(one.plan is None and one.stop_ids == (2,) for one in branches)
-    assert sum(one.limit for one in branches) == 1024
+    written = len(stage.text.encode(PLAN)) + sum(
+        len(stage.text.encode(f"\n\n## {id}. {title}\n"))
+        for id, title in enumerate(("Alpha", "Beta 你好", "Gamma 🎉"), 1)
+    )
+    assert written + sum(one.limit for one in branches) == 1024
 
 
 async def test_a_dependent_branch_starts_behind_its_parent_and_sees_its_text() -> None:
@@ -196,7 +200,11 @@ async def test_statistics() -> None:
     figures = finished(await stage.answer(SOT)).statistics
     ends = 3  # end tokens of the branches; the grammar ends the skeleton
     assert figures.merged_tokens == sum(len(stage.text.encode(SAYS[f"Write point {n}"])) for n in (1, 2, 3))
-    assert figures.completion_tokens == figures.merged_tokens + ends + len(stage.text.encode(PLAN))
+    assert figures.plan_tokens == len(stage.text.encode(PLAN))
+    assert 15 < figures.heading_tokens < 40
+    assert figures.completion_tokens == (
+        figures.plan_tokens + figures.heading_tokens + figures.merged_tokens + ends
+    )
     assert 1.0 < figures.mean_accepted < 4.0
     assert figures.laps > 10
     assert set(figures.phases) == {"skeleton", "branches"}

@@ -31,6 +31,7 @@ def biased(*tokens: int) -> Ask:
         (Ask(prompt="word " * 3000, mode="direct"), InvalidRequest, "the model has 2048"),
         (Ask(prompt="word " * 3000), InvalidRequest, "the model has 2048"),
         (Ask(prompt="Hi", limits=Limits(max_new_tokens=2040)), InvalidRequest, "max_new_tokens 2040"),
+        (Ask(prompt="Hi", mode="sot", limits=Limits(max_new_tokens=63)), InvalidRequest, "at least 64"),
         (Ask(prompt="x" * 600_000), InvalidRequest, "prompt: 600000 characters cannot fit"),
         (Ask(prompt="Hi", stop=("x",) * 17), InvalidRequest, "stop: at most 16"),
         (Ask(prompt="Hi", stop=("x" * 257,)), InvalidRequest, "stop: at most 256 characters"),

@@ -18,7 +18,7 @@ from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, b
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
 from specsot_master.journal import Kept
-from specsot_master.plan import RequestPlan, rules_of
+from specsot_master.plan import RequestPlan, check_plan, mode_of, rules_of
 from specsot_master.prompts import Conversation, Prompts, messages_of
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -63,6 +63,7 @@ class Acceptance:
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
         ring = self._ring_to_fit()
         check_words(ask, id, reach(ask, ring))
+        check_plan(ask)
         check_tokens(ask, self._vocabulary)
         check_drafter(ask, ring)
         if ask.head_aware and not self._knows_heads:
@@ -101,7 +102,7 @@ class Acceptance:
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=RequestPlan(ask, id, seed, self._model, since),
+            plan=RequestPlan(ask, id, seed, self._model, since, self._prompts.size),
             since=since,
             trace=current.get() or caller.get(),
             answer=words.answer,
@@ -110,7 +111,7 @@ class Acceptance:
 
     def _word(self, ask: Ask) -> Words:
         messages = messages_of(ask)
-        if ask.mode == "direct":
+        if mode_of(ask) == "direct":
             return Words(ask.tokens or self._prompts.chat(messages))
         said = self._prompts.plan(messages, rules_of(ask))
         return Words((), said, _measure(said))

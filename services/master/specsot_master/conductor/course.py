@@ -46,7 +46,7 @@ class Course:
         request.begun = True
         self._counts.enter(request.prompt_tokens, request.found)
         self._notes.begun(request, now)
-        self.obey(request, request.plan.start(request.prompt_tokens, now, request.found))
+        self.obey(request, request.plan.start(request.asked_tokens, now, request.found))
 
     def go_on(self, request: LiveRequest, reserved_only: bool = False) -> None:
         """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""

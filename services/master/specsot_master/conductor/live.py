@@ -124,7 +124,13 @@ class LiveRequest:
 
     @property
     def prompt_tokens(self) -> int:
+        """Of its first prompt, what it is told to plan included."""
         return len(self.conversation.skeleton.tokens) if self.conversation else len(self.answer)
+
+    @property
+    def asked_tokens(self) -> int:
+        """Of the prompt that a direct answer to the same messages has."""
+        return self.conversation.asked if self.conversation else len(self.answer)
 
     @property
     def first_turn(self) -> Turn:

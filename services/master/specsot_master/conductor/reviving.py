@@ -47,7 +47,7 @@ class Revival:
         match record:
             case Begun(at, found):
                 request.begun, request.found = True, found
-                self._obey(request.plan.start(request.prompt_tokens, request.since + at, found))
+                self._obey(request.plan.start(request.asked_tokens, request.since + at, found))
             case Branched(id):
                 self._branch(id)
             case Heard(at, said):

@@ -28,6 +28,7 @@ class GenericConversation:
         probe = self._tokens(tell_to_write(self._wording, _PROBE, [_PROBE], [], 1))
         self.prefix = skeleton[: shared_length(skeleton, probe)]
         self.skeleton: Turn = turn_from(self.prefix, skeleton)
+        self.asked = len(text.encode(render_chat(text, self._messages)))
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int

@@ -13,6 +13,7 @@ from pathlib import Path
 from specsot.errors import ModelError
 from specsot.params import Message
 from specsot.skeleton import Point
+from specsot_master.prompts.generic import render_chat
 from specsot_master.prompts.turns import Turn
 from specsot_master.text import Text
 
@@ -58,6 +59,7 @@ class PartsConversation:
         self._opening = text.render(self._messages, answer=False)
         self.prefix = text.encode(self._opening)
         self.skeleton: Turn = self._turn(parts.skeleton_turn)
+        self.asked = len(text.encode(render_chat(text, tuple(messages))))
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int

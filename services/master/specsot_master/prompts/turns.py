@@ -25,10 +25,11 @@ class Turn:
 
 
 class Conversation(Protocol):
-    """The planned turns of one request."""
+    """The planned turns of one request. asked: tokens of a direct answer's prompt to the same messages."""
 
     prefix: tuple[int, ...]
     skeleton: Turn
+    asked: int
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
