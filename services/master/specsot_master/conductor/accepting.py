@@ -15,7 +15,7 @@ from specsot.params import Ask
 from specsot.skeleton import Point
 from specsot.tracing import caller, current
 from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan, reach
-from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.live import LONG, LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
 from specsot_master.journal import Kept
 from specsot_master.plan import RequestPlan, check_plan, mode_of, rules_of
@@ -24,8 +24,6 @@ from specsot_master.prompts import Conversation, Prompts, messages_of
 ROLES = ("system", "user", "assistant", "tool")
 LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
 MAX_STOPS, LONGEST_STOP, MAX_TOOLS, LONGEST_ID = 16, 256, 64, 128
-
-LONG = 16 << 10  # characters; shorter prompts are tokens in a few milliseconds
 
 _PROBE = Point(id=1, length=1, title="-")
 
@@ -107,6 +105,7 @@ class Acceptance:
             trace=current.get() or caller.get(),
             answer=words.answer,
             conversation=words.conversation,
+            sizes=words.sizes,
         )
 
     def _word(self, ask: Ask) -> Words:
@@ -127,9 +126,8 @@ def begin(ask: Ask, words: Words, ring: RingState) -> Beginning:
 
 def fit(request: LiveRequest, ring: RingState) -> None:
     """The same for a request that met another ring before. Raises InvalidRequest."""
-    said = request.conversation
-    sizes = _measure(said) if said else None
-    request.beginning = begin(request.ask, Words(request.answer, said, sizes), ring)
+    words = Words(request.answer, request.conversation, request.sizes)
+    request.beginning = begin(request.ask, words, ring)
 
 
 def size_of(ask: Ask) -> int:
