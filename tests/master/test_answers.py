@@ -5,6 +5,7 @@ Refuses to know models: scripts say what is written.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -24,10 +25,12 @@ from specsot.events import (
 )
 from specsot.frames import Close
 from specsot.params import Ask, Limits
+from specsot_master.text import ChatTemplate
 from tests.conftest import seeds
-from tests.master.fake_ring import chance_of
+from tests.master.fake_ring import STATE, chance_of
 from tests.master.letters import ANSWER, DIRECT, PLAN, SAYS, SOT, finished, openings
-from tests.master.stage import Stage, of, repeat
+from tests.master.stage import Counted, Stage, of, repeat
+from tests.master.test_repair import break_and_form
 
 pytestmark = pytest.mark.slow
 
@@ -215,6 +218,39 @@ async def test_no_drafter_is_asked_for() -> None:
     stage = Stage(SAYS)
     await stage.answer(Ask(prompt="What is it?", mode="direct", drafter="none"))
     assert not openings(stage)[0].drafted
+
+
+LONG_TALK = Ask(prompt="Tell me about letters. " * 200 + "x" * 20_000, mode="sot", seed=5)
+ESCAPING = (
+    "<|endoftext|>{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | replace('&', '+') }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [None, ESCAPING], ids=["verbatim", "escaping"])
+async def test_a_long_prompt_is_made_beside_the_loop_and_once(template: str | None) -> None:
+    """Also where a branch's prompt cannot be had from its own words alone, and when the ring comes anew."""
+    text = Counted()
+    if template is not None:
+        text._template = ChatTemplate(template)  # pyright: ignore[reportPrivateUsage]
+    room = {"pages": 1024, "max_positions": 32_768}
+    stage = Stage(SAYS, text=text, state=replace(STATE, **room))
+    listener, most, epochs = stage.listen(LONG_TALK), 0, 0
+    while not listener.done():
+        text.work = 0
+        stage.ring.news.clear()
+        moved = await stage.lap()
+        most = max(most, text.work)
+        if moved and epochs < 3 and len(openings(stage)) > 3:
+            epochs += 1
+            text.work = 0
+            await break_and_form(stage, epochs + 1, **room)
+            most = max(most, text.work)
+        if not moved and not listener.done():
+            await asyncio.sleep(0.01)
+    assert finished(await listener).text == ANSWER
+    assert most < 2000
+    assert epochs == 3
 
 
 async def test_a_seed_is_drawn_when_none_is_given() -> None:

@@ -84,7 +84,7 @@ class Text:
         """Others' Python goes on meanwhile."""
         try:
             return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=not bare)[0].ids)
-        except UnicodeEncodeError as error:
+        except TypeError as error:  # what tokenizers makes of a string that UTF-8 cannot write
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
 
     def _check(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
