@@ -10,13 +10,14 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from specsot.errors import ModelError
+from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
 from specsot.skeleton import PlanRules, Point
 from specsot_master.prompts import Conversation, Prompts, messages_of
@@ -168,6 +169,42 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
     plan = text.encode(render_instructed(text, talk, tell_to_plan(wording, PlanRules())))
     assert conversation.skeleton.tokens == plan
     assert conversation.asked == len(prompts.chat(talk))
+
+
+@pytest.mark.parametrize("name", MARKERS)
+@settings(max_examples=20)
+@given(st.lists(st.text("ab \n<|>[]你🎉&'{}%", min_size=1, max_size=30), min_size=3, max_size=3))
+def test_prompts_are_what_transformers_makes_of_them(name: str, contents: list[str]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    text, prompts = taught(name)
+    template = CHATML if name == "chatml" else TEMPLATES[name]
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=text._tokenizer, chat_template=template, bos_token="<s>", eos_token="<|im_end|>"
+    )
+    talk = [Message(*one) for one in zip(("user", "assistant", "user"), contents)]
+    theirs: Any = other.apply_chat_template(
+        [{"role": one.role, "content": one.content} for one in talk],
+        add_generation_prompt=True,
+        return_dict=False,
+        enable_thinking=False,
+    )
+    assert list(prompts.chat(talk)) == theirs
+
+
+def test_a_branch_that_spells_a_token_the_model_does_not_have(tmp_path: Path) -> None:
+    """Its title, or what a point before it has written."""
+    tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = Text(tmp_path, 8192)
+    conversation = Prompts(tmp_path, text).plan(TALK, PlanRules())
+    odd = Point(1, 10, "An <extra> one")
+    for point, parents in ((odd, []), (POINTS[1], [(POINTS[0], "It is <extra>.")])):
+        with pytest.raises(InvalidRequest, match="token 8192"):
+            conversation.branch(point, [point], parents, 10)
+    with pytest.raises(InvalidRequest, match="token 8192"):
+        Prompts(tmp_path, text).plan([Message("user", "<extra>")], PlanRules())
 
 
 @pytest.mark.parametrize("name", MARKERS)
