@@ -171,6 +171,7 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
     assert conversation.asked == len(prompts.chat(talk))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MARKERS)
 @settings(max_examples=20)
 @given(st.lists(st.text("ab \n<|>[]你🎉&'{}%", min_size=1, max_size=30), min_size=3, max_size=3))
