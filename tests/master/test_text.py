@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
 from specsot_master.text import ChatTemplate, Detokenizer, StopWatch, TemplateRefused, Text
+from specsot_master.text.control import _any_of  # pyright: ignore[reportPrivateUsage]
 from specsot_master.text.spelling import TokenBytes
 from tests.master.stage import BASE, TEXT
 
@@ -323,6 +325,15 @@ class TestControlTokens:
         assert found[-1] == 6
         whole = text._tokenizer.decode(list(found), skip_special_tokens=False)  # pyright: ignore[reportPrivateUsage]
         assert whole.replace(" ", "") == "a</s>a</s>"
+
+    @given(
+        st.lists(st.text("<|ab>", min_size=1, max_size=5), min_size=1, max_size=12),
+        st.text("<|ab>", max_size=40),
+    )
+    def test_the_longest_of_them_is_found_first(self, texts: list[str], words: str) -> None:
+        plain = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+        shared = re.compile(_any_of(set(texts)))
+        assert [one.span() for one in shared.finditer(words)] == [one.span() for one in plain.finditer(words)]
 
     def test_half_a_surrogate_pair_is_refused(self) -> None:
         for said in ("a\ud800b", "\udfff"):
