@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from specsot.params import Sampling
+from specsot.params import Message, Sampling
+from specsot_master.prompts import Prompts
 from tests.http.house import Served, served
 from tests.master.fake_ring import chance_of
 from tests.master.letters import ANSWER, PLAN, SAYS
-from tests.master.stage import repeat
+from tests.master.stage import BASE, repeat
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -218,6 +219,20 @@ async def test_limits_of_a_plan_arrive(house: Served) -> None:
     skeleton, *branches = house.opened()
     assert skeleton.limit == 300
     assert all(opening.limit <= 60 and not opening.drafted for opening in branches)
+
+
+async def test_a_planned_answer_is_billed_whole_and_within_its_limit(house: Served) -> None:
+    text = house.stage.text
+    direct = Prompts(BASE, text).chat((Message("user", "Tell me about letters."),))
+    answer = await ask(house, LETTERS, max_tokens=200, extra_body=planning("sot"))
+    usage, details = answer.usage, answer.usage.completion_tokens_details
+    figures = answer.choices[0].specsot["statistics"]
+    assert usage.prompt_tokens == len(direct), "nobody is billed for our instructions"
+    assert usage.completion_tokens == figures["completion_tokens"] <= 200
+    assert details.reasoning_tokens == details.plan_tokens == len(text.encode(PLAN))
+    assert 0 < details.heading_tokens == figures["heading_tokens"]
+    written = len(text.encode(answer.choices[0].message.content)) + details.plan_tokens
+    assert abs(usage.completion_tokens - written) < 12, "end tokens, and tokens across what is merged"
 
 
 async def test_only_one_branch_at_a_time(house: Served) -> None:
