@@ -34,8 +34,6 @@ from specsot_app.bench.stands import Stands
 from specsot_app.bench.tables import models_of
 from specsot_app.fleets import Wanted
 
-ASK = ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=64, max_branch_tokens=8)
-
 async def main():
     async with Stands(models_of(Wanted(dtype="fp32"), None)) as stands:
         for method in (PLAINLY, HEAD[0]):
