@@ -128,7 +128,12 @@ def _require_bias(bias: tuple[tuple[int, float], ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be written. Counts are tokens; `max_parallel` counts live branches."""
+    """How much may be written. Counts are tokens; `max_parallel` counts live branches.
+
+    max_new_tokens: everything that is written for a request: a plan, which takes at most half of it and at
+    most `max_skeleton_tokens`, the headings and all branches, each at most `max_branch_tokens`; or a direct
+    answer.
+    """
 
     max_new_tokens: int = 1024
     max_branch_tokens: int | None = None

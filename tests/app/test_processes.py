@@ -31,14 +31,14 @@ def specsot(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[st
 def test_three_kinds_of_processes_answer() -> None:
     done = specsot(
         "infer", "--fleet", "processes", "--layers", "0:3,3:8", "--json", "--mode", "sot",
-        "--max-new-tokens", "40", "--temperature", "0.8", "--seed", "3", "--repetition-penalty", "1.2",
+        "--max-new-tokens", "128", "--temperature", "0.8", "--seed", "3", "--repetition-penalty", "1.2",
         "--logit-bias", "5=-3", "--logprobs", "2", QUESTION
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     *before, last = map(json.loads, done.stdout.splitlines())
     assert last["event"] == "finished"
-    assert 0 < last["statistics"]["merged_tokens"] <= 40
+    assert 0 < last["statistics"]["completion_tokens"] <= 128
     told = [one for event in before if event["event"] == "merged_text" for one in event.get("logprobs", [])]
     assert [one["chosen"]["token"] for one in told] == last["tokens"]
     assert all(len(one["top"]) == 2 and one["top"][0]["logprob"] <= 0 for one in told)

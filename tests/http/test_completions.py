@@ -41,7 +41,7 @@ async def test_a_streamed_one() -> None:
         choices = [choice for chunk in told for choice in chunk.choices]
         assert "".join(choice.text for choice in choices) == SAYS["Once upon"]
         assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
-        assert told[-1].usage.completion_tokens == len(house.stage.text.encode(SAYS["Once upon"]))
+        assert told[-1].usage.completion_tokens == len(house.stage.text.encode(SAYS["Once upon"])) + 1
 
 
 async def test_sixteen_tokens_unless_told_otherwise() -> None:

@@ -23,7 +23,9 @@ from specsot_app.reaching import Reach, reach_of
 
 # What a request asks for.
 AnyMode = Annotated[Mode, typer.Option(help="auto: the model chooses; sot: a plan; direct: none.")]
-MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens of the whole answer.")]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(help="Tokens of everything written: plan, headings, branches.")
+]
 MaxBranchTokens = Annotated[int | None, typer.Option(help="Tokens of one branch.")]
 MaxParallel = Annotated[int | None, typer.Option(help="Branches written at once.")]
 Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token.")]

@@ -128,7 +128,7 @@ def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = Non
 
     after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
     """
-    model, text = _describe(settings), Text(settings.model)
+    model, text = _describe(settings), Text(settings.model, read_config(settings.model).vocab)
     _check(settings, model)
     shared = Shared(
         _wishes(settings, model),

@@ -15,16 +15,14 @@ from specsot.params import LONGEST_TOKEN, Ask
 from specsot.skeleton import Point
 from specsot.tracing import caller, current
 from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan, reach
-from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.live import LONG, LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
 from specsot_master.journal import Kept
-from specsot_master.plan import RequestPlan, rules_of
+from specsot_master.plan import RequestPlan, check_plan, mode_of, rules_of
 from specsot_master.prompts import Conversation, Prompts, messages_of
 
 ROLES = ("system", "user", "assistant", "tool")
 LONGEST_STOP, LONGEST_ID = 256, 128
-
-LONG = 16 << 10  # characters; shorter prompts are tokens in a few milliseconds
 
 _PROBE = Point(id=1, length=1, title="-")
 
@@ -62,6 +60,7 @@ class Acceptance:
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
         ring = self._ring_to_fit()
         check_words(ask, id, reach(ask, ring))
+        check_plan(ask)
         check_tokens(ask, self._vocabulary)
         check_drafter(ask, ring)
         if ask.head_aware and not self._knows_heads:
@@ -100,16 +99,17 @@ class Acceptance:
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=RequestPlan(ask, id, seed, self._model, since),
+            plan=RequestPlan(ask, id, seed, self._model, since, self._prompts.size),
             since=since,
             trace=current.get() or caller.get(),
             answer=words.answer,
             conversation=words.conversation,
+            sizes=words.sizes,
         )
 
     def _word(self, ask: Ask) -> Words:
         messages = messages_of(ask)
-        if ask.mode == "direct":
+        if mode_of(ask) == "direct":
             return Words(ask.tokens or self._prompts.chat(messages))
         said = self._prompts.plan(messages, rules_of(ask))
         return Words((), said, _measure(said))
@@ -125,9 +125,8 @@ def begin(ask: Ask, words: Words, ring: RingState) -> Beginning:
 
 def fit(request: LiveRequest, ring: RingState) -> None:
     """The same for a request that met another ring before. Raises InvalidRequest."""
-    said = request.conversation
-    sizes = _measure(said) if said else None
-    request.beginning = begin(request.ask, Words(request.answer, said, sizes), ring)
+    words = Words(request.answer, request.conversation, request.sizes)
+    request.beginning = begin(request.ask, words, ring)
 
 
 def size_of(ask: Ask) -> int:

@@ -5,6 +5,7 @@ Refuses to decide anything; the plan, the leases and the admission do.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from specsot.events import Candidate, TokenLogprobs
 from specsot.frames import Chance, End, Fork, Open
 from specsot.params import Ask
 from specsot.tracing import trace_of
-from specsot_master.conductor.admission import NOTHING, Beginning, own_pages, reach
+from specsot_master.conductor.admission import NOTHING, Beginning, Sizes, own_pages, reach
 from specsot_master.conductor.clock import Alarms
 from specsot_master.conductor.feed import KEPT_EVENTS, Feed
 from specsot_master.conductor.log import SequenceLog
@@ -23,6 +24,8 @@ from specsot_master.conductor.ring import RingState
 from specsot_master.plan import OpenBranch, Piece, RequestPlan
 from specsot_master.prompts import Conversation, Turn
 from specsot_master.text import Detokenizer
+
+LONG = 16 << 10  # characters; shorter texts are tokens in a few milliseconds
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class LiveRequest:
 
     client: who asks, for fairness. owner: who alone may resume and cancel it; "": whoever knows its id.
     since: when it came, in seconds. trace: its context, as spans and log lines name it.
-    conversation: the turns of a planned request. answer: the prompt of a direct one.
+    conversation: the turns of a planned request; sizes: theirs. answer: the prompt of a direct one.
     beginning: what its prompts begin with, and the pages it must have to enter the ring.
     node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
           prompt that were in the ring before it.
@@ -104,6 +107,7 @@ class LiveRequest:
     since: float = 0.0
     trace: str | None = None
     conversation: Conversation | None = None
+    sizes: Sizes | None = None
     answer: tuple[int, ...] = ()
     beginning: Beginning = NOTHING
     node: Node | None = None
@@ -118,6 +122,7 @@ class LiveRequest:
     alarms: Alarms = field(default_factory=Alarms)
     sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
     _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])
+    _making: dict[int, asyncio.Task[Turn]] = field(default_factory=dict[int, "asyncio.Task[Turn]"])
 
     def __post_init__(self) -> None:
         self.feed = Feed(KEPT_EVENTS if self.ask.resumable else 0)
@@ -132,7 +137,13 @@ class LiveRequest:
 
     @property
     def prompt_tokens(self) -> int:
+        """Of its first prompt, what it is told to plan included."""
         return len(self.conversation.skeleton.tokens) if self.conversation else len(self.answer)
+
+    @property
+    def asked_tokens(self) -> int:
+        """Of the prompt that a direct answer to the same messages has."""
+        return self.conversation.asked if self.conversation else len(self.answer)
 
     @property
     def first_turn(self) -> Turn:
@@ -140,13 +151,32 @@ class LiveRequest:
         return self.conversation.skeleton if self.conversation else Turn(self.answer, self.shared)
 
     def branch_turn(self, order: OpenBranch) -> Turn:
-        """A branch's prompt. Made once, though a branch may wait for pages many times."""
+        """A branch's prompt, made once though it may wait for pages many times. Raises InvalidRequest."""
         assert self.conversation is not None
         if order.point.id not in self._turns:
             length = min(order.point.length, order.budget)
             turn = self.conversation.branch(order.point, order.points, order.parents, length)
             self._turns[order.point.id] = turn
         return self._turns[order.point.id]
+
+    def has_turn(self, order: OpenBranch, made: Callable[[], object]) -> bool:
+        """Whether a branch's prompt is there, or made in no time. If not it is made in a thread, and `made`
+        is called. Raises what making it raised.
+        """
+        id = order.point.id
+        if id in self._turns or self._work(order) < LONG:
+            return True
+        if (task := self._making.get(id)) is None:
+            task = self._making[id] = asyncio.create_task(asyncio.to_thread(self.branch_turn, order))
+            task.add_done_callback(lambda _: made())
+        elif task.done():
+            task.result()
+        return False
+
+    def _work(self, order: OpenBranch) -> int:
+        """Characters to be made tokens."""
+        assert self.conversation is not None
+        return self.conversation.behind + sum(len(text) for _, text in order.parents)
 
     def turn(self, ordinal: int) -> Turn:
         """The prompt of a sequence that was opened."""

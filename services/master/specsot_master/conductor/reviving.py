@@ -65,7 +65,7 @@ class Revival:
         match record:
             case Begun(at, found):
                 request.begun, request.found = True, found
-                self._obey(request.plan.start(request.prompt_tokens, request.since + at, found))
+                self._obey(request.plan.start(request.asked_tokens, request.since + at, found))
             case Branched(id, wording):
                 self._branch(id, wording)
             case Heard(at, said):

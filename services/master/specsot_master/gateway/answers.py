@@ -32,13 +32,24 @@ class CachedTokens(BaseModel):
     cached_tokens: int
 
 
+class WrittenTokens(BaseModel):
+    """Parts of completion_tokens. reasoning_tokens: the plan, in OpenAI's word for what no content shows."""
+
+    reasoning_tokens: int
+    plan_tokens: int
+    heading_tokens: int
+
+
 class Usage(BaseModel):
-    """completion_tokens: of the answers' own text."""
+    """prompt_tokens: of the messages, without what the model is told to plan. completion_tokens: all that was
+    written, as max_tokens bounds it.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: WrittenTokens
 
 
 class Branch(BaseModel):
