@@ -87,8 +87,8 @@ class Teaching:
         return tuple(told)
 
     def _unforked(self) -> tuple[int, ...]:
-        """Closed sequences from which nothing is opened any more. They are told first: behind a rest there may
-        be no room for those that came since, as long as these hold theirs."""
+        """Closed sequences from which nothing is opened any more. They are told first: behind a rest there
+        may be no room for those that came since, as long as these hold theirs."""
         forks = [course.opening.fork for course in self._courses.values() if course.told is None]
         wanted = {fork.sequence for fork in forks if fork}
         ahead = tuple(sorted(self._gone.keys() - wanted))
