@@ -1,10 +1,13 @@
 """Law 1 with every way to draft: token identity with plain decoding, whoever proposes and who decides."""
 
 import random
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from specsot.drafting import DraftOptions  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
@@ -12,7 +15,7 @@ from specsot.params import Sampling  # noqa: E402
 from specsot.wire.values import MAX_NODES  # noqa: E402
 from specsot_drafter.part import DrafterPart  # noqa: E402
 from specsot_drafter.source import Source, Supply  # noqa: E402
-from tests.laws.drafters import hostile  # noqa: E402
+from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
 from tests.models import Shape, write_base, write_head  # noqa: E402
@@ -151,5 +154,32 @@ async def test_law_1_and_4_a_hostile_drafter_changes_no_token_and_stops_nobody(
         assert ring.drafts, "some of its trees were taken"
         again = await ring.write_all(prompts[:2], LIMIT, sampling, 17)
     for text, plain in zip([*written, *again], [*wanted, *wanted[:2]]):
+        excuses.compare(text, plain)
+    excuses.settle()
+
+
+@pytest.mark.parametrize("layout", ["packed", "batched"])
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_law_1_a_draft_whose_rows_are_not_finite_changes_no_token(
+    models, tmp_path, stages, spoilt, layout
+):
+    """Only as a draft is that token ever fed: its rows meet the root's in one product, and later rows too."""
+    prompts, excuses = prompts_of(5, 17), Excuses()
+    wanted = [write_plainly(models[0], tuple(one), LIMIT, GREEDY, 7, n) for n, one in enumerate(prompts)]
+    texts = [[*prompt, *plain.tokens] for prompt, plain in zip(prompts, wanted)]
+    bad = next(token for token in range(200) if not any(token in text for text in texts))
+    base = write_base(tmp_path / "base", poison=bad)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.embed_tokens.weight"][bad] = spoilt
+    save_file(tensors, base / "model.safetensors")
+    drafter = knowing(base, texts, vary=partial(add_sometimes, bad))
+    async with ring_of(Setup(base, None, stages, layout, drafter=drafter)) as ring:
+        written = await ring.write_all(prompts, LIMIT, GREEDY, 17)
+        assert not ring.broken
+        assert any(0 in text.steps for text in ring.texts.values()), (
+            "some roots were spoilt, and fed once more"
+        )
+    for text, plain in zip(written, wanted):
         excuses.compare(text, plain)
     excuses.settle()

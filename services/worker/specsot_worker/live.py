@@ -26,6 +26,7 @@ class Live:
     forced:    what the constraint wants behind the root: the tree where no better one comes.
     told:      the drafter hears of what is in flight, so that a tree will come.
     returned:  when (seconds) its last result came; None before the first.
+    alone:     its root is fed without drafts next, whatever comes.
     turn:      those of lower turns are fed first where rows run short.
     """
 
@@ -46,6 +47,7 @@ class Live:
     told: bool = True
     returned: float | None = None
     turn: int = 0
+    alone: bool = False
     family: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class Live:
         tree, levels = self.tree or chain((self.root, *self.forced)), levels_of(self.opening, self.committed)
         tree = _cut(tree if levels is None else shallow(tree, levels), rows)
         growth = Growth(self.opening.sequence, self.step, self.committed, self.keep, tree)
-        self.in_flight, self.tree, self.waiting = True, None, None
+        self.in_flight, self.tree, self.waiting, self.alone = True, None, None, False
         return growth
 
     def send(self, resting: bool) -> bool:
@@ -96,9 +98,12 @@ class Live:
     def learn(self, outcome: Outcome, now: float) -> None:
         """Take the result of the final prompt chunk or of the tree in flight."""
         self.committed += len(outcome.accepted)
-        self.keep, self.root = outcome.accepted, outcome.tokens[-1]
+        self.keep = outcome.accepted
+        if outcome.tokens:
+            self.root = outcome.tokens[-1]
+        self.alone = not outcome.tokens
         self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
-        self.waiting = now if self.opening.drafted and self.told else None
+        self.waiting = now if self.opening.drafted and self.told and not self.alone else None
         self.returned = now
         early, self.early = self.early, None
         if early:
@@ -116,7 +121,7 @@ class Live:
         if step == self.step + 1:
             self.early = tree  # its root is not known yet: it is checked when it is used
             return True
-        timely = not self.in_flight and step == self.step and self.tree is None
+        timely = not (self.in_flight or self.alone) and step == self.step and self.tree is None
         if not timely or tree.tokens[0] != self.root:
             return False
         self.tree, self.waiting = tree, None

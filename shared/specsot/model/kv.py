@@ -120,6 +120,12 @@ class KVPages:
         self._whole[:, :, target, :, :rows] = self._whole[:, :, source, :, :rows]
 
     @torch.inference_mode()
+    def clear_rows(self, slots: Sequence[int]) -> None:
+        """Zero these rows in every layer."""
+        page, offset = self.locate(indices(slots, self._whole.device))
+        self._rows[page, offset] = 0
+
+    @torch.inference_mode()
     def clear_page(self, page: int) -> None:
         """Zero a page in every layer: for rows that are not finite, before somebody else gets them."""
         self._whole[:, :, page].zero_()
