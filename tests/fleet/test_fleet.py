@@ -176,12 +176,13 @@ async def test_results_come_from_the_last_stage_and_rejections_from_the_first():
     for name in ("a", "c", "d"):
         stand.fleet.heard(name, answer)
         stand.fleet.heard(name, replace(answer, number=0))
-    for name in ("b", "c", "d"):
+    for name in ("c", "d"):
         stand.fleet.heard(name, rejection)
     assert stand.results == []
-    stand.fleet.heard("b", answer)
-    stand.fleet.heard("a", rejection)
-    assert stand.results == [answer, rejection]
+    late = replace(answer, number=0)  # judged once what holds it was compiled
+    for name, result in (("b", answer), ("b", late), ("b", rejection), ("a", rejection)):
+        stand.fleet.heard(name, result)
+    assert stand.results == [answer, late, rejection, rejection]
 
 
 @pytest.mark.parametrize("turns", range(4))

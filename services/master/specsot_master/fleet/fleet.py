@@ -217,10 +217,12 @@ class Fleet:
         await self._roll.order(ring.stages[0].name, order)
 
     def _take(self, name: str, result: Result) -> None:
-        """The last stage's word about a frame, or the first one's about what could not even begin."""
+        """The last stage's word, also late (then it is no lap's, number 0), or the first one's about what could
+        not even begin.
+        """
         first, last = self._epoch.stages[0].name, self._epoch.stages[-1].name
         rejects = result.number == 0 and not any(one.tokens for one in result.outcomes)
-        if name == (first if rejects else last) and (rejects or result.number > 0):
+        if name == last or (name == first and rejects):
             self._on_result(result)
         else:
             log.warning("a result by one that cannot have any", name=name, epoch=result.epoch)
