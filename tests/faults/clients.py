@@ -6,7 +6,6 @@ Refuses to know the ring. Whatever they see goes into the history.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from specsot.errors import Overloaded, SpecsotError, Unavailable
@@ -76,7 +75,7 @@ class Client:
             events = house.desk.resume(self._id, self._got)
         else:
             events = house.desk.generate(self._ask, self._id, self._id, habit.timeout)
-        async with aclosing(events):
+        try:
             while (numbered := await house.next(events)) is not None:
                 self._got += 1
                 for one in self._world.between.told(numbered):
@@ -87,8 +86,10 @@ class Client:
                     await asyncio.sleep(habit.pause)
                 if self._got == habit.stop:
                     self._note(Stopped(self._id))
-                    self._world.house.desk.cancel(self._id)
+                    house.cancel(self._id)
                 if self._got == habit.leave:
                     return False
+        finally:
+            house.close(events)
         self._note(Ended(self._id))
         return True
