@@ -14,9 +14,7 @@ from specsot.params import Ask
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A client's first call. timeout: seconds it gave. twin: the same call is made twice. refused: it ought to
-    be.
-    """
+    """A client's first call. timeout: seconds it gave. twin: the call is made twice. refused: it must be."""
 
     request: str
     ask: Ask
@@ -59,8 +57,8 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class Hurt:
     """A fault. kind: kill, freeze, cut, leave, hang (compute alone), vanish (without a word; the next process
-    is there at once); restart and, with a journal, revive of the master; stall (its loop), slow (its compute),
-    pause (of everybody at once); poison (it died of a request).
+    is there at once); restart and, with a journal, revive of the master; stall (its loop), slow (its
+    compute), pause (of everybody at once); poison (it died of a request); lie (of a drafter, all the time).
     whom: "worker-1", "drafter", "worker-0 worker-1", "master". lasts: seconds.
     """
 
@@ -115,6 +113,7 @@ class Opened:
 class Closed:
     """Stage 0 was told to close a sequence."""
 
+    epoch: int
     sequence: int
 
 

@@ -21,7 +21,7 @@ from specsot.pages import PageTable
 from specsot_worker.watching import Watch
 from tests.faults.history import Closed, Composed, Formed, Hurt, Missed, Opened, Worked
 from tests.faults.net import Host
-from tests.faults.streams import Stream, register
+from tests.faults.streams import Stream, join
 
 if TYPE_CHECKING:
     from tests.faults.world import World
@@ -72,8 +72,8 @@ class Ear(Inbox):
                 note(Missed("master", self._member, reason))
             case Open(opening, tokens) if self.eyes:
                 note(Opened(self.eyes.epoch, opening.sequence, len(tokens)))
-            case Close(sequence):
-                note(Closed(sequence))
+            case Close(sequence) if self.eyes:
+                note(Closed(self.eyes.epoch, sequence))
             case _:
                 pass
 
@@ -168,4 +168,4 @@ class Member:
             await asyncio.sleep(DIALING)
             raise
         house.streams.append(stream)
-        return await register(stream, replace(registration, began=life), inbox)
+        return await join(world.net, stream, replace(registration, began=life), inbox)

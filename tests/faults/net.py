@@ -3,9 +3,9 @@
 Refuses to know what is sent. A lane keeps what every link promises: in order, once, or lost at both ends.
 What cannot pass waits, as TCP has it, until keepalive takes the lane for dead.
 
-A host that stalls runs nothing: its timers are late, and what arrives waits in its kernel, which still answers
-keepalive. A host that is frozen does not answer that either. Behind both, what was due runs before what came:
-an event loop runs its timers before the messages that it has just read reach anybody.
+A host that stalls runs nothing: its timers are late, and what arrives waits in its kernel, which still
+answers keepalive. A host that is frozen does not answer that either. Behind both, what was due runs before
+what came: an event loop runs its timers before the messages that it has just read reach anybody.
 """
 
 from __future__ import annotations

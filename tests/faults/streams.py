@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import suppress
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
+from unittest.mock import patch
 
 from specsot.errors import SpecsotError, Unavailable
-from specsot.links import Inbox
+from specsot.links import Inbox, Link
 from specsot.members import Registration
-from specsot.rpc.dial import PATIENCE
-from specsot.rpc.pulse import Pulse
-from specsot.rpc.uplink import Uplink
+from specsot.rpc import uplink
 from specsot.v1 import fleet_pb2
-from specsot.wire.fleet import encode_upward
 from specsot_master.server.fleet_service import FleetService
 from tests.faults.net import Host, Net
 
@@ -70,8 +69,11 @@ class Stream:
     async def done_writing(self) -> None:
         await _send(self._up.send, _Ended())
 
+    def cancel(self) -> None:
+        """The channel is closed behind it."""
+
     async def close(self) -> None:
-        """As a channel: the member hangs up, behind what it has said."""
+        """The member hangs up, behind what it has said."""
         if not self._hung_up:
             self._hung_up = True
             self._responses.put_nowait(_Ended())
@@ -139,21 +141,52 @@ class _Context:
         return {}
 
 
-async def register(stream: Stream, registration: Registration, inbox: Inbox) -> Uplink:
-    """As specsot.rpc.uplink.join. Raises Refused, Unavailable."""
+class _Channel:
+    """What `specsot.rpc.uplink.join` needs of a channel: one stream, and an answer whose time it takes."""
+
+    def __init__(self, net: Net, stream: Stream) -> None:
+        self._net, self._stream = net, stream
+
+    def unary_unary(self, method: str) -> Callable[..., Any]:
+        async def ask(request: bytes, timeout: float) -> bytes:
+            await asyncio.sleep(self._net.delay())
+            return request
+
+        return ask
+
+    def stream_stream(self, method: str, **more: Any) -> Callable[[], Stream]:
+        return lambda: self._stream
+
+    async def close(self) -> None:
+        await self._stream.close()
+
+
+async def join(net: Net, stream: Stream, registration: Registration, inbox: Inbox) -> Link:
+    """The product's, over this stream. Raises Refused, Unavailable."""
+    token = _CHANNEL.set(_Channel(net, stream))
     try:
-        async with asyncio.timeout(PATIENCE):
-            await stream.write(encode_upward(registration).SerializeToString())
-            joined = await stream.read()
-    except TimeoutError:
-        await stream.close()
-        raise Unavailable("the master does not answer a registration") from None
+        link = await uplink.join("master", registration, inbox)
     except asyncio.InvalidStateError as error:
         raise Unavailable(str(error)) from None
-    if joined is None:
-        raise Unavailable("the master ended the stream")
-    stream.name, stream.registered = registration.name, asyncio.get_running_loop().time()
-    return Uplink(stream, stream, inbox, Pulse())  # type: ignore[arg-type]
+    finally:
+        _CHANNEL.reset(token)
+    stream.name, stream.registered = registration.name, net.now
+    return link
+
+
+_CHANNEL: ContextVar[_Channel | None] = ContextVar("CHANNEL", default=None)
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """The product's way to a master leads over streams of this house."""
+    really = uplink.reach
+
+    async def reach(*where: Any, **how: Any) -> Any:
+        return _CHANNEL.get() or await really(*where, **how)
+
+    with patch.object(uplink, "reach", reach):
+        yield
 
 
 async def _send(send: Callable[[Any], Any], message: Any) -> None:

@@ -103,9 +103,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         timer._scheduled = True
         return timer
 
-    def _call_soon(
-        self, callback: Callable[..., Any], args: Any, context: Context | None
-    ) -> asyncio.Handle:
+    def _call_soon(self, callback: Callable[..., Any], args: Any, context: Context | None) -> asyncio.Handle:
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle

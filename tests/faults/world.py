@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, 
 from tests.faults.members import Member
 from tests.faults.net import Host, Net
 from tests.faults.parts import Drafting, GuessingSource, Lie, PoisonableWorker
-from tests.faults.streams import Stream
+from tests.faults.streams import Stream, reaching
 from tests.faults.virtual import Labour, Never, VirtualLoop
 
 BASE = Path(__file__).resolve().parents[2] / "models" / "demo" / "base"
@@ -64,6 +64,7 @@ class Honest:
 class Shape:
     """rows: of a frame. taps: the drafter's head wants features, so that slices of it travel to the stages.
     lie: what the drafter does instead of its best. losses: how many messages come late, as lost packets do.
+    poisoned: the stage that dies of poison.
     """
 
     stages: int = 2
@@ -75,6 +76,7 @@ class Shape:
     taps: bool = False
     lie: Lie = ""
     losses: float = 0.0
+    poisoned: int = 0
 
 
 class Ears:
@@ -185,6 +187,8 @@ class World:
         )
         for name in self.names:
             self.members[name] = Member(self, name)
+        self._reaching = ExitStack()
+        self._reaching.enter_context(reaching())
         self._watching = asyncio.create_task(self._watch())
 
     @property
@@ -212,7 +216,9 @@ class World:
             source = GuessingSource(self.mock, member.name, self.rng, shape.skill, shape.taps, shape.lie)
             return Drafting(source, member, labour)
         clock = asyncio.get_running_loop().time
-        return WorkerPart(PoisonableWorker(self.mock, member.name, die), member, labour, clock, member.eyes)
+        dies = member.name == f"worker-{shape.poisoned}"
+        provider = PoisonableWorker(self.mock, member.name, die if dies else None)
+        return WorkerPart(provider, member, labour, clock, member.eyes)
 
     def _compute(self, host: Host, work: Callable[[], None], seconds: float) -> None:
         """Threads go on while a loop stands still, but not while the whole process does."""
@@ -300,6 +306,7 @@ class World:
         self.closing = self.recorder.over = True
         for host in (*self.hosts, *self.gone):
             host.release()
+        self._reaching.close()
         self.house.die()
         await asyncio.gather(*(member.stop() for member in self.members.values()))
 
