@@ -83,7 +83,7 @@ class Campaign:
 
 def draw(seed: int) -> Campaign:
     rng = random.Random(seed)
-    theme = rng.choice(("faults", "faults", "faults", "stalls", "poison", "hostile", "lies"))
+    theme = rng.choice(("faults", "faults", "faults", "stalls", "poison", "hostile", "lies", "crowd"))
     shape = _shape(rng, theme)
     clients = [(rng.uniform(0, 10), rng.choice(ASKS), _habit(rng)) for _ in range(rng.randint(3, 7))]
     victims = [f"worker-{n}" for n in range(shape.stages * shape.replicas)] + ["drafter"] * shape.drafter
@@ -103,6 +103,8 @@ def draw(seed: int) -> Campaign:
         case "hostile":
             clients += [_hostile(rng) for _ in range(rng.randint(2, 6))]
             faults = [_stall(rng, [*victims, "master"]) for _ in range(rng.randint(0, 2))]
+        case "crowd":
+            shape = replace(shape, rows=16, nodes=24)
         case _:
             faults = [_fault(rng, rng.choice(("kill", "leave")), victims, False)] * (rng.random() < 0.3)
     return Campaign(shape, tuple(clients), tuple(faults))
@@ -119,6 +121,7 @@ def _shape(rng: random.Random, theme: str) -> Shape:
         journal=rng.random() < 0.5,
         replicas=replicas,
         rows=rng.choice((16, 32, 64)),
+        nodes=rng.choice((6, 6, 24)),
         taps=drafter and rng.random() < 0.6,
         lie=rng.choice(LIES) if lies else "",
         losses=rng.choice((0.0, 0.01, 0.05)) if theme in ("faults", "lies") else 0.0,

@@ -40,9 +40,9 @@ class Guesser:
 
     rest, free_pages = 0, 0
 
-    def __init__(self, mock: Mock, rng: random.Random, skill: float, lie: Lie) -> None:
+    def __init__(self, mock: Mock, rng: random.Random, skill: float, nodes: int, lie: Lie) -> None:
         self._voice, self._vocabulary = mock.voice, read_config(mock.model).vocab
-        self._rng, self._skill, self._lie = rng, skill, lie
+        self._rng, self._skill, self._nodes, self._lie = rng, skill, nodes, lie
         self.texts: dict[int, list[int]] = {}
         self._wanted: dict[int, Lesson] = {}
 
@@ -70,7 +70,7 @@ class Guesser:
         assert lesson.bonus is not None
         tokens, parents = [lesson.bonus], [0]
         states = [read_all([*self.texts[lesson.sequence], lesson.bonus])]
-        for node in range(1, self._rng.randrange(1, 7)):
+        for node in range(1, self._rng.randrange(1, 7) if self._nodes < 7 else self._nodes):
             parent = self._rng.randrange(max(node - 2, 0), node)
             right = self._rng.random() < self._skill
             tokens.append(self._voice.next(states[parent]) if right else self._rng.randrange(300, 800))
@@ -97,12 +97,13 @@ class Guesser:
 
 @dataclass(frozen=True, slots=True)
 class GuessingSource:
-    """See specsot_drafter.provider. taps: its head wants features of three layers."""
+    """See specsot_drafter.provider. nodes: of a tree; fewer where few are allowed. taps: its head wants features of three layers."""
 
     mock: Mock
     name: str
     rng: random.Random
     skill: float
+    nodes: int = 6
     taps: bool = False
     lie: Lie = ""
 
@@ -115,7 +116,7 @@ class GuessingSource:
         return {layer: torch.zeros(self.mock.fused, self.mock.width) for layer in self._layers}
 
     def engine(self, configuration: Configuration) -> Any:
-        return Guesser(self.mock, self.rng, self.skill, self.lie)
+        return Guesser(self.mock, self.rng, self.skill, self.nodes, self.lie)
 
     @property
     def _layers(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from tests.faults.history import (
 
 HARMLESS = 1.0  # seconds for which any loop may stand still, and nobody calls it lost
 DEATHS = 8  # processes that one request may end
-LAPS, SHARE = 16, 4  # see `most_laps`
+LAPS, SHARE, PATIENT = 16, 4, 2  # see `most_laps`
 
 
 def check_ring(history: History) -> list[str]:
@@ -49,9 +49,10 @@ def harmless(hurt: Hurt) -> bool:
 
 def most_laps(tokens: int, budget: int) -> int:
     """Frames within which a prompt is through, counted from its opening. tokens: of all prompts that wait
-    beside it, its own included. budget: rows of a frame, of which prompts that wait have at least a fourth.
+    beside it, its own included. budget: rows of a frame, of which prompts that wait have at least a fourth;
+    half of that where chunks follow each other through several stages.
     """
-    return LAPS + SHARE * math.ceil(tokens / max(budget // SHARE, 1))
+    return LAPS + PATIENT * math.ceil(tokens / max(budget // SHARE, 1))
 
 
 @dataclass(slots=True)

@@ -62,7 +62,7 @@ class Honest:
 
 @dataclass(frozen=True)
 class Shape:
-    """rows: of a frame. taps: the drafter's head wants features, so that slices of it travel to the stages.
+    """rows: of a frame. nodes: of a tree at most. taps: the drafter's head wants features, so that slices of it travel to the stages.
     lie: what the drafter does instead of its best. losses: how many messages come late, as lost packets do.
     poisoned: the stage that dies of poison.
     """
@@ -73,6 +73,7 @@ class Shape:
     journal: bool = False
     replicas: int = 1
     rows: int = ROWS
+    nodes: int = 6
     taps: bool = False
     lie: Lie = ""
     losses: float = 0.0
@@ -213,7 +214,8 @@ class World:
 
         labour: Executor = Labour(compute)
         if member.name.startswith("drafter"):
-            source = GuessingSource(self.mock, member.name, self.rng, shape.skill, shape.taps, shape.lie)
+            tells = shape.skill, shape.nodes, shape.taps, shape.lie
+            source = GuessingSource(self.mock, member.name, self.rng, *tells)
             return Drafting(source, member, labour)
         clock = asyncio.get_running_loop().time
         dies = member.name == f"worker-{shape.poisoned}"
