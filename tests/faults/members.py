@@ -52,9 +52,9 @@ class Eyes(Watch):
 class Ear(Inbox):
     """A member's inbox; what the master says is written down."""
 
-    def __init__(self, world: World, member: str) -> None:
+    def __init__(self, world: World, host: Host) -> None:
         super().__init__()
-        self._world, self._member = world, member
+        self._world, self._host, self._member = world, host, host.name
         self.eyes: Eyes | None = None
 
     def put(self, sender: str, message: Any) -> None:
@@ -67,6 +67,8 @@ class Ear(Inbox):
 
     def _note(self, message: Any) -> None:
         note = self._world.recorder.note
+        if not self._host.alive:
+            return
         match message:
             case Lost(_, reason):
                 note(Missed("master", self._member, reason))
@@ -90,11 +92,9 @@ class Member:
     def _live(self) -> None:
         world = self._world
         self._lives += 1
-        self.host, self.inbox, self.leaving = host, inbox, _ = (
-            Host(self.name),
-            Ear(world, self.name),
-            asyncio.Event(),
-        )
+        self.host = host = Host(self.name)
+        self.inbox = inbox = Ear(world, host)
+        self.leaving = asyncio.Event()
         self.eyes = inbox.eyes = Eyes(world.recorder.note, f"{self.name}#{self._lives}")
         self.part = world.make(self)
         connect = partial(self._connect, self._lives, host, inbox)

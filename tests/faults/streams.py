@@ -21,7 +21,7 @@ from specsot.v1 import fleet_pb2
 from specsot_master.server.fleet_service import FleetService
 from tests.faults.net import Host, Net
 
-TURNS = 3  # of the loop, by which the end of a stream may reach its handler later than other news
+TURNS = 4  # of the loop, by which the end of a stream may reach its handler later than other news
 
 
 class _Ended:
@@ -49,6 +49,7 @@ class Stream:
         self._down.on_lost = [(there, self._cut_there), (here, self._cut_here)]
         self._service, self._handler = service, None
         self.name, self.registered, self._hung_up = "", 0.0, False
+        self._broken = False
 
     @property
     def alive(self) -> bool:
@@ -88,7 +89,11 @@ class Stream:
             yield fleet_pb2.JoinRequest.FromString(request)
 
     async def _write(self, response: Any) -> None:
-        await _send(self._down.send, response)
+        """To a peer that is gone it takes until the call is cancelled: that is on its way."""
+        try:
+            await self._down.send(response)
+        except Unavailable:
+            await asyncio.Event().wait()
 
     def _take_request(self, request: Any) -> None:
         if isinstance(request, _HungUp):
@@ -118,18 +123,19 @@ class Stream:
         self._responses.put_nowait(Unavailable(reason))
 
     def _cut_there(self, reason: str) -> None:
-        """The call's handler is cancelled; at once, or a few turns later."""
+        """The call's handler is cancelled, and reads no more; at once, or a few turns later."""
         self._up.lose(reason)
         self._down.lose(reason)
-        if self._handler and not self._handler.done():
-            self._requests.put_nowait(_Ended())
-            self._cancel_in(self._rng.randrange(TURNS))
+        if self._handler and not self._broken:
+            self._broken = True
+            self._end_in(self._rng.randrange(TURNS))
 
-    def _cancel_in(self, turns: int) -> None:
+    def _end_in(self, turns: int) -> None:
         assert self._handler
         if turns:
-            asyncio.get_running_loop().call_soon(self._cancel_in, turns - 1)
+            asyncio.get_running_loop().call_soon(self._end_in, turns - 1)
         else:
+            self._requests.put_nowait(_Ended())
             self._handler.cancel()
 
 
