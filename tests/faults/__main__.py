@@ -1,4 +1,4 @@
-"""`python -m tests.faults SEED` tells one seed's run line by line; `--minutes M` tries random seeds so long, and
+"""`python -m tests.faults SEED` tells one seed's run line by line; `--minutes M` tries random seeds so long,
 `--seeds N` so many.
 
 The exit status says whether every rule held; a seed that broke one is printed, and does the same again, to

@@ -97,7 +97,7 @@ class Guesser:
 
 @dataclass(frozen=True, slots=True)
 class GuessingSource:
-    """See specsot_drafter.provider. nodes: of a tree; fewer where few are allowed. taps: its head wants features of three layers."""
+    """See specsot_drafter.provider. nodes: of a tree. taps: its head wants features of three layers."""
 
     mock: Mock
     name: str

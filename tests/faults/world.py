@@ -62,8 +62,9 @@ class Honest:
 
 @dataclass(frozen=True)
 class Shape:
-    """rows: of a frame. nodes: of a tree at most. taps: the drafter's head wants features, so that slices of it
-    travel to the stages. lie: what the drafter does instead of its best. losses: how many messages come late, as lost packets do.
+    """rows: of a frame. nodes: of a tree at most. taps: the drafter's head wants features, so that slices of
+    it travel to the stages. lie: what the drafter does instead of its best. losses: how many messages come
+    late, as lost packets do.
     poisoned: the stage that dies of poison.
     """
 
