@@ -13,7 +13,7 @@ from tests.faults.campaign import draw, judge, play
 
 pytestmark = pytest.mark.slow
 
-SEEDS = (2, 3, 7, 8, 9, 10, 13, 14, 15, 16)
+SEEDS = (4, 5, 6, 8, 9)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
