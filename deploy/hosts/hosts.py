@@ -85,10 +85,19 @@ class Hosts:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, name: str, host: str, *command: str) -> None:
-        """A service under a name of ours, listened to. Its own name is in its lines if it is `serve`."""
+        """A service under a name of ours, listened to. Its own name is in its lines if it is `serve`.
+
+        host: empty for this machine itself.
+        """
         self._commands[name] = host, command
         process = await asyncio.create_subprocess_exec(
-            *on(host), *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, cwd=ROOT, limit=1 << 20
+            *(on(host) if host else ()),
+            *command,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            cwd=ROOT,
+            limit=1 << 20,
         )
         self._running[name] = process
         own = None if name == "serve" else name
