@@ -138,6 +138,7 @@ async def _take(part: Part, arrival: Arrival, uplink: Link) -> None:
             await part.disband()
         case StandBy(epoch):
             log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
+            await _handle(part, arrival, uplink)
         case _Farewell():
             pass
         case _:

@@ -14,7 +14,7 @@ from specsot.compute import Compute
 from specsot.deadline import Deadline
 from specsot.errors import Unavailable
 from specsot.frames import Drafts, Features
-from specsot.links import Arrival, Dialer, Link, Lost
+from specsot.links import Arrival, Dialer, Link, Lost, part_with
 from specsot.members import Configuration, Ready, Registration, Tap
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.provider import Provider
@@ -95,7 +95,7 @@ class DrafterPart:
         now, self._now = self._now, None
         if now is not None:
             self._watch.disbanded()
-            await now.stage.close()
+            await part_with(now.stage.close())
 
     async def _send_taps(self, configuration: Configuration) -> None:
         """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on."""

@@ -18,8 +18,8 @@ from specsot.compute import Compute
 from specsot.deadline import Deadline
 from specsot.errors import SpecsotError, Unavailable
 from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
-from specsot.links import Arrival, Dialer, Link, Lost
-from specsot.members import Configuration, Ready, Registration, Rejoined, Tap
+from specsot.links import Arrival, Dialer, Link, Lost, part_with
+from specsot.members import Configuration, Ready, Registration, Rejoined, StandBy, Tap
 from specsot.pages import PageTable
 from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
@@ -73,6 +73,7 @@ class WorkerPart:
         self._now: _Epoch | None = None
         self._early: list[Arrival] = []
         self._beside: set[asyncio.Task[None]] = set()  # nobody waits for these
+        self._ahead: asyncio.Task[None] | None = None  # loads what it may be asked for
 
     @property
     def epoch(self) -> int:
@@ -88,6 +89,8 @@ class WorkerPart:
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
+        if self._ahead:
+            self._ahead.cancel()
         index = index_of(configuration)
         mine = configuration.stages[index]
         if self._reading:  # what is still read of the epoch before holds its memory
@@ -115,6 +118,9 @@ class WorkerPart:
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
         now, message = self._now, arrival.message
+        if isinstance(message, StandBy):
+            self._ahead = self._do_beside(self._load_ahead())
+            return
         if now is None or getattr(message, "epoch", self.epoch) > self.epoch:
             self._early.append(arrival)
             return
@@ -180,7 +186,7 @@ class WorkerPart:
             self._watch.disbanded()
             if now.reading:
                 now.reading.close()
-            await now.links.close()
+            await part_with(now.links.close())
 
     async def _pass_on(self, now: _Epoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
@@ -267,10 +273,19 @@ class WorkerPart:
         now.links = replace(now.links, drafter=drafter)
         now.judge.teach_anew(drafter is not None)
 
-    def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _load_ahead(self) -> None:
+        """Bit by bit, so that a configuration finds the compute thread free."""
+        try:
+            while await self._compute.run(self._source.load_ahead):
+                pass
+        except SpecsotError as error:
+            log.warning("nothing more is loaded ahead", reason=str(error))
+
+    def _do_beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
+        return task
 
     async def _take_tap(self, now: _Epoch, tap: Tap) -> None:
         """Another stage's rides on to it."""

@@ -135,10 +135,14 @@ class WeightBytes(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("protocol",)
+    __slots__ = ("protocol", "heartbeat", "silence")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
-    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+    heartbeat: float
+    silence: float
+    def __init__(self, protocol: _Optional[int] = ..., heartbeat: _Optional[float] = ..., silence: _Optional[float] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("epoch",)

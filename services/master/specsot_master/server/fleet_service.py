@@ -20,8 +20,6 @@ from specsot.rpc.pulse import Pulse, Watch
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
 from specsot.wire.fleet import decode_upward, encode_downward
 
-_JOINED = fleet_pb2.JoinResponse(joined=fleet_pb2.Joined(protocol=PROTOCOL))
-
 
 class Members(Protocol):
     """What this door needs of the fleet."""
@@ -56,6 +54,8 @@ class Downlink:
 class FleetService(fleet_pb2_grpc.FleetServicer):
     def __init__(self, members: Members, pulse: Pulse | None = None) -> None:
         self._members, self._pulse = members, pulse or Pulse()
+        joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
+        self._joined = fleet_pb2.JoinResponse(joined=joined)
         self._outboxes: set[Outbox[fleet_pb2.JoinResponse]] = set()
 
     async def Join(
@@ -66,7 +66,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         registration = await _first_word(request_iterator)
         check_role(names_of(context), registration.name, registration.kind)
         outbox: Outbox[fleet_pb2.JoinResponse] = Outbox()
-        outbox.put(_JOINED, _JOINED.ByteSize())
+        outbox.put(self._joined, self._joined.ByteSize())
         downlink = Downlink(outbox)
         await self._members.join(registration, downlink)
         self._outboxes.add(outbox)
