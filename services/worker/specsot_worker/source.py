@@ -103,6 +103,8 @@ class Source:
         supply, config, memory = self._supply, self._config, self._memory()
         if supply.layers:
             self._check(supply.layers, supply.kv_memory, self._graphs())
+        if supply.layers is None:
+            self._read_vocabulary()
         return Registration(
             kind="worker",
             name=supply.name,
@@ -145,12 +147,16 @@ class Source:
 
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         """The end of the ring; needs the range that holds the last layer."""
-        if (self._supply.model / "tokenizer.json").exists():
-            _ = self._vocabulary  # read it now, not within the first request
+        self._read_vocabulary()
         decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
         pages = configuration.pages, configuration.page_rows
         store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
         return LastStage(decoder.logits, self._grammar, store)
+
+    def _read_vocabulary(self) -> None:
+        """Not within the first request, nor, where this may become the last stage, while somebody waits."""
+        if (self._supply.model / "tokenizer.json").exists():
+            _ = self._vocabulary
 
     def _grammar(self, opening: Opening) -> Grammar | Future[Grammar] | None:
         held = opening.plan or opening.form
@@ -181,7 +187,8 @@ class Source:
 
     def _held_of(self, layers: Iterable[int]) -> int:
         """Bytes of those of these layers that are loaded."""
-        return sum(self._weights(Range(one, one + 1)) for one in layers if one in self._parts.blocks)
+        files, here = self._files(), [one for one in layers if one in self._parts.blocks]
+        return sum(weights_of(files, self._config, Range(one, one + 1), self._held) for one in here)
 
     def _graphs(self, width: int = 0) -> int:
         """Bytes. width: of the features they sum up."""
