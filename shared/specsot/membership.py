@@ -21,6 +21,9 @@ log = structlog.get_logger()
 Connect = Callable[[Registration], Awaitable[Link]]
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0  # seconds between attempts to join
+ABSENCE = (
+    3.0  # seconds in which a master that said that it goes will not be back: it ends, starts, reads its model
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,8 @@ async def take_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio
     try:
         while not leaving.is_set():
             uplink = await _join(part, connect, farewell)
-            if uplink is not None:
-                await _serve(part, inbox, uplink, leaving)
+            if uplink is not None and await _serve(part, inbox, uplink, leaving):
+                await asyncio.wait([farewell], timeout=ABSENCE)
     finally:
         farewell.cancel()
         await part.disband()
@@ -98,21 +101,29 @@ async def _call(leaving: asyncio.Event, inbox: Inbox) -> None:
     inbox.put("", _Farewell())
 
 
-async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> None:
-    """Take what arrives, then let the part do what is due; until the master is lost or we leave."""
-    wait: float | None = None
+async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> bool:
+    """Take what arrives, then let the part do what is due; until the master is lost or we leave.
+
+    Whether the master said that it goes.
+    """
+    wait, told = None, False
     while not leaving.is_set():
         arrival = await _next(inbox, wait)
         while arrival is not None:
             if arrival.sender == "master" and isinstance(arrival.message, Lost):
-                log.warning("lost the master", reason=arrival.message.reason)
+                if not told:
+                    log.warning("lost the master", reason=arrival.message.reason)
                 await part.disband()
-                return
+                return told
+            if arrival.sender == "master" and isinstance(arrival.message, Leaving):
+                log.info("the master leaves", reason=arrival.message.reason)
+                told = True
             await _take(part, arrival, uplink)
             arrival = inbox.take()
         wait = await _settle(part, uplink)
     await _say(uplink, Leaving())
     await uplink.close()
+    return False
 
 
 async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
@@ -139,7 +150,7 @@ async def _take(part: Part, arrival: Arrival, uplink: Link) -> None:
         case StandBy(epoch):
             log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
             await _handle(part, arrival, uplink)
-        case _Farewell():
+        case _Farewell() | Leaving():
             pass
         case _:
             await _handle(part, arrival, uplink)

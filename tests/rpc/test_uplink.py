@@ -117,11 +117,18 @@ async def test_leaving(master: Master) -> None:
         await uplink.send(Ready(1))
 
 
+async def test_a_master_says_how_often_it_beats_and_members_wait_longer_for_it(master: Master) -> None:
+    uplink, pulse = await join(master.address, WORKER, Inbox()), Pulse()
+    assert uplink.pulse == Pulse(pulse.every, 4 * pulse.silence)
+    await uplink.close()
+
+
 async def test_a_master_that_goes(master: Master) -> None:
     inbox = Inbox()
     uplink = await join(master.address, WORKER, inbox)
     await inbox.get()
     await master.service.close()
+    assert (await inbox.get()).message == Leaving()
     assert (await inbox.get()).message == Lost("master", "it ended the stream")
     assert await master.fleet.gone.get() == ("w0", "the master is shutting down")
     with pytest.raises(Unavailable, match="lost the master: it ended the stream"):

@@ -46,6 +46,9 @@ def serve(
     max_queue: Annotated[
         int | None, typer.Option(min=1, help="Requests that may wait for that; more are refused.")
     ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that running answers have to end once it is told to stop.")
+    ] = 5.0,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in, whoever they are.")
     ] = False,
@@ -118,7 +121,7 @@ def serve(
     conduct += flags_of(journal=journal) + open
     members = flags_of(kv_memory=kv_memory) + open
     here = hosts_here(place.host for place in places)
-    serving = Serving(host, conduct, members, replicas, places, here, certificates=certificates)
+    serving = Serving(host, conduct, members, grace, replicas, places, here, certificates=certificates)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         run(keep(wanted, models, port, http_port_of(http_port), spread(serving, fleet_listen, insecure)))
     return 0

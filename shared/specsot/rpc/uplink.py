@@ -99,7 +99,7 @@ class Uplink:
     """The member's end of the stream. `send` takes Ready, Broken, Leaving, Beat and Result."""
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Pulse) -> None:
-        self._channel, self._call, self._inbox, self._pulse = channel, call, inbox, pulse
+        self._channel, self._call, self._inbox, self.pulse = channel, call, inbox, pulse
         self._outbox: Outbox[bytes] = Outbox()
         self._closing = False
         self._watch = Watch(pulse.silence, self._silent)
@@ -122,7 +122,7 @@ class Uplink:
     async def _write(self) -> None:
         with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
             beat = encode_upward(Beat()).SerializeToString()
-            await self._outbox.write_all(self._call.write, beat, self._pulse.every)
+            await self._outbox.write_all(self._call.write, beat, self.pulse.every)
             await self._call.done_writing()
 
     async def _read(self) -> None:
@@ -145,7 +145,7 @@ class Uplink:
             self._lose(reason)
 
     def _silent(self) -> None:
-        self._lose(f"silent for {self._pulse.silence:g} s")
+        self._lose(f"silent for {self.pulse.silence:g} s")
 
     def _lose(self, reason: str) -> None:
         if self._closing or self._outbox.lost is not None:

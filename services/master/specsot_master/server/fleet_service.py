@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 from grpc.aio import ServicerContext
 
-from specsot.errors import WireError
+from specsot.errors import Unavailable, WireError
 from specsot.links import Link
-from specsot.members import PROTOCOL, Beat, Registration
+from specsot.members import PROTOCOL, Beat, Leaving, Registration
 from specsot.rpc.credentials import check_role, names_of
 from specsot.rpc.outbox import Outbox
 from specsot.rpc.pulse import Pulse, Watch
@@ -56,7 +57,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._members, self._pulse = members, pulse or Pulse()
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         self._joined = fleet_pb2.JoinResponse(joined=joined)
-        self._outboxes: set[Outbox[fleet_pb2.JoinResponse]] = set()
+        self._downlinks: set[Downlink] = set()
+        self._closing = False
 
     async def Join(
         self,
@@ -64,23 +66,28 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
     ) -> None:
         registration = await _first_word(request_iterator)
+        if self._closing:
+            raise Unavailable("the master is shutting down")
         check_role(names_of(context), registration.name, registration.kind)
         outbox: Outbox[fleet_pb2.JoinResponse] = Outbox()
         outbox.put(self._joined, self._joined.ByteSize())
         downlink = Downlink(outbox)
         await self._members.join(registration, downlink)
-        self._outboxes.add(outbox)
+        self._downlinks.add(downlink)
         try:
             await self._attend(registration.name, request_iterator, outbox, downlink, context)
         finally:
-            self._outboxes.discard(outbox)
+            self._downlinks.discard(downlink)
             if not downlink.closed:
                 self._members.lost(registration.name, outbox.lost or "its link broke")
 
     async def close(self) -> None:
-        """Let every member go, in good order."""
-        for outbox in self._outboxes:
-            outbox.lose("the master is shutting down")
+        """Let every member go, in good order; nobody is missed any more, and nobody comes."""
+        self._closing = True
+        for downlink in list(self._downlinks):
+            with suppress(Unavailable):
+                await downlink.send(Leaving())
+            await downlink.close()
 
     async def _attend(
         self,
