@@ -130,7 +130,7 @@ async def test_a_master_that_goes(master: Master) -> None:
     await master.service.close()
     assert (await inbox.get()).message == Leaving()
     assert (await inbox.get()).message == Lost("master", "it ended the stream")
-    assert await master.fleet.gone.get() == ("w0", "the master is shutting down")
+    assert master.fleet.gone.empty()  # nothing is formed anew for it
     with pytest.raises(Unavailable, match="lost the master: it ended the stream"):
         await uplink.send(Ready(1))
     await uplink.close()
