@@ -278,6 +278,7 @@ class WorkerPart:
         try:
             while await self._compute.run(self._source.load_ahead):
                 pass
+            log.info("loaded ahead", until="a range is assigned")
         except SpecsotError as error:
             log.warning("nothing more is loaded ahead", reason=str(error))
 
