@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LENIENT = 4.0  # times its silence limit: for so long a member waits for the master
+LENIENT = 4  # times the silence limit: for so long members wait for the master, and it for one that loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +55,30 @@ class Watch:
             self._on_silence()
         else:
             self._timer = self._loop.call_at(due, self._check)
+
+
+class Vigil:
+    """Watches one that may be `busy`: while it is, it may be silent LENIENT times as long.
+
+    Members that load, allocate or compile hold their interpreter's lock now and then, however short the parts
+    are in which they do it, and others on the same machine do the same at the same time.
+    """
+
+    def __init__(self, silence: float, busy: Callable[[], bool], on_silence: Callable[[], None]) -> None:
+        self._silence, self._busy, self._on_silence = silence, busy, on_silence
+        self._passed = 0  # silences
+        self._watch = Watch(silence, self._silent)
+
+    def heard(self) -> None:
+        self._passed = 0
+        self._watch.heard()
+
+    def stop(self) -> None:
+        self._watch.stop()
+
+    def _silent(self) -> None:
+        self._passed += 1
+        if self._passed >= (LENIENT if self._busy() else 1):
+            self._on_silence()
+        else:
+            self._watch = Watch(self._silence, self._silent)

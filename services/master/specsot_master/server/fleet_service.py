@@ -14,10 +14,10 @@ from grpc.aio import ServicerContext
 
 from specsot.errors import Unavailable, WireError
 from specsot.links import Link
-from specsot.members import PROTOCOL, Beat, Leaving, Registration
+from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
 from specsot.rpc.credentials import check_role, names_of
 from specsot.rpc.outbox import Outbox
-from specsot.rpc.pulse import Pulse, Watch
+from specsot.rpc.pulse import Pulse, Vigil
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
 from specsot.wire.fleet import decode_upward, encode_downward
 
@@ -37,13 +37,15 @@ class Members(Protocol):
 class Downlink:
     """The master's end of a member's stream. `send` takes Configuration, Disband, Open, Close, Lease.
 
+    busy: the member was told to get ready, and has not said that it is.
     closed: by the master. What still comes up this stream is nobody's then, nor is its end.
     """
 
     def __init__(self, outbox: Outbox[fleet_pb2.JoinResponse]) -> None:
-        self._outbox, self.closed = outbox, False
+        self._outbox, self.busy, self.closed = outbox, False, False
 
     async def send(self, message: Any) -> None:
+        self.busy |= isinstance(message, Configuration)
         response = encode_downward(message)
         self._outbox.put(response, response.ByteSize())
 
@@ -98,7 +100,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
     ) -> None:
         """Both directions, until either ends. Raises WireError for what does not decode."""
-        watch = Watch(self._pulse.silence, lambda: outbox.lose(f"silent for {self._pulse.silence:g} s"))
+        silence = self._pulse.silence
+        told = f"silent for {silence:g} s"
+        watch = Vigil(silence, lambda: downlink.busy, lambda: outbox.lose(told))
         hearing = asyncio.create_task(self._hear(name, requests, outbox, downlink, watch))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
@@ -114,13 +118,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         requests: AsyncIterator[fleet_pb2.JoinRequest],
         outbox: Outbox[fleet_pb2.JoinResponse],
         downlink: Downlink,
-        watch: Watch,
+        watch: Vigil,
     ) -> None:
         reason = "its link broke"
         try:
             async for request in requests:
                 watch.heard()
                 message = decode_upward(request)
+                downlink.busy &= not isinstance(message, Ready | Broken)
                 if not isinstance(message, Beat) and not downlink.closed:
                     self._members.heard(name, message)
         except WireError as error:
