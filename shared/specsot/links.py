@@ -23,11 +23,17 @@ class Arrival:
     """A message and who sent it (a member's name, or "master").
 
     at: when it came here, by the monotonic clock in seconds; None where nobody noted it.
+    names: in the certificate of who sent it; None where none is asked for.
     """
 
     sender: str
     message: Any
     at: float | None = None
+    names: frozenset[str] | None = None
+
+    def of(self, role: str) -> bool:
+        """Whoever sent it may be this."""
+        return self.names is None or role in self.names
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +100,8 @@ class Inbox:
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
 
-    def put(self, sender: str, message: Any) -> None:
-        self._queue.put_nowait(Arrival(sender, message, time.monotonic()))
+    def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
+        self._queue.put_nowait(Arrival(sender, message, time.monotonic(), names))
 
     async def get(self) -> Arrival:
         return await self._queue.get()

@@ -10,6 +10,7 @@ from specsot.links import Inbox, LocalLink
 from specsot.members import Range, Ready
 from specsot.params import Ask, Message
 from specsot_master.fleet import Fleet
+from specsot_master.fleet.epochs import Numbers
 from specsot_master.replicas import Enrolment, sum_up
 from specsot_master.replicas.beginnings import BLOCK, Beginnings
 from specsot_master.replicas.loads import Load, least_loaded
@@ -49,7 +50,7 @@ class Stand:
     """Two rings of two workers each, and what every member was told."""
 
     def __init__(self, wishes=WISHES):
-        epochs = iter(range(1, 99))
+        epochs = Numbers()
         nothing = lambda *_: None  # noqa: E731
         self.fleets = [Fleet(wishes, nothing, nothing, nothing, lambda: True, epochs) for _ in range(2)]
         self.members = Enrolment(self.fleets, nothing)

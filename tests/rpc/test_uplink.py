@@ -8,18 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from threading import Event, Thread
 
 import grpc
 import pytest
+import uvloop
 
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.frames import Close, Lease, Open, Opening, Outcome, Result
 from specsot.links import Inbox, Link, Lost
 from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
 from specsot.rpc.outbox import Outbox
-from specsot.rpc.pulse import LENIENT, Pulse, Vigil
+from specsot.rpc.pulse import LENIENT, Pulse, Vigil, Watch
 from specsot.rpc.serve import Door, open_door
 from specsot.rpc.uplink import join
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
@@ -46,10 +49,10 @@ class FakeFleet:
         self.downlinks[registration.name] = downlink
         await downlink.send(replace(EPOCH, you=registration.name))
 
-    def heard(self, name: str, message: object) -> None:
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
         self.said.put_nowait((name, message))
 
-    def lost(self, name: str, reason: str) -> None:
+    def lost(self, name: str, reason: str, by: Link | None = None) -> None:
         self.gone.put_nowait((name, reason))
 
 
@@ -227,6 +230,46 @@ async def test_a_silent_member_is_lost() -> None:
     await join(master.address, WORKER, inbox, Pulse(every=60, silence=60))
     assert await master.fleet.gone.get() == ("w0", "silent for 0.2 s")
     await master.door.close(0)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_loop_that_stood_still_does_not_call_its_peer_dead(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The peer spoke all the time, and is still noticed when it stops."""
+
+    async def stand_still() -> None:
+        silent, (ours, theirs) = asyncio.Event(), socket.socketpair()
+        watch, stop, running = Watch(0.4, silent.set), Event(), asyncio.get_running_loop()
+
+        def beat() -> None:
+            while not stop.wait(0.02):
+                theirs.send(b"x")
+
+        def hear() -> None:
+            """As gRPC tells what has come: some turns of the loop later."""
+            ours.recv(1)
+            running.call_soon(running.call_soon, watch.heard)
+
+        ours.setblocking(False)
+        running.add_reader(ours, hear)
+        speaking = Thread(target=beat, daemon=True)
+        speaking.start()
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            time.sleep(0.8)  # noqa: ASYNC251 - that is what happens
+        for _ in range(10):
+            await asyncio.sleep(0.02)
+        assert not silent.is_set()
+        stop.set()
+        speaking.join()
+        await silent.wait()
+        running.remove_reader(ours)
+        ours.close()
+        theirs.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(stand_still())
 
 
 @pytest.mark.parametrize(

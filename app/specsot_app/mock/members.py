@@ -82,6 +82,7 @@ class MockWorker:
 
     def __init__(self, mock: Mock, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address
+        self.loaded = 0
 
     def registration(self) -> Registration:
         return _registration(self._mock, "worker", self.name, self._address, self._mock.layer)

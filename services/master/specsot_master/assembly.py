@@ -6,9 +6,8 @@ Refuses to know doors (gRPC, HTTP) and processes; both the service and the embed
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from specsot_master.conductor.clock import LoopClock
 from specsot_master.conductor.readers import Readers
 from specsot_master.conductor.trying import Forms
 from specsot_master.fleet import Fleet, Placement, Wishes
+from specsot_master.fleet.epochs import Numbers
 from specsot_master.fleet.wishes import TAKE_OVER_AFTER
 from specsot_master.laps import Laps
 from specsot_master.master import Master
@@ -99,7 +99,7 @@ class Shared:
     prompts: Prompts
     notes: Notes
     forms: Forms
-    epochs: Iterator[int]
+    numbers: Numbers
 
     def ring(self, number: int, changed: Callable[[], None], readers: Readers | None = None) -> Replica:
         """changed: the ring is complete, or broke."""
@@ -120,7 +120,7 @@ class Shared:
             conductor.epoch_began()
             changed()
 
-        view.fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.epochs)
+        view.fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.numbers)
         return Replica(number, conductor, view.fleet, laps)
 
 
@@ -138,7 +138,7 @@ def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = Non
         Prompts(settings.model, text),
         notes or Notes(),
         Forms(),
-        itertools.count(after + 1),
+        Numbers(after),
     )
     if settings.replicas > 1:
         return _several(shared, model, settings.replicas)

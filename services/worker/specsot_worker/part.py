@@ -19,11 +19,13 @@ from specsot.deadline import Deadline
 from specsot.errors import SpecsotError, Unavailable
 from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.links import Arrival, Dialer, Link, Lost, part_with
-from specsot.members import Configuration, Ready, Registration, Rejoined, StandBy, Tap
+from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, StandBy, Tap
+from specsot.membership import telling
 from specsot.pages import PageTable
+from specsot_worker.early import Early
 from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
-from specsot_worker.place import Links, connect, index_of, own_taps
+from specsot_worker.place import Links, belongs, connect, index_of, own_taps
 from specsot_worker.provider import LayerRange, Provider
 from specsot_worker.reading import Launched, Reading, launch
 from specsot_worker.sequencer import Budget, Sequencer
@@ -71,7 +73,7 @@ class WorkerPart:
         self._compute = Compute(source.name, compute)
         self._clock, self._watch = clock, watch or Watch()
         self._now: _Epoch | None = None
-        self._early: list[Arrival] = []
+        self._early = Early()
         self._beside: set[asyncio.Task[None]] = set()  # nobody waits for these
         self._ahead: asyncio.Task[None] | None = None  # loads what it may be asked for
 
@@ -93,6 +95,13 @@ class WorkerPart:
             self._ahead.cancel()
         index = index_of(configuration)
         mine = configuration.stages[index]
+        async with telling(uplink, configuration.epoch, lambda: self._source.loaded, len(mine.layers) + 1):
+            await self._begin(configuration, index, mine, uplink)
+        await self._ready_if_complete()
+        for arrival in self._early.take(configuration.epoch):
+            await self.handle(arrival)
+
+    async def _begin(self, configuration: Configuration, index: int, mine: Stage, uplink: Link) -> None:
         if self._reading:  # what is still read of the epoch before holds its memory
             await Compute(self._source.name, self._reading).run(lambda: None)
         stage = await self._compute.run(self._source.stage, configuration, mine.layers)
@@ -111,9 +120,6 @@ class WorkerPart:
         if judge and index and self._reading:
             self._now.reading = Reading(self._source.name, self._reading, self._read)
         self._watch.formed(configuration, stage.table)
-        await self._ready_if_complete()
-        for arrival in self._take_early():
-            await self.handle(arrival)
 
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
@@ -121,10 +127,13 @@ class WorkerPart:
         if isinstance(message, StandBy):
             self._ahead = self._do_beside(self._load_ahead())
             return
-        if now is None or getattr(message, "epoch", self.epoch) > self.epoch:
-            self._early.append(arrival)
+        epoch = getattr(message, "epoch", self.epoch)
+        if epoch > self.epoch:
+            self._early.keep(epoch, arrival)
+        if now is None or epoch != self.epoch:
             return
-        if getattr(message, "epoch", self.epoch) < self.epoch:
+        if not belongs(now.configuration, arrival):
+            log.warning("out of its role", sender=arrival.sender, message=type(message).__name__)
             return
         match message:
             case Frame():
@@ -181,7 +190,6 @@ class WorkerPart:
 
     async def disband(self) -> None:
         now, self._now = self._now, None
-        self._early = []
         if now is not None:
             self._watch.disbanded()
             if now.reading:
@@ -321,10 +329,6 @@ class WorkerPart:
         assert now.sequencer is not None
         if rejected := now.sequencer.rejections():
             await now.links.master.send(Result(self.epoch, 0, rejected))
-
-    def _take_early(self) -> list[Arrival]:
-        early, self._early = self._early, []
-        return early
 
 
 def _patience(now: _Epoch, frame: Frame) -> float:

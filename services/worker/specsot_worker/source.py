@@ -91,6 +91,7 @@ class Source:
         self._decoder: Decoder | None = None
         self._parts = Parts()
         self._spare: int | None = None  # bytes that loading ahead leaves free, once it has begun
+        self.loaded = 0  # see Provider
         if supply.layers and supply.layers.last > self._config.layers:
             raise ModelError(f"layers {supply.layers} asked for, {supply.model} has {self._config.layers}")
 
@@ -218,7 +219,8 @@ class Source:
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None  # as in _check
             self._parts.keep(layers, self._config)
-            self._decoder = self._make(layers, self._supply.loaded)
+            self.loaded = 0
+            self._decoder = self._make(layers, self._hear)
             self._spare = None
         return self._decoder
 
@@ -237,3 +239,8 @@ class Source:
             supply.batch_invariant,
             self._parts,
         )
+
+    def _hear(self, layers: int) -> None:
+        self.loaded = layers
+        if self._supply.loaded:
+            self._supply.loaded(layers)

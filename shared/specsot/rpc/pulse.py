@@ -34,27 +34,35 @@ class Pulse:
         return Pulse(self.every, LENIENT * self.silence)
 
 
+TICKS = 8  # in which a watch counts one silence
+
+
 class Watch:
-    """Calls `on_silence` once when nothing has been heard for `silence` seconds."""
+    """Calls `on_silence` once when nothing has been heard for `silence` seconds in which this loop ran.
+
+    It counts ticks, each at most its own length: when this process itself was frozen, what the peer has said
+    meanwhile is still to be read, and only one tick of all that time counts.
+    """
 
     def __init__(self, silence: float, on_silence: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._silence, self._on_silence = silence, on_silence
-        self._heard = self._loop.time()
-        self._timer = self._loop.call_later(silence, self._check)
+        self._tick, self._on_silence = silence / TICKS, on_silence
+        self._heard, self._silent = False, 0  # ticks
+        self._timer = self._loop.call_later(self._tick, self._check)
 
     def heard(self) -> None:
-        self._heard = self._loop.time()
+        self._heard = True
 
     def stop(self) -> None:
         self._timer.cancel()
 
     def _check(self) -> None:
-        due = self._heard + self._silence
-        if due <= self._loop.time():
+        self._silent = 0 if self._heard else self._silent + 1
+        self._heard = False
+        if self._silent >= TICKS:
             self._on_silence()
         else:
-            self._timer = self._loop.call_at(due, self._check)
+            self._timer = self._loop.call_later(self._tick, self._check)
 
 
 class Vigil:

@@ -16,7 +16,7 @@ from grpc.aio import AioRpcError, StreamStreamCall
 
 from specsot.errors import SpecsotError, Unavailable, WireError
 from specsot.links import Inbox, Lost
-from specsot.members import Beat, Registration
+from specsot.members import MASTER, Beat, Registration
 from specsot.rpc.dial import PATIENCE, reach
 from specsot.rpc.outbox import Outbox
 from specsot.rpc.pulse import Pulse, Watch
@@ -25,7 +25,6 @@ from specsot.rpc.tls import PLAIN, Tls
 from specsot.v1 import fleet_pb2
 from specsot.wire.fleet import Upward, decode_downward, encode_upward
 
-MASTER = "master"
 OF_OLD = Pulse(2.0, 20.0)  # of a master that does not say how often it beats
 FAREWELL = 2.0  # seconds a closing uplink has to deliver what is still in it
 

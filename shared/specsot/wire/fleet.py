@@ -16,6 +16,7 @@ from specsot.members import (
     Configuration,
     Disband,
     Leaving,
+    Progress,
     Ready,
     Registration,
     Rejoined,
@@ -40,7 +41,7 @@ from specsot.wire.values import (
     encode_result,
 )
 
-Upward = Registration | Ready | Broken | Leaving | Beat | Result
+Upward = Registration | Ready | Progress | Broken | Leaving | Beat | Result
 Downward = Configuration | Disband | StandBy | Rejoined | Leaving | Beat | Open | Close | Lease
 
 
@@ -53,6 +54,9 @@ def encode_upward(message: Upward) -> fleet_pb2.JoinRequest:
             return fleet_pb2.JoinRequest(beat=fleet_pb2.Beat())
         case Ready():
             return fleet_pb2.JoinRequest(ready=fleet_pb2.Ready(epoch=message.epoch))
+        case Progress(epoch, done, total):
+            progress = fleet_pb2.Progress(epoch=epoch, done=done, total=total)
+            return fleet_pb2.JoinRequest(progress=progress)
         case Broken():
             broken = fleet_pb2.Broken(epoch=message.epoch, reason=message.reason)
             return fleet_pb2.JoinRequest(broken=broken)
@@ -93,6 +97,7 @@ def encode_downward(message: Downward) -> fleet_pb2.JoinResponse:
 _UPWARD: dict[str, Callable[[Any], Upward]] = {
     "register": decode_registration,
     "ready": lambda message: Ready(message.epoch),
+    "progress": lambda message: Progress(message.epoch, message.done, message.total),
     "broken": lambda message: Broken(message.epoch, message.reason),
     "leaving": lambda message: Leaving(message.reason),
     "beat": lambda message: Beat(),

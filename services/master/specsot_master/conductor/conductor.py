@@ -60,6 +60,7 @@ class Conductor:
     ) -> None:
         """forms, notes, readers: those of a master that has several rings."""
         self._ring, self._clock = ring, clock or LoopClock()
+        self._ended: str | None = None  # why nobody is served any more
         self._text, self._notes = text, notes or Notes()
         self._acceptance = Acceptance(
             ring, prompts, config.model, config.vocabulary, config.heads is not None
@@ -226,7 +227,8 @@ class Conductor:
                 self._limits.await_ring(request, reason)
 
     def end(self, reason: str) -> None:
-        """Every request ends with Unavailable(reason)."""
+        """Every request ends with Unavailable(reason), those that come from now on too."""
+        self._ended = reason
         self._forget()
         for request in self._roster.clear():
             log.warning("request failed", **request.named, reason=reason)
@@ -279,7 +281,9 @@ class Conductor:
 
     async def _arrive(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
         """Once it has been looked into, it waits for its turn."""
+        self._check_open()
         words, left = await self._arrivals.look_into(ask, id, client, timeout)
+        self._check_open()
         self._roster.check(id)
         last = self._arrivals.find_room(client)
         request = self._acceptance.prepare(ask, id, client, self._clock.now(), words)
@@ -293,6 +297,11 @@ class Conductor:
             self._limits.await_ring(request, "the ring broke before")
         self._scheduler.fill()
         return request
+
+    def _check_open(self) -> None:
+        """Raises Unavailable."""
+        if self._ended is not None:
+            raise Unavailable(self._ended)
 
     def _revive(self, request: LiveRequest, records: Iterable[Record]) -> None:
         """It goes on in the next ring, unless it had ended; its client may come back in either case."""

@@ -64,6 +64,12 @@ class Roll:
         """Another one took its place: what its link still says, and its end, is nobody's any more."""
         self._soon(member.downlink.close())
 
+    def drop(self, name: str, reason: str) -> None:
+        """It does not do what it must; once it does again, it may join again."""
+        if member := self._members.get(name):
+            self.hang_up(member)
+            self._on_lost(name, reason)
+
     async def order(self, name: str, order: Order) -> None:
         """Raises Unavailable."""
         await self._members[name].downlink.send(order)

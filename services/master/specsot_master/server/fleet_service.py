@@ -29,9 +29,11 @@ class Members(Protocol):
         """Raises Refused."""
         ...
 
-    def heard(self, name: str, message: object) -> None: ...
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
+        ...
 
-    def lost(self, name: str, reason: str) -> None: ...
+    def lost(self, name: str, reason: str, by: Link | None = None) -> None: ...
 
 
 class Downlink:
@@ -81,7 +83,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         finally:
             self._downlinks.discard(downlink)
             if not downlink.closed:
-                self._members.lost(registration.name, outbox.lost or "its link broke")
+                self._members.lost(registration.name, outbox.lost or "its link broke", downlink)
 
     async def close(self) -> None:
         """Let every member go, in good order; nobody is missed any more, and nobody comes."""
@@ -127,7 +129,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                 message = decode_upward(request)
                 downlink.busy &= not isinstance(message, Ready | Broken)
                 if not isinstance(message, Beat) and not downlink.closed:
-                    self._members.heard(name, message)
+                    self._members.heard(name, message, downlink)
         except WireError as error:
             reason = f"it sent what does not decode: {error}"
             raise
