@@ -68,6 +68,10 @@ class Failing:
     def stage(self, configuration: Configuration, layers: Range) -> LayerRange:
         return _FailingRange(self._provider.stage(configuration, layers), self._count)
 
+    @property
+    def loaded(self) -> int:
+        return self._provider.loaded
+
     def load_ahead(self) -> bool:
         return self._provider.load_ahead()
 
