@@ -12,7 +12,7 @@ from specsot.members import CommMode, Layout, Transport, TreeShape
 
 Placement = Literal["measured", "even"]
 
-TAKE_OVER_AFTER = 1.0  # seconds; whose process is started again needs longer to import torch alone
+TAKE_OVER_AFTER = 0.5  # seconds; whose link broke is back at once, a process that starts again not within two
 
 
 @dataclass(frozen=True, slots=True)
