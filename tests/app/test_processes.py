@@ -123,6 +123,8 @@ def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_pat
             assert client.stdout is not None
             lines = [client.stdout.readline() for _ in range(4)]
             fleet.send_signal(signal.SIGTERM)
+            lines.append(client.stdout.readline())
+            fleet.send_signal(signal.SIGTERM)  # as `timeout` does
             lines += client.stdout.readlines()
     assert (client.returncode, fleet.returncode) == (0, 0)
     assert json.loads(lines[-1])["text"] == undisturbed["text"]
