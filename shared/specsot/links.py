@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,6 +59,18 @@ class Link(Protocol):
     async def close(self) -> None:
         """End the link in good order; what was sent still arrives."""
         ...
+
+
+PARTING = 0.1  # seconds; peers that live hang up within milliseconds
+_parting: set[asyncio.Task[None]] = set()
+
+
+async def part_with(closing: Coroutine[Any, Any, None]) -> None:
+    """Close links, but do not wait for who may be dead: what takes longer happens beside."""
+    task = asyncio.get_running_loop().create_task(closing)
+    _parting.add(task)
+    task.add_done_callback(_parting.discard)
+    await asyncio.wait([task], timeout=PARTING)
 
 
 class Dialer(Protocol):

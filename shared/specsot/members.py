@@ -268,7 +268,7 @@ class Rejoined:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A member is about to go (SIGTERM)."""
+    """A member is about to go (SIGTERM), or the master is."""
 
     reason: str = "shutting down"
 

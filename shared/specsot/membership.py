@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,6 +23,9 @@ log = structlog.get_logger()
 Connect = Callable[[Registration], Awaitable[Link]]
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0  # seconds between attempts to join
+ABSENCE = (
+    3.0  # seconds in which a master that said that it goes will not be back: it ends, and reads its model
+)
 TELLING = 2.0  # seconds between two words of how far getting ready is
 
 
@@ -108,14 +111,20 @@ async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event)
     Returns the newest epoch.
     """
     wait: float | None = None
-    newest = 0
+    newest, told = 0, False
     while not leaving.is_set():
         arrival = await _next(inbox, wait)
         while arrival is not None:
             if arrival.sender == "master" and isinstance(arrival.message, Lost):
-                log.warning("lost the master", reason=arrival.message.reason)
+                if not told:
+                    log.warning("lost the master", reason=arrival.message.reason)
                 await part.disband()
+                if told:
+                    await _wait(leaving, ABSENCE)
                 return newest
+            if arrival.sender == "master" and isinstance(arrival.message, Leaving):
+                log.info("the master leaves", reason=arrival.message.reason)
+                told = True
             if isinstance(arrival.message, Configuration):
                 newest = max(newest, arrival.message.epoch)
             await _take(part, arrival, uplink)
@@ -124,6 +133,12 @@ async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event)
     await _say(uplink, Leaving())
     await uplink.close()
     return newest
+
+
+async def _wait(leaving: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await leaving.wait()
 
 
 async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
@@ -149,7 +164,8 @@ async def _take(part: Part, arrival: Arrival, uplink: Link) -> None:
             await part.disband()
         case StandBy(epoch):
             log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
-        case _Farewell():
+            await _handle(part, arrival, uplink)
+        case _Farewell() | Leaving():
             pass
         case _:
             await _handle(part, arrival, uplink)

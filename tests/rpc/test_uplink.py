@@ -22,12 +22,12 @@ from specsot.frames import Close, Lease, Open, Opening, Outcome, Result
 from specsot.links import Inbox, Link, Lost
 from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
 from specsot.rpc.outbox import Outbox
-from specsot.rpc.pulse import Pulse, Watch
+from specsot.rpc.pulse import LENIENT, Pulse, Vigil, Watch
 from specsot.rpc.serve import Door, open_door
 from specsot.rpc.uplink import join
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
 from specsot.wire.fleet import encode_upward
-from specsot_master.server.fleet_service import FleetService
+from specsot_master.server.fleet_service import Downlink, FleetService
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -120,13 +120,44 @@ async def test_leaving(master: Master) -> None:
         await uplink.send(Ready(1))
 
 
+async def test_a_master_says_how_often_it_beats_and_members_wait_longer_for_it(master: Master) -> None:
+    uplink, pulse = await join(master.address, WORKER, Inbox()), Pulse()
+    assert uplink.pulse == Pulse(pulse.every, 4 * pulse.silence)
+    await uplink.close()
+
+
+async def test_a_member_that_gets_ready_may_be_silent_longer() -> None:
+    """Longer than the limit; one that is ready may not, however long it took before."""
+    loop, calls = asyncio.get_running_loop(), list[tuple[bool, float]]()
+    for busy in (False, True):
+        begun, over = loop.time(), asyncio.Event()
+        Vigil(0.05, lambda busy=busy: busy, over.set)
+        await over.wait()
+        calls.append((busy, loop.time() - begun))
+    assert [round(seconds / 0.05) >= (LENIENT if busy else 1) for busy, seconds in calls] == [True, True]
+
+
+async def test_who_was_told_to_get_ready_is_busy_until_it_says_so(master: Master) -> None:
+    uplink = await join(master.address, WORKER, Inbox())
+    downlink = master.fleet.downlinks["w0"]
+    assert isinstance(downlink, Downlink)
+    assert downlink.busy  # it was sent a Configuration
+    for message, busy in ((Beat(), True), (Ready(1), False)):
+        await uplink.send(message)
+        if not isinstance(message, Beat):
+            await master.fleet.said.get()
+        assert downlink.busy is busy
+    await uplink.close()
+
+
 async def test_a_master_that_goes(master: Master) -> None:
     inbox = Inbox()
     uplink = await join(master.address, WORKER, inbox)
     await inbox.get()
     await master.service.close()
+    assert (await inbox.get()).message == Leaving()
     assert (await inbox.get()).message == Lost("master", "it ended the stream")
-    assert await master.fleet.gone.get() == ("w0", "the master is shutting down")
+    assert master.fleet.gone.empty()  # nothing is formed anew for it
     with pytest.raises(Unavailable, match="lost the master: it ended the stream"):
         await uplink.send(Ready(1))
     await uplink.close()

@@ -54,6 +54,9 @@ def serve(
         str | None,
         typer.Option(help="What browsers may call it beside localhost, this host's name, addresses."),
     ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that running answers have to end once it is told to stop.")
+    ] = 5.0,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in, whoever they are.")
     ] = False,
@@ -124,7 +127,7 @@ def serve(
     conduct += flags_of(journal=journal, default_mode=default_mode, http_names=http_names) + open
     members = open
     here = hosts_here(place.host for place in places)
-    serving = Serving(host, conduct, members, replicas, places, here, certificates=certificates)
+    serving = Serving(host, conduct, members, grace, replicas, places, here, certificates=certificates)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         run(keep(wanted, models, port, http_port_of(http_port), spread(serving, fleet_listen, insecure)))
     return 0

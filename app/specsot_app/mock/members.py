@@ -97,6 +97,9 @@ class MockWorker:
         body = Body(mock.voice, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
 
+    def load_ahead(self) -> bool:
+        return False
+
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         size = read_config(self._mock.model).vocab
         vocabulary = read_vocabulary(self._mock.model, size)

@@ -14,7 +14,7 @@ from specsot.compute import Compute
 from specsot.deadline import Deadline
 from specsot.errors import Unavailable
 from specsot.frames import Drafts, Features
-from specsot.links import Arrival, Dialer, Link, Lost
+from specsot.links import Arrival, Dialer, Link, Lost, part_with
 from specsot.members import Configuration, Ready, Registration, Tap
 from specsot.membership import telling
 from specsot_drafter.engine import DraftEngine
@@ -97,7 +97,7 @@ class DrafterPart:
         now, self._now = self._now, None
         if now is not None:
             self._watch.disbanded()
-            await now.stage.close()
+            await part_with(now.stage.close())
 
     def _lose(self, now: _Epoch, arrival: Arrival, lost: Lost) -> None:
         """Raises Unavailable where it cannot go on, if whoever says so may."""

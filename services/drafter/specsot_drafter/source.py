@@ -6,6 +6,7 @@ Refuses to know the ring, features and links.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 
@@ -18,7 +19,7 @@ from specsot.model.fitting import Held, Need, check_fit, drafts_of, room_on
 from specsot.model.quantization import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
-from specsot.vocabulary import read_vocabulary
+from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_drafter.drafters import Drafter
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.rules import Rule, rule_of
@@ -60,6 +61,7 @@ class Source:
         """Loads and measures what drafts; a fraction of a second. Raises ModelError: no room for it."""
         supply, config, way = self._supply, self._config, self._first
         self._check()
+        _ = self._vocabulary  # now, not while somebody is being answered
         return Registration(
             kind="drafter",
             name=supply.name,
@@ -77,8 +79,7 @@ class Source:
 
     def engine(self, configuration: Configuration) -> DraftEngine:
         """The engine for one epoch, with empty pages. Raises ModelError: there is no room for it."""
-        has_text = (self._supply.model / "tokenizer.json").exists()
-        vocabulary = read_vocabulary(self._supply.model, self._config.vocab) if has_text else None
+        vocabulary = self._vocabulary
         if vocabulary:
             warm(vocabulary)
         self._check_graphs(configuration)
@@ -88,6 +89,12 @@ class Source:
             ways[name] = drafter, self._rule(name, drafter, configuration)
         blend = ways["ngram"][0] if self._supply.options.blend else None
         return DraftEngine(ways, configuration, vocabulary, blend, ids=self._ids)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary | None:
+        """Read once: half a second for 50,000 tokens."""
+        has_text = (self._supply.model / "tokenizer.json").exists()
+        return read_vocabulary(self._supply.model, self._config.vocab) if has_text else None
 
     def _check(self) -> None:
         """Before anything is loaded. What a head borrows of its base comes on top."""

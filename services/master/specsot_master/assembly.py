@@ -24,6 +24,7 @@ from specsot_master.conductor.readers import Readers
 from specsot_master.conductor.trying import Forms
 from specsot_master.fleet import Fleet, Placement, Wishes
 from specsot_master.fleet.epochs import Numbers
+from specsot_master.fleet.wishes import TAKE_OVER_AFTER
 from specsot_master.laps import Laps
 from specsot_master.master import Master
 from specsot_master.prompts import Prompts
@@ -52,7 +53,7 @@ class MasterSettings:
     comm_mode: CommMode = "p2p"
     placement: Placement = "measured"
     max_stages: int | None = None
-    take_over_after: float = 10.0
+    take_over_after: float = TAKE_OVER_AFTER
     replicas: int = 1
     conduct: ConductorConfig = field(default_factory=ConductorConfig)
 

@@ -55,7 +55,7 @@ async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) 
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
     master = assemble(config.ring, after, Notes(journal))
     await master.leader.revive(journal.kept if journal else ())
-    desk, members = Desk(master.leader, master.info), FleetService(master.members)
+    desk, members = Desk(master.leader, master.info), FleetService(master.members, config.pulse)
     metrics = follow(master, desk, seen)
     async with open_doors(config, master, desk, members, metrics) as door:
         log.info("waiting for the ring", missing=master.waiting_for())

@@ -72,6 +72,9 @@ class Failing:
     def stage(self, configuration: Configuration, layers: Range) -> LayerRange:
         return _FailingRange(self._provider.stage(configuration, layers), self._count)
 
+    def load_ahead(self) -> bool:
+        return self._provider.load_ahead()
+
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         return self._provider.judge(stage, configuration)
 

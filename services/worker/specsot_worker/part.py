@@ -18,8 +18,8 @@ from specsot.compute import Compute
 from specsot.deadline import Deadline
 from specsot.errors import SpecsotError, Unavailable
 from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
-from specsot.links import Arrival, Dialer, Link, Lost
-from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, Tap
+from specsot.links import Arrival, Dialer, Link, Lost, part_with
+from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, StandBy, Tap
 from specsot.membership import telling
 from specsot.pages import PageTable
 from specsot.tasks import start
@@ -76,6 +76,7 @@ class WorkerPart:
         self._now: _Epoch | None = None
         self._early = Early()
         self._beside: set[asyncio.Task[None]] = set()  # nobody waits for these
+        self._ahead: asyncio.Task[None] | None = None  # loads what it may be asked for
 
     @property
     def epoch(self) -> int:
@@ -91,6 +92,8 @@ class WorkerPart:
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
+        if self._ahead:
+            self._ahead.cancel()
         index = index_of(configuration)
         mine = configuration.stages[index]
         async with telling(uplink, configuration.epoch, lambda: self._source.loaded, len(mine.layers) + 1):
@@ -122,6 +125,9 @@ class WorkerPart:
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
         now, message = self._now, arrival.message
+        if isinstance(message, StandBy):
+            self._ahead = self._do_beside(self._load_ahead())
+            return
         epoch = getattr(message, "epoch", self.epoch)
         if epoch > self.epoch:
             self._early.keep(epoch, arrival)
@@ -189,7 +195,7 @@ class WorkerPart:
             self._watch.disbanded()
             if now.reading:
                 now.reading.close()
-            await now.links.close()
+            await part_with(now.links.close())
 
     async def _pass_on(self, now: _Epoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
@@ -276,10 +282,20 @@ class WorkerPart:
         now.links = replace(now.links, drafter=drafter)
         now.judge.teach_anew(drafter is not None)
 
-    def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _load_ahead(self) -> None:
+        """Bit by bit, so that a configuration finds the compute thread free."""
+        try:
+            while await self._compute.run(self._source.load_ahead):
+                pass
+            log.info("loaded ahead", until="a range is assigned")
+        except SpecsotError as error:
+            log.warning("nothing more is loaded ahead", reason=str(error))
+
+    def _do_beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = start(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
+        return task
 
     async def _take_tap(self, now: _Epoch, tap: Tap) -> None:
         """Another stage's rides on to it."""

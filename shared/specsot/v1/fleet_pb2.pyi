@@ -57,7 +57,7 @@ class JoinRequest(_message.Message):
     def __init__(self, register: _Optional[_Union[Registration, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., result: _Optional[_Union[_ring_pb2.Result, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("joined", "configure", "disband", "beat", "open", "close", "lease", "stand_by", "rejoined")
+    __slots__ = ("joined", "configure", "disband", "beat", "open", "close", "lease", "stand_by", "rejoined", "leaving")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     DISBAND_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class JoinResponse(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STAND_BY_FIELD_NUMBER: _ClassVar[int]
     REJOINED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     configure: Configuration
     disband: Disband
@@ -76,7 +77,8 @@ class JoinResponse(_message.Message):
     lease: Lease
     stand_by: StandBy
     rejoined: Rejoined
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stand_by: _Optional[_Union[StandBy, _Mapping]] = ..., rejoined: _Optional[_Union[Rejoined, _Mapping]] = ...) -> None: ...
+    leaving: Leaving
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., configure: _Optional[_Union[Configuration, _Mapping]] = ..., disband: _Optional[_Union[Disband, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., stand_by: _Optional[_Union[StandBy, _Mapping]] = ..., rejoined: _Optional[_Union[Rejoined, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class Registration(_message.Message):
     __slots__ = ("kind", "name", "address", "fingerprint", "model_layers", "max_positions", "kv_bytes", "row_bytes", "layers", "curve", "head", "protocol", "drafters", "shape", "host", "gpus", "memory", "weights", "rtt", "began", "number_bytes", "quantization", "epoch")
@@ -139,10 +141,14 @@ class WeightBytes(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("protocol",)
+    __slots__ = ("protocol", "heartbeat", "silence")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
-    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+    heartbeat: float
+    silence: float
+    def __init__(self, protocol: _Optional[int] = ..., heartbeat: _Optional[float] = ..., silence: _Optional[float] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("epoch",)

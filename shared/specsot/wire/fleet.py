@@ -42,7 +42,7 @@ from specsot.wire.values import (
 )
 
 Upward = Registration | Ready | Progress | Broken | Leaving | Beat | Result
-Downward = Configuration | Disband | StandBy | Rejoined | Beat | Open | Close | Lease
+Downward = Configuration | Disband | StandBy | Rejoined | Leaving | Beat | Open | Close | Lease
 
 
 def encode_upward(message: Upward) -> fleet_pb2.JoinRequest:
@@ -86,6 +86,8 @@ def encode_downward(message: Downward) -> fleet_pb2.JoinResponse:
             return fleet_pb2.JoinResponse(disband=disband)
         case StandBy():
             return fleet_pb2.JoinResponse(stand_by=fleet_pb2.StandBy(epoch=message.epoch))
+        case Leaving(reason):
+            return fleet_pb2.JoinResponse(leaving=fleet_pb2.Leaving(reason=reason))
         case Rejoined(epoch, address):
             return fleet_pb2.JoinResponse(rejoined=fleet_pb2.Rejoined(epoch=epoch, address=address))
         case _:
@@ -106,6 +108,7 @@ _DOWNWARD: dict[str, Callable[[Any], Downward]] = {
     "disband": lambda message: Disband(message.epoch, message.reason),
     "stand_by": lambda message: StandBy(message.epoch),
     "rejoined": lambda message: Rejoined(message.epoch, named(message.address, "a member's address")),
+    "leaving": lambda message: Leaving(message.reason),
     "beat": lambda message: Beat(),
     "open": decode_open,
     "close": decode_close,

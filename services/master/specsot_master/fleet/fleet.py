@@ -217,9 +217,7 @@ class Fleet:
         await self._roll.order(ring.stages[0].name, order)
 
     def _take(self, name: str, result: Result) -> None:
-        """The last stage's word, also late (then it is no lap's, number 0), or the first one's about what could
-        not even begin.
-        """
+        """The last stage's word (late: of no lap, number 0), or the first one's on what could not begin."""
         first, last = self._epoch.stages[0].name, self._epoch.stages[-1].name
         rejects = result.number == 0 and not any(one.tokens for one in result.outcomes)
         if name == last or (name == first and rejects):
