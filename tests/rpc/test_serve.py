@@ -141,7 +141,7 @@ async def test_what_is_behind_flags(door: Door) -> None:
     told = {terms: await open_door("127.0.0.1:0", ATTACH, terms) for terms in (curious, shy)}
     for terms, opened in told.items():
         async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
-            stub: Any = channelz_pb2_grpc.ChannelzStub(channel)
+            stub: Any = channelz_pb2_grpc.ChannelzStub(channel)  # pyright: ignore
             call = stub.GetServers(channelz_pb2.GetServersRequest())
             if terms.channelz:
                 (server,) = [one for one in (await call).server if one.data.calls_started]
