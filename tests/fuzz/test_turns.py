@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -34,7 +34,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @contextmanager
-def turns_counted() -> Iterator[list[int]]:
+def turns_counted() -> Generator[list[int]]:
     """Calls of Python and C in each turn meanwhile."""
     turns, run = [0], asyncio.Handle._run
 
