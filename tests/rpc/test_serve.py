@@ -116,7 +116,7 @@ async def test_messages_of_calls_under_way_have_one_budget_and_give_it_back() ->
     opened = await open_door("127.0.0.1:0", attach, Terms(held=1500))
     large, small = (master_pb2.CancelRequest(request_id="x" * count) for count in (1000, 100))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
-        stub: Any = master_pb2_grpc.MasterStub(channel)
+        stub: Any = master_pb2_grpc.MasterStub(channel)  # pyright: ignore
         first = asyncio.ensure_future(stub.Cancel(large))
         await waiting.asked.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:

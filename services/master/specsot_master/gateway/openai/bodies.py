@@ -49,7 +49,9 @@ def few(most: int) -> BeforeValidator:
 
 def _check_parts(given: Any) -> Any:
     """Messages with their parts, before any of them is looked at."""
-    if isinstance(given, list) and len(turns := cast("list[Any]", given)) <= MAX_MESSAGES:
+    if isinstance(given, list):
+        if len(turns := cast("list[Any]", given)) > MAX_MESSAGES:
+            raise ValueError(f"at most {MAX_MESSAGES} messages are allowed")
         contents = [turn.get("content") for turn in turns if isinstance(turn, dict)]
         if sum(len(one) for one in contents if isinstance(one, list)) > MAX_MESSAGES:
             raise ValueError(f"at most {MAX_MESSAGES} parts are allowed in all")
