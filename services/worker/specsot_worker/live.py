@@ -26,7 +26,6 @@ class Live:
     forced:    what the constraint wants behind the root: the tree where no better one comes.
     told:      the drafter hears of what is in flight, so that a tree will come.
     returned:  when (seconds) its last result came; None before the first.
-    turn:      those of lower turns are fed first where rows run short.
     """
 
     opening: Opening
@@ -45,7 +44,6 @@ class Live:
     forced: tuple[int, ...] = ()
     told: bool = True
     returned: float | None = None
-    turn: int = 0
     family: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,11 +60,6 @@ class Live:
     def growable(self) -> bool:
         """It has a root, its last result is in, and its lease reaches that far."""
         return self.root is not None and not self.in_flight and self.committed < self.lease
-
-    @property
-    def wants(self) -> int:
-        """Nodes of the tree that it would feed now."""
-        return len(self.tree) if self.tree else 1 + len(self.forced)
 
     def next_chunk(self, rows: int) -> Chunk:
         """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""

@@ -31,8 +31,6 @@ from specsot_worker.flow import Flow
 from specsot_worker.live import Live, open_live
 from specsot_worker.patience import Patience
 
-PREFILL_SHARE = 4  # one row in so many is kept from trees while prompts wait
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -56,12 +54,7 @@ class _Flown:
 
 
 class Sequencer:
-    """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`.
-
-    Nobody starves. While prompts wait, trees leave them a share of a frame's rows: whoever is opened writes
-    its first token within as many frames as all prompt rows in front of it, and its own, make shares. Where
-    trees do not all fit, each takes its turn, and who was cut short goes first in the next frame.
-    """
+    """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`."""
 
     def __init__(
         self, epoch: int, budget: Budget, table: PageTable, patience: Patience, flow: Flow | None = None
@@ -75,7 +68,6 @@ class Sequencer:
         self._rejected: list[Outcome] = []
         self._flying: dict[int, _Flown] = {}
         self._number = 0
-        self._turns = 0  # trees fed whole so far
         self._composed = float("-inf")  # when `compose` was asked last
 
     @property
@@ -138,7 +130,7 @@ class Sequencer:
         most = self._most()
         if len(self._flying) >= most or (most == 1 and self._held(now)):
             return None
-        growths = self._grow(now, self._budget.rows - self._kept_for_prompts())
+        growths = self._grow(now)
         room = self._budget.rows - sum(map(rows_of, growths))
         openings, chunks = self._feed(room)
         if not (growths or chunks or openings or self._closings):
@@ -224,48 +216,24 @@ class Sequencer:
         rows = round(len(members) * sum(sizes) / len(sizes)) if sizes else len(members)
         return self._flow.spread(rows, len(members), max(self._budget.flight - 1 - others, 1))
 
-    def _grow(self, now: float, room: int) -> list[Growth]:
-        """Trees of all who go now, in at most `room` rows; whoever is cut short keeps its turn."""
-        ready, grown = self._ready(now), dict[int, Growth]()
-        queue = sorted(ready, key=lambda live: live.turn)
-        for place, live in enumerate(queue):
-            others, sequence = len(queue) - place - 1, live.opening.sequence
-            share = max(room - others, min(room, 1))
-            most = min(self._table.room(sequence, live.committed), max(self._budget.slots, 1))
-            if (rows := min(share, most)) < 1:
-                continue
+    def _grow(self, now: float) -> list[Growth]:
+        """Trees of all who go now."""
+        ready = self._ready(now)
+        for live in ready:
             if live.waiting is not None and live.tree is None:
                 self._patience.missed()
-            self._tidy(sequence, live.committed)
-            if min(live.wants, most) <= share:
-                self._turns += 1
-                live.turn = self._turns
-            grown[sequence] = growth = live.next_growth(rows)
-            self._table.reserve(sequence, live.committed + rows_of(growth))
-            room -= rows_of(growth)
-        return [grown[live.opening.sequence] for live in ready if live.opening.sequence in grown]
-
-    def _kept_for_prompts(self) -> int:
-        """Rows of the next frame that trees leave to prompts, if any can be fed."""
-        rows, kept = self._budget.rows, 0
-        share = max(rows // PREFILL_SHARE, 1) if rows > 1 else self._number % 2
-        for live in self._live.values():
-            if kept >= share:
-                break
-            kept += self._feedable(live)
-        return min(kept, share)
-
-    def _feedable(self, live: Live) -> int:
-        """Rows of its prompt that could go with the next frame."""
-        rows = live.opening.prompt - live.fed
-        if not rows:
-            return 0
-        if live.opened:
-            return min(rows, max(self._table.room(live.opening.sequence, live.fed), 0))
-        fork = live.opening.fork
-        source = self._live.get(fork.sequence) if fork else None
-        there = fork is None or (source is not None and source.opened and source.fed >= fork.length)
-        return rows if there and self._fits(live.opening) else 0
+        room, growths = self._budget.rows, list[Growth]()
+        for place, live in enumerate(ready):
+            others = len(ready) - place - 1
+            spare = self._table.room(live.opening.sequence, live.committed)
+            rows = min(room - others, spare, max(self._budget.slots, 1))
+            if rows < 1:
+                continue
+            self._tidy(live.opening.sequence, live.committed)
+            growths.append(live.next_growth(rows))
+            self._table.reserve(live.opening.sequence, live.committed + rows_of(growths[-1]))
+            room -= rows_of(growths[-1])
+        return growths
 
     def _feed(self, room: int) -> tuple[list[Opening], list[Chunk]]:
         """Open what can be opened, and feed prompts in order of arrival."""
