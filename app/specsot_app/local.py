@@ -73,7 +73,7 @@ class LocalOptions:
     drafting: DraftOptions = DEFAULT
     layout: Layout = "batched"
     kv_memory: int = 1 << 29
-    page_rows: int = 256
+    page_rows: int | None = None
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
     conduct: ConductorConfig = field(default_factory=ConductorConfig)

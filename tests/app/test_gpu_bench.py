@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,13 +16,13 @@ from specsot.members import Range, TreeShape
 from specsot.model.config import make_config
 from specsot.model.decoder import Decoder
 from specsot.tree import Tree
-from specsot_app.bench.acceptance import chance_of, even_runs
+from specsot_app.bench.acceptance import chance_of, even_ranks, even_runs
 from specsot_app.bench.gpu import ROWS
 from specsot_app.bench.gpu_drafts import head_shape, made_up_head
 from specsot_app.bench.gpu_floors import Speeds, bytes_of_a_pass, floor_of_draft, floor_of_lap
 from specsot_app.bench.gpu_laps import parents_of
 from specsot_app.bench.gpu_profile import MOST, longest, shares
-from specsot_app.bench.gpu_replay import grown
+from specsot_app.bench.gpu_replay import CHANCES, RECORDED, Ranks, grown, scaled_ranks, tau_of
 from specsot_app.bench.gpu_turns import Drafting, Part, Ring
 from specsot_app.bench.lengths import PLANS, scaled
 from specsot_app.bench.shapes import SHAPES, MadeUp, Telling, bytes_of_a_token, bytes_of_kv, config_of
@@ -150,16 +151,35 @@ def test_an_assistant_is_right_as_often_as_is_said() -> None:
     assert write(base, prompt, 5).heard[-1][1] == 5
 
 
-def test_a_replayed_bush_is_one_and_its_path_the_likeliest() -> None:
-    bush = grown(10, 8)
+@pytest.mark.parametrize("ranks", [CHANCES, RECORDED], ids=["tau told", "by node rank"])
+def test_a_replayed_bush_is_one_and_its_first_path_the_likeliest(ranks: Ranks) -> None:
+    bush = grown(10, 8, ranks)
+    path = bush.follow((0,) * 8)
     assert len(bush.scores) == 10 + 7 * 100
     above = [0.0, *bush.scores.tolist()]
     assert all(score <= above[parent] for score, parent in zip(bush.scores.tolist(), bush.parents.tolist()))
-    assert [bush.parents[node] for node in bush.path] == [0, *(node + 1 for node in bush.path[:-1])]
+    assert [bush.parents[node] for node in path] == [0, *(node + 1 for node in path[:-1])]
     assert all(
-        bush.scores[node] == bush.scores[bush.depths == depth].max()
-        for depth, node in enumerate(bush.path, 1)
+        bush.scores[node] == bush.scores[bush.depths == depth].max() for depth, node in enumerate(path, 1)
     )
+    other = bush.follow((1, 0, None, 0))
+    assert [bush.parents[node] for node in other] == [0, other[0] + 1]
+    assert bush.scores[other[1]] == pytest.approx(np.log(ranks[1] * ranks[0]))
+    assert bush.follow((9, 9, 9)) == [9], "nobody feeds the least likely of them"
+
+
+def test_a_node_is_worth_what_it_adds() -> None:
+    """By node rank 60 nodes bring what was published, fewer bring less, and draws say so, too."""
+    ranks = scaled_ranks(6.13, 10, 8, 60)
+    bush = grown(10, 8, ranks)
+    for nodes, tau in ((60, 6.13), (16, 5.4), (8, 4.9)):
+        assert tau_of(ranks, 10, 8, nodes) == pytest.approx(tau, rel=0.02)
+        kept = set(np.argsort(-bush.scores, kind="stable")[: nodes - 1].tolist())
+        draws = zip(*(even_ranks(ranks, level) for level in range(8)))
+        brought = [
+            1 + len(list(takewhile(kept.__contains__, bush.follow(draw)))) for draw in islice(draws, 400)
+        ]
+        assert sum(brought) / 400 == pytest.approx(tau, rel=0.03)
 
 
 def test_pictures_show_what_was_measured(tmp_path: Path) -> None:

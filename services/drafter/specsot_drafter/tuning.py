@@ -87,7 +87,7 @@ class Tuner:
         self._each = shape.nodes - 1
         self.rest = 0
         self._purse = Purse()
-        self._pause = FIRST_REST // 2
+        self._pause, self._fresh = FIRST_REST // 2, True
         self._trial = self._unplain = 0
         self._look = (
             1  # laps with drafts until one without; the first look comes at once, the others are rare
@@ -188,6 +188,7 @@ class Tuner:
         if drafted:
             gained = sum(tree.accepted for tree in drafted) / live * plain
             gained -= self._extra(live, rows, drafted[0].grown, spent)
+            self._fresh = False
             self._gain = (self._gain or 0.0) + gained
         self._purse.book(plain, gained)
         self._unplain = self._unplain + bool(spent.wall) if drafted else 0
@@ -211,8 +212,10 @@ class Tuner:
     def _extra(self, live: int, rows: int, grown: int, spent: Spent) -> float:
         """Seconds that a lap with drafts took beyond a plain one; waiting for clients is cut off."""
         plain = self.costs.plain(live)
-        said = max(float(self.costs.drafting(live, grown)), spent.growing)
-        said += float(self.costs.sending(live, rows - live))
+        sending = float(self.costs.sending(live, rows - live))
+        if self._fresh:  # caches are cold, kernels are loaded: what the first one takes no other will
+            return float(self.costs.drafting(live, grown)) + sending
+        said = max(float(self.costs.drafting(live, grown)), spent.growing) + sending
         return min(spent.wall - plain, WILDEST * plain + said) if spent.wall else said
 
     def _lie_down(self, live: int, plain: float, trial: float) -> None:
