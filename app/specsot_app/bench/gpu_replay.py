@@ -47,6 +47,8 @@ class Replay:
         by_rank = isinstance(right, tuple)
         self._chances = right if by_rank else CHANCES
         self._right = _by_rank(right, len(self.widths) + 1) if by_rank else _by_tau(right)
+        for levels in range(1, len(self.widths) + 2):  # before anybody looks at a clock
+            repeated(k, levels, self._chances, 1)
 
     @property
     def free_pages(self) -> int:

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from specsot.params import Ask, DrafterName, Limits, Sampling
 from specsot_app.bench.clients import ask_at_once
@@ -30,6 +31,7 @@ from specsot_app.reaching import Reach
 from specsot_app.running import run
 
 Row = dict[str, object]
+Tree = Literal["tuned", "fixed"]
 
 CLIENTS = (1, 8, 64)
 TOKENS = {1: 384, 8: 256, 64: 128}  # of an answer, by how many ask at once
@@ -37,6 +39,7 @@ PER_CLIENT = {1: 3, 8: 2, 64: 2}  # requests
 QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
 KV_MEMORY = str(16 << 30)
 ROOM = 40 << 30  # bytes of a folder in memory, from which on weights are written there
+TREES: dict[Tree, tuple[DrafterName, ...]] = {"tuned": ("none", "eagle"), "fixed": ("eagle",)}
 DRAFTER = "specsot_app.bench.gpu_drafter"
 WARMING = 4
 
@@ -58,23 +61,24 @@ def _folder() -> str | None:
 
 async def _measure(base: Path, head: Path, device: str, clients: tuple[int, ...]) -> list[Row]:
     rows: list[Row] = []
-    async with fleet_of(base, head, device) as (grpc, http):
-        doors: dict[str, Ways] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
-        for drafter in ("none", "eagle"):
-            await doors["gRPC"].ask(1, 99, WARMING, drafter)
-            for many in clients:
-                await doors["gRPC"].ask(many, 32, many, drafter)
-                for door, ways in doors.items():
-                    level = await ways.ask(many, TOKENS[many], PER_CLIENT[many] * many, drafter)
-                    rows.append(row_of(level, door, drafter, TOKENS[many]))
-                    print(rows[-1], flush=True)
+    for tree, drafters in TREES.items():
+        async with fleet_of(base, head, device, tree) as (grpc, http):
+            doors: dict[str, Ways] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
+            for drafter in drafters:
+                await doors["gRPC"].ask(1, 99, WARMING, drafter)
+                said = f"drafter {drafter}" + (", whole trees" if tree == "fixed" else "")
+                for many in clients:
+                    await doors["gRPC"].ask(many, 32, many, drafter)
+                    for door, ways in doors.items():
+                        level = await ways.ask(many, TOKENS[many], PER_CLIENT[many] * many, drafter)
+                        rows.append(row_of(level, door, said, TOKENS[many]))
     return rows
 
 
-def row_of(level: Level, door: str, drafter: str, tokens: int) -> Row:
+def row_of(level: Level, door: str, said: str, tokens: int) -> Row:
     """Milliseconds, medians and 99th percentiles."""
     told = level.row()
-    row: Row = {"what": f"served, {door}, drafter {drafter}", "requests": level.clients, "answers": tokens}
+    row: Row = {"what": f"served, {door}, {said}", "requests": level.clients, "answers": tokens}
     row |= {"tokens/s": told["tokens_per_second"], "errors": told["errors"]}
     for name, key in (
         ("first text", "first_text_seconds"),
@@ -91,9 +95,11 @@ def row_of(level: Level, door: str, drafter: str, tokens: int) -> Row:
 
 
 @asynccontextmanager
-async def fleet_of(base: Path, head: Path, device: str) -> AsyncGenerator[tuple[str, str]]:
+async def fleet_of(base: Path, head: Path, device: str, tree: Tree) -> AsyncGenerator[tuple[str, str]]:
     """Addresses of a fleet of processes: its gRPC, and its HTTP door."""
-    wanted = Wanted(kind="processes", model=str(base), draft_model=str(head), device=device, stages=1)
+    wanted = Wanted(
+        kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=tree
+    )
     serving = replace(PRIVATE, members=("--kv-memory", KV_MEMORY))
     models, port, http = Models(base, head, (), "eagle"), free_port(), free_port()
     async with AsyncExitStack() as stack:
