@@ -31,6 +31,7 @@ MOST_RESTED = 1024  # trees of one rest, unless that is less than FIRST_REST lap
 TRIAL = 4  # trees of one level that a trial takes
 UNPLAIN = 128  # laps with drafts after which one without shows what plain decoding takes now
 WILDEST = 2.0  # plain laps beyond which what a lap took by the clock is not believed
+STRANGEST = 3.0  # times what growing should take, beyond which that is not believed either
 WEIGHT = 0.2  # of one lap in what is typical
 
 
@@ -213,10 +214,13 @@ class Tuner:
         """Seconds that a lap with drafts took beyond a plain one; waiting for clients is cut off."""
         plain = self.costs.plain(live)
         sending = float(self.costs.sending(live, rows - live))
+        grew = float(self.costs.drafting(live, grown))
         if self._fresh:  # caches are cold, kernels are loaded: what the first one takes no other will
-            return float(self.costs.drafting(live, grown)) + sending
-        said = max(float(self.costs.drafting(live, grown)), spent.growing) + sending
-        return min(spent.wall - plain, WILDEST * plain + said) if spent.wall else said
+            return grew + sending
+        believed = min(spent.growing, STRANGEST * grew)  # nor one that loads kernels for rows of its own
+        said = max(grew, believed) + sending
+        wall = spent.wall - (spent.growing - believed)
+        return min(wall - plain, WILDEST * plain + said) if spent.wall else said
 
     def _lie_down(self, live: int, plain: float, trial: float) -> None:
         """Rest twice as long as the last time, unless drafting had paid; and until a trial can be paid."""
