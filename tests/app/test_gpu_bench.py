@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
@@ -11,20 +12,24 @@ import numpy as np
 import pytest
 import torch
 
+from specsot.constraint import automaton
 from specsot.errors import InvalidRequest
 from specsot.members import Range, TreeShape
 from specsot.model.config import make_config
 from specsot.model.decoder import Decoder
 from specsot.tree import Tree
 from specsot_app.bench.acceptance import chance_of, even_ranks, even_runs
-from specsot_app.bench.gpu import ROWS
+from specsot_app.bench.gpu import NAMED, ROWS, Asked, in_turns, measure
 from specsot_app.bench.gpu_drafts import head_shape, made_up_head
 from specsot_app.bench.gpu_floors import Speeds, bytes_of_a_pass, floor_of_draft, floor_of_lap
 from specsot_app.bench.gpu_laps import parents_of
+from specsot_app.bench.gpu_product import RULES, list_pieces, plan_pieces, spelling
 from specsot_app.bench.gpu_profile import MOST, longest, shares
 from specsot_app.bench.gpu_replay import CHANCES, RECORDED, Ranks, grown, scaled_ranks, tau_of
+from specsot_app.bench.gpu_speculation import SKELETON
 from specsot_app.bench.gpu_turns import Drafting, Part, Ring
 from specsot_app.bench.lengths import PLANS, scaled
+from specsot_app.bench.results import named
 from specsot_app.bench.shapes import SHAPES, MadeUp, Telling, bytes_of_a_token, bytes_of_kv, config_of
 
 pytestmark = pytest.mark.torch
@@ -39,6 +44,18 @@ def test_a_token_reads_all_of_a_model_but_its_embeddings() -> None:
     norms = 36 * 2 * 128  # over heads, which the floor leaves out
     assert bytes_of_a_token(qwen, 2) == 2 * (4_022_468_096 - norms), "tied: the table is its head"
     assert bytes_of_a_pass(head_shape(llama)) == pytest.approx(0.75e9, rel=0.01)
+
+
+def test_what_is_measured_in_turns_has_names_of_its_own() -> None:
+    rows: list[dict[str, object]] = [{"what": "a", "rows": 1}, {"what": "b"}, {"what": "a", "rows": 1}]
+    told = named(list(in_turns(rows)), *NAMED)
+    assert [row["name"] for row in told] == ["a, rows 1", "b", "a, rows 1, turn 2"]
+
+
+def test_a_part_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(InvalidRequest, match="got tides"):
+        measure(Asked(("Qwen3-4B",), only=("laps", "tides")), None)
 
 
 def test_a_shape_nobody_knows_is_refused() -> None:
@@ -180,6 +197,21 @@ def test_a_node_is_worth_what_it_adds() -> None:
             1 + len(list(takewhile(kept.__contains__, bush.follow(draw)))) for draw in islice(draws, 400)
         ]
         assert sum(brought) / 400 == pytest.approx(tau, rel=0.03)
+
+
+def test_the_text_that_is_told_is_a_plan_and_a_list() -> None:
+    """Token for token what the grammars allow, from the first on."""
+    vocabulary = spelling(4000, 300, plan_pieces())
+    rules, state = automaton(vocabulary, RULES), automaton(vocabulary, RULES).start()
+    for place in range(len(plan_pieces())):
+        after = rules.advance(state, 300 + place)
+        assert after is not None
+        state = after
+    assert rules.finished(state)
+    assert abs(len(plan_pieces()) - SKELETON) < 10
+    written = b"".join(islice(list_pieces(), 500)).decode()
+    words = json.loads(written[: written.rindex('",') + 1] + "]")
+    assert len(words) > 30
 
 
 def test_pictures_show_what_was_measured(tmp_path: Path) -> None:

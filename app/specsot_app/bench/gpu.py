@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from specsot_worker.verdict import LastStage
 
 Row = dict[str, object]
 
-NAMED = ("model", "what", "depth", "rows", "requests", "branches", "chance")  # what tells rows apart
+NAMED = ("model", "what", "depth", "rows", "requests", "branches", "chance", "turn")  # what tells rows apart
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
 PROFILED = (1, 64, 200)  # of ROWS
 LAPS = 200  # of a measured plain decoding
@@ -64,13 +65,22 @@ def measure(asked: Asked, output: Path | None) -> int:
     if unknown := set(asked.only) - set(PARTS):
         raise InvalidRequest(f"only must be of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}", "only")
     begun, speeds, rows = time.perf_counter(), measure_speeds(), list[Row]()
-    for row in measure_all(asked, speeds):
+    for row in in_turns(measure_all(asked, speeds)):
         rows.append(row)
         said = "  ".join(f"{name} {value}" for name, value in row.items())
         print(f"{time.perf_counter() - begun:.0f} s  {said}", flush=True)
         if output:
             write_results(output, "gpu", _settings(asked, speeds), named(rows, *NAMED))
     return 0
+
+
+def in_turns(rows: Iterable[Row]) -> Iterator[Row]:
+    """What was measured before gets the number of its turn."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    for row in rows:
+        key = tuple(row.get(name) for name in NAMED)
+        seen[key] += 1
+        yield row | {"turn": seen[key]} if seen[key] > 1 else row
 
 
 def _settings(asked: Asked, speeds: Speeds) -> Row:
