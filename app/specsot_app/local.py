@@ -78,7 +78,7 @@ class LocalOptions:
     drafting: DraftOptions = DEFAULT
     layout: Layout = "batched"
     kv_memory: int = KV_MEMORY
-    page_rows: int = 256
+    page_rows: int | None = None
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
     conduct: ConductorConfig = field(default_factory=ConductorConfig)

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from specsot.constraint import automaton
 from specsot.errors import InvalidRequest
 from specsot.members import Range, TreeShape
 from specsot.model.config import make_config
 from specsot.model.decoder import Decoder
 from specsot.tree import Tree
-from specsot_app.bench.acceptance import chance_of, even_runs
-from specsot_app.bench.gpu import ROWS
+from specsot_app.bench.acceptance import chance_of, even_ranks, even_runs
+from specsot_app.bench.gpu import NAMED, ROWS, Asked, in_turns, measure
 from specsot_app.bench.gpu_drafts import head_shape, made_up_head
 from specsot_app.bench.gpu_floors import Speeds, bytes_of_a_pass, floor_of_draft, floor_of_lap
 from specsot_app.bench.gpu_laps import parents_of
+from specsot_app.bench.gpu_product import RULES, list_pieces, plan_pieces, spelling
 from specsot_app.bench.gpu_profile import MOST, longest, shares
-from specsot_app.bench.gpu_replay import grown
+from specsot_app.bench.gpu_replay import CHANCES, RECORDED, Ranks, grown, scaled_ranks, tau_of
+from specsot_app.bench.gpu_speculation import SKELETON
 from specsot_app.bench.gpu_turns import Drafting, Part, Ring
 from specsot_app.bench.lengths import PLANS, scaled
+from specsot_app.bench.results import named
 from specsot_app.bench.shapes import SHAPES, MadeUp, Telling, bytes_of_a_token, bytes_of_kv, config_of
 
 pytestmark = pytest.mark.torch
@@ -38,6 +44,18 @@ def test_a_token_reads_all_of_a_model_but_its_embeddings() -> None:
     norms = 36 * 2 * 128  # over heads, which the floor leaves out
     assert bytes_of_a_token(qwen, 2) == 2 * (4_022_468_096 - norms), "tied: the table is its head"
     assert bytes_of_a_pass(head_shape(llama)) == pytest.approx(0.75e9, rel=0.01)
+
+
+def test_what_is_measured_in_turns_has_names_of_its_own() -> None:
+    rows: list[dict[str, object]] = [{"what": "a", "rows": 1}, {"what": "b"}, {"what": "a", "rows": 1}]
+    told = named(list(in_turns(rows)), *NAMED)
+    assert [row["name"] for row in told] == ["a, rows 1", "b", "a, rows 1, turn 2"]
+
+
+def test_a_part_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(InvalidRequest, match="got tides"):
+        measure(Asked(("Qwen3-4B",), only=("laps", "tides")), None)
 
 
 def test_a_shape_nobody_knows_is_refused() -> None:
@@ -150,16 +168,50 @@ def test_an_assistant_is_right_as_often_as_is_said() -> None:
     assert write(base, prompt, 5).heard[-1][1] == 5
 
 
-def test_a_replayed_bush_is_one_and_its_path_the_likeliest() -> None:
-    bush = grown(10, 8)
+@pytest.mark.parametrize("ranks", [CHANCES, RECORDED], ids=["tau told", "by node rank"])
+def test_a_replayed_bush_is_one_and_its_first_path_the_likeliest(ranks: Ranks) -> None:
+    bush = grown(10, 8, ranks)
+    path = bush.follow((0,) * 8)
     assert len(bush.scores) == 10 + 7 * 100
     above = [0.0, *bush.scores.tolist()]
     assert all(score <= above[parent] for score, parent in zip(bush.scores.tolist(), bush.parents.tolist()))
-    assert [bush.parents[node] for node in bush.path] == [0, *(node + 1 for node in bush.path[:-1])]
+    assert [bush.parents[node] for node in path] == [0, *(node + 1 for node in path[:-1])]
     assert all(
-        bush.scores[node] == bush.scores[bush.depths == depth].max()
-        for depth, node in enumerate(bush.path, 1)
+        bush.scores[node] == bush.scores[bush.depths == depth].max() for depth, node in enumerate(path, 1)
     )
+    other = bush.follow((1, 0, None, 0))
+    assert [bush.parents[node] for node in other] == [0, other[0] + 1]
+    assert bush.scores[other[1]] == pytest.approx(np.log(ranks[1] * ranks[0]))
+    assert bush.follow((9, 9, 9)) == [9, 109], "all of the first level are fed, the best of the others"
+
+
+def test_a_node_is_worth_what_it_adds() -> None:
+    """By node rank 60 nodes bring what was published, fewer bring less, and draws say so, too."""
+    ranks = scaled_ranks(6.13, 10, 8, 60)
+    bush = grown(10, 8, ranks)
+    for nodes, tau in ((60, 6.13), (16, 5.51), (8, 4.99)):
+        assert tau_of(ranks, 10, 8, nodes) == pytest.approx(tau, rel=0.02)
+        kept = set(np.argsort(-bush.scores, kind="stable")[: nodes - 1].tolist())
+        draws = zip(*(even_ranks(ranks, level) for level in range(8)))
+        brought = [
+            1 + len(list(takewhile(kept.__contains__, bush.follow(draw)))) for draw in islice(draws, 400)
+        ]
+        assert sum(brought) / 400 == pytest.approx(tau, rel=0.03)
+
+
+def test_the_text_that_is_told_is_a_plan_and_a_list() -> None:
+    """Token for token what the grammars allow, from the first on."""
+    vocabulary = spelling(4000, 300, plan_pieces())
+    rules, state = automaton(vocabulary, RULES), automaton(vocabulary, RULES).start()
+    for place in range(len(plan_pieces())):
+        after = rules.advance(state, 300 + place)
+        assert after is not None
+        state = after
+    assert rules.finished(state)
+    assert abs(len(plan_pieces()) - SKELETON) < 10
+    written = b"".join(islice(list_pieces(), 500)).decode()
+    words = json.loads(written[: written.rindex('",') + 1] + "]")
+    assert len(words) > 30
 
 
 def test_pictures_show_what_was_measured(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Refuses to know services; uses the very engines they use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,13 +16,34 @@ from specsot.members import Configuration, Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.tree import Tree, single
+from specsot_drafter import growth
+from specsot_drafter.descent import Seed
 from specsot_drafter.engine import DraftEngine
+from specsot_drafter.extension import extend
 from specsot_drafter.heads import DraftHead
+from specsot_drafter.memory import Memory
+from specsot_drafter.selection import Offer
 from specsot_worker.features import FeatureStore
 from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
 
 PAGES, PAGE_ROWS = 24, 64
+
+
+class Unguided:
+    """See `Descents`: grows as a graph does, asking nobody between levels, on any device."""
+
+    def __init__(self, head: DraftHead, memory: Memory, shape: TreeShape) -> None:
+        self.k, self.runs, self._head, self._memory = shape.top_k, 0, head, memory
+
+    def fits(self, trees: int) -> bool:
+        return True
+
+    def run(self, seeds: Sequence[Seed], levels: int) -> Offer:
+        self.runs += 1
+        last = extend(self._head, self._memory, [seed.due for seed in seeds])
+        grounds = [seed.ground for seed in seeds]
+        return growth.Growth(self._head, self._memory.kv, grounds, self.k).run(last, levels)
 
 
 def configuration(

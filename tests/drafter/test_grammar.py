@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, wait
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,13 +17,17 @@ from specsot.members import TreeShape
 from specsot.skeleton import PlanRules
 from specsot.tree import Tree, path
 from specsot.vocabulary import Vocabulary, read_vocabulary
+from specsot_drafter.drafters import eagle
 from specsot_drafter.engine import DraftEngine
+from specsot_drafter.grammar import sift
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
+from specsot_drafter.memory import Memory
+from specsot_drafter.selection import Offer
 from specsot_drafter.single import engine_of
 from specsot_drafter.standing import own_tokens
 from specsot_drafter.texts import Texts
-from tests.drafter.ring import configuration, opening
+from tests.drafter.ring import Unguided, configuration, opening
 
 RULES = PlanRules(direct=False)
 SHAPE = TreeShape(depth=3, top_k=4, nodes=16, fixed=True)
@@ -38,6 +43,20 @@ def vocabulary(demo_model: Path) -> Vocabulary:
 def rules(vocabulary: Vocabulary) -> TokenAutomaton:
     wait([grammar_of(vocabulary, opening(1, 9, plan=RULES))])
     return automaton(vocabulary, RULES)
+
+
+@pytest.fixture(params=["levels", "graph"])
+def grown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Unguided]:
+    """Level by level, or as graphs do; returns those."""
+    made: list[Unguided] = []
+    if request.param == "graph":
+
+        def graphs(head: DraftHead, memory: Memory, shape: TreeShape) -> Unguided:
+            made.append(Unguided(head, memory, shape))
+            return made[-1]
+
+        monkeypatch.setattr(eagle, "_graphs", graphs)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -81,24 +100,32 @@ def drafted(engine: DraftEngine) -> Tree:
 
 
 def test_every_node_may_follow_what_is_written(
-    head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton
+    head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton, grown: list[Unguided]
 ) -> None:
+    """At least somewhere there is one; where nothing that was grown may be, the root goes alone."""
+    sizes: list[int] = []
     for length in (1, 3, 6, 9, 14, 20):
         written = plan_text(rules, length)
         engine = engine_of(head, configuration(SHAPE, 8, 64), vocabulary)
         teach(engine, written)
         tree = drafted(engine)
-        assert len(tree) > 1
+        sizes.append(len(tree))
         for node in range(len(tree)):
             state = rules.start()
             for token in (*written[:-1], *(tree.tokens[i] for i in path(tree.parents, node))):
                 state = rules.advance(state, token)
                 assert state is not None
+    assert max(sizes) > 1
+    assert grown or min(sizes) > 1, "a guide finds what may be"
+    assert [each.runs for each in grown] == [1] * len(grown), "under a grammar, too, all of it is one graph"
 
 
-def test_every_node_may_follow_in_an_answer_with_a_form(head: DraftHead, vocabulary: Vocabulary) -> None:
+def test_every_node_may_follow_in_an_answer_with_a_form(
+    head: DraftHead, vocabulary: Vocabulary, grown: list[Unguided]
+) -> None:
     form = Form("json_schema", ('{"type": "array", "items": {"type": "integer"}, "maxItems": 9}',))
-    wait([grammar_of(vocabulary, opening(1, 9, form=form, stop_ids=(2,)), led=False)])
+    coming = grammar_of(vocabulary, opening(1, 9, form=form, stop_ids=(2,)), led=False)
+    wait([coming] if isinstance(coming, Future) else [])
     held, written = AnswerAutomaton(vocabulary, form, (2,)), list[int]()
     place = held.start()
     for token in (vocabulary.bytes.index(byte) for byte in (b"[", b"1", b",", b"2")):
@@ -108,7 +135,7 @@ def test_every_node_may_follow_in_an_answer_with_a_form(head: DraftHead, vocabul
         engine = engine_of(head, configuration(SHAPE, 8, 64), vocabulary)
         teach(engine, written, plan=None, form=form, stop_ids=(2,))
         tree = drafted(engine)
-        assert len(tree) > 1
+        assert grown or len(tree) > 1
         for node in range(1, len(tree)):
             ahead = place
             for step in path(tree.parents, node)[1:]:
@@ -154,6 +181,48 @@ def test_a_repaired_sequence_stands_where_it_stood(
         teach(engine, written, generated)
         trees.append(drafted(engine))
     assert trees[0] == trees[1]
+
+
+def test_what_may_be_is_the_best_there_is_of_it(rules: TokenAutomaton) -> None:
+    """A barred candidate takes what is below it along; what is free stays as it was."""
+    text, written = Texts(None).open(opening(1, len(PROMPT))), plan_text(rules, 3)
+    text.hold(rules)
+    text.hear(Lesson(1, 0, (*PROMPT, *written[:2]), written[2], 2))
+    assert text.standing is not None
+    wrong, right = (
+        next(t for t in range(8192) if (rules.advance(text.standing.state, t) is not None) == may)
+        for may in (False, True)
+    )
+    state = rules.advance(text.standing.state, right)
+    assert state is not None
+    below = next(t for t in range(8192) if rules.advance(state, t) is not None)
+    tokens = np.array([[wrong, right, below, below, wrong]])
+    scores, parents = np.array([[-0.1, -0.2, -0.3, -0.4, -0.5]]), np.array([[0, 0, 1, 2, 2]])
+    offer = Offer(tokens, scores, parents, np.array([1, 1, 2, 2, 2]))
+    none = -np.inf
+    assert sift(offer, [text], 9).scores.tolist() == [[none, -0.2, none, -0.4, none]]
+    assert sift(offer, [text], 1).scores.tolist() == [[none, -0.2, none, none, none]]
+    free = Texts(None).open(opening(2, len(PROMPT)))
+    assert sift(offer, [free], 1) is offer
+    text.standing.state = None
+    assert not np.isfinite(sift(offer, [text], 9).scores).any(), "it broke its grammar"
+
+
+def test_a_free_text_drafts_the_same_beside_a_constrained_one(
+    head: DraftHead, vocabulary: Vocabulary, rules: TokenAutomaton, grown: list[Unguided]
+) -> None:
+    """And as many passes of the head are run for it."""
+    trees: list[Tree] = []
+    for beside in (True, False):
+        engine = engine_of(head, configuration(SHAPE, 12, 64), vocabulary)
+        rows = torch.randn(12, 384, generator=torch.Generator().manual_seed(2))
+        free = opening(2, len(PROMPT), limit=400)
+        if beside:
+            teach(engine, plan_text(rules, 6))
+        engine.learn(Features(1, 0, (free,), (Lesson(2, 0, PROMPT, 5, 2),), (), rows, 12, 0.0))
+        trees += [draft.tree for draft in engine.draft() if draft.sequence == 2]
+    assert trees[0] == trees[1]
+    assert [each.runs for each in grown] == [1] * len(grown)
 
 
 @pytest.mark.parametrize(

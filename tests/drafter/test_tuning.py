@@ -246,11 +246,11 @@ def test_a_client_that_dawdles_is_no_hop() -> None:
     assert tuner.plan_levels(1, 6) > 0
 
 
-def lap(tuner: Tuner, live: int, accepted: int, seconds: float, wall: float) -> None:
+def lap(tuner: Tuner, live: int, accepted: int, seconds: float, wall: float, growing: float = 1e-3) -> None:
     """One that comes back: chains of two levels, or roots alone."""
     grown = 2 if accepted else 0
     trees = [Returned(grown, 1 + grown, (0.8, 0.6)[:grown], accepted)] * live
-    tuner.settle(trees, Spent(seconds, wall, 1e-3 if grown else 0.0))
+    tuner.settle(trees, Spent(seconds, wall, growing if grown else 0.0))
 
 
 def test_a_long_way_keeps_nobody_from_drafting() -> None:
@@ -271,6 +271,33 @@ def test_one_slow_lap_at_the_beginning_is_not_what_drafts_cost() -> None:
     tuner.plan_levels(6, 6)
     lap(tuner, 6, 0, 3.5e-3, 5e-3)
     assert tuner.plan_levels(6, 6) > 0
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_first_drafts_that_load_their_kernels_are_not_what_drafts_cost(slow: int) -> None:
+    """Each takes twenty laps, once for every number of rows: drafting goes on."""
+    tuner, drafted = Tuner(SHAPE, LARGE, QUICK_HEAD), 0
+    for _ in range(60):
+        if tuner.plan_levels(1, 6):
+            drafted += 1
+            growing = 131e-3 if drafted <= slow else 2e-3
+            lap(tuner, 1, 2, 7.1e-3, 7.5e-3 + growing, growing)
+        else:
+            assert tuner.rest == 1, "a look, no rest"
+            lap(tuner, 1, 0, 7e-3, 7.4e-3)
+    assert drafted > 55
+
+
+def test_drafts_that_always_take_that_long_soon_rest() -> None:
+    tuner, drafted = Tuner(SHAPE, LARGE, QUICK_HEAD), 0
+    while tuner.rest <= 1 and drafted < 60:
+        if tuner.plan_levels(1, 6):
+            drafted += 1
+            tuner.note_growth(1, 2, 2, 131e-3)
+            lap(tuner, 1, 2, 7.1e-3, 138e-3, 131e-3)
+        elif tuner.rest == 1:
+            lap(tuner, 1, 0, 7e-3, 7.4e-3)
+    assert drafted <= 12
 
 
 def test_laps_that_a_busy_machine_holds_up_now_and_then_are_not_what_drafts_cost() -> None:

@@ -116,3 +116,14 @@ def test_the_last_stage_keeps_features_in_the_same_memory():
     assert not isinstance(stages, str)
     assert count_pages(members, stages, None, WISHES) == (1 << 20) // (4 * 64 * 256)
     assert count_pages(members, stages, members[2], WISHES) == (1 << 20) // ((4 * 64 + 16 * 4) * 256)
+
+
+def test_pages_are_small_where_a_gpu_computes_and_hold_as_many_rows_as_anywhere():
+    """Unless somebody chose; more memory than there may be pages for is left alone."""
+    for gpus, rows in (((), 256), (("A",), 64)):
+        members = [worker(name, gpus=gpus, kv_bytes=1 << 40) for name in "uv"]
+        ring = form(1, members, draw_up(members, WISHES), WISHES)["u"]
+        assert (ring.page_rows, ring.pages * ring.page_rows) == (rows, 4096 * 256)
+        chosen = replace(WISHES, page_rows=32)
+        ring = form(1, members, draw_up(members, chosen), chosen)["u"]
+        assert (ring.page_rows, ring.pages) == (32, 4096)

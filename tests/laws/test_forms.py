@@ -16,7 +16,9 @@ from specsot.frames import End  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from specsot.vocabulary import read_vocabulary  # noqa: E402
+from specsot_drafter.drafters import eagle  # noqa: E402
 from tests.constraint.forms import FORMS, has_form  # noqa: E402
+from tests.drafter.ring import Unguided  # noqa: E402
 from tests.exact import pick  # noqa: E402
 from tests.laws.drafters import knowing  # noqa: E402
 from tests.laws.plain import Excuses, Plain, load  # noqa: E402
@@ -144,8 +146,12 @@ async def test_law_1_without_a_drafter(models, sampling):
     [(1, "packed", GREEDY), (2, "batched", WARM), (3, "packed", WARM)],
     ids=["1-packed-T0", "2-batched-T1", "3-packed-T1"],
 )
-async def test_law_1_by_a_drafter_that_is_held_too(models, stages, layout, sampling):
+@pytest.mark.parametrize("grown", ["levels", "graph"])
+async def test_law_1_by_a_drafter_that_is_held_too(models, stages, layout, sampling, grown, monkeypatch):
+    """Between levels, or when all has grown."""
     base, head, vocabulary = models
+    if grown == "graph":
+        monkeypatch.setattr(eagle, "_graphs", Unguided)
     await compare(Setup(base, head, stages, layout, TreeShape(4, 3, 12, fixed=True)), vocabulary, sampling)
 
 

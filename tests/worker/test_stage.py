@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from specsot.frames import Chunk, Frame, Opening
 from specsot.members import Layout, Range
@@ -64,3 +65,23 @@ def test_a_token_that_the_base_lacks_is_an_error_of_the_frame_not_of_the_process
     frame = Frame(1, 1, (Opening(1, 2),), (Chunk(1, 0, (5, token), True),))
     with pytest.raises(WireError, match="token ids beyond"):
         stage.run(frame)
+
+
+def test_a_frame_that_no_graph_has_room_for_is_counted_and_told_once(stages):
+    """And runs all the same."""
+
+    class NoRoom:
+        def run(self, rows: object) -> None:
+            return None
+
+    slow, hidden = stages("packed")
+    plain, _ = stages("packed")
+    rows = torch.randn(5, hidden, generator=torch.Generator().manual_seed(1))
+    wanted = plain.run(prompts(1, {1: 5}, rows.clone())).hidden
+    assert plain.missed == 0, "where there are no graphs none is missed"
+    slow._laps = NoRoom()
+    with structlog.testing.capture_logs() as told:
+        for number in (1, 2, 3):
+            assert torch.equal(slow.run(prompts(number, {number: 5}, rows.clone())).hidden, wanted)
+    assert slow.missed == 3
+    assert [entry["rows"] for entry in told] == [5]

@@ -125,6 +125,57 @@ def test_masks_hold_on_every_node_that_acceptance_comes_by():
         assert find_targets(logits, [asked]) == [[5, 6, 7, None]]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_under_a_grammar_the_target_is_the_best_of_what_is_allowed(seed):
+    """Whether the whole row's best is that, or not; in company of free text, and of rows without numbers."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    kinds = set()
+    for _ in range(40):
+        tree = tree_around(3, [rng.randrange(V) for _ in range(6)], rng)
+        logits = torch.randn(2 * len(tree), V, generator=generator)
+        masks = [np.array([rng.random() < 0.7 for _ in range(V)]) for _ in range(len(tree))]
+        masks[-1] = None if rng.random() < 0.5 else masks[-1]
+        for mask in masks:
+            if mask is not None:
+                mask[rng.randrange(V)] = True
+        if rng.random() < 0.2:
+            logits[0] = float("nan")
+        free, held = opened([3], Sampling(), 1), opened([3], Sampling(), 2)
+        asked = [question(free, len(tree), tree, 1), question(held, 0, tree, 1, masks)]
+        plain, found = find_targets(logits, asked)
+        assert plain == logits[len(tree) :].argmax(-1).tolist()
+        for node, target in enumerate(found):
+            if target is not None:
+                bars = (
+                    torch.zeros(V)
+                    if masks[node] is None
+                    else torch.from_numpy(np.where(masks[node], 0, -1e9))
+                )
+                assert target == int((logits[node] + bars).argmax())
+                kinds.add(target == int(logits[node].argmax()))
+        accepted = accept(tree, [-1 if target is None else target for target in found])
+        numbers = bool(logits[0].isfinite().all())
+        assert all(found[node] is not None for node in accepted) == numbers
+    assert kinds == {True, False}, "some were allowed, some were not"
+
+
+def test_what_a_grammar_allows_is_masked_nowhere(monkeypatch):
+    """Only rows whose best token is forbidden are looked at once more."""
+    looked = []
+    monkeypatch.setattr(
+        "specsot_worker.targets.choose", lambda rows, wishes: looked.append(len(rows)) or choose(rows, wishes)
+    )
+    tree = Tree((0, 5, 6, 7), (0, 0, 1, 2))
+    logits = torch.zeros(4, V)
+    logits[range(4), [5, 6, 7, 8]] = 9.0
+    asked = question(opened([0], Sampling(), 1), 0, tree, 1, [np.arange(V) != 3] * 4)
+    assert find_targets(logits, [asked]) == [[5, 6, 7, 8]]
+    assert looked == []
+    asked = question(opened([0], Sampling(), 1), 0, tree, 1, [np.arange(V) != 7] * 4)
+    assert find_targets(logits, [asked]) == [[5, 6, 0, None]]
+    assert looked == [1]
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
 def test_a_row_without_numbers_has_no_target(sampling):
     logits = torch.zeros(3, V)

@@ -1,4 +1,4 @@
-"""How often drafts are right where acceptance is replayed: a chance, and runs of right guesses that have it.
+"""How often replayed drafts are right: one chance for a level, or one for each of a node's guesses.
 
 Pure. Refuses to know drafters and models.
 """
@@ -6,9 +6,11 @@ Pure. Refuses to know drafters and models.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the unit interval more evenly than dice do
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  # their roots are no fractions of each other
 
 
 def chance_of(tau: float, levels: int) -> float:
@@ -30,3 +32,22 @@ def even_runs(chance: float) -> Iterator[int]:
     while True:
         yield int(math.log(place) / math.log(chance))
         place = (place + GOLDEN) % 1.0
+
+
+def even_ranks(chances: Sequence[float], level: int) -> Iterator[int | None]:
+    """Which guess of a node is right, at one level of one tree after the other; None: none is.
+
+    chances: of each guess, best first. Levels go through the unit interval by steps of their own, so that
+    what is right at one says nothing of the next.
+    """
+    step, place = math.sqrt(PRIMES[level % len(PRIMES)]) % 1.0, 0.5
+    while True:
+        below = 0.0
+        for rank, chance in enumerate(chances):
+            below += chance
+            if place < below:
+                yield rank
+                break
+        else:
+            yield None
+        place = (place + step) % 1.0

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,10 @@ from specsot.tree import single
 from specsot_app.bench.gpu_drafts import measure_drafts
 from specsot_app.bench.gpu_floors import Speeds, floor_of_lap, measure_speeds
 from specsot_app.bench.gpu_laps import PAGE, captured, lap_of, typical
+from specsot_app.bench.gpu_product import measure_product
 from specsot_app.bench.gpu_profile import kernels_of
 from specsot_app.bench.gpu_rivals import measure_rivals
+from specsot_app.bench.gpu_served import measure_served
 from specsot_app.bench.gpu_speculation import measure_speculation
 from specsot_app.bench.results import named, write_results
 from specsot_app.bench.shapes import Telling, config_of
@@ -34,36 +37,50 @@ from specsot_worker.verdict import LastStage
 
 Row = dict[str, object]
 
-NAMED = ("model", "what", "depth", "rows", "requests", "branches", "chance")  # what tells rows apart
+NAMED = ("model", "what", "depth", "rows", "requests", "branches", "chance", "turn")  # what tells rows apart
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
 PROFILED = (1, 64, 200)  # of ROWS
 LAPS = 200  # of a measured plain decoding
 CHUNK = 256  # rows of a prompt at a time
+PARTS = ("laps", "speculation", "product", "served", "rivals")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """models: of SHAPES; text: rows in front of what is measured; replay: with which of them speculation is
-    replayed."""
+    replayed, and what the product does is measured. only: of PARTS.
+    """
 
     models: tuple[str, ...]
     text: int = 1024
     rivals: bool = True
     replay: str | None = "Llama-3.1-8B"
+    only: tuple[str, ...] = PARTS
 
 
 def measure(asked: Asked, output: Path | None) -> int:
     """Print every row as it comes; write them all. Raises InvalidRequest: no GPU."""
     if not torch.cuda.is_available():
         raise InvalidRequest("bench gpu needs a CUDA device")
+    if unknown := set(asked.only) - set(PARTS):
+        raise InvalidRequest(f"only must be of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}", "only")
     begun, speeds, rows = time.perf_counter(), measure_speeds(), list[Row]()
-    for row in measure_all(asked, speeds):
+    for row in in_turns(measure_all(asked, speeds)):
         rows.append(row)
         said = "  ".join(f"{name} {value}" for name, value in row.items())
         print(f"{time.perf_counter() - begun:.0f} s  {said}", flush=True)
         if output:
             write_results(output, "gpu", _settings(asked, speeds), named(rows, *NAMED))
     return 0
+
+
+def in_turns(rows: Iterable[Row]) -> Iterator[Row]:
+    """What was measured before gets the number of its turn."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    for row in rows:
+        key = tuple(row.get(name) for name in NAMED)
+        seen[key] += 1
+        yield row | {"turn": seen[key]} if seen[key] > 1 else row
 
 
 def _settings(asked: Asked, speeds: Speeds) -> Row:
@@ -82,17 +99,30 @@ def _settings(asked: Asked, speeds: Speeds) -> Row:
 def measure_all(asked: Asked, speeds: Speeds) -> Iterator[Row]:
     """Ours first: what is slowest to measure comes last."""
     for name in asked.models:
-        config = config_of(name)
-        decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
-        for row in measure_ours(decoder, asked.text, speeds):
+        for row in _measured(name, asked, speeds):
             yield {"model": name} | row
-        for row in measure_speculation(decoder, asked.text, speeds) if name == asked.replay else ():
-            yield {"model": name} | row
-        del decoder
         torch.cuda.empty_cache()
-    for name in asked.models if asked.rivals else ():
+    for name in asked.models if asked.rivals and "rivals" in asked.only else ():
         for row in measure_rivals(name, asked.text):
             yield {"model": name} | row
+
+
+def _measured(name: str, asked: Asked, speeds: Speeds) -> Iterator[Row]:
+    """Everything of one shape but its rivals; its services have the device to themselves."""
+    config = config_of(name)
+    decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
+    if "laps" in asked.only:
+        yield from measure_ours(decoder, asked.text, speeds)
+    if name != asked.replay:
+        return
+    if "speculation" in asked.only:
+        yield from measure_speculation(decoder, asked.text, speeds)
+    if "product" in asked.only:
+        yield from measure_product(decoder, asked.text, speeds)
+    del decoder
+    torch.cuda.empty_cache()
+    if "served" in asked.only:
+        yield from measure_served(name)
 
 
 def measure_ours(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:

@@ -2,19 +2,25 @@
 
 Refuses to know rings and clocks. The head runs beside for its true cost, on the true features; its candidates
 are thrown away, and the known text with mistakes takes their places, scores and all.
+
+Two ways to err. *tau told*: a level is right with one chance, and always by its likeliest path, so that a
+tree of few nodes brings what one of many brings. *by node rank*: each guess of a node is right with a chance
+of its own, as recorded of a real head and scaled to the published tau at 60 nodes, so that nodes are worth
+what they add.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from specsot.frames import Features
-from specsot_app.bench.acceptance import even_runs
+from specsot_app.bench.acceptance import even_ranks, even_runs
 from specsot_drafter.drafters.eagle import EagleDrafter
+from specsot_drafter.grammar import sift
 from specsot_drafter.rules import Always
 from specsot_drafter.selection import Deserves, Flags, Floats, Ints, Offer, best_each
 from specsot_drafter.texts import Text
@@ -23,14 +29,26 @@ CHANCES = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)  # of a
 STEP = 7919  # a prime: far from the right token, and never it
 
 
-class Replay:
-    """See `Drafter`. What an EAGLE head would draft if it were right as often as `chance` says."""
+# Of a head of SmolLM2-135M-Instruct by rank, all levels, MT-bench: docs/results/ranks-smollm2.json
+RECORDED = (0.6211, 0.0999, 0.0392, 0.0297, 0.0155, 0.0139, 0.0103, 0.0075, 0.0083, 0.0048)
 
-    def __init__(self, inner: EagleDrafter, chance: float, vocabulary: int, k: int) -> None:
-        """chance: that a level holds the right token, where the level above did."""
+Ranks = tuple[float, ...]
+
+
+class Replay:
+    """See `Drafter`. What an EAGLE head would draft if it were right as often as is said."""
+
+    def __init__(self, inner: EagleDrafter, right: float | Ranks, vocabulary: int, k: int, most: int) -> None:
+        """right: the chance that a level holds the right token, where the level above did; or that each guess
+        of a node is it. most: candidates of a tree that are looked at where a grammar holds its text.
+        """
         self.widths, self._inner = inner.widths, inner
-        self._vocabulary, self._k = vocabulary, k
-        self._runs = even_runs(chance)
+        self._vocabulary, self._k, self._most = vocabulary, k, most
+        by_rank = isinstance(right, tuple)
+        self._chances = right if by_rank else CHANCES
+        self._right = _by_rank(right, len(self.widths) + 1) if by_rank else _by_tau(right)
+        for levels in range(1, len(self.widths) + 2):  # before anybody looks at a clock
+            repeated(k, levels, self._chances, 1)
 
     @property
     def free_pages(self) -> int:
@@ -55,62 +73,105 @@ class Replay:
         self._inner.catch_up()
 
     def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
-        """The head's own offer, for its time; then the known one."""
+        """The head's own offer, for its time; then the known one, which grammars sift, too."""
         real = self._inner.offer(texts, levels, deserves)
         if real is None:
             return None
-        known = grown(self._k, real.levels)
-        scores, parents = repeated(self._k, real.levels, len(texts))
+        known = grown(self._k, real.levels, self._chances)
+        scores, parents = repeated(self._k, real.levels, self._chances, len(texts))
         tokens = self._tokens([text.tokens[-1] for text in texts], known)
-        return Offer(tokens, scores, parents, known.depths)
+        return sift(Offer(tokens, scores, parents, known.depths), texts, self._most)
 
     def _tokens(self, roots: Sequence[int], bush: Bush) -> Ints:
-        """The right tokens on the first path as far as each one's run goes; wrong ones everywhere else."""
+        """The right tokens where the next draw says; wrong ones everywhere else."""
         tokens = np.array(roots)[:, None] + bush.wrong
         for row, root in enumerate(roots):
-            right = min(next(self._runs), len(bush.path))
-            tokens[row, bush.path[:right]] = range(root + 1, root + 1 + right)
+            right = bush.follow(next(self._right))
+            tokens[row, right] = range(root + 1, root + 1 + len(right))
         return tokens % self._vocabulary
+
+
+Draw = Sequence[int | None]  # of each level, which guess is right; None, or no more of them: none is
+
+
+def _by_tau(chance: float) -> Iterator[Draw]:
+    for right in even_runs(chance):
+        yield (0,) * right
+
+
+def _by_rank(ranks: Ranks, levels: int) -> Iterator[Draw]:
+    return zip(*(even_ranks(ranks, level) for level in range(levels)))
 
 
 @dataclass(frozen=True, slots=True)
 class Bush:
     """A tree's candidates without tokens, as `Offer` has them.
 
-    path: the likeliest of each level. wrong: what is added to a root's token to miss every right one.
+    below: of each candidate that is fed (p + 1), and of the root (0), the first of its children.
+    wrong: what is added to a root's token to miss every right one.
     """
 
     scores: Floats
     parents: Ints
     depths: Ints
     wrong: Ints
-    path: list[int]
+    below: dict[int, int]
+
+    def follow(self, draw: Draw) -> list[int]:
+        """The candidates that are right, from the first level on."""
+        found: list[int] = []
+        for rank in draw:
+            first = self.below.get(found[-1] + 1 if found else 0)
+            if rank is None or first is None:
+                break
+            found.append(first + rank)
+        return found
 
 
 @cache
-def grown(k: int, levels: int) -> Bush:
-    """As EAGLE-2 grows: the k best of a level have k children each, with CHANCES."""
-    chances = np.log(np.array(CHANCES[:k]))
-    scores, parents, depths, path = [chances], [np.zeros(k, np.int64)], [np.ones(k, np.int64)], [0]
+def grown(k: int, levels: int, ranks: Ranks) -> Bush:
+    """As EAGLE-2 grows: the k best of a level have k children each, with these chances."""
+    chances = np.log(np.array(ranks[:k]))
+    scores, parents, depths, below = [chances], [np.zeros(k, np.int64)], [np.ones(k, np.int64)], {0: 0}
     fed, first = np.arange(k), 0
     for level in range(1, levels):
         above = scores[-1][fed]
-        path.append(first + len(scores[-1]))
         parents.append((first + fed + 1).repeat(k))
-        first += len(scores[-1])
+        numbers, first = first + fed + 1, first + len(scores[-1])
+        below |= {int(number): first + place * k for place, number in enumerate(numbers)}
         scores.append((above[:, None] + chances).reshape(-1))
         depths.append(np.full(k * k, level + 1))
         fed = np.argsort(-scores[-1], kind="stable")[:k]
     whole, far = np.concatenate(scores), np.concatenate(depths)
-    ranks = np.arange(len(whole)) % k
-    return Bush(whole, np.concatenate(parents), far, far + STEP * (1 + ranks), path)
+    guesses = np.arange(len(whole)) % k
+    return Bush(whole, np.concatenate(parents), far, far + STEP * (1 + guesses), below)
 
 
 @cache
-def repeated(k: int, levels: int, texts: int) -> tuple[Floats, Ints]:
+def repeated(k: int, levels: int, ranks: Ranks, texts: int) -> tuple[Floats, Ints]:
     """Scores and parents of the same bush for so many texts; nobody writes into them."""
-    known = grown(k, levels)
+    known = grown(k, levels, ranks)
     return np.tile(known.scores, (texts, 1)), np.tile(known.parents, (texts, 1))
+
+
+def tau_of(ranks: Ranks, k: int, levels: int, nodes: int) -> float:
+    """Tokens that a tree of the best of so many nodes brings a lap, the root's own one included."""
+    return 1 + float(np.sort(np.exp(grown(k, levels, ranks).scores))[::-1][: nodes - 1].sum())
+
+
+def scaled_ranks(tau: float, k: int, levels: int, nodes: int) -> Ranks:
+    """RECORDED, as much surer as it takes for `nodes` nodes of `k` guesses each to bring `tau`."""
+    low, high = 1.0, 8.0
+    for _ in range(30):
+        power = (low + high) / 2
+        low, high = (power, high) if tau_of(_surer(power)[:k], k, levels, nodes) < tau else (low, power)
+    return _surer(low)[:k]
+
+
+def _surer(power: float) -> Ranks:
+    """RECORDED with every outcome's chance, that none is right among them, to this power, and one in all."""
+    chances = np.array([*RECORDED, 1 - sum(RECORDED)]) ** power
+    return tuple((chances / chances.sum())[:-1].tolist())
 
 
 class Shared(Always):

@@ -64,9 +64,9 @@ def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator
     shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
     plain = Ring(decoder, PAGES, ROWS, None)
     one = plain.run(text, 1, LAPS)
-    held = Yardstick(decoder, speeds, text, _speed(one))
-    yield _told("plain", one, held)
-    yield _told("sot", plain.run(text, BRANCHES, LAPS, forked=True), held, BRANCHES)
+    held = Yardstick(decoder, speeds, text, speed_of(one))
+    yield told_of("plain", one, held)
+    yield told_of("sot", plain.run(text, BRANCHES, LAPS, forked=True), held, BRANCHES)
     yield from _whole("sot", plain, held)
     yield from _drafted(decoder, head, shape, held)
     short = made_up_head(decoder, head_shape(decoder.config), "fp8")
@@ -90,8 +90,8 @@ def _drafted(
     ring = Ring(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
     drafts = floor_of_draft(head_shape(decoder.config), held.speeds, DEPTH + 1, bytes_each)
     held = replace(held, drafts=drafts)
-    yield _told(f"eagle{said}", ring.run(held.text, 1, LAPS), held)
-    yield _told(f"both{said}", ring.run(held.text, BRANCHES, LAPS, forked=True), held, BRANCHES)
+    yield told_of(f"eagle{said}", ring.run(held.text, 1, LAPS), held)
+    yield told_of(f"both{said}", ring.run(held.text, BRANCHES, LAPS, forked=True), held, BRANCHES)
     yield from _whole(f"both{said}", ring, held)
 
 
@@ -104,7 +104,7 @@ def _whole(way: str, ring: Ring, held: Yardstick) -> Iterator[Row]:
     for lengths in (BRANCH,) * BRANCHES, *(scaled(plan, BRANCHES * BRANCH) for plan in PLANS):
         written = [ring.write(held.text, _parts(SKELETON, lengths)) for _ in range(TIMES)]
         clocks = sorted(written, key=lambda clock: clock.whole)
-        gains = [round(_speed(each) / held.plain, 2) for each in clocks]
+        gains = [round(speed_of(each) / held.plain, 2) for each in clocks]
         clock = clocks[TIMES // 2]
         bare = (clock.tokens - clock.first) / (clock.whole - clock.fed)
         yield {
@@ -128,9 +128,9 @@ def _requests(plain: Ring, tuned: Ring, held: Yardstick) -> Iterator[Row]:
     """More and more requests at once; the tuner decides how much is drafted."""
     for requests in REQUESTS:
         one = plain.run(REQUEST_TEXT, requests, REQUEST_LAPS)
-        beside = replace(held, text=REQUEST_TEXT * requests, plain=_speed(one))
+        beside = replace(held, text=REQUEST_TEXT * requests, plain=speed_of(one))
         clock = tuned.run(REQUEST_TEXT, requests, REQUEST_LAPS)
-        yield _told("requests at once", clock, beside, requests) | {"requests": requests}
+        yield told_of("requests at once", clock, beside, requests) | {"requests": requests}
 
 
 def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
@@ -160,7 +160,7 @@ def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
     }
 
 
-def _told(way: str, clock: Clock, held: Yardstick, texts: int = 1) -> Row:
+def told_of(way: str, clock: Clock, held: Yardstick, texts: int = 1) -> Row:
     """Of laps that are all alike."""
     least, most = clock.spread
     return {
@@ -173,20 +173,20 @@ def _told(way: str, clock: Clock, held: Yardstick, texts: int = 1) -> Row:
 
 def _figures(clock: Clock, held: Yardstick) -> Row:
     """Per lap, and against plain; the floor's speed-up: were laps as short as they can be."""
-    floor, gain = held.floor(clock), _speed(clock) / held.plain
+    floor, gain = held.floor(clock), speed_of(clock) / held.plain
     return {
         "laps": clock.laps,
         "rows a lap": round(sum(clock.rows) / clock.laps, 1),
         "ms a lap": _ms(clock.whole, clock),
         **{f"{what} ms": _ms(seconds, clock) for what, seconds in clock.seconds.items()},
         "floor ms": _ms(floor, clock),
-        "tokens/s": round(_speed(clock), 1),
+        "tokens/s": round(speed_of(clock), 1),
         "x plain": round(gain, 3),
         "x plain at the floor": round(gain * clock.whole / floor, 2),
     }
 
 
-def _speed(clock: Clock) -> float:
+def speed_of(clock: Clock) -> float:
     """Tokens a second."""
     return clock.tokens / clock.whole
 

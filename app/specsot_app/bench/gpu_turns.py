@@ -9,16 +9,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+from specsot.constraint import Grammar, grammar_of
+from specsot.forms import Form
 from specsot.frames import Chunk, Close, Drafts, Fork, Frame, Growth, Open, Opening, Result, rows_of
 from specsot.members import Configuration, Curve, TreeShape
 from specsot.model.decoder import Decoder
 from specsot.pages import PageTable
 from specsot.params import Sampling
-from specsot_app.bench.gpu_replay import Replay, Shared
+from specsot.skeleton import PlanRules
+from specsot.vocabulary import Vocabulary
+from specsot_app.bench.gpu_replay import Ranks, Replay, Shared
 from specsot_drafter.drafters.eagle import EagleDrafter
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
@@ -81,39 +86,78 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How a run drafts. chance: of a level; rows: of all trees of a lap together, roots included.
+    """How a run drafts. right: see `Replay`; rows: of all trees of a lap together, roots included.
 
     curve: of the stage, where a tuner is to decide how much of that pays.
     """
 
     head: DraftHead
     shape: TreeShape
-    chance: float
+    right: float | Ranks
     rows: int
     curve: Curve = ()
     level: Curve = ()
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What the first `many` texts of a run, or of the first part of a request, are held to."""
+
+    vocabulary: Vocabulary
+    plan: PlanRules | None = None
+    form: Form | None = None
+    many: int = 1
+
+    def grammar(self, opening: Opening) -> Grammar | None:
+        """Waits for what is compiled."""
+        found = grammar_of(self.vocabulary, opening) if opening.plan or opening.form else None
+        return found.result() if isinstance(found, Future) else found
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How texts are written. page: rows of one."""
+
+    page: int = PAGE
+    sampling: Sampling = GREEDY
+    held: Held | None = None
+
+
+PLAINLY = Asked()
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """Texts of these lengths, side by side. own: rows of each one's prompt behind what all share."""
+    """Texts of these lengths, side by side. own: rows of each one's prompt behind what all share.
+
+    held: those that a run holds to something are among them.
+    """
 
     own: int
     lengths: Sequence[int]
+    held: bool = False
 
 
 class Ring:
     """One stage with its graphs, and a drafter or none; runs are measured one after the other."""
 
-    def __init__(self, decoder: Decoder, pages: int, rows: int, drafting: Drafting | None) -> None:
-        """rows: of a frame at most."""
+    def __init__(
+        self, decoder: Decoder, pages: int, rows: int, drafting: Drafting | None, asked: Asked = PLAINLY
+    ) -> None:
+        """rows: of a frame at most. pages: of PAGE rows; as much memory, where pages are larger."""
+        pages = pages * PAGE // asked.page
         self._decoder, self._pages, self._rows, self._drafting = decoder, pages, rows, drafting
-        self.stage, self._drafter = Stage(decoder, pages, PAGE), None
+        self.asked = asked
+        self.stage, self._drafter = Stage(decoder, pages, asked.page), None
         if drafting:
             for layer, weight in drafting.head.tap_slices().items():
                 self.stage.tap(layer, weight)
-            inner = EagleDrafter(drafting.head, drafting.shape, pages, PAGE)
-            self._drafter = Replay(inner, drafting.chance, decoder.config.vocab, drafting.shape.top_k)
+            shape = drafting.shape
+            inner = EagleDrafter(drafting.head, shape, pages, asked.page)
+            self._drafter = Replay(inner, drafting.right, decoder.config.vocab, shape.top_k, shape.nodes - 1)
         self.stage.prepare()
         self._ids = count(1)
 
@@ -122,7 +166,7 @@ class Ring:
         same ones where `forked`; then they are closed. WARM laps before are not told.
         """
         turning = self._turning()
-        orders = list(_orders(self._ids, text, sequences, forked, self._drafting is not None))
+        orders = list(self._orders(text, sequences, forked))
         for order in orders:
             turning.sequencer.obey(order)
         warm, clock = Clock(), Clock()
@@ -148,29 +192,64 @@ class Ring:
         for part in parts:
             for number, limit in enumerate(part.lengths):
                 fork = Fork(source, text)
-                turning.sequencer.obey(_order(next(self._ids), part.own, number, fork, drafted, limit))
+                held = self._held(number) if part.held else None
+                turning.sequencer.obey(self._order(part.own, number, fork, limit, held))
             turning.finish(len(part.lengths), clock)
         turning.close((prefix,))
         return clock
 
+    def _orders(self, text: int, sequences: int, forked: bool) -> Iterator[Open]:
+        """A prompt for each; or one that never writes, and forks of it, which begin with a token of their
+        own.
+        """
+        fork = None
+        if forked:
+            fork = Fork(next(self._ids), text)
+            yield _prefix(fork.sequence, text, self._drafting is not None)
+        for number in range(sequences):
+            yield self._order(1 if fork else text, number, fork, PLENTY, self._held(number))
+
+    def _held(self, number: int) -> Held | None:
+        """What the text of that number is held to."""
+        held = self.asked.held
+        return held if held and number < held.many else None
+
+    def _order(self, own: int, number: int, fork: Fork | None, limit: int, held: Held | None) -> Open:
+        """A text of its own, by its number, behind `own` rows and those it forks."""
+        start, prompt = 1 + 100 * number, own + (fork.length if fork else 0)
+        opening = Opening(
+            next(self._ids),
+            prompt,
+            fork,
+            drafted=self._drafting is not None,
+            sampling=self.asked.sampling,
+            seed=number,
+            limit=limit,
+            plan=held.plan if held else None,
+            form=held.form if held else None,
+        )
+        return Open(opening, tuple(range(start, start + own)), PLENTY)
+
     def _turning(self) -> Turning:
         """A new start over the same pages and graphs."""
-        drafting, decoder = self._drafting, self._decoder
-        table = PageTable(self._pages, PAGE)
+        drafting, decoder, page, held = self._drafting, self._decoder, self.asked.page, self.asked.held
+        table, grammars = PageTable(self._pages, page), held.grammar if held else _free
         if drafting is None or self._drafter is None:
             sequencer = Sequencer(EPOCH, Budget(self._rows, 1, 1), table, Patience(0.0, False))
-            return Turning(self.stage, LastStage(decoder.logits, lambda _: None), sequencer, None)
+            return Turning(self.stage, LastStage(decoder.logits, grammars), sequencer, None)
         shape, rows, curve = drafting.shape, drafting.rows, drafting.curve
         configuration = Configuration(
-            EPOCH, "drafter", (), self._pages, PAGE, shape.slots, rows, shape=shape, curve=curve
+            EPOCH, "drafter", (), self._pages, page, shape.slots, rows, shape=shape, curve=curve
         )
         rule: Rule = Shared(shape)
         if not shape.fixed:
             rule = rule_of("measured", shape, curve, drafting.level, self._drafter.widths)
-        engine = DraftEngine({"eagle": (self._drafter, rule)}, configuration)
+        engine = DraftEngine(
+            {"eagle": (self._drafter, rule)}, configuration, held.vocabulary if held else None
+        )
         sequencer = Sequencer(EPOCH, Budget(self._rows, 1, shape.slots), table, Patience(0.0, True))
-        store = FeatureStore(self._pages, PAGE, drafting.head.width, decoder.dtype, decoder.device)
-        return Turning(self.stage, LastStage(decoder.logits, lambda _: None, store), sequencer, engine)
+        store = FeatureStore(self._pages, page, drafting.head.width, decoder.dtype, decoder.device)
+        return Turning(self.stage, LastStage(decoder.logits, grammars, store), sequencer, engine)
 
 
 @dataclass(slots=True)
@@ -218,26 +297,10 @@ class Turning:
         self.turn(Clock())
 
 
-def _orders(ids: Iterator[int], text: int, sequences: int, forked: bool, drafted: bool) -> Iterator[Open]:
-    """A prompt for each; or one that never writes, and forks of it, which begin with a token of their own."""
-    fork = None
-    if forked:
-        fork = Fork(next(ids), text)
-        yield _prefix(fork.sequence, text, drafted)
-    for number in range(sequences):
-        yield _order(next(ids), 1 if fork else text, number, fork, drafted)
+def _free(opening: Opening) -> None:
+    """Nobody is held to anything."""
 
 
 def _prefix(sequence: int, text: int, drafted: bool) -> Open:
     """Rows that never write."""
     return Open(Opening(sequence, text, decodes=False, drafted=drafted), tuple(range(text)), PLENTY)
-
-
-def _order(
-    sequence: int, own: int, number: int, fork: Fork | None, drafted: bool, limit: int = PLENTY
-) -> Open:
-    """A text of its own, by its number, behind `own` rows and those it forks."""
-    start, prompt = 1 + 100 * number, own + (fork.length if fork else 0)
-    sampling = Sampling(temperature=0.0)
-    opening = Opening(sequence, prompt, fork, drafted=drafted, sampling=sampling, limit=limit)
-    return Open(opening, tuple(range(start, start + own)), PLENTY)

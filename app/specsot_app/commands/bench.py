@@ -110,6 +110,9 @@ def gpu(
     ] = "Llama-3.1-8B,Qwen3-4B",
     text: Annotated[int, typer.Option(min=1, help="Rows in front of what is measured.")] = 1024,
     rivals: Annotated[bool, typer.Option("--rivals/--no-rivals", help="Transformers too.")] = True,
+    only: Annotated[
+        str, typer.Option(help="Parts of it; product and served are of Llama-3.1-8B alone.")
+    ] = "laps,speculation,product,served,rivals",
     gpus: Annotated[int, typer.Option(min=1, help="Several: instead, layer ranges over so many.")] = 1,
     transport: Annotated[
         Transport | None, typer.Option(help="Between those, each in a process of its own; else all in one.")
@@ -122,7 +125,8 @@ def gpu(
 
     if gpus > 1:
         return other_room.measure(gpus, text, transport, output)
-    return room.measure(room.Asked(tuple(models.split(",")), text, rivals), output)
+    asked = room.Asked(tuple(models.split(",")), text, rivals, only=tuple(only.split(",")))
+    return room.measure(asked, output)
 
 
 @app.command("ring", cls=Word)

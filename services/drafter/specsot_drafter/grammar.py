@@ -1,4 +1,4 @@
-"""What grammars tell a drafter while it grows: which candidates cannot be.
+"""What grammars tell a drafter: which candidates cannot be, while it grows or when it has grown.
 
 Refuses to know bytes and rules; the grammars do. It only spares wrong guesses: the last stage
 applies the grammar to its own targets.
@@ -7,6 +7,7 @@ applies the grammar to its own targets.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from specsot.constraint import Grammar
 from specsot_drafter.heads import DraftHead
+from specsot_drafter.selection import Flags, Offer
 from specsot_drafter.standing import Standing
 from specsot_drafter.texts import Text
 
@@ -79,3 +81,37 @@ def guide_of(head: DraftHead, texts: Sequence[Text]) -> GrammarGuide | None:
     if not any(text.standing for text in texts):
         return None
     return GrammarGuide(head, [text.standing for text in texts], [text.room for text in texts])
+
+
+def sift(offer: Offer, texts: Sequence[Text], most: int) -> Offer:
+    """What was grown without a guide, without what the grammars forbid: of each constrained tree at most the
+    `most` best candidates that may be.
+    """
+    if not any(text.standing for text in texts):
+        return offer
+    scores = offer.scores.copy()
+    for row, text in enumerate(texts):
+        if text.standing:
+            scores[row, ~_may_be(offer, row, text, most)] = -np.inf
+    return replace(offer, scores=scores)
+
+
+def _may_be(offer: Offer, row: int, text: Text, most: int) -> Flags:
+    """[n] flags, best first: no candidate is worth more than its parent. Budgets are not looked at.
+
+    An end may be where the grammar goes on, too; nothing follows it.
+    """
+    standing, ends = text.standing, text.opening.stop_ids
+    assert standing is not None
+    tokens, parents = offer.tokens[row].tolist(), offer.parents[row].tolist()
+    states, found = {0: standing.state}, np.zeros(len(tokens), dtype=np.bool_)
+    for each in np.argsort(-offer.scores[row], kind="stable").tolist():
+        if most == 0 or offer.scores[row, each] == -np.inf:
+            break
+        above = states.get(parents[each])
+        if above is None:
+            continue
+        states[each + 1] = standing.grammar.advance(above, tokens[each])
+        found[each] = states[each + 1] is not None or tokens[each] in ends
+        most -= int(found[each])
+    return found

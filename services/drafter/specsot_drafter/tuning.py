@@ -31,6 +31,7 @@ MOST_RESTED = 1024  # trees of one rest, unless that is less than FIRST_REST lap
 TRIAL = 4  # trees of one level that a trial takes
 UNPLAIN = 128  # laps with drafts after which one without shows what plain decoding takes now
 WILDEST = 2.0  # plain laps beyond which what a lap took by the clock is not believed
+STRANGEST = 3.0  # times what growing should take, beyond which that is not believed either
 WEIGHT = 0.2  # of one lap in what is typical
 
 
@@ -87,7 +88,7 @@ class Tuner:
         self._each = shape.nodes - 1
         self.rest = 0
         self._purse = Purse()
-        self._pause = FIRST_REST // 2
+        self._pause, self._fresh = FIRST_REST // 2, True
         self._trial = self._unplain = 0
         self._look = (
             1  # laps with drafts until one without; the first look comes at once, the others are rare
@@ -188,6 +189,7 @@ class Tuner:
         if drafted:
             gained = sum(tree.accepted for tree in drafted) / live * plain
             gained -= self._extra(live, rows, drafted[0].grown, spent)
+            self._fresh = False
             self._gain = (self._gain or 0.0) + gained
         self._purse.book(plain, gained)
         self._unplain = self._unplain + bool(spent.wall) if drafted else 0
@@ -211,9 +213,14 @@ class Tuner:
     def _extra(self, live: int, rows: int, grown: int, spent: Spent) -> float:
         """Seconds that a lap with drafts took beyond a plain one; waiting for clients is cut off."""
         plain = self.costs.plain(live)
-        said = max(float(self.costs.drafting(live, grown)), spent.growing)
-        said += float(self.costs.sending(live, rows - live))
-        return min(spent.wall - plain, WILDEST * plain + said) if spent.wall else said
+        sending = float(self.costs.sending(live, rows - live))
+        grew = float(self.costs.drafting(live, grown))
+        if self._fresh:  # caches are cold, kernels are loaded: what the first one takes no other will
+            return grew + sending
+        believed = min(spent.growing, STRANGEST * grew)  # nor one that loads kernels for rows of its own
+        said = max(grew, believed) + sending
+        wall = spent.wall - (spent.growing - believed)
+        return min(wall - plain, WILDEST * plain + said) if spent.wall else said
 
     def _lie_down(self, live: int, plain: float, trial: float) -> None:
         """Rest twice as long as the last time, unless drafting had paid; and until a trial can be paid."""

@@ -44,7 +44,7 @@ class MasterSettings:
     name: str = ""
     workers: int = 1
     drafter: bool = True
-    page_rows: int = 256
+    page_rows: int | None = None
     rows: int = 512
     layout: Layout = "batched"
     shape: TreeShape = field(default_factory=TreeShape)

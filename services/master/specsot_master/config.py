@@ -70,7 +70,7 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     flags.flag("heartbeat", above_zero, pulse.every, told)
     flags.flag("silence", above_zero, pulse.silence, "seconds without any after which a member is lost")
     flags.flag("drafter", default="eagle", choices=DRAFTERS, help="none, or whichever joins the ring")
-    flags.flag("page-rows", positive, 256, "positions per KV page")
+    flags.flag("page-rows", positive, help="positions per KV page; by default 64 on GPUs, elsewhere 256")
     flags.flag("rows", positive, 512, "row budget of one frame")
     flags.flag("nodes", positive, shape.nodes, "nodes of the largest draft tree, its root included")
     flags.flag("depth", positive, shape.depth, "expansions of a draft tree after the first")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import structlog
 import torch
 
 from specsot.arrange import Arrangement, HeadSight, Place, Sight, arrange
@@ -22,11 +23,16 @@ from specsot.model.laps import Graphs, Laps, Rows
 from specsot.pages import PageTable, RowPruning
 from specsot_worker.lapse import lapse_on
 
+log = structlog.get_logger()
+
 AnySight = Sight | HeadSight | None
 
 
 class Stage:
-    """One layer range with its pages. `run` takes frames strictly in order."""
+    """One layer range with its pages. `run` takes frames strictly in order.
+
+    missed: frames that ran kernel by kernel though there are graphs.
+    """
 
     def __init__(self, decoder: Decoder, pages: int, page_rows: int, layout: Layout = "batched") -> None:
         self._decoder = decoder
@@ -35,6 +41,7 @@ class Stage:
         self._kv = decoder.make_kv(pages, page_rows)
         self._taps: dict[int, torch.Tensor] = {}
         self._laps: Laps | None = None
+        self.missed = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
         self._lapse, self._last = lapse_on(decoder.device, first, last), last
 
@@ -93,11 +100,19 @@ class Stage:
         whole = not any(span.sight for span in spans)
         passed = self._laps.run(rows) if self._laps and whole else None
         if passed is None:
+            self._tell_of_slowness(len(arrangement.slots), len(arrangement.places), whole)
             return self._step(rows, self._plans(arrangement.places), before)
         hidden, fused = passed
         if fused is None or before is None:
             return hidden, before if fused is None else fused
         return hidden, fused.add_(before)
+
+    def _tell_of_slowness(self, rows: int, sequences: int, whole: bool) -> None:
+        """Once, where graphs were prepared: without one a lap takes two or three times as long."""
+        self.missed += self._laps is not None
+        if self.missed == 1 and self._laps is not None:
+            why = "no graph has room for it" if whole else "windows and pruned keys have none"
+            log.warning("a frame runs without a graph", rows=rows, sequences=sequences, why=why)
 
     def _plans(self, places: Sequence[Place]) -> list[AttentionPlan]:
         """For every layer its plan; layers in which rows see the same share one."""

@@ -14,7 +14,7 @@ from specsot.model.laps import Graphs
 from specsot_drafter.descent import Descents, Seed
 from specsot_drafter.extension import extend
 from specsot_drafter.following import Following
-from specsot_drafter.grammar import guide_of
+from specsot_drafter.grammar import guide_of, sift
 from specsot_drafter.growth import Ground, Growth
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
@@ -29,7 +29,7 @@ class EagleDrafter:
 
     def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
         self.widths = (shape.top_k,) * shape.depth
-        self._head, self._top_k = head, shape.top_k
+        self._head, self._top_k, self._most = head, shape.top_k, shape.nodes - 1
         self._following = Following(head, pages, page_rows)
         self._graphs = _graphs(head, self._following.memory, shape)
 
@@ -65,16 +65,20 @@ class EagleDrafter:
         if not growing:
             return None
         streams, grounds = [stream for stream, _ in growing], [ground for _, ground in growing]
-        guide = guide_of(self._head, [stream.text for stream in streams])
-        offer = None if guide else self._descend(streams, grounds, levels)
-        if offer is None:
-            last = self._following.catch_up(streams)
+        own = [stream.text for stream in streams]
+        offer = self._descend(streams, grounds, levels)
+        if offer is not None:
+            offer = sift(offer, own, self._most)
+        else:
+            last, guide = self._following.catch_up(streams), guide_of(self._head, own)
             growth = Growth(self._head, self._following.memory.kv, grounds, self._top_k, guide)
             offer = growth.run(last, levels, deserves)
         return for_all(offer, [bool(stream and ground) for stream, ground in found])
 
     def _descend(self, streams: Sequence[Stream], grounds: Sequence[Ground], levels: int) -> Offer | None:
-        """All of it in one graph, where there is one. A level more costs less than asking whether it pays."""
+        """All of it in one graph, where there is one. A level more costs less than asking whether it pays,
+        and a wrong guess less than asking a grammar between levels.
+        """
         graphs, following = self._graphs, self._following
         windows = any(window_of(stream.text.opening) for stream in streams)
         if graphs is None or windows or not graphs.fits(len(streams)):

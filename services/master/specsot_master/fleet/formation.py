@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from specsot.errors import Refused
 from specsot.members import MASTER, PROTOCOL, Configuration, Curve, Registration, Stage, TreeShape
-from specsot_master.fleet.wishes import Wishes
+from specsot_master.fleet.wishes import FEW_ROWS, MANY_ROWS, Wishes
 
 
 def check(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> None:
@@ -56,7 +56,7 @@ def form(
         you="",
         stages=stages,
         pages=count_pages(members, stages, drafter, wishes),
-        page_rows=wishes.page_rows,
+        page_rows=page_rows_of(members, stages, wishes),
         slots=shape.slots if drafter else 1,
         rows=wishes.rows,
         flight=1 if len(stages) == 1 else len(stages) + 1,
@@ -101,13 +101,22 @@ def count_pages(
     if drafter and drafter.head:
         last = stages[-1].name
         row[last] += drafter.head.width * granted[last].number_bytes
-    room = [granted[name].kv_bytes // (size * wishes.page_rows) for name, size in row.items()]
+    page_rows = page_rows_of(members, stages, wishes)
+    room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
     if drafter and drafter.row_bytes:
-        room.append(drafter.kv_bytes // (drafter.row_bytes * wishes.page_rows))
-    pages = min(*room, wishes.max_pages)
+        room.append(drafter.kv_bytes // (drafter.row_bytes * page_rows))
+    most = wishes.max_pages if wishes.page_rows else wishes.max_pages * MANY_ROWS // page_rows
+    pages = min(*room, most)
     if pages < 2:
-        raise Refused(f"KV memory holds {pages} pages of {wishes.page_rows} rows; at least 2 are needed")
+        raise Refused(f"KV memory holds {pages} pages of {page_rows} rows; at least 2 are needed")
     return pages
+
+
+def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], wishes: Wishes) -> int:
+    """Rows of a page: a GPU's kernels read pieces of whole pages, and more of them side by side."""
+    names = {stage.name for stage in stages}
+    on_gpu = any(member.gpus for member in members if member.name in names)
+    return wishes.page_rows or (FEW_ROWS if on_gpu else MANY_ROWS)
 
 
 def shape_of(drafter: Registration | None, wishes: Wishes) -> TreeShape:

@@ -13,6 +13,7 @@ from specsot.members import CommMode, Layout, Transport, TreeShape
 Placement = Literal["measured", "even"]
 
 TAKE_OVER_AFTER = 0.5  # seconds; whose link broke is back at once, a process that starts again not within two
+FEW_ROWS, MANY_ROWS = 64, 256  # of a page where a GPU computes, and elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +23,16 @@ class Wishes:
     placement: `even` cuts the layers evenly, however fast the workers are.
     take_over_after: seconds for which a lost worker without an heir may come back before the others share
              its layers.
-    max_pages: no more pages than this are ever used, however much memory there is.
+    page_rows: None: what is fastest on the stages' devices.
+    max_pages: no more pages than this are ever used, however much memory there is; of MANY_ROWS rows, where
+             page_rows is None.
     """
 
     fingerprint: str
     model_layers: int
     workers: int = 1
     drafter: bool = True
-    page_rows: int = 256
+    page_rows: int | None = None
     max_pages: int = 4096
     rows: int = 512
     layout: Layout = "batched"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,10 +29,24 @@ from specsot.kernels.lines import tabulate_lines
 from specsot.kernels.stretches import Room, Span, Tables, tabulate
 
 QUERIES, COLUMNS = 64, 64  # of a tile at most
+FEW = 16  # queries of a tile that more warps read faster
 MERGED = 32  # parts of a row that are merged at a time
 ALIGNED = 4  # numbers: where a table begins, so that kernels compiled for one frame serve all
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # of a score: a row that sees nothing of a piece stays finite
+
+
+class Launch(NamedTuple):
+    """Columns that a program reads at a time; its warps, and steps in flight."""
+
+    columns: int
+    warps: int
+    stages: int
+
+
+def launch_of(tile: int) -> Launch:
+    """What was fastest on an H200, for tiles of so many queries: docs/results/h200-product.md."""
+    return Launch(COLUMNS, 8 if tile <= FEW else 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +103,7 @@ def _sent(tables: Tables, device: torch.device | str) -> tuple[Tensor, ...]:
     return tuple(part[: each.size].view(each.shape) for part, each in zip(parts, tables))
 
 
-def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
+def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan, launch: Launch | None = None) -> Tensor:
     """Attention output of every row.
 
     q:        [rows, kv_heads, g, head_dim], already scaled; rows and heads may be strided.
@@ -101,11 +116,13 @@ def attend(q: Tensor, kv_layer: Tensor, plan: TreePlan) -> Tensor:
     weights = q.new_empty((plan.slots, kv_heads * g), dtype=torch.float32)
     out = q.new_empty((rows, kv_heads * g * dim))
     room = max(power_of_two(dim), 16)
+    wide, warps, stages = launch or launch_of(plan.tile)
     with on_device_of(q):
         _read[(kv_heads, len(pieces))](
             q, kv_layer, pieces, pages, leads, bases, bits, parts, weights, *q.stride()[:3],
-            *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, COLUMNS,
-            plan.page_rows % COLUMNS == 0, plan.by_slot, **early_start(q),
+            *kv_layer.stride()[:4], g, plan.page_rows, bits.shape[1], dim, room, plan.tile, wide,
+            plan.page_rows % wide == 0, plan.by_slot, num_warps=warps, num_stages=stages,
+            **early_start(q),
         )  # fmt: skip
         _merge[(rows, kv_heads * g)](
             parts, weights, starts, slots, out, dim, room, MERGED, num_warps=2, **early_start(q)
@@ -178,8 +195,7 @@ def _read(
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         column = left + tl.arange(0, wide)
         bit = at + column[None, :] - base[:, None]
-        told = live[:, None] & (bit >= 0) & (bit < words * 32)
-        word = tl.load(bits + row[:, None] * words + bit // 32, mask=told, other=0)
+        word = _words(bits + row * words, at + left - base, bit, live, words, wide)
         seen = ((at + column)[None, :] < lead[:, None]) | (((word >> (bit & 31)) & 1) == 1)
         state = _take_in(state, tl.where(seen & (column < columns)[None, :], scores, LOWEST), values)
     highest, total, sums = state
@@ -188,6 +204,18 @@ def _read(
     given = (slot + line // g).to(tl.int64) * (tl.num_programs(0) * g) + head * g + line % g
     tl.store(weights + given, weight, mask=live)
     tl.store(parts + given[:, None] * dim + d[None, :], sums / tl.maximum(total, 1.0)[:, None], mask=there)
+
+
+@kernel
+def _words(bits, first, bit, live, words, wide: tl.constexpr):
+    """The word of each bit [tile, wide] of rows whose bits begin with `first`; each word is loaded once."""
+    at = first >> 5
+    word = tl.zeros_like(bit)
+    for step in tl.static_range(wide // 32 + 1):
+        there = live & (at + step >= 0) & (at + step < words)
+        one = tl.load(bits + at + step, mask=there, other=0)
+        word = tl.where((bit >> 5) == (at + step)[:, None], one[:, None], word)
+    return word
 
 
 @kernel
