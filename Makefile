@@ -33,8 +33,8 @@ develop: $(VENV)/developed ## the same with what tests and checks need
 test: $(VENV)/developed ## run every test
 	$(BIN)/python -m pytest $(SPREAD)
 
-faults: $(VENV)/developed ## one run with faults by its SEED, or random ones for so many MINUTES
-	$(BIN)/python -m tests.faults $(if $(MINUTES),--minutes $(MINUTES),$(or $(SEED),0))
+faults: $(VENV)/developed ## one run with faults by its SEED, or random ones: so many SEEDS, or for so many MINUTES
+	$(BIN)/python -m tests.faults $(if $(MINUTES)$(SEEDS),$(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEEDS),--seeds $(SEEDS)),$(or $(SEED),0))
 
 check: $(VENV)/developed ## format, lint, floors, pure tests: no torch, under ten seconds
 	@$(MAKE) --no-print-directory --silent --jobs 4 neat floors pure

@@ -50,9 +50,10 @@ class SpecSoT:
 
         options: preset ("short", "long", "small": fills in what is not given, here and for every question),
         dtype ("auto", "fp32", "bf16", "fp16"), quantization ("int8", "int4"), kv_cache_dtype ("int8"),
-        batch_invariant (on GPUs), draft_dtype and draft_quantization (of what drafts), device, stages (how
-        many layer ranges), layers (which: "0:4,4:8"), devices (of each, as of `specsot serve`:
-        "127.0.0.1#0,127.0.0.1#1"), layout ("packed", "batched"), model_format and draft_format
+        kv_memory ("4G": for the KV pages of each member), batch_invariant (on GPUs), draft_dtype and
+        draft_quantization (of what drafts), device, stages (how many layer ranges), layers (which:
+        "0:4,4:8"), devices (of each, as of `specsot serve`: "127.0.0.1#0,127.0.0.1#1"), layout ("packed",
+        "batched"), model_format and draft_format
         ("safetensors", "bin": pytorch_model.bin, read for its tensors alone), drafter_rope_theta and
         aux_layers (where the head's config is wrong), drafter ("eagle", "model", "ngram", "none"),
         draft_mode, draft_tokens, draft_breadth, draft_nodes,

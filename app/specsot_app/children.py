@@ -26,6 +26,7 @@ class Service:
     """What to start: `python -m module arguments...`, at an address; `environment` adds to ours.
 
     host: the other machine where it is for somebody else to start; None: here.
+    grace: seconds it may take to end by itself.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Service:
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
     host: str | None = None
+    grace: float = GRACE
 
 
 class Child:
@@ -68,7 +70,7 @@ class Child:
         if self._process.returncode is None:
             self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), GRACE)
+            await asyncio.wait_for(self._process.wait(), self.service.grace)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

@@ -30,7 +30,7 @@ from specsot.members import (
 from specsot.model.config import read_config
 from specsot.model.fields import require_model_directory, require_torch
 from specsot.params import DRAFTERS, Ask, DrafterName
-from specsot.process.flags import above_zero, layer_numbers
+from specsot.process.flags import above_zero, layer_numbers, memory
 from specsot_app.places import Place, check_stages, places_of
 from specsot_app.presets import Preset
 from specsot_app.ranges import ranges_of
@@ -70,6 +70,7 @@ class Wanted:
     `drafter` needs none. drafter None: a head, where there is one.
     dtype, quantization, kv_cache_dtype: what the base computes in, and what its matrices and KV rows are held
     in. batch_invariant: on GPUs, what a row gets is the same in any company, bit for bit.
+    kv_memory: for the KV pages of each member, such as "4G".
     draft_dtype, draft_quantization: of what drafts; draft_dtype None: the base's dtype.
     preset: what the settings were filled in from.
     stages: how many layer ranges. layers: which, such as "0:4,4:8".
@@ -91,6 +92,7 @@ class Wanted:
     dtype: Dtype = "auto"
     quantization: Quantization | None = None
     kv_cache_dtype: KvDtype | None = None
+    kv_memory: str | None = None
     batch_invariant: bool = False
     draft_dtype: Dtype | None = None
     draft_quantization: Quantization | None = None
@@ -146,6 +148,7 @@ def models_of(wanted: Wanted) -> Models:
         if asked and wanted.kind == "embedded":
             raise InvalidRequest(f"{name} {asked} is between processes: use --fleet processes", field=name)
     overrides_of(wanted)
+    kv_memory_of(wanted)
     options_of(wanted)
     base = model_directory(wanted.model) if wanted.model else demo() / "base"
     layers = layers_of(wanted, base)
@@ -238,6 +241,11 @@ def overrides_of(wanted: Wanted) -> Overrides:
     )
 
 
+def kv_memory_of(wanted: Wanted) -> int | None:
+    """Bytes; None: as much as is usual. Raises InvalidRequest."""
+    return None if wanted.kv_memory is None else _checked("kv_memory", memory, wanted.kv_memory)
+
+
 def _checked(name: str, kind: Callable[[str], T], given: str) -> T:
     """As the services' own flags read it."""
     try:
@@ -284,7 +292,7 @@ async def open_fleet(wanted: Wanted, watch: Watch | None = None) -> Fleet:
 
 async def open_local(wanted: Wanted, models: Models, watch: Watch | None = None) -> Fleet:
     from specsot_app.hush import hush
-    from specsot_app.local import LocalFleet, LocalOptions
+    from specsot_app.local import KV_MEMORY, LocalFleet, LocalOptions
 
     hush()
     options = LocalOptions(
@@ -298,6 +306,7 @@ async def open_local(wanted: Wanted, models: Models, watch: Watch | None = None)
         quantization=wanted.quantization,
         kv_dtype=wanted.kv_cache_dtype or "auto",
         batch_invariant=wanted.batch_invariant,
+        kv_memory=kv_memory_of(wanted) or KV_MEMORY,
         draft_dtype=wanted.draft_dtype,
         draft_quantization=wanted.draft_quantization,
         device=wanted.device,

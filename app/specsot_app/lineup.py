@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specsot.drafting import DraftOptions
 from specsot.members import Overrides
-from specsot_app.children import Service
+from specsot_app.children import GRACE, Service
 from specsot_app.fleets import Models, Wanted, options_of, overrides_of, public_name
 from specsot_app.places import Place, address_of, ports_of
 from specsot_app.reaching import Reach, reach_of
@@ -30,6 +30,7 @@ class Serving:
     """How a fleet serves, whatever it is made of.
 
     host: where the master's doors listen. master, members: further flags of theirs, as on a command line.
+    grace: seconds that answers have to end once the master is told to.
     replicas: how many rings. places: of each stage, ring by ring, if chosen; `here` are those hosts among
     them that are this machine.
     fleet: the door of members, if they have one apart. certificates: a folder of docker/certificates.sh.
@@ -38,6 +39,7 @@ class Serving:
     host: str = LOOPBACK
     master: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
+    grace: float = 5.0
     replicas: int = 1
     places: tuple[Place, ...] = ()
     here: frozenset[str] = frozenset()
@@ -105,6 +107,7 @@ def services_of(
     services = [master_of(wanted, models, stages, port, http_port, serving)]
     weights = ("--model", str(models.base), "--model-format", wanted.model_format)
     compute = (*weights, "--master", serving.fleet or serving.reached(port))
+    compute += flags_of(kv_memory=wanted.kv_memory)
     roles = roles_of(serving.replicas, stages, models.drafts != "none")
     places = placed(serving, wanted.device, roles)
     ports = ports_of([place.host for place in places])
@@ -137,7 +140,9 @@ def master_of(
     steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
     if serving.certificates:
         steer += ("--token-file", str(serving.certificates / "master" / "tokens"))
-    return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED)
+    steer += ("--grace", f"{serving.grace:g}")
+    grace = serving.grace + GRACE
+    return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED, grace=grace)
 
 
 def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[Place]:

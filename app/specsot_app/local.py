@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from specsot.drafting import DEFAULT, DraftOptions
-from specsot.errors import Unavailable
+from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
 from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
@@ -34,10 +36,13 @@ from specsot_master.assembly import MasterSettings, assemble
 from specsot_master.conductor import ConductorConfig
 from specsot_master.master import Master, Members
 
+log = structlog.get_logger()
+
 PartMaker = Callable[[str, Dialer, Executor], Part]
 Loaded = Callable[[str, int], None]  # hears how many layers a worker has
 
 DRAFTER = "drafter"
+KV_MEMORY = 1 << 29  # bytes of each member, where nobody says how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class LocalOptions:
     drafter: DrafterName = "eagle"
     drafting: DraftOptions = DEFAULT
     layout: Layout = "batched"
-    kv_memory: int = 1 << 29
+    kv_memory: int = KV_MEMORY
     page_rows: int = 256
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
@@ -109,13 +114,15 @@ class LocalFleet:
         loaded: called on the thread that loads.
         threads: to compute on; fleets of one process that take turns share them.
         """
-        master = assemble(_settings(options))
+        master, parts = assemble(_settings(options)), parts or _parts(options, loaded)
         seats, leaving = _Seats(options, threads or Threads()), asyncio.Event()
         members = [
             asyncio.create_task(_live(name, make, master.members, seats.of(name), leaving))
-            for name, make in (parts or _parts(options, loaded)).items()
+            for name, make in parts.items()
         ]
         fleet = cls(master, members, leaving)
+        for name, member in zip(parts, members):
+            member.add_done_callback(partial(fleet._bury, name))
         try:
             await fleet._complete(options.drafts)
         except BaseException:
@@ -142,6 +149,19 @@ class LocalFleet:
         """Let every member leave, and wait until they have."""
         self._leaving.set()
         await asyncio.gather(*self._members, return_exceptions=True)
+
+    def _bury(self, name: str, member: asyncio.Task[None]) -> None:
+        """A member has ended, and nobody here starts it again: where no ring can come any more, every request
+        hears why, now and later. One that hangs ends them all: others wait for the same thread.
+        """
+        if self._leaving.is_set() or member.cancelled() or (error := member.exception()) is None:
+            return
+        reason = f"{name} died: {error if isinstance(error, SpecsotError) else type(error).__name__}"
+        log.error("a member died", name=name, exc_info=error)
+        self._master.members.lost(name, reason)
+        left = self._master.info().members
+        if isinstance(error, Hung) or not any(one.kind == "worker" for one in left):
+            self._master.end(reason)
 
     async def _complete(self, drafts: bool) -> None:
         """Wait for the ring; a member that dies on the way is why it will never come."""

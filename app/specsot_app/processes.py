@@ -150,9 +150,9 @@ async def unless_one_ends(children: list[Child], work: Coroutine[Any, Any, T]) -
 
 
 async def end_all(children: list[Child]) -> None:
-    """Members first, side by side; the master last, so that none misses it."""
-    await asyncio.gather(*(child.end() for child in children[1:]))
+    """The master first, which lets answers end that its members still write; then those, side by side."""
     await asyncio.gather(*(child.end() for child in children[:1]))
+    await asyncio.gather(*(child.end() for child in children[1:]))
 
 
 async def first_end(children: list[Child]) -> SpecsotError:

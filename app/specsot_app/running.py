@@ -27,6 +27,12 @@ def run(work: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLo
 
 
 async def guarded(work: Coroutine[Any, Any, T]) -> T:
-    task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    """Told once is told: `timeout` sends the signal twice, and cleaning up is not to be cut off by that."""
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
     return await task

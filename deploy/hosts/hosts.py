@@ -17,13 +17,14 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trials import LIMIT, Act, Step, Trial, Voices, run
+from trials import LIMIT, WRITTEN, Act, Step, Trial, Voices, run
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SWITCH = "specsot-switch"
 HOSTS = {"a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3", "d": "10.77.0.4"}
 MEMBERS = 4  # three workers and the drafter
+STAGES = 3
 
 
 def ip(*words: str) -> None:
@@ -85,10 +86,19 @@ class Hosts:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, name: str, host: str, *command: str) -> None:
-        """A service under a name of ours, listened to. Its own name is in its lines if it is `serve`."""
+        """A service under a name of ours, listened to. Its own name is in its lines if it is `serve`.
+
+        host: empty for this machine itself.
+        """
         self._commands[name] = host, command
         process = await asyncio.create_subprocess_exec(
-            *on(host), *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, cwd=ROOT, limit=1 << 20
+            *(on(host) if host else ()),
+            *command,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            cwd=ROOT,
+            limit=1 << 20,
         )
         self._running[name] = process
         own = None if name == "serve" else name
@@ -135,7 +145,7 @@ def asked_for(line: str) -> tuple[str, str, list[str]] | None:
 async def serve(hosts: Hosts, *papers: str) -> None:
     """A fleet, started as a person would: what `specsot serve` prints is typed on the other hosts."""
     devices = ",".join(f"{HOSTS[host]}#cpu" for host in "bcd")
-    words = ("--devices", devices, "--layer-splits", "3,6", "--fleet-listen", f"{HOSTS['a']}:50060", *papers)
+    words = ("--devices", devices, "--fleet-listen", f"{HOSTS['a']}:50060", *papers)
     await hosts.start("serve", "a", "specsot", "serve", *words)
     await hosts.voices.until("^waiting for|^specsot: ", 0)
     for line in list(hosts.voices.lines):
@@ -153,19 +163,19 @@ def missed(name: str) -> str:
 def trials(hosts: Hosts) -> list[Trial]:
     return [
         Trial("a worker's cable is pulled, and plugged in again", cut("b")),
-        Trial("a worker's cable is pulled until the master misses it", cut("b", "worker-0")),
+        Trial("a worker's cable is pulled until the answer is written", cut("b", WRITTEN)),
         Trial("a worker is killed, and started again", killed(hosts, "worker-1")),
-        Trial("a worker stands still until the master misses it", frozen(hosts, "worker-1")),
+        Trial("a worker stands still until the answer is written", frozen(hosts, "worker-1")),
+        Trial("a worker stands still for a second", stalled(hosts, "worker-1"), harmless=True),
         Trial("the drafter is killed, and started again", killed(hosts, "drafter")),
-        Trial("the cable of the last worker and the drafter, until they are missed", cut("d", "worker-2")),
-        Trial("the master's cable is pulled until it misses a worker", cut("a", "worker-0")),
+        Trial("the cable of a worker and the drafter, until the answer is written", cut("d", WRITTEN)),
+        Trial("the master's cable is pulled until it misses a worker", cut("a", missed("worker-0"))),
     ]
 
 
 def cut(host: str, until: str | None = None) -> tuple[Step, ...]:
-    """until: the member that the master misses before the cable is plugged in again; None: at once."""
-    after = missed(until) if until else None
-    return Step(f"cable of {host} out", cable(host, "down")), Step("in again", cable(host, "up"), after)
+    """until: what a service says before the cable is plugged in again; None: at once."""
+    return Step(f"cable of {host} out", cable(host, "down")), Step("in again", cable(host, "up"), until)
 
 
 def killed(hosts: Hosts, name: str) -> tuple[Step, ...]:
@@ -175,7 +185,17 @@ def killed(hosts: Hosts, name: str) -> tuple[Step, ...]:
 
 def frozen(hosts: Hosts, name: str) -> tuple[Step, ...]:
     stop, go_on = hosts.tell(name, signal.SIGSTOP), hosts.tell(name, signal.SIGCONT)
-    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT", go_on, missed(name))
+    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT", go_on, WRITTEN)
+
+
+def stalled(hosts: Hosts, name: str) -> tuple[Step, ...]:
+    stop, go_on = hosts.tell(name, signal.SIGSTOP), hosts.tell(name, signal.SIGCONT)
+
+    async def later() -> None:
+        await asyncio.sleep(1)
+        await go_on()
+
+    return Step(f"SIGSTOP to {name}", stop), Step("SIGCONT a second later", later)
 
 
 async def main(papers: list[str]) -> int:
@@ -186,10 +206,13 @@ async def main(papers: list[str]) -> int:
         await serve(hosts, *(("--certificates", *papers) if papers else ("--insecure",)))
         print("\n".join(hosts.voices.lines), flush=True)
         client = [*on("a"), *(shown(*papers) if papers else ()), "specsot"]
-        well = await run(trials(hosts), client, hosts.voices, MEMBERS)
+        well = await run(trials(hosts), client, hosts.voices, MEMBERS, STAGES)
         await stand_by(hosts, *(certified(*papers) if papers else ("--insecure",)))
-        replaced = Trial("a worker is killed, and another one stands by", killed(hosts, "worker-1")[:1])
-        return 0 if await run([replaced], client, hosts.voices, MEMBERS + 1) and well else 1
+        replaced = [
+            Trial("a worker's cable is pulled, and another one stands by", cut("b", WRITTEN)),
+            Trial("a worker is killed, and another one stands by", killed(hosts, "worker-1")[:1]),
+        ]
+        return 0 if await run(replaced, client, hosts.voices, MEMBERS + 1, STAGES) and well else 1
     finally:
         await hosts.end()
 

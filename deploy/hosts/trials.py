@@ -13,10 +13,11 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 QUESTION = "Give an overview of Stages of Sleep."
 MASTER = "127.0.0.1:50050"
-ASKING = ("infer", "--master", MASTER, "--json", "--mode", "sot", "--max-new-tokens", "600", QUESTION)
+ASKING = ("--mode", "sot", "--max-new-tokens", "600", QUESTION)
 WRITTEN = r"master.* finished "  # says the master behind an answer's last token
 MIDST = 5  # events after which a trial's first step is taken
 TAKEN = "trial: "  # begins a line of ours among those of the services
@@ -37,8 +38,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
+    """harmless: no member may be missed for it."""
+
     name: str
     steps: tuple[Step, ...] = ()
+    harmless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,21 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """said: lines of the services while the trial ran, and ours where a step was taken."""
+    """said: lines of the services while the trial ran, and ours where a step was taken.
+
+    at: when each came, in seconds since the first step. harmless: see Trial.
+    """
 
     trial: str
     outcome: Outcome
     said: tuple[str, ...]
+    at: tuple[float, ...] = ()
+    harmless: bool = False
+
+    @property
+    def alarmed(self) -> bool:
+        """A member was missed that only stood still for a moment."""
+        return self.harmless and self._first("member lost") is not None
 
     @property
     def late(self) -> bool:
@@ -76,17 +90,25 @@ class Report:
 
 @dataclass(slots=True)
 class Voices:
-    """Everything the services say, in order. A line is "service | words"."""
+    """Everything the services say, in order. A line is "service | words".
+
+    times: when each came, by the monotonic clock.
+    """
 
     lines: list[str] = field(default_factory=list[str])
+    times: list[float] = field(default_factory=list[float])
     _heard: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def listen(self, process: Process, name: str | None = None) -> None:
         """To one process until it ends; name: of a service whose lines do not tell it."""
         async for line in lines_of(process):
             async with self._heard:
-                self.lines.append(f"{name} | {line}" if name else line)
+                self.say(f"{name} | {line}" if name else line)
                 self._heard.notify_all()
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+        self.times.append(time.monotonic())
 
     async def until(self, pattern: str, since: int) -> str:
         """The first line behind the first `since` ones that has the pattern."""
@@ -98,15 +120,22 @@ class Voices:
                 await self._heard.wait()
 
 
-async def run(trials: Iterable[Trial], specsot: Sequence[str], voices: Voices, members: int) -> bool:
+async def run(
+    trials: Iterable[Trial],
+    specsot: Sequence[str],
+    voices: Voices,
+    members: int,
+    stages: int | None = None,
+    asking: Sequence[str] = ASKING,
+) -> bool:
     """Whether all answers are the same. specsot: the command, as a client runs it.
 
-    members: how many the ring has when it is whole; every trial begins with such a one.
+    members: how many the ring has when it is whole, and how many stages; every trial begins with such a one.
     """
     reports: list[Report] = []
     for trial in (Trial("nothing"), *trials):
-        await asyncio.wait_for(until_whole(specsot, members), LIMIT)
-        reports.append(await attempt(trial, specsot, voices))
+        await asyncio.wait_for(until_whole(specsot, members, stages), LIMIT)
+        reports.append(await attempt(trial, specsot, voices, asking))
         print("\n".join(("", *told(reports[0], reports[-1]))), flush=True)
         if reports[0].outcome.text is None:
             return False
@@ -114,28 +143,39 @@ async def run(trials: Iterable[Trial], specsot: Sequence[str], voices: Voices, m
     return all(same(reports[0], report) for report in reports)
 
 
-async def until_whole(specsot: Sequence[str], members: int) -> None:
+async def until_whole(specsot: Sequence[str], members: int, stages: int | None = None) -> None:
     """Look again and again; a look takes its time."""
     while True:
         look = await asyncio.create_subprocess_exec(
             *specsot, "info", "--master", MASTER, "--json", stdout=PIPE, stderr=DEVNULL
         )
         words, _ = await look.communicate()
-        if look.returncode == 0 and len(json.loads(words)["members"]) == members:
+        if look.returncode == 0 and is_whole(json.loads(words), members, stages):
             return
 
 
-async def attempt(trial: Trial, specsot: Sequence[str], voices: Voices) -> Report:
+def is_whole(info: dict[str, Any], members: int, stages: int | None) -> bool:
+    """Whether all have joined, and as many of them as there are stages have layers."""
+    running = [one for one in info["members"] if one["layers"] is not None and one["kind"] == "worker"]
+    enough = stages is None or len(running) == stages
+    return len(info["members"]) == members and enough and not info["waiting_for"]
+
+
+async def attempt(
+    trial: Trial, specsot: Sequence[str], voices: Voices, asking: Sequence[str] = ASKING
+) -> Report:
     """Ask, and take the trial's steps in the midst of the answer."""
     since, midst = len(voices.lines), asyncio.Event()
     steps = asyncio.create_task(take(trial, midst, voices, since))
-    outcome = await ask(specsot, midst)
+    outcome = await ask(specsot, midst, asking)
     if outcome.text is None:
         midst.set()  # what is broken is healed all the same
     else:
         await asyncio.wait_for(voices.until(WRITTEN, since), LIMIT)
     await asyncio.wait_for(steps, LIMIT)
-    return Report(trial.name, outcome, tuple(voices.lines[since:]))
+    said, times = tuple(voices.lines[since:]), voices.times[since:]
+    begun = next((at for line, at in zip(said, times) if line.startswith(TAKEN)), times[0] if times else 0.0)
+    return Report(trial.name, outcome, said, tuple(at - begun for at in times), trial.harmless)
 
 
 async def take(trial: Trial, midst: asyncio.Event, voices: Voices, since: int) -> None:
@@ -143,14 +183,23 @@ async def take(trial: Trial, midst: asyncio.Event, voices: Voices, since: int) -
     for step in trial.steps:
         if step.after is not None:
             await voices.until(step.after, since)
-        voices.lines.append(f"{TAKEN}{step.name}")
+        voices.say(f"{TAKEN}{step.name}")
         await step.act()
 
 
-async def ask(specsot: Sequence[str], midst: asyncio.Event) -> Outcome:
+async def ask(specsot: Sequence[str], midst: asyncio.Event, asking: Sequence[str]) -> Outcome:
     """The question, by a client of its own; `midst` is set while the answer is written."""
     asked = await asyncio.create_subprocess_exec(
-        *specsot, *ASKING, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, limit=1 << 24
+        *specsot,
+        "infer",
+        "--master",
+        MASTER,
+        "--json",
+        *asking,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=STDOUT,
+        limit=1 << 24,
     )
     times, last = list[float](), ""
     try:
@@ -188,7 +237,11 @@ def outcome_of(last: str, seconds: float, silence: float) -> Outcome:
 
 def same(first: Report, report: Report) -> bool:
     """The undisturbed answer, although something broke while it was written."""
-    return report.outcome.text is not None and report.outcome.text == first.outcome.text and not report.late
+    return (
+        report.outcome.text is not None
+        and report.outcome.text == first.outcome.text
+        and not (report.late or report.alarmed)
+    )
 
 
 def verdict(first: Report, report: Report) -> str:
@@ -196,13 +249,16 @@ def verdict(first: Report, report: Report) -> str:
         return report.outcome.error
     if report.late:
         return "too late: it was written already"
+    if report.alarmed:
+        return "**a member was missed for nothing**"
     return "identical" if same(first, report) else "**another one**"
 
 
-def shortened(said: Sequence[str]) -> list[str]:
-    """Without what a service says again and again."""
-    words = [re.sub(r"\d\d:\d\d:\d\d ", "", line) for line in said]
-    return [line for number, line in enumerate(said) if words[number] not in words[:number]]
+def shortened(report: Report) -> list[str]:
+    """Without what a service says again and again, each line with its seconds since the first step."""
+    words = [re.sub(r"\d\d:\d\d:\d\d ", "", line) for line in report.said]
+    at = [f"{seconds:7.2f} " for seconds in report.at] or [""] * len(words)
+    return [f"{at[number]}{line}" for number, line in enumerate(words) if line not in words[:number]]
 
 
 def told(first: Report, report: Report) -> list[str]:
@@ -210,7 +266,7 @@ def told(first: Report, report: Report) -> list[str]:
     outcome = report.outcome
     ended = verdict(first, report)
     head = f"== {report.trial}: {ended}, {outcome.seconds:.1f} s, longest silence {outcome.silence:.1f} s"
-    return [head, *(f"   {line}" for line in shortened(report.said))]
+    return [head, *(f"   {line}" for line in shortened(report))]
 
 
 def table(reports: Sequence[Report]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A member's tensor work: off the event loop, one job at a time, and not for ever.
+"""A member's tensor work: off the event loop, one job at a time, and not for ever; a bug in it ends an epoch.
 
 Refuses to know what is computed.
 """
@@ -11,21 +11,47 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from specsot.errors import Hung, SpecsotError, Unavailable
 
+log = structlog.get_logger()
+
 TICK = 1.0  # seconds
+PANIC = "PanicException"  # of Rust's: no Exception, and of no module one could import it from
 
 
 @dataclass(slots=True)
 class _Job:
     """begun: its turn has come."""
 
+    name: str
     work: Callable[..., Any]
     begun: bool = False
 
     def __call__(self, *arguments: Any) -> Any:
+        """Raises SpecsotError, whatever the work raises."""
         self.begun = True
-        return self.work(*arguments)
+        try:
+            return self.work(*arguments)
+        except SpecsotError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
+            raise explain(self.name, error) from error
+
+
+def explain(name: str, error: BaseException) -> Unavailable:
+    """What went wrong in this member, as one line for everybody; its log has the rest.
+
+    torch's RuntimeError and a MemoryError say in words what is missing. Anything else is a bug of ours, whose
+    words might show a prompt.
+    """
+    log.error("a bug", name=name, exc_info=error)
+    if isinstance(error, RuntimeError | MemoryError) and str(error):
+        return Unavailable(f"{name} failed: {str(error).splitlines()[0]}")
+    return Unavailable(f"{name} failed: {type(error).__name__} (its log says where)")
 
 
 class Compute:
@@ -36,16 +62,14 @@ class Compute:
 
     async def run(self, work: Callable[..., Any], *arguments: Any, within: float | None = None) -> Any:
         """within: seconds it may take once its turn has come. Raises Hung, Unavailable."""
-        job = _Job(work)
-        done = asyncio.get_running_loop().run_in_executor(self._executor, job, *arguments)
+        job = _Job(self._name, work)
         try:
+            done = asyncio.get_running_loop().run_in_executor(self._executor, job, *arguments)
             if within is not None:
                 await self._wait(job, done, within)
             return await done
-        except SpecsotError:
-            raise
-        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for out of memory too
-            raise Unavailable(f"{self._name} failed: {str(error).splitlines()[0]}") from error
+        except RuntimeError as error:
+            raise explain(self._name, error) from error
 
     async def _wait(self, job: _Job, done: asyncio.Future[Any], seconds: float) -> None:
         """Tick by tick: of the time for which a whole process is frozen one tick counts."""

@@ -4,7 +4,9 @@ Knows nothing of gRPC or HTTP: `specsot.rpc` and the HTTP gateway translate, eac
 
     SpecsotError
     ├── InvalidRequest        the caller's words are wrong            (field says which)
+    │   └── ContextLengthExceeded  prompt and answer do not fit the model's context
     ├── Unauthenticated       the caller does not show who it is
+    ├── Forbidden             the caller is known, and may not do this
     ├── NotFound              no such request, model or sequence
     ├── Overloaded            no room now                             (retry_after, seconds)
     ├── Unavailable           the ring is not complete, or just broke
@@ -33,8 +35,36 @@ class InvalidRequest(SpecsotError):
         self.field = field
 
 
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and answer together are longer than the model's context."""
+
+    @classmethod
+    def of(cls, limit: int, prompt: int, completion: int) -> ContextLengthExceeded:
+        """All in tokens; limit: the context. Said as OpenAI says it: clients look for these words."""
+        return cls(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{prompt + completion} tokens ({prompt} in the prompt, {completion} in the completion). Please "
+            "reduce the length of the prompt or completion.",
+            "prompt",
+        )
+
+    @classmethod
+    def of_text(cls, limit: int, characters: int) -> ContextLengthExceeded:
+        """So long that nobody counted its tokens."""
+        return cls(
+            f"This model's maximum context length is {limit} tokens. However, you sent {characters} "
+            "characters in the prompt, which cannot fit. Please reduce the length of the prompt or "
+            "completion.",
+            "prompt",
+        )
+
+
 class Unauthenticated(SpecsotError):
     """The caller shows no token, or one that is not known here."""
+
+
+class Forbidden(SpecsotError):
+    """The caller's token is known, and does not allow this."""
 
 
 class NotFound(SpecsotError):

@@ -121,9 +121,13 @@ class MergedText:
 class Statistics:
     """Figures of one finished request. Seconds are wall time in the master.
 
+    prompt_tokens: of the messages through the chat template, as a direct answer's prompt; what the model is
+    told besides, to plan and to write a point, is not counted.
     cached_tokens: those of the prompt that were not computed again, because the ring had them already.
-    completion_tokens: every token written (skeleton and branches); merged_tokens: those of the
-    answer's own text. mean_accepted: tokens per tree verified, bonus included (tau); 1.0 is plain.
+    completion_tokens: everything that max_new_tokens bounds: plan_tokens (of the plan, or of the markers
+    around a direct answer), merged_tokens (of the answer's own text), heading_tokens (of its headings, which
+    the model does not write), and what no text shows: end tokens, white space around a branch.
+    mean_accepted: tokens per tree verified, bonus included (tau); 1.0 is plain.
     phases: seconds of skeleton, branches (or direct), keyed by name.
     """
 
@@ -138,6 +142,8 @@ class Statistics:
     mean_accepted: float = 1.0
     branches: int = 0
     cached_tokens: int = 0
+    plan_tokens: int = 0
+    heading_tokens: int = 0
     phases: dict[str, float] = field(default_factory=dict)
 
 

@@ -98,7 +98,7 @@ class Growth:
     """The n-th tree of one sequence, to be fed at rows committed .. committed + len(tree) - 1.
 
     keep: accepted node numbers of the tree before (root first), whose rows move down to end at
-          `committed`; empty for the first tree.
+          `committed`; empty for the first tree, and where nothing was accepted.
     """
 
     sequence: int
@@ -106,6 +106,11 @@ class Growth:
     committed: int
     keep: tuple[int, ...]
     tree: Tree
+
+    @property
+    def once_more(self) -> bool:
+        """Drafts of the tree before may have spoilt its root: no row behind `committed` may be read."""
+        return self.step > 1 and not self.keep
 
 
 Segment = Chunk | Growth
@@ -160,9 +165,10 @@ class Outcome:
     """What one segment led to.
 
     step:     the tree's step, 0 for a final prompt chunk.
-    accepted: accepted node numbers, root first; empty for a prompt chunk.
+    accepted: accepted node numbers, root first; empty for a prompt chunk, and where the root's logits are
+              not numbers: it is fed once more, without drafts.
     tokens:   tokens newly written: those of the accepted nodes but the root, then the bonus token;
-              cut behind the first token that ends the sequence.
+              cut behind the first token that ends the sequence. None where nothing was accepted.
     end:      why the sequence is over, or None.
     chances:  one for each of `tokens`, or none where nobody asked.
     forced:   tokens the constraint leaves no choice about, behind `tokens`; of drafted sequences alone.

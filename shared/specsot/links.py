@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,11 +23,17 @@ class Arrival:
     """A message and who sent it (a member's name, or "master").
 
     at: when it came here, by the monotonic clock in seconds; None where nobody noted it.
+    names: in the certificate of who sent it; None where none is asked for.
     """
 
     sender: str
     message: Any
     at: float | None = None
+    names: frozenset[str] | None = None
+
+    def of(self, role: str) -> bool:
+        """Whoever sent it may be this."""
+        return self.names is None or role in self.names
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,18 @@ class Link(Protocol):
     async def close(self) -> None:
         """End the link in good order; what was sent still arrives."""
         ...
+
+
+PARTING = 0.1  # seconds; peers that live hang up within milliseconds
+_parting: set[asyncio.Task[None]] = set()
+
+
+async def part_with(closing: Coroutine[Any, Any, None]) -> None:
+    """Close links, but do not wait for who may be dead: what takes longer happens beside."""
+    task = asyncio.get_running_loop().create_task(closing)
+    _parting.add(task)
+    task.add_done_callback(_parting.discard)
+    await asyncio.wait([task], timeout=PARTING)
 
 
 class Dialer(Protocol):
@@ -82,8 +100,8 @@ class Inbox:
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
 
-    def put(self, sender: str, message: Any) -> None:
-        self._queue.put_nowait(Arrival(sender, message, time.monotonic()))
+    def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
+        self._queue.put_nowait(Arrival(sender, message, time.monotonic(), names))
 
     async def get(self) -> Arrival:
         return await self._queue.get()

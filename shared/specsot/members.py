@@ -12,6 +12,8 @@ from specsot.params import DrafterName
 
 PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
+MASTER = "master"  # by this name its words arrive; nobody else may have it
+
 Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
 Transport = Literal[
@@ -119,6 +121,7 @@ class Registration:
     rtt:         seconds to the master and back; None: not measured.
     began:       when its process began, in nanoseconds since 1970; 0: nobody knows.
     number_bytes: of one number that it computes with; 0: nobody knows.
+    epoch:       the newest that it has heard of; 0: none.
     quantization: in words, how a worker's part of the base is rounded; empty: it is not. One text comes from
                  one model, so all workers say the same.
     """
@@ -145,6 +148,7 @@ class Registration:
     began: int = 0
     number_bytes: int = 0
     quantization: str = ""
+    epoch: int = 0
 
     def follows(self, other: Registration) -> bool:
         """Whether it is of the same process, or of the next one in its place."""
@@ -221,6 +225,15 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """A member gets ready: `done` of `total` pieces. With all of them done it waits for others."""
+
+    epoch: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """A member tells the master that this epoch cannot go on, and why."""
 
@@ -255,7 +268,7 @@ class Rejoined:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A member is about to go (SIGTERM)."""
+    """A member is about to go (SIGTERM), or the master is."""
 
     reason: str = "shutting down"
 

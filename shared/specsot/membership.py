@@ -6,21 +6,27 @@ Refuses to know transports (links and the way to join are passed in) and what a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
 
+from specsot.compute import explain
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.links import Arrival, Inbox, Link, Lost
-from specsot.members import Broken, Configuration, Disband, Leaving, Ready, Registration, StandBy
+from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
 
 log = structlog.get_logger()
 
 Connect = Callable[[Registration], Awaitable[Link]]
 
 FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0  # seconds between attempts to join
+ABSENCE = (
+    3.0  # seconds in which a master that said that it goes will not be back: it ends, and reads its model
+)
+TELLING = 2.0  # seconds between two words of how far getting ready is
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +69,21 @@ class Part(Protocol):
 async def take_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
     """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted, Hung."""
     farewell = asyncio.ensure_future(_call(leaving, inbox))
+    newest = 0
     try:
         while not leaving.is_set():
-            uplink = await _join(part, connect, farewell)
+            uplink = await _join(part, connect, farewell, newest)
             if uplink is not None:
-                await _serve(part, inbox, uplink, leaving)
+                newest = max(newest, await _serve(part, inbox, uplink, leaving))
     finally:
         farewell.cancel()
         await part.disband()
 
 
-async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any]) -> Link | None:
-    """Try until the master takes us; None when it is time to leave instead."""
+async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any], newest: int) -> Link | None:
+    """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
     wait = FIRST_WAIT
-    registration = await part.registration()
+    registration = replace(await part.registration(), epoch=newest)
     while not farewell.done():
         try:
             uplink = await connect(registration)
@@ -98,21 +105,40 @@ async def _call(leaving: asyncio.Event, inbox: Inbox) -> None:
     inbox.put("", _Farewell())
 
 
-async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> None:
-    """Take what arrives, then let the part do what is due; until the master is lost or we leave."""
+async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
+    """Take what arrives, then let the part do what is due; until the master is lost or we leave.
+
+    Returns the newest epoch.
+    """
     wait: float | None = None
+    newest, told = 0, False
     while not leaving.is_set():
         arrival = await _next(inbox, wait)
         while arrival is not None:
             if arrival.sender == "master" and isinstance(arrival.message, Lost):
-                log.warning("lost the master", reason=arrival.message.reason)
+                if not told:
+                    log.warning("lost the master", reason=arrival.message.reason)
                 await part.disband()
-                return
+                if told:
+                    await _wait(leaving, ABSENCE)
+                return newest
+            if arrival.sender == "master" and isinstance(arrival.message, Leaving):
+                log.info("the master leaves", reason=arrival.message.reason)
+                told = True
+            if isinstance(arrival.message, Configuration):
+                newest = max(newest, arrival.message.epoch)
             await _take(part, arrival, uplink)
             arrival = inbox.take()
         wait = await _settle(part, uplink)
     await _say(uplink, Leaving())
     await uplink.close()
+    return newest
+
+
+async def _wait(leaving: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await leaving.wait()
 
 
 async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
@@ -138,7 +164,8 @@ async def _take(part: Part, arrival: Arrival, uplink: Link) -> None:
             await part.disband()
         case StandBy(epoch):
             log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
-        case _Farewell():
+            await _handle(part, arrival, uplink)
+        case _Farewell() | Leaving():
             pass
         case _:
             await _handle(part, arrival, uplink)
@@ -148,24 +175,51 @@ async def _configure(part: Part, configuration: Configuration, uplink: Link) -> 
     try:
         await part.disband()
         await part.configure(configuration, uplink)
-    except SpecsotError as error:
-        log.error("cannot take part", epoch=configuration.epoch, reason=str(error))
-        await _say(uplink, Broken(configuration.epoch, str(error)))
+    except Exception as error:
+        reason = str(_explain(error))
+        log.error("cannot take part", epoch=configuration.epoch, reason=reason)
+        await _say(uplink, Broken(configuration.epoch, reason))
+
+
+@asynccontextmanager
+async def telling(uplink: Link, epoch: int, done: Callable[[], int], total: int) -> AsyncGenerator[None]:
+    """Tell the master meanwhile how far getting ready is: so much of `total`, and all of it in the end."""
+
+    async def tell() -> None:
+        before = None
+        while True:
+            if (now := done()) != before:
+                log.debug("getting ready", epoch=epoch, done=now, total=total)
+                await _say(uplink, Progress(epoch, min(now, total - 1), total))
+            before = now
+            await asyncio.sleep(TELLING)
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+    await _say(uplink, Progress(epoch, total, total))
 
 
 async def _handle(part: Part, arrival: Arrival, uplink: Link) -> None:
     try:
         await part.handle(arrival)
-    except SpecsotError as error:
-        await _break(part, uplink, error)
+    except Exception as error:
+        await _break(part, uplink, _explain(error))
 
 
 async def _settle(part: Part, uplink: Link) -> float | None:
     try:
         return await part.settle()
-    except SpecsotError as error:
-        await _break(part, uplink, error)
+    except Exception as error:
+        await _break(part, uplink, _explain(error))
         return None
+
+
+def _explain(error: Exception) -> SpecsotError:
+    """A bug of ours ends an epoch as anything else does that goes wrong, and not the process."""
+    return error if isinstance(error, SpecsotError) else explain("this member", error)
 
 
 async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:
@@ -183,7 +237,7 @@ async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:
         raise error
 
 
-async def _say(uplink: Link, message: Ready | Broken | Leaving) -> None:
+async def _say(uplink: Link, message: Ready | Broken | Leaving | Progress) -> None:
     """Tell the master; if it is gone, its loss arrives in the inbox anyway."""
     try:
         await uplink.send(message)

@@ -5,12 +5,13 @@ Refuses to know text, tokens, tensors, and where the numbers came from.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specsot.errors import InvalidRequest
+from specsot.errors import ContextLengthExceeded, InvalidRequest
 from specsot.forms import Form, refuse
 
 Mode = Literal["auto", "sot", "direct"]
@@ -21,7 +22,10 @@ DRAFTERS: tuple[DrafterName, ...] = ("eagle", "model", "ngram", "none")
 MAX_BIASES = 1024  # they travel with every sequence a request opens
 MAX_LOGPROBS = 20
 MAX_TOKENS = 1 << 20  # of a prompt, whatever the model
+MAX_TOKEN_ID = 2**31 - 1  # whatever the model
 MAX_MESSAGES = 4096  # of a conversation
+MAX_STOPS, MAX_TOOLS = 16, 64
+LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
 MOST_PRIORITY = 10
 MOST_SHOWN = 100  # characters of a wrong value
 MAX_SINKS = 1024
@@ -53,6 +57,26 @@ def _require_within(low: float, high: float, name: str, value: object) -> None:
 def _require_whole(low: int, high: int, name: str, value: object) -> None:
     holds = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
     _require(holds, name, f"whole, in [{low}, {high}]", value)
+
+
+def _require_ids(tokens: tuple[int, ...]) -> None:
+    """Every loop over them is one of C: there may be a million, and everybody waits meanwhile."""
+    kinds = set(map(type, tokens))
+    _require(kinds <= {int}, "tokens", "whole numbers", sorted(kind.__name__ for kind in kinds))
+    for token in (min(tokens), max(tokens)):
+        _require_whole(0, MAX_TOKEN_ID, "tokens", token)
+
+
+def check_length(positions: int, tokens: int = 0, characters: int = 0, completion: int = 0) -> None:
+    """Whether a prompt can fit a context of so many positions, by its length alone: before anything of it is
+    looked at, and before it is copied.
+
+    completion: tokens wanted behind it, for the refusal's words. Raises ContextLengthExceeded.
+    """
+    if tokens >= positions:
+        raise ContextLengthExceeded.of(positions, tokens, completion)
+    if characters > LONGEST_TOKEN * positions:
+        raise ContextLengthExceeded.of_text(positions, characters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +128,12 @@ def _require_bias(bias: tuple[tuple[int, float], ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be written. Counts are tokens; `max_parallel` counts live branches."""
+    """How much may be written. Counts are tokens; `max_parallel` counts live branches.
+
+    max_new_tokens: everything that is written for a request: a plan, which takes at most half of it and at
+    most `max_skeleton_tokens`, the headings and all branches, each at most `max_branch_tokens`; or a direct
+    answer.
+    """
 
     max_new_tokens: int = 1024
     max_branch_tokens: int | None = None
@@ -246,13 +275,24 @@ class Ask:
         self._check_policy()
         if self.form and self.mode == "sot":
             raise refuse(f"{self.form.kind} holds one answer, not a plan; mode must be direct or auto")
-        _require(all(self.stop), "stop", "non-empty strings", self.stop)
+        _require(len(self.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} stop strings", len(self.stop))
+        if not all(self.stop):
+            raise InvalidRequest("stop must not hold an empty string", "stop")
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
         if self.logprobs is not None:
             _require_whole(0, MAX_LOGPROBS, "logprobs", self.logprobs)
+        _require(len(self.tools) <= MAX_TOOLS, "tools", f"at most {MAX_TOOLS} tools", len(self.tools))
         for name in self.tools:
             fits = name.isidentifier() and len(name) <= 32
             _require(fits, "tools", "identifiers of at most 32 characters", name)
+
+    def seeded(self, seed: int | None) -> Ask:
+        """The same with another seed, in [0, 2**63); nothing of it is looked at again."""
+        if seed == self.seed:
+            return self
+        copied = copy.copy(self)
+        object.__setattr__(copied, "seed", seed)
+        return copied
 
     @property
     def policy(self) -> Window | Pruning | None:
@@ -272,14 +312,15 @@ class Ask:
 
     def _check_prompt(self) -> None:
         given = (self.prompt is not None) + bool(self.messages) + bool(self.tokens)
-        _require(given == 1, "prompt", "given, or messages, or tokens, one of them", self.prompt)
+        if given != 1:
+            raise InvalidRequest("exactly one of prompt, messages and tokens must be given", "prompt")
         if self.tokens:
             _require(self.mode == "direct", "mode", "direct where the prompt is given in tokens", self.mode)
             _require(len(self.tokens) <= MAX_TOKENS, "tokens", f"at most {MAX_TOKENS}", len(self.tokens))
-            for token in self.tokens:
-                _require_whole(0, 2**31 - 1, "tokens", token)
+            _require_ids(self.tokens)
             return
         few = len(self.messages) <= MAX_MESSAGES
         _require(few, "messages", f"at most {MAX_MESSAGES}", len(self.messages))
         said = self.prompt if self.prompt is not None else self.messages[-1].content
-        _require(bool(said.strip()), "prompt", "not empty", said)
+        if not said.strip():
+            raise InvalidRequest("prompt must not be empty", "prompt")

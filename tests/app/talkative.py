@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator
 
-from specsot.errors import InvalidRequest, Unavailable
+from specsot.errors import ContextLengthExceeded, Unavailable
 from specsot.events import Event, Finished, MergedText, Numbered, Planned, Reason, Started, Statistics
 from specsot.info import Info, ModelInfo
 from specsot.params import Ask
@@ -34,7 +34,7 @@ class TalkativeFleet:
             raise Unavailable("the ring broke")
         length = sum(len(message.content) for message in ask.messages)
         if length > self._positions:
-            raise InvalidRequest(f"{length} do not fit {self._positions}", field="max_new_tokens")
+            raise ContextLengthExceeded.of(self._positions, length, 0)
         self.asked.append(ask)
         written = ""
         yield Numbered(0, Started("r-1", "echo", ask.mode, 1, length))

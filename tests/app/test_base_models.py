@@ -80,7 +80,7 @@ def test_a_neox_plan_holds_to_the_grammar(tmp_path: Path) -> None:
     text = give_neox_text(tmp_path)
     write_model(tmp_path, "gpt_neox", vocab_size=text + 50, **WIDE)
     with SpecSoT.from_pretrained(str(tmp_path), dtype="fp32") as model:
-        answer = model.generate_sync(QUESTION, mode="sot", max_new_tokens=40)
+        answer = model.generate_sync(QUESTION, mode="sot", max_new_tokens=128)
     assert answer.skeleton.startswith("[PLAN]\n1.<")
     assert answer.branches
 

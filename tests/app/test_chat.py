@@ -88,7 +88,7 @@ def test_the_oldest_exchanges_are_left_out_where_they_do_not_fit_and_that_is_sai
 
 def test_a_question_that_never_fits_is_refused_and_nothing_is_forgotten() -> None:
     session = Session("short?", "x" * 60, "then?", positions=50)
-    assert "specsot: 60 do not fit 50" in session.err
+    assert "specsot: This model's maximum context length is 50 tokens" in session.err
     assert session.sent(1) == ["short?", "yes, short?", "then?"]
     assert session.status == 1
 

@@ -17,7 +17,7 @@ from specsot_drafter.config import read_config
 pytestmark = pytest.mark.torch
 
 QUESTION = "Give an overview of Stages of Sleep."
-ASK = dict(mode="sot", max_new_tokens=30)
+ASK = dict(mode="sot", max_new_tokens=128)
 
 
 async def answers(wanted: Wanted, *drafters: str | None) -> list[str]:

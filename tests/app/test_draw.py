@@ -67,7 +67,7 @@ def test_the_end_keeps_answer_and_figures() -> None:
     assert "## 2. REM 睡眠 🌙" in text
     for figure in (
         "sot, 3 branches",
-        "44 in the answer, 60 written",
+        "60: 44 in the answer, 9 in the plan, 4 in headings",
         "88.0",
         "2.50",
         "24",

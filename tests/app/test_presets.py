@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ from specsot.errors import InvalidRequest
 from specsot.params import Window
 from specsot_app.api import SpecSoT
 from specsot_app.asking import OPTIONS, ask_of
+from specsot_app.commands.chat import chat
+from specsot_app.commands.infer import infer
 from specsot_app.commands.options import asked_by, wanted_by
-from specsot_app.fleets import Wanted, models_of
+from specsot_app.commands.serve import serve
+from specsot_app.fleets import Wanted, kv_memory_of, models_of
 from specsot_app.lineup import services_of
 from specsot_app.presets import PRESETS, fleet_with, request_with
 
@@ -77,3 +82,18 @@ def test_workers_hear_of_the_same_bits(tmp_path: Path) -> None:
     _, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
     assert all("--batch-invariant on" in " ".join(worker.arguments) for worker in workers)
     assert "--batch-invariant" not in drafter.arguments
+
+
+def test_every_member_hears_how_much_memory_its_pages_may_take(tmp_path: Path) -> None:
+    wanted = wanted_by({"fleet": "processes", "kv_memory": "64M"})
+    master, *members = services_of(wanted, models_of(wanted), 1, tmp_path)
+    assert all("--kv-memory 64M" in " ".join(member.arguments) for member in members)
+    assert "--kv-memory" not in master.arguments
+    assert kv_memory_of(wanted) == 64 << 20
+    with pytest.raises(InvalidRequest, match="kv_memory: 'lots' is no amount of memory"):
+        models_of(Wanted(kv_memory="lots"))
+
+
+@pytest.mark.parametrize("word", [infer, chat, serve])
+def test_words_that_load_a_model_take_the_memory_for_its_pages(word: Callable[..., object]) -> None:
+    assert "kv_memory" in signature(word).parameters

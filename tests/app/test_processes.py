@@ -31,14 +31,14 @@ def specsot(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[st
 def test_three_kinds_of_processes_answer() -> None:
     done = specsot(
         "infer", "--fleet", "processes", "--layers", "0:3,3:8", "--json", "--mode", "sot",
-        "--max-new-tokens", "40", "--temperature", "0.8", "--seed", "3", "--repetition-penalty", "1.2",
+        "--max-new-tokens", "128", "--temperature", "0.8", "--seed", "3", "--repetition-penalty", "1.2",
         "--logit-bias", "5=-3", "--logprobs", "2", QUESTION
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     *before, last = map(json.loads, done.stdout.splitlines())
     assert last["event"] == "finished"
-    assert 0 < last["statistics"]["merged_tokens"] <= 40
+    assert 0 < last["statistics"]["completion_tokens"] <= 128
     told = [one for event in before if event["event"] == "merged_text" for one in event.get("logprobs", [])]
     assert [one["chosen"]["token"] for one in told] == last["tokens"]
     assert all(len(one["top"]) == 2 and one["top"][0]["logprob"] <= 0 for one in told)
@@ -104,3 +104,33 @@ def test_a_fleet_serves_until_it_is_told_to_stop(tmp_path: Path, capsys: pytest.
     fleet.send_signal(signal.SIGTERM)
     assert fleet.wait(60) == 0
     assert main(["health", master]) == 1
+
+
+def test_what_is_being_answered_ends_before_a_fleet_that_is_told_to_stop(tmp_path: Path) -> None:
+    """The master goes first: its members stay until the answer is written, and nothing is formed anew."""
+    said = tmp_path / "said"
+    serve = [sys.executable, "-m", "specsot_app", "serve", "--port", "0", "--grace", "60"]
+    with (
+        said.open("w") as log,
+        subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=log, text=True) as fleet,
+    ):
+        assert fleet.stdout is not None
+        master = fleet.stdout.readline().split()[1]
+        asking = ["infer", "--master", master, "--json", "--mode", "sot", "--max-new-tokens", "600", QUESTION]
+        undisturbed = json.loads(specsot(*asking).stdout.splitlines()[-1])
+        command = [sys.executable, "-m", "specsot_app", *asking]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            lines = [client.stdout.readline() for _ in range(4)]
+            fleet.send_signal(signal.SIGTERM)
+            lines.append(client.stdout.readline())
+            fleet.send_signal(signal.SIGTERM)  # as `timeout` does
+            lines += client.stdout.readlines()
+    assert (client.returncode, fleet.returncode) == (0, 0)
+    assert json.loads(lines[-1])["text"] == undisturbed["text"]
+    told = said.read_text().splitlines()
+    after = told[next(number for number, line in enumerate(told) if "leaving" in line) :]
+    assert any("finished" in line for line in after), "it was written before the fleet was told to stop"
+    assert [line.split()[0] for line in after[:2]] == ["master", "master"]
+    noise = ("fits", "ring complete", "lost", "epoch", "waiting for the ring", "warning", "error")
+    assert [line for line in after if any(word in line for word in noise)] == []

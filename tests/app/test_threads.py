@@ -15,9 +15,11 @@ import asyncio, os
 from specsot_app.fleets import Wanted, open_fleet
 from specsot_app.asking import ask_of
 
+ASK = ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=64, max_branch_tokens=8)
+
 async def main():
     fleet = await open_fleet(Wanted(drafter="{drafter}", stages=2))
-    async for _ in fleet.generate(ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=12)):
+    async for _ in fleet.generate(ASK):
         pass
     print(len(os.listdir("/proc/self/task")))
     await fleet.close()

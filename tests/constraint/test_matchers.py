@@ -1,15 +1,30 @@
-"""Matchers of one form: worn-out ones are replaced by what was compiled beforehand, once for everybody."""
+"""Built beside the laps: matchers before they are worn out, grammars and counts before a mask asks."""
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
+import random
+import threading
+from concurrent.futures import Executor, Future, wait
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("llguidance")
 
+from specsot.constraint import automaton, grammar_of, warm
+from specsot.constraint.choices import Choices
+from specsot.constraint.compiling import COMPILER
 from specsot.constraint.matchers import Matchers
+from specsot.constraint.spelling import Spelling
+from specsot.forms import Form
+from specsot.frames import Opening
+from specsot.skeleton import PlanRules
+from specsot.vocabulary import describe, read_vocabulary
+from tests.constraint.vocabularies import SINGLE
+
+DEMO = read_vocabulary(Path(__file__).parents[2] / "models" / "demo" / "base", 8192)
 
 
 class Compiled:
@@ -83,3 +98,68 @@ def test_one_that_waits_for_other_forms_is_compiled_by_who_needs_it() -> None:
     assert house.here == 1
     house.work()
     assert house.compiled == 3, "what was no longer needed was compiled too"
+
+
+def test_no_grammar_is_built_on_the_thread_that_asks_for_it() -> None:
+    """It is the one that computes laps."""
+    busy = threading.Event()
+    COMPILER.submit(busy.wait)
+    try:
+        plan = Opening(1, 1, plan=PlanRules(tools=("a tool of its own",)))
+        form = Opening(2, 1, form=Form("choice", ("a text of its own", "b")))
+        coming = [grammar_of(DEMO, one) for one in (plan, form)]
+        assert [one and one.done() for one in coming] == [False, False]
+    finally:
+        busy.set()
+    plans, forms = (one.result() for one in coming if one)
+    assert (
+        plans.mask(plans.start(), 400).tolist()
+        == automaton(DEMO, plan.plan).mask(plans.start(), 400).tolist()
+    )
+    assert forms.mask(forms.start(), 40).any()
+
+
+def test_what_most_requests_are_held_by_is_built_before_they_come() -> None:
+    vocabulary = describe(SINGLE.bytes)
+    warm(vocabulary)
+    wait([COMPILER.submit(lambda: None)])
+    for direct in (True, False):
+        coming = grammar_of(vocabulary, Opening(1, 1, plan=PlanRules(direct)))
+        assert coming is not None
+        assert coming.done()
+
+
+def test_a_choice_counts_its_spellings_once_when_it_is_compiled() -> None:
+    counted: list[bytes] = []
+
+    class Counting(Spelling):
+        def counts(self, text: bytes, ceiling: int) -> list[int]:
+            counted.append(text)
+            return super().counts(text, ceiling)
+
+    texts = ("a lake", "a pond", "b")
+    choices = Choices(SINGLE, texts, Counting(SINGLE))
+    assert counted == [text.encode() for text in texts]
+    for remaining in (1, 3, 6, 9):
+        choices.fit(np.ones(len(SINGLE), dtype=np.bool_), b"a", remaining)
+    assert len(counted) == len(texts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_choice_leaves_the_tokens_behind_which_one_of_its_texts_can_be_ended(seed: int) -> None:
+    dice = random.Random(seed)
+    texts = ["".join(dice.choices("ab", k=dice.randrange(1, 9))) for _ in range(dice.randrange(1, 6))]
+    written = dice.choice(texts)[: dice.randrange(4)].encode()
+    vocabulary = describe([b"a", b"b", b"ab", b"ba", b"aab", None, b"bbbb"])
+    spelling, remaining = Spelling(vocabulary), dice.randrange(1, 6)
+
+    def fits(token: bytes | None) -> bool:
+        longer = written + (token or b"")
+        rests = [text.encode()[len(longer) :] for text in texts if text.encode().startswith(longer)]
+        return any(spelling.count(rest, 99) < remaining for rest in rests)
+
+    allowed = np.array([bool(token) for token in vocabulary.bytes], dtype=np.bool_)
+    found = Choices(vocabulary, texts).fit(allowed, written, remaining)
+    roomy = all(len(text) - len(written) <= remaining for text in texts if text.encode().startswith(written))
+    wanted = allowed if roomy else [fits(token) if token else False for token in vocabulary.bytes]
+    assert found.tolist() == list(wanted)

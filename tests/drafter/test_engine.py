@@ -322,3 +322,18 @@ def test_what_was_accepted_is_learned(head: DraftHead, text: Text) -> None:
     (draft,) = engine.draft()
     engine.learn(replace(text.lesson(1, 10, 13, 2, final=True), fed=len(draft.tree), seconds=1.0))
     assert tuner_of(engine).acceptance.chances()[0] > HOPE
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6])
+def test_ids_that_what_drafts_lacks_end_the_drafting_of_their_sequence_alone(
+    head: DraftHead, text: Text, engine: DraftEngine, wrong: int
+) -> None:
+    """An embedding would read past its end, and the drafter be gone."""
+    lane = engine.lanes["eagle"]
+    engine = DraftEngine({"eagle": (lane.drafter, lane.rule)}, configuration(SHAPE, 40, PAGE_ROWS), ids=256)
+    open_with(engine, opening(1, 40), opening(2, 40))
+    spoilt = Text((*text.tokens[:20], wrong, *text.tokens[21:]), text.rows)
+    engine.learn(spoilt.lesson(1, 0, 40, 1, final=True))
+    engine.learn(text.lesson(2, 0, 40, 1, final=True))
+    drafts = {draft.sequence: draft.tree for draft in engine.draft()}
+    assert drafts == {1: single(text.tokens[40]), 2: expected(head, text, 40)}

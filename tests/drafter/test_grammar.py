@@ -36,6 +36,7 @@ def vocabulary(demo_model: Path) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def rules(vocabulary: Vocabulary) -> TokenAutomaton:
+    wait([grammar_of(vocabulary, opening(1, 9, plan=RULES))])
     return automaton(vocabulary, RULES)
 
 

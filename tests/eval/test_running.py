@@ -85,7 +85,7 @@ async def test_a_fleet_has_answered_both_ways_before_an_answer_counts() -> None:
         return speaker
 
     assert await warmed(opener)(ELSEWHERE) is speaker
-    assert [(one.mode, one.limits.max_new_tokens) for one in speaker.asked] == [("direct", 24), ("sot", 24)]
+    assert [(one.mode, one.limits.max_new_tokens) for one in speaker.asked] == [("direct", 64), ("sot", 64)]
     speaker.left = 0
     with pytest.raises(Broken):
         await warmed(opener)(ELSEWHERE)

@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from specsot.info import ReplicaInfo
 from specsot.params import Ask, Limits
-from tests.faults.checker import check, tell
+from tests.faults.checker import HARMLESS, check, tell
 from tests.faults.clients import Client, Habit
-from tests.faults.history import History, Hurt, Looked, Rested
+from tests.faults.history import History, Hurt, Incomplete, Looked, Rested
 from tests.faults.net import KEEPALIVE
+from tests.faults.parts import AT_GRAMMAR, LIES, POISONS
 from tests.faults.virtual import run
 from tests.faults.world import CONDUCT, Honest, Shape, World
 
@@ -28,7 +29,34 @@ ASKS = [
     for mode in ("direct", "sot")
     for kept in (False, True)
 ]
+WORDS = " responsibilities" * 1000  # so long a prompt is made into tokens in a thread
+LONG = [
+    Ask(prompt=QUESTIONS[0] + WORDS, mode="direct", seed=1, limits=Limits(max_new_tokens=80), resumable=kept)
+    for kept in (False, True)
+]
+REFUSED = (
+    replace(ASKS[0], model="another"),
+    replace(ASKS[0], limits=Limits(max_new_tokens=4096)),
+    Ask(prompt="What? " * (1 << 17), mode="sot"),
+    Ask(tokens=(300, 8192), mode="direct"),
+    Ask(tokens=(300,) * 4096, mode="direct"),
+)
 NOTICE = KEEPALIVE + 3.0  # seconds within which a peer that cannot be reached must have been noticed
+KINDS = (
+    "kill",
+    "kill",
+    "freeze",
+    "cut",
+    "leave",
+    "restart",
+    "hang",
+    "vanish",
+    "stall",
+    "stall",
+    "slow",
+    "pause",
+)
+SLOW = 100.0  # times as long as usual
 SETTLING = 120.0  # seconds until the ring must be complete once nobody hurts it any more
 
 _answers: dict[Ask, str] = {}
@@ -55,13 +83,90 @@ class Campaign:
 
 def draw(seed: int) -> Campaign:
     rng = random.Random(seed)
-    skill, journal = rng.choice((0.0, 0.5, 0.9)), rng.random() < 0.5
-    shape = Shape(rng.choice((1, 2, 2, 3)), rng.random() < 0.8, skill, journal)
-    clients = tuple((rng.uniform(0, 10), rng.choice(ASKS), _habit(rng)) for _ in range(rng.randint(3, 7)))
-    kinds = ("kill", "kill", "freeze", "cut", "leave", "restart", "hang", "vanish")
-    victims = [f"worker-{n}" for n in range(shape.stages)] + ["drafter"] * shape.drafter
-    faults = tuple(_fault(rng, rng.choice(kinds), victims, journal) for _ in range(rng.randint(1, 3)))
-    return Campaign(shape, clients, faults)
+    theme = rng.choice(("faults", "faults", "faults", "stalls", "poison", "hostile", "lies", "crowd"))
+    shape = _shape(rng, theme)
+    clients = [(rng.uniform(0, 10), rng.choice(ASKS), _habit(rng)) for _ in range(rng.randint(3, 7))]
+    victims = [f"worker-{n}" for n in range(shape.stages * shape.replicas)] + ["drafter"] * shape.drafter
+    faults: list[Fault] = []
+    match theme:
+        case "faults":
+            faults = [
+                _fault(rng, rng.choice(KINDS), victims, shape.journal) for _ in range(rng.randint(1, 3))
+            ]
+            if rng.random() < 0.3:
+                faults += _while_it_stands_still(rng, victims)
+        case "stalls":
+            faults = [_stall(rng, [*victims, "master"]) for _ in range(rng.randint(2, 6))]
+        case "poison":
+            clients.append(_poison(rng))
+            faults = [_stall(rng, [*victims, "master"]) for _ in range(rng.randint(0, 1))]
+        case "hostile":
+            clients += [_hostile(rng) for _ in range(rng.randint(2, 6))]
+            faults = [_stall(rng, [*victims, "master"]) for _ in range(rng.randint(0, 2))]
+        case "crowd":
+            shape = replace(shape, rows=16, nodes=24)
+        case _:
+            faults = [_fault(rng, rng.choice(("kill", "leave")), victims, False)] * (rng.random() < 0.3)
+    return Campaign(shape, tuple(clients), tuple(faults))
+
+
+def _shape(rng: random.Random, theme: str) -> Shape:
+    lies = theme == "lies"
+    replicas = 2 if rng.random() < (0.6 if theme == "hostile" else 0.1) else 1
+    stages, drafter = rng.choice((1, 2, 2, 3) if replicas == 1 else (1, 2)), rng.random() < 0.8 or lies
+    return Shape(
+        stages=stages,
+        drafter=drafter,
+        skill=rng.choice((0.0, 0.5, 0.9)),
+        journal=rng.random() < 0.5,
+        replicas=replicas,
+        rows=rng.choice((16, 32, 64)),
+        nodes=rng.choice((6, 6, 24)),
+        taps=drafter and rng.random() < 0.6,
+        lie=rng.choice(LIES) if lies else "",
+        losses=rng.choice((0.0, 0.01, 0.05)) if theme in ("faults", "lies") else 0.0,
+        poisoned=rng.randrange(stages),
+    )
+
+
+def _stall(rng: random.Random, whom: list[str]) -> Fault:
+    """What must alarm nobody: a loop stands still for a moment, everybody for long, or work takes long."""
+    kind, at = rng.choice(("stall", "stall", "slow", "pause")), rng.uniform(0, 15)
+    if kind == "pause":
+        return Fault(kind, "everybody", at, rng.uniform(1.0, 60.0))
+    if kind == "slow":
+        return Fault(kind, rng.choice(whom[:-1]), at, rng.uniform(2.0, 10.0))
+    return Fault(kind, rng.choice(whom), at, rng.uniform(0.1, HARMLESS))
+
+
+def _while_it_stands_still(rng: random.Random, victims: list[str]) -> list[Fault]:
+    """Much happens before the master hears of any of it."""
+    at, lasts = rng.uniform(0, 10), rng.uniform(4.0, 19.5)
+    inside = Fault("kill", rng.choice(victims), at + rng.uniform(0, 2.0))
+    return [Fault("stall", "master", at, lasts), inside]
+
+
+def _poison(rng: random.Random) -> tuple[float, Ask, Habit]:
+    seed = rng.choice(POISONS)
+    mode = "sot" if seed == AT_GRAMMAR else rng.choice(("direct", "sot"))
+    asks = [ask for ask in ASKS if ask.mode == mode]
+    return rng.uniform(0, 10), replace(rng.choice(asks), seed=seed), Habit(once=True)
+
+
+def _hostile(rng: random.Random) -> tuple[float, Ask, Habit]:
+    at = rng.uniform(0, 10)
+    match rng.choice(("twin", "twin", "storm", "pry", "refused", "slow")):
+        case "twin":
+            twin = rng.choice((0.0, 0.002, 0.01, 0.5))
+            return at, rng.choice((*LONG, *ASKS)), Habit(twin=twin, once=True)
+        case "storm":
+            return at, rng.choice(ASKS), Habit(stop=rng.randint(1, 20), storm=50)
+        case "pry":
+            return at, rng.choice(ASKS), Habit(pries=True)
+        case "refused":
+            return at, rng.choice(REFUSED), Habit(refused=True, once=True)
+        case _:
+            return at, rng.choice(ASKS), Habit(pause=3.0)
 
 
 def _habit(rng: random.Random) -> Habit:
@@ -81,6 +186,10 @@ def _habit(rng: random.Random) -> Habit:
 
 def _fault(rng: random.Random, kind: str, victims: list[str], journal: bool) -> Fault:
     at, lasts, whom = rng.uniform(0, 15), rng.choice((2.0, 10.0, 25.0)), rng.choice(victims)
+    if kind == "stall":
+        return Fault(kind, rng.choice((whom, "master")), at, rng.choice((5.0, 19.0)))
+    if kind in ("slow", "pause"):
+        return Fault(kind, "everybody" if kind == "pause" else whom, at, lasts)
     if kind == "hang":
         whom = victims[0] if whom == "drafter" else whom
     if kind == "restart":
@@ -94,7 +203,7 @@ def _fault(rng: random.Random, kind: str, victims: list[str], journal: bool) -> 
 def answers() -> dict[Ask, str]:
     """What a fleet to which nothing happens answers; found out once."""
     if not _answers:
-        calm = Campaign(Shape(1, False), tuple((0.0, ask, Habit()) for ask in ASKS), ())
+        calm = Campaign(Shape(1, False), tuple((0.0, ask, Habit()) for ask in (*ASKS, *LONG)), ())
         for story in tell(play(calm, 0)).values():
             assert story.finished is not None, story.ended
             _answers[story.asked.ask] = story.finished.text
@@ -114,13 +223,20 @@ def play(campaign: Campaign, seed: int, between: Honest | None = None) -> Histor
 async def _play(campaign: Campaign, seed: int, between: Honest | None, place: Path) -> History:
     journal = place if campaign.shape.journal else None
     world = World(random.Random(seed), campaign.shape, between, journal)
-    assert await world.complete(SETTLING), "the ring never was complete"
+    if campaign.shape.lie:
+        world.recorder.note(Hurt("lie", "drafter"))
+    if not await world.complete(SETTLING):
+        world.recorder.note(Incomplete(world.lacking()))
+        await world.close()
+        return world.recorder.seen
     async with asyncio.TaskGroup() as group:
         for number, (at, ask, habit) in enumerate(campaign.clients):
             group.create_task(_after(at, Client(world, f"r{number}", ask, habit).live))
         for fault in campaign.faults:
             group.create_task(_after(fault.at, lambda fault=fault: _hurt(world, fault)))
     settled = await world.complete(SETTLING)
+    if not settled:
+        world.recorder.note(Incomplete(world.lacking()))
     await asyncio.sleep(CONDUCT.keep_for + 1.0)
     left = (*world.left(), ("ring incomplete", not settled), ("crashes", len(world.crashed)))
     world.recorder.note(Rested(left))
@@ -134,7 +250,7 @@ async def _after(seconds: float, act: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _hurt(world: World, fault: Fault) -> None:
-    world.recorder.note(Hurt(fault.kind, fault.whom))
+    world.recorder.note(Hurt(fault.kind, fault.whom, fault.lasts))
     members = [world.members[name] for name in fault.whom.split() if name in world.members]
     match fault.kind:
         case "kill":
@@ -145,6 +261,21 @@ async def _hurt(world: World, fault: Fault) -> None:
             members[0].vanish()
         case "leave":
             members[0].leaving.set()
+        case "stall":
+            host = members[0].host if members else world.house.host
+            host.stall()
+            await asyncio.sleep(fault.lasts)
+            host.go_on()
+        case "slow":
+            host = members[0].host
+            host.slow = SLOW
+            await asyncio.sleep(fault.lasts)
+            host.slow = 1.0
+        case "pause":
+            hosts = world.hosts
+            world.net.freeze(*hosts)
+            await asyncio.sleep(fault.lasts)
+            world.net.thaw(*hosts)
         case "restart" | "revive":
             world.restart_master()
         case "freeze":

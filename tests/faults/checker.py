@@ -1,15 +1,17 @@
 """Whether a history keeps the rules that always hold; every line of its verdict begins with a rule's number.
 
 Pure. Refuses to know how the history came about. The numbers are those of the rules of the service:
-1 streams are whole, 2 the text is the undisturbed one, 4 a drafter's end is nobody's, 5 nothing is left
-behind, 9 everything ends and is noticed in time, 11 nothing old is taken, 12 who comes and goes loses
-nothing, 14 points do not spoil each other.
+1 streams are whole, 2 the text is the undisturbed one, 3 nobody waits for ever for a first token, 4 a
+drafter's end, or lie, is nobody's, 5 nothing is left behind, 6 of a poisonous or refused request nobody
+else fails, 7 a request is in one ring, 8 nobody who lives is called lost, 9 everything ends and is noticed in
+time, 10 who has a stream is in the roll, 11 nothing old is taken, 12 who comes and goes loses nothing, 13 a
+ring that nobody hurts is complete, 14 points do not spoil each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specsot.events import (
     BranchFinished,
@@ -22,22 +24,14 @@ from specsot.events import (
     Reason,
 )
 from specsot.params import Ask
-from tests.faults.history import (
-    Asked,
-    Ended,
-    Formed,
-    Got,
-    History,
-    Hurt,
-    Lapped,
-    Looked,
-    Rested,
-    Resumed,
-    Stopped,
-    Worked,
-)
+from tests.faults.history import Asked, Ended, Got, History, Hurt, Resumed, Stopped
+from tests.faults.parts import POISONS
+from tests.faults.rules import HARMLESS, check_ring, harmless
 
+REFUSALS = ("InvalidRequest", "NotFound", "Overloaded", "Unavailable")
 LATE = 1.0  # seconds a call may outlive its deadline
+__all__ = ["HARMLESS", "check", "tell"]
+
 _WELL = (Reason.STOP, Reason.LENGTH)
 
 
@@ -76,12 +70,13 @@ def check(history: History, answers: Mapping[Ask, str]) -> list[str]:
     """Everything that is wrong. answers: of the undisturbed fleet, by what was asked."""
     stories = tell(history)
     hurts = [(at, entry) for at, entry in history if isinstance(entry, Hurt)]
+    poisoned = any(story.asked.ask.seed in POISONS for story in stories.values())
     found: list[str] = []
     for id, story in stories.items():
         for rule in (_whole, _same, _points):
             found += [f"{line} ({id})" for line in rule(story, answers)]
-        found += [f"{line} ({id})" for line in (*_ends(story), *_excused(story, hurts))]
-    return [*found, *_noticed(history), *_young(history), *_rested(history)]
+        found += [f"{line} ({id})" for line in (*_ends(story, hurts), *_excused(story, hurts, poisoned))]
+    return [*found, *check_ring(history)]
 
 
 def tell(history: History) -> dict[str, Story]:
@@ -121,7 +116,7 @@ def _whole(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
 
 def _same(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
     """Rule 2: token for token the answer of a fleet that nothing happens to; cut short, its beginning."""
-    end, whole = story.finished, answers[story.asked.ask]
+    end, whole = story.finished, answers.get(replace(story.asked.ask, seed=1), "")
     merged = "".join(event.text for event in story.events if isinstance(event, MergedText))
     if not whole.startswith(merged):
         yield "2 the text is not that of the undisturbed fleet"
@@ -161,79 +156,48 @@ def _points(story: Story, answers: Mapping[Ask, str]) -> Iterable[str]:
             yield "14 the answer is not its points in the plan's order"
 
 
-def _ends(story: Story) -> Iterable[str]:
-    """Rule 9: every call ends, by its deadline where it has one."""
+def _ends(story: Story, hurts: list[tuple[float, Hurt]]) -> Iterable[str]:
+    """Rule 9: every call ends, by its deadline where it has one; later only where the master stood still."""
     if story.ended is None:
         yield "9 it never ended"
         return
     timeout = story.asked.timeout
     took = story.ended_at - story.at
-    if timeout is not None and took > timeout + LATE:
+    still = sum(hurt.lasts for _, hurt in hurts if hurt.whom in ("master", "everybody"))
+    if timeout is not None and took > timeout + LATE + still:
         yield f"9 it ended after {took:.1f} s, its deadline was {timeout:g} s"
 
 
-def _excused(story: Story, hurts: list[tuple[float, Hurt]]) -> Iterable[str]:
+def _excused(story: Story, hurts: list[tuple[float, Hurt]], poisoned: bool) -> Iterable[str]:
     """Who fails, fails for what happened to the ring while it was there, or for what its client did."""
-    ended, end = story.ended, story.finished
+    ended, end, asked = story.ended, story.finished, story.asked
     failed = end is not None and end.reason not in (*_WELL, Reason.CANCELLED)
     if end is not None and end.reason is Reason.CANCELLED and not story.stopped:
         yield "1 it was cancelled, but not by its client"
-    if ended is None or (ended.error is None and not failed):
+    if asked.refused:
+        if ended and ended.error not in REFUSALS:
+            yield f"6 it ought to be refused, and ended with {ended.error}: {ended.message}"
         return
-    if ended.error == "TimedOut" and story.asked.timeout is not None:
+    if ended is None or (ended.error is None and not failed) or asked.ask.seed in POISONS:
         return
-    kinds = {_cause(hurt) for at, hurt in hurts if at <= story.ended_at}
-    excuses = {"stage"} if story.asked.ask.resumable and story.asked.timeout is None else {"stage", "revive"}
+    if ended.error == "TimedOut" and asked.timeout is not None:
+        return
+    if ended.error in ("InvalidRequest", "Cancelled") and asked.twin:  # one of both has it
+        return
+    kinds = {_cause(hurt) for at, hurt in hurts if at <= story.ended_at} - {None}
+    excuses = {"stage"} if asked.ask.resumable and asked.timeout is None else {"stage", "revive"}
     if ended.error in ("Unavailable", "NotFound", "Overloaded") and kinds & excuses:
         return
-    rule = {frozenset({"drafter"}): 4, frozenset({"leave"}): 12}.get(frozenset(kinds), 1)
-    yield f"{rule} it failed with {ended.error}: {ended.message}"
+    rule = {frozenset({"drafter"}): 4, frozenset({"leave"}): 12, frozenset({"poison"}): 6}
+    yield f"{rule.get(frozenset(kinds), 6 if poisoned else 1)} it failed with {ended.error}: {ended.message}"
 
 
-def _cause(hurt: Hurt) -> str:
-    """revive: the master began anew with a journal, so that who is resumable has no excuse."""
+def _cause(hurt: Hurt) -> str | None:
+    """What may have come of it: nothing, where it must alarm nobody. revive: the master began anew with a
+    journal, so that who is resumable has no excuse.
+    """
+    if harmless(hurt):
+        return None
     if hurt.whom == "drafter":
         return "drafter"
-    return hurt.kind if hurt.kind in ("leave", "revive") else "stage"
-
-
-def _noticed(history: History) -> Iterable[str]:
-    """Rule 9: a peer that does not answer is noticed."""
-    return (f"9 nobody noticed {e.whom}" for _, e in history if isinstance(e, Looked) and e.unnoticed)
-
-
-def _young(history: History) -> Iterable[str]:
-    """Rule 11: epochs only grow, for everybody; frames and results are of the newest, each once, in order."""
-    formed: dict[str, int] = {}
-    frames: dict[tuple[str, int], int] = {}
-    newest: dict[str, int] = {}  # epoch of each member, whichever of its lives
-    over: set[int] = set()  # epochs that a member has left for another
-    for _, entry in history:
-        match entry:
-            case Formed(member, epoch):
-                if epoch <= formed.get(member, 0):
-                    yield f"11 {member} was formed for epoch {epoch} behind {formed[member]}"
-                formed[member], name = epoch, member.partition("#")[0]
-                over.add(newest.get(name, 0))
-                newest[name] = epoch
-            case Worked(member, epoch, number):
-                if epoch != formed.get(member):
-                    yield f"11 {member} worked on epoch {epoch}, formed for {formed.get(member)}"
-                if number != frames.get((member, epoch), 0) + 1:
-                    yield f"11 {member} worked on frame {number} of epoch {epoch} out of order"
-                frames[member, epoch] = number
-            case Lapped(epoch, number):
-                if epoch in over:
-                    yield f"11 the master took a result of epoch {epoch}, which was over"
-                if number and number <= frames.get(("", epoch), 0):
-                    yield f"11 the master took result {number} of epoch {epoch} twice"
-                frames["", epoch] = max(number, frames.get(("", epoch), 0))
-            case _:
-                pass
-
-
-def _rested(history: History) -> Iterable[str]:
-    """Rule 5: at rest nothing is left of anybody."""
-    for _, entry in history:
-        if isinstance(entry, Rested):
-            yield from (f"5 {count} {name} are left" for name, count in entry.left if count)
+    return hurt.kind if hurt.kind in ("leave", "revive", "poison") else "stage"

@@ -1,7 +1,11 @@
-"""Hosts and the lanes between them: messages take their time, lanes are cut, hosts freeze and die.
+"""Hosts and the lanes between them: messages take their time, lanes are cut, hosts stall, freeze and die.
 
 Refuses to know what is sent. A lane keeps what every link promises: in order, once, or lost at both ends.
 What cannot pass waits, as TCP has it, until keepalive takes the lane for dead.
+
+A host that stalls runs nothing: its timers are late, and what arrives waits in its kernel, which still
+answers keepalive. A host that is frozen does not answer that either. Behind both, what was due runs before
+what came: an event loop runs its timers before the messages that it has just read reach anybody.
 """
 
 from __future__ import annotations
@@ -10,35 +14,69 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from typing import Any
 
 from specsot.errors import Unavailable
+from tests.faults.virtual import PROCESS, VirtualLoop
 
 KEEPALIVE = 15.0  # seconds a lane may be blocked; gRPC's pings and their patience in rpc/options.py
+RETRANSMISSION = (0.2, 1.0)  # seconds until a lost packet was sent again
 
-Act = Callable[[], None]
+Act = Callable[[], object]
 
 
 class Host:
-    """One process. What it is told while it is frozen reaches it when it thaws. hung: its compute is."""
+    """One process: a virtual.Process. hung: its compute is. slow: times as long as it computes.
+
+    context: of everything that runs on it.
+    """
 
     def __init__(self, name: str) -> None:
-        self.name, self.alive, self.frozen, self.hung = name, True, False, False
-        self._held: list[Act] = []
+        self.name, self.alive, self.frozen, self.hung, self.slow = name, True, False, False, 1.0
+        self.context = copy_context()
+        self.context.run(PROCESS.set, self)
+        self._stops = 0
+        self._held: list[asyncio.Handle] = []
+        self._arrived: list[Act] = []
+
+    @property
+    def stalled(self) -> bool:
+        return self._stops > 0
+
+    def hold(self, handle: asyncio.Handle) -> None:
+        self._held.append(handle)
 
     def tell(self, act: Act) -> None:
+        """Something arrives."""
         if not self.alive:
             return
-        if self.frozen:
-            self._held.append(act)
+        if self.stalled:
+            self._arrived.append(act)
         else:
-            act()
+            asyncio.get_running_loop().call_soon(act, context=self.context)
 
-    def thaw(self) -> None:
-        self.frozen = False
+    def stall(self) -> None:
+        """Until as many calls of `go_on`."""
+        self._stops += 1
+
+    def go_on(self) -> None:
+        self._stops = max(self._stops - 1, 0)
+        if self.stalled:
+            return
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
         held, self._held = self._held, []
-        for act in held:
+        arrived, self._arrived = self._arrived, []
+        for handle in held:
+            loop.resume(handle)
+        for act in arrived:
             self.tell(act)
+
+    def release(self) -> None:
+        """The run is over: nothing stands still any more."""
+        self._stops = 0
+        self.go_on()
 
 
 class Lane:
@@ -82,14 +120,15 @@ class Lane:
             self._pump()
         elif self._since is None:
             self._since = since = self._net.now
-            asyncio.get_running_loop().call_later(KEEPALIVE, self._give_up, since)
+            self._net.at(since + KEEPALIVE, self._give_up, since)
 
     def _give_up(self, since: float) -> None:
-        if self._since == since:
+        """Where both stand still, nobody counts."""
+        if self._since == since and not (self.source.frozen and self.target.frozen):
             self.lose("keepalive")
 
     def _wait(self) -> None:
-        asyncio.get_running_loop().call_at(self._queue[-1][0], self._pump)
+        self._net.at(self._queue[-1][0], self._pump)
 
     def _pump(self) -> None:
         while self._queue and self._queue[0][0] <= self._net.now and not self._net.blocked(self):
@@ -98,10 +137,14 @@ class Lane:
 
 
 class Net:
-    """All lanes there ever were, and what lies between hosts."""
+    """All lanes there ever were, and what lies between hosts.
 
-    def __init__(self, rng: random.Random, slowest: float = 0.05) -> None:
-        self._rng, self._slowest = rng, slowest
+    losses: how many of all messages are sent a second time, as packets are that got lost.
+    """
+
+    def __init__(self, rng: random.Random, slowest: float = 0.05, losses: float = 0.0) -> None:
+        self._rng, self._slowest, self._losses = rng, slowest, losses
+        self.context = Context()  # of no host: what is under way gets there, whoever stands still
         self._cut: set[frozenset[str]] = set()
         self._lanes: list[Lane] = []
 
@@ -110,7 +153,13 @@ class Net:
         return asyncio.get_running_loop().time()
 
     def delay(self) -> float:
+        if self._losses and self._rng.random() < self._losses:
+            return self._rng.uniform(*RETRANSMISSION)
         return self._rng.uniform(0.0005, self._slowest)
+
+    def at(self, when: float, act: Callable[..., object], *args: Any) -> None:
+        """Whoever stands still then."""
+        asyncio.get_running_loop().call_at(when, act, *args, context=self.context)
 
     def open(self, source: Host, target: Host, deliver: Callable[[Any], None]) -> Lane:
         """Raises Unavailable: nobody can be reached there now."""
@@ -135,17 +184,22 @@ class Net:
         self._cut.discard(frozenset((one, other)))
         self._look()
 
-    def freeze(self, host: Host) -> None:
-        host.frozen = True
+    def freeze(self, *hosts: Host) -> None:
+        for host in hosts:
+            host.frozen = True
+            host.stall()
         self._look()
 
-    def thaw(self, host: Host) -> None:
-        host.thaw()
+    def thaw(self, *hosts: Host) -> None:
+        for host in hosts:
+            host.frozen = False
+            host.go_on()
         self._look()
 
     def kill(self, host: Host) -> None:
-        """Its kernel hangs up for it."""
+        """Its kernel hangs up for it. What it would still do, it does to nobody."""
         host.alive = False
+        host.release()
         for lane in tuple(self._lanes):
             if host in (lane.source, lane.target):
                 lane.lose("connection reset")

@@ -1,73 +1,52 @@
-"""A drafter of its own that guesses, beside the product's WorkerPart on stages without weights.
+"""Members' parts that err on demand: a drafter that guesses, or lies, and stages that die of one request.
 
-Refuses to know masters and nets. The product's drafter measures its costs by the clock: it would not do the
-same twice.
+Refuses to know masters and nets. Around them are the product's WorkerPart and DrafterPart.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from specsot.frames import Draft, Drafts, Features, Lesson
-from specsot.links import Arrival, Dialer, Link, Lost
-from specsot.members import Configuration, Ready, Registration
+import torch
+
+from specsot.constraint import Grammar
+from specsot.errors import ModelError
+from specsot.frames import Draft, Features, Frame, Growth, Lesson, Opening, Outcome, Result, tokens_of
+from specsot.links import Link
+from specsot.members import Configuration, Head, Range, Registration
+from specsot.model.config import read_config
 from specsot.tree import Tree
-from specsot_app.mock.voice import Voice, read, read_all
+from specsot_app.mock.members import Mock, MockWorker
+from specsot_app.mock.voice import read, read_all
+from specsot_drafter.part import DrafterPart
+from specsot_worker.provider import LayerRange
+from specsot_worker.verdict import LastStage
+
+Lie = Literal["", "ids", "roots", "steps", "forged"]
+LIES: tuple[Lie, ...] = ("ids", "roots", "steps", "forged")
+
+# Requests are known to stages by their seed alone. What dies of these:
+AT_PROMPT, AT_LAP, AT_GRAMMAR = 1001, 1002, 1003
+POISONS = (AT_PROMPT, AT_LAP, AT_GRAMMAR)
+LAP = 3  # the lap of an epoch that AT_LAP kills
 
 
-class GuessingDrafter:
-    """A drafter that is right with probability `skill`, and takes its time."""
+class Guesser:
+    """What a DraftEngine is to its part: right with probability `skill`, unless it lies."""
 
-    def __init__(
-        self, registration: Registration, dialer: Dialer, voice: Voice, rng: random.Random, skill: float
-    ) -> None:
-        self._registration, self._dialer, self._voice = registration, dialer, voice
-        self._rng, self._skill = rng, skill
-        self._now: tuple[Configuration, Link] | None = None
+    rest, free_pages = 0, 0
+
+    def __init__(self, mock: Mock, rng: random.Random, skill: float, nodes: int, lie: Lie) -> None:
+        self._voice, self._vocabulary = mock.voice, read_config(mock.model).vocab
+        self._rng, self._skill, self._nodes, self._lie = rng, skill, nodes, lie
         self.texts: dict[int, list[int]] = {}
         self._wanted: dict[int, Lesson] = {}
 
-    @property
-    def epoch(self) -> int:
-        return self._now[0].epoch if self._now else 0
-
-    async def registration(self) -> Registration:
-        return self._registration
-
-    async def configure(self, configuration: Configuration, uplink: Link) -> None:
-        self._now = (
-            configuration,
-            await self._dialer.dial(configuration.stages[0].address, configuration.epoch),
-        )
-        await uplink.send(Ready(configuration.epoch))
-
-    async def handle(self, arrival: Arrival) -> None:
-        match arrival.message:
-            case Features(epoch) as features if epoch == self.epoch:
-                self._learn(features)
-            case Lost(peer, _, epoch) if self._now and epoch == self.epoch:
-                if peer in (self._now[0].stages[0].name, self._now[0].stages[-1].name):
-                    await self.disband()
-            case _:
-                pass
-
-    async def settle(self) -> float | None:
-        wanted, self._wanted = self._wanted, {}
-        if self._now is None or not wanted:
-            return None
-        drafts = tuple(
-            Draft(one.sequence, one.step, self._tree(one)) for one in wanted.values() if one.step is not None
-        )
-        await self._now[1].send(Drafts(self.epoch, drafts))
-        return None
-
-    async def disband(self) -> None:
-        now, self._now = self._now, None
-        self.texts, self._wanted = {}, {}
-        if now is not None:
-            await now[1].close()
-
-    def _learn(self, features: Features) -> None:
+    def learn(self, features: Features) -> None:
         for opening in features.openings:
             source = self.texts.get(opening.fork.sequence) if opening.fork else []
             if source is not None:
@@ -82,14 +61,168 @@ class GuessingDrafter:
             self.texts.pop(sequence, None)
             self._wanted.pop(sequence, None)
 
+    def draft(self) -> tuple[Draft, ...]:
+        wanted, self._wanted = self._wanted, {}
+        drafts = [Draft(one.sequence, one.step or 0, self._tree(one)) for one in wanted.values()]
+        return tuple(self._spoil(one) for one in drafts)
+
     def _tree(self, lesson: Lesson) -> Tree:
         assert lesson.bonus is not None
         tokens, parents = [lesson.bonus], [0]
         states = [read_all([*self.texts[lesson.sequence], lesson.bonus])]
-        for node in range(1, self._rng.randrange(1, 7)):
+        for node in range(1, self._rng.randrange(1, 7) if self._nodes < 7 else self._nodes):
             parent = self._rng.randrange(max(node - 2, 0), node)
             right = self._rng.random() < self._skill
             tokens.append(self._voice.next(states[parent]) if right else self._rng.randrange(300, 800))
             parents.append(parent)
             states.append(read(states[parent], tokens[-1]))
         return Tree(tuple(tokens), tuple(parents))
+
+    def _spoil(self, draft: Draft) -> Draft:
+        """Every third one."""
+        if not self._lie or self._rng.randrange(3):
+            return draft
+        tokens = draft.tree.tokens
+        match self._lie:
+            case "ids":
+                beyond = self._vocabulary + self._rng.randrange(1 << 20)
+                return replace(draft, tree=Tree((*tokens, beyond), (*draft.tree.parents, 0)))
+            case "roots":
+                return replace(draft, tree=Tree((tokens[0] ^ 1, *tokens[1:]), draft.tree.parents))
+            case "steps":
+                return replace(draft, step=draft.step + self._rng.randrange(1, 4))
+            case _:
+                return draft
+
+
+@dataclass(frozen=True, slots=True)
+class GuessingSource:
+    """See specsot_drafter.provider. nodes: of a tree. taps: its head wants features of three layers."""
+
+    mock: Mock
+    name: str
+    rng: random.Random
+    skill: float
+    nodes: int = 6
+    taps: bool = False
+    lie: Lie = ""
+
+    def registration(self) -> Registration:
+        mine = MockWorker(self.mock, self.name, self.name).registration()
+        head = Head(self._layers, self.mock.fused) if self.taps else None
+        return replace(mine, kind="drafter", row_bytes=0, head=head)
+
+    def tap_slices(self) -> Mapping[int, Any]:
+        return {layer: torch.zeros(self.mock.fused, self.mock.width) for layer in self._layers}
+
+    def engine(self, configuration: Configuration) -> Any:
+        return Guesser(self.mock, self.rng, self.skill, self.nodes, self.lie)
+
+    @property
+    def _layers(self) -> tuple[int, ...]:
+        """As EAGLE-3 taps: near the beginning, in the middle, near the end."""
+        layers = read_config(self.mock.model).layers
+        return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+
+
+class Drafting(DrafterPart):
+    """The product's. forged: what it says it heard of the last stage it tells the master."""
+
+    uplink: Link | None = None
+    guesser: Guesser | None = None
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        self.uplink = uplink
+        await super().configure(configuration, uplink)
+        assert self._now
+        engine: Any = self._now.engine
+        self.guesser = engine
+
+    async def settle(self) -> float | None:
+        guesser = self.guesser
+        if guesser and self.uplink and self._now and guesser._lie == "forged" and guesser.texts:
+            await self.uplink.send(_forge(self.epoch, guesser))
+        return await super().settle()
+
+
+def _forge(epoch: int, guesser: Guesser) -> Result:
+    """The next word of somebody's text."""
+    sequence, text = max(guesser.texts.items())
+    return Result(epoch, len(text), (Outcome(sequence, 1, (0,), (666,)),))
+
+
+class PoisonableStage:
+    """A stage without weights that dies, as a real one would, of ids that are none, and of poison.
+
+    die: ends the process; does not return.
+    """
+
+    def __init__(self, stage: LayerRange, vocabulary: int, die: Callable[[], None]) -> None:
+        self._stage, self._vocabulary, self._die = stage, vocabulary, die
+        self._poisoned: dict[int, int] = {}  # seeds by sequence
+        self._laps: dict[int, int] = {}
+
+    @property
+    def table(self) -> Any:
+        return self._stage.table
+
+    @property
+    def layers(self) -> Range:
+        return self._stage.layers
+
+    def tap(self, layer: int, weight: Any) -> None:
+        self._stage.tap(layer, weight)
+
+    def prepare(self) -> None:
+        self._stage.prepare()
+
+    def run(self, frame: Frame) -> Frame:
+        for opening in frame.openings:
+            if opening.seed in POISONS:
+                self._poisoned[opening.sequence] = opening.seed
+        for segment in frame.segments:
+            if max(tokens_of(segment)) >= self._vocabulary:
+                raise IndexError("index out of range in self")  # as torch.nn.functional.embedding
+            self._taste(segment.sequence, isinstance(segment, Growth))
+        return self._stage.run(frame)
+
+    def _taste(self, sequence: int, grows: bool) -> None:
+        seed = self._poisoned.get(sequence)
+        if seed == AT_PROMPT:
+            self._die()
+        if seed == AT_LAP and grows:
+            self._laps[sequence] = self._laps.get(sequence, 0) + 1
+            if self._laps[sequence] >= LAP:
+                self._die()
+
+
+class PoisonableWorker(MockWorker):
+    """die: as of PoisonableStage; None: of this worker nothing dies."""
+
+    def __init__(self, mock: Mock, name: str, die: Callable[[], None] | None) -> None:
+        super().__init__(mock, name, name)
+        self._size, self._end = read_config(mock.model).vocab, die
+
+    def stage(self, configuration: Configuration, layers: Range) -> LayerRange:
+        stage = super().stage(configuration, layers)
+        return PoisonableStage(stage, self._size, self._end or _live)
+
+    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
+        judge = super().judge(stage, configuration)
+        judge._grammars = _poisonable(judge._grammars)
+        return judge
+
+
+def _live() -> None:
+    """Nothing happens."""
+
+
+def _poisonable(
+    grammars: Callable[[Opening], Grammar | Future[Grammar] | None],
+) -> Callable[[Opening], Grammar | Future[Grammar] | None]:
+    def grammar(opening: Opening) -> Grammar | Future[Grammar] | None:
+        if opening.seed == AT_GRAMMAR and opening.plan:
+            raise ModelError("tokenizer.json: WordPiece is neither byte-level nor has byte fallback")
+        return grammars(opening)
+
+    return grammar

@@ -1,18 +1,27 @@
 """An event loop whose clock jumps: nobody waits, and a whole hour of a fleet passes in seconds.
 
-Refuses to know what runs on it. Where nothing can ever move again it says so instead of hanging.
+Several processes share it: what runs in a process's context waits while that process stands still. Every
+clock of the `time` module tells the loop's time, and no thread is ever started, so that a run is the same
+each time. Where nothing can ever move again it says so instead of hanging.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import selectors
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor, Future
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
+from typing import Any, Protocol, TypeVar
+from unittest.mock import patch
 
 T = TypeVar("T")
+
+THREAD = 0.01  # seconds that work in a thread takes
 
 
 class Stuck(Exception):
@@ -21,6 +30,40 @@ class Stuck(Exception):
 
 class Never(BaseException):
     """Raised by a job that never ends."""
+
+
+class Process(Protocol):
+    """Who may stand still."""
+
+    @property
+    def stalled(self) -> bool: ...
+
+    def hold(self, handle: asyncio.Handle) -> None:
+        """Its turn came while it stood still."""
+        ...
+
+
+PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
+
+
+class _Handle(asyncio.Handle):
+    """Waits where its process stands still; may be cancelled until it really runs."""
+
+    def _run(self) -> None:
+        process = self._context.get(PROCESS)
+        if process is not None and process.stalled:
+            process.hold(self)
+        else:
+            super()._run()
+
+
+class _Timer(asyncio.TimerHandle):
+    def _run(self) -> None:
+        process = self._context.get(PROCESS)
+        if process is not None and process.stalled:
+            process.hold(self)
+        else:
+            super()._run()
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -40,25 +83,66 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
+    """working: seconds that the job which runs now has taken so far."""
+
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
         self._clock_resolution = 0.0  # an alarm that rings early would find the time unchanged, for ever
+        self.working = 0.0
+        self._threads = Labour(lambda work: self.call_later(THREAD, work))
 
     def time(self) -> float:
         return self._jumping.now
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True
+        return timer
+
+    def _call_soon(self, callback: Callable[..., Any], args: Any, context: Context | None) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def resume(self, handle: asyncio.Handle) -> None:
+        """What was held runs in the next turn, unless it is cancelled before."""
+        if not handle.cancelled():
+            self._ready.append(handle)
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> Any:
+        """Threads of the default executor are none."""
+        return super().run_in_executor(executor or self._threads, func, *args)
+
+
+@contextmanager
+def clocks(loop: VirtualLoop) -> Iterator[None]:
+    """Whatever measures, measures virtual time: costs that decide something are the same in every run."""
+    with (
+        patch.object(time, "monotonic", loop.time),
+        patch.object(time, "perf_counter", lambda: loop.time() + loop.working),
+        patch.object(time, "time", loop.time),
+        patch.object(time, "time_ns", lambda: int(loop.time() * 1e9)),
+    ):
+        yield
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end in virtual time. Raises Stuck."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualLoop)
+        with clocks(loop):
+            return runner.run(work)
 
 
 class Labour(Executor):
     """An executor whose jobs take virtual seconds: `when` gets each, and runs it later, or never."""
 
-    def __init__(self, when: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, when: Callable[[Callable[[], None]], object]) -> None:
         self._when = when
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

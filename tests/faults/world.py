@@ -9,40 +9,41 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specsot.errors import Hung, Refused, SpecsotError, Unavailable
+from specsot.errors import Unavailable
 from specsot.events import Numbered
-from specsot.frames import Frame, Result
-from specsot.links import Inbox, Link, Lost
-from specsot.members import Configuration, Registration
-from specsot.membership import take_part
+from specsot.frames import Result
+from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
-from specsot.pages import PageTable
-from specsot_app.mock.members import Mock, MockWorker, plan_of
+from specsot_app.mock.members import Mock, plan_of
 from specsot_master.assembly import MasterSettings, assemble
 from specsot_master.conductor import Conductor, ConductorConfig, Notes
 from specsot_master.desk import Desk
 from specsot_master.journal import Journal
 from specsot_master.journal.store import Store
 from specsot_master.master import Master
+from specsot_master.server.fleet_service import FleetService
 from specsot_worker.part import WorkerPart
-from specsot_worker.watching import Watch
-from tests.faults.history import Formed, Lapped, Recorder, Worked
+from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, Strayed
+from tests.faults.members import Member
 from tests.faults.net import Host, Net
-from tests.faults.parts import GuessingDrafter
-from tests.faults.virtual import Labour, Never
+from tests.faults.parts import Drafting, GuessingSource, Lie, PoisonableWorker
+from tests.faults.streams import Stream, reaching
+from tests.faults.virtual import Labour, Never, VirtualLoop
 
 BASE = Path(__file__).resolve().parents[2] / "models" / "demo" / "base"
 CONDUCT = ConductorConfig(
     live=4, queue=16, lease=64, unread=64, unread_for=10.0, keep_for=20.0, repair_for=40.0
 )
 PAGES, PAGE_ROWS = 160, 16
-DIALING = 5.0  # seconds until a host that does not answer is given up
+ROWS = 64  # of a frame
+GLANCE = 0.1  # seconds between two looks at what must hold all the time
+ASTRAY = 5.0  # seconds for which a stream may live without a member
 RESTART = (0.2, 4.0)  # seconds until a process that ended is started again
 
 
@@ -61,27 +62,73 @@ class Honest:
 
 @dataclass(frozen=True)
 class Shape:
+    """rows: of a frame. nodes: of a tree at most. taps: the drafter's head wants features, so that slices of
+    it travel to the stages. lie: what the drafter does instead of its best. losses: how many messages come
+    late, as lost packets do.
+    poisoned: the stage that dies of poison.
+    """
+
     stages: int = 2
     drafter: bool = True
     skill: float = 0.6
     journal: bool = False
     replicas: int = 1
+    rows: int = ROWS
+    nodes: int = 6
+    taps: bool = False
+    lie: Lie = ""
+    losses: float = 0.0
+    poisoned: int = 0
+
+
+class Ears:
+    """What FleetService tells of members, on its way to the fleet."""
+
+    def __init__(self, world: World, master: Master) -> None:
+        self._world, self._master = world, master
+
+    def knows(self, name: str) -> bool:
+        """It is in the roll."""
+        return any(one.name == name for each in self._master.replicas for one in each.fleet.registrations)
+
+    async def join(self, *what: Any) -> Any:
+        return await self._master.members.join(*what)
+
+    def heard(self, name: str, message: object, *more: Any) -> None:
+        for one in self._world.between.upward(message):
+            if isinstance(one, Broken):
+                self._world.recorder.note(Complained(name, one.reason))
+            self._master.members.heard(name, one, *more)
+
+    def lost(self, name: str, *more: Any) -> None:
+        known = self.knows(name)
+        self._master.members.lost(name, *more)
+        if known and not self.knows(name):
+            reason = next((one for one in more if isinstance(one, str)), "")
+            self._world.recorder.note(Missed(name, "master", reason))
 
 
 class House:
-    """One life of the master."""
+    """One life of the master. Whatever it does, it does in its own process."""
 
-    def __init__(self, master: Master, host: Host) -> None:
-        self.master, self.host = master, host
+    def __init__(self, world: World, master: Master, host: Host, store: Store | None) -> None:
+        self.master, self.host, self.store = master, host, store
         self.desk = Desk(master.leader, master.info)
-        self.store: Store | None = None
+        self.ears = Ears(world, master)
+        self.service = FleetService(self.ears)
+        self.streams: list[Stream] = []
         self.reviving: asyncio.Task[None] | None = None
         self.dead = asyncio.Event()
-        self._tending = [asyncio.create_task(one.fleet.tend(1.0)) for one in master.replicas]
+        self._closing: set[asyncio.Task[None]] = set()
+        self._tending = [self.do(one.fleet.tend(1.0)) for one in master.replicas]
+
+    def do(self, work: Any) -> asyncio.Task[Any]:
+        return asyncio.create_task(work, context=self.host.context.copy())
 
     async def next(self, events: AsyncGenerator[Numbered, None]) -> Numbered | None:
         """A client's next event. Raises Unavailable as soon as the master is dead."""
-        coming, dying = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(self.dead.wait())
+        coming = self.do(_first(events))
+        dying = asyncio.ensure_future(self.dead.wait())
         await asyncio.wait((coming, dying), return_when=asyncio.FIRST_COMPLETED)
         dying.cancel()
         if self.dead.is_set():
@@ -89,6 +136,16 @@ class House:
             await asyncio.wait((coming,))
             raise Unavailable("connection reset")
         return coming.result()
+
+    def cancel(self, id: str) -> None:
+        """As soon as it hears it."""
+        self.host.tell(partial(self.desk.cancel, id))
+
+    def close(self, events: AsyncGenerator[Numbered, None]) -> None:
+        """A client hangs up; it does not wait."""
+        task = self.do(events.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def die(self) -> None:
         for task in self._tending:
@@ -98,124 +155,8 @@ class House:
             self.store.close()
 
 
-class Eyes(Watch):
-    """Writes down what a worker does."""
-
-    def __init__(self, note: Callable[[Any], None], member: str) -> None:
-        self._note, self._member = note, member
-        self.pages = 0
-
-    def formed(self, configuration: Configuration, table: PageTable) -> None:
-        self.pages = configuration.pages
-        self._note(Formed(self._member, configuration.epoch))
-
-    def worked(self, frame: Frame, seconds: float) -> None:
-        self._note(Worked(self._member, frame.epoch, frame.number))
-
-
-class Member:
-    """A process that is started again whenever it ends, as by any supervisor."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self._world, self.name = world, name
-        self._lives = 0
-        self._vanished: list[asyncio.Task[None]] = []
-        self._live()
-
-    def _live(self) -> None:
-        world = self._world
-        self._lives += 1
-        self.host, self.inbox, self.leaving = host, inbox, _ = Host(self.name), Inbox(), asyncio.Event()
-        self.eyes = Eyes(world.recorder.note, f"{self.name}#{self._lives}")
-        self.part = world.make(self)
-        connect = partial(self._connect, self._lives, host, inbox)
-        self._task = asyncio.create_task(take_part(self.part, inbox, connect, self.leaving))
-        self._task.add_done_callback(lambda task: self._over(task, host))
-
-    def kill(self) -> None:
-        self._world.net.kill(self.host)
-        self._task.cancel()
-
-    def hang(self) -> None:
-        """What it computes from now on never ends; all else goes on."""
-        self.host.hung = True
-
-    def vanish(self) -> None:
-        """Without a word, as when its machine loses power; the next one is there at once."""
-        self._world.net.freeze(self.host)
-        self._vanished.append(self._task)
-        self._live()
-
-    def _over(self, task: asyncio.Task[None], host: Host) -> None:
-        if not task.cancelled() and (error := task.exception()) and not isinstance(error, Refused | Hung):
-            self._world.crashed.append(error)
-        self._world.net.kill(host)
-        if not self._world.closing:
-            pause = self._world.rng.uniform(*self._world.restart)
-            asyncio.get_running_loop().call_later(pause, self._again)
-
-    def _again(self) -> None:
-        if not self._world.closing:
-            self._live()
-
-    async def stop(self) -> None:
-        for task in (self._task, *self._vanished):
-            task.cancel()
-            with suppress(asyncio.CancelledError, SpecsotError):
-                await task
-
-    async def dial(self, address: str, epoch: int, kind: str = "worker") -> Link:
-        """A Dialer: this member's own."""
-        net, peer = self._world.net, self._world.members[address]
-        here, there, mine, theirs = self.host, peer.host, self.inbox, peer.inbox
-        await asyncio.sleep(net.delay())
-        try:
-            lane = net.open(here, there, lambda message: theirs.put(here.name, message))
-        except Unavailable:
-            await asyncio.sleep(DIALING)
-            raise
-        lane.on_lost = [
-            (here, lambda reason: mine.put(address, Lost(address, reason, epoch))),
-            (there, lambda reason: theirs.put(here.name, Lost(here.name, reason, epoch))),
-        ]
-        return lane
-
-    async def _connect(self, life: int, here: Host, inbox: Inbox, registration: Registration) -> Link:
-        world, house = self._world, self._world.house
-        await asyncio.sleep(world.net.delay())
-        if here.frozen:
-            raise Unavailable("nothing moves here")
-        fleet = house.master.members
-
-        def hear(message: object) -> None:
-            if down.closed:
-                return
-            for one in world.between.upward(message):
-                fleet.heard(self.name, one)
-
-        def obey(message: object) -> None:
-            for one in world.between.downward(message):
-                inbox.put("master", one)
-
-        try:
-            up = world.net.open(here, house.host, hear)
-            down = world.net.open(house.host, here, obey)
-        except Unavailable:
-            await asyncio.sleep(DIALING)
-            raise
-        await fleet.join(replace(registration, began=life), down)
-
-        def gone(reason: str) -> None:
-            up.lose(reason)
-            down.lose(reason)
-
-        def lost(reason: str) -> None:
-            if not down.closed:
-                fleet.lost(self.name, reason)
-
-        up.on_lost = [(house.host, lost), (here, gone)]
-        down.on_lost = [(here, lambda reason: inbox.put("master", Lost("master", reason))), (here, gone)]
-        return up
+async def _first(events: AsyncGenerator[Numbered, None]) -> Numbered | None:
+    return await anext(events, None)
 
 
 class World:
@@ -230,11 +171,13 @@ class World:
     ) -> None:
         """place: of the journal."""
         self.rng, self.shape, self.between, self._place = rng, shape, between or Honest(), place
-        self.recorder, self.net = Recorder(), Net(rng)
+        self.recorder, self.net = Recorder(), Net(rng, losses=shape.losses)
         self.crashed: list[BaseException] = []
+        self.gone: list[Host] = []  # those that never come back
         self.closing, self.restart = False, RESTART
         self.results: list[Result] = []
-        self._busy: Host | None = None  # whose work is done now
+        self._seconds = 0.0  # that the work takes which is done now
+        self._busy: Host | None = None  # whose it is
         self.members: dict[str, Member] = {}
         self.house = self._build()
         layers = self.house.master.model.layers
@@ -246,6 +189,9 @@ class World:
         )
         for name in self.names:
             self.members[name] = Member(self, name)
+        self._reaching = ExitStack()
+        self._reaching.enter_context(reaching())
+        self._watching = asyncio.create_task(self._watch())
 
     @property
     def names(self) -> list[str]:
@@ -256,27 +202,46 @@ class World:
 
     def make(self, member: Member) -> Any:
         """A member's part, for one life."""
-        host = member.host
+        host, net, shape = member.host, self.net, self.shape
 
         def compute(work: Callable[[], None]) -> None:
-            seconds = self.rng.uniform(0.002, 0.03)
-            asyncio.get_running_loop().call_later(seconds, host.tell, partial(self._compute, host, work))
+            seconds = self.rng.uniform(0.002, 0.03) * host.slow
+            net.at(net.now + seconds, self._compute, host, work, seconds)
+
+        def die() -> None:
+            if member.host is host:
+                member.die_of("poison")
+            raise Never
 
         labour: Executor = Labour(compute)
-        provider = MockWorker(self.mock, member.name, member.name)
         if member.name.startswith("drafter"):
-            mine = replace(provider.registration(), kind="drafter", row_bytes=0)
-            return GuessingDrafter(mine, member, self.mock.voice, self.rng, self.shape.skill)
+            tells = shape.skill, shape.nodes, shape.taps, shape.lie
+            source = GuessingSource(self.mock, member.name, self.rng, *tells)
+            return Drafting(source, member, labour)
         clock = asyncio.get_running_loop().time
+        dies = member.name == f"worker-{shape.poisoned}"
+        provider = PoisonableWorker(self.mock, member.name, die if dies else None)
         return WorkerPart(provider, member, labour, clock, member.eyes)
 
-    def _compute(self, host: Host, work: Callable[[], None]) -> None:
-        self._busy = host
+    def _compute(self, host: Host, work: Callable[[], None], seconds: float) -> None:
+        """Threads go on while a loop stands still, but not while the whole process does."""
+        if host.frozen:
+            host.tell(partial(self._compute, host, work, seconds))
+            return
+        if not host.alive:
+            return
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self._busy, self._seconds, loop.working = host, seconds, 0.0
         work()
+        loop.working = 0.0
 
     def _spend(self, seconds: float) -> None:
         if self._busy and self._busy.hung:
             raise Never
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.working += self._seconds
 
     def restart_master(self) -> None:
         """It dies without a word, and is there again at once."""
@@ -306,36 +271,77 @@ class World:
                 counts[f"left in {member.name}"] = _left_in(self.members[member.name], replica.conductor)
         return tuple(counts.items())
 
+    def lacking(self) -> str:
+        """What the master waits for."""
+        return self.house.master.waiting_for()
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The master's first."""
+        return [self.house.host, *(member.host for member in self.members.values())]
+
+    async def _watch(self) -> None:
+        """What must hold at every moment."""
+        told = set[object]()
+        while not self.closing:
+            await asyncio.sleep(GLANCE)
+            for found in (*self._astray(), *self._doubled()):
+                if found not in told:
+                    told.add(found)
+                    self.recorder.note(found)
+
+    def _astray(self) -> list[Strayed]:
+        house = self.house
+        if house.host.stalled:
+            return []
+        house.streams = [one for one in house.streams if one.alive or not one.name]
+        old = [one for one in house.streams if one.name and one.registered < self.net.now - ASTRAY]
+        return [Strayed(one.name) for one in old if not house.ears.knows(one.name)]
+
+    def _doubled(self) -> list[Doubled]:
+        rings: dict[str, list[int]] = {}
+        for replica in self.house.master.replicas:
+            for request in replica.conductor.everybody:
+                rings.setdefault(request.id, []).append(replica.number)
+        return [Doubled(id, tuple(numbers)) for id, numbers in rings.items() if len(numbers) > 1]
+
     async def close(self) -> None:
-        self.closing = True
+        self.closing = self.recorder.over = True
+        for host in (*self.hosts, *self.gone):
+            host.release()
+        self._reaching.close()
         self.house.die()
         await asyncio.gather(*(member.stop() for member in self.members.values()))
 
     def _build(self) -> House:
+        host = Host("master")
+        return host.context.copy().run(self._build_in, host)
+
+    def _build_in(self, host: Host) -> House:
+        shape, loop = self.shape, asyncio.get_running_loop()
         settings = MasterSettings(
             BASE,
-            workers=self.shape.stages,
-            drafter=self.shape.drafter,
+            workers=shape.stages,
+            drafter=shape.drafter,
             page_rows=PAGE_ROWS,
-            rows=64,
+            rows=shape.rows,
             draft_timeout=0.2,
-            replicas=self.shape.replicas,
+            replicas=shape.replicas,
             conduct=CONDUCT,
         )
-        loop, host = asyncio.get_running_loop(), Host("master")
         store = Store(self._place, fingerprint(BASE)) if self._place else None
         # what is not in the file yet when its master dies is lost
-        journal = (
-            Journal(store, Labour(lambda work: loop.call_later(0.01, host.tell, work))) if store else None
-        )
+        journal = Journal(store, Labour(lambda work: self._write(host, work))) if store else None
         master = assemble(settings, int(loop.time() * 1e3), Notes(journal, loop.time))
         for replica in master.replicas:
             replica.laps.follow(self._heard)
-        house = House(master, host)
-        house.store = store
+        house = House(self, master, host, store)
         if journal:
-            house.reviving = asyncio.create_task(master.leader.revive(journal.kept))
+            house.reviving = house.do(master.leader.revive(journal.kept))
         return house
+
+    def _write(self, host: Host, work: Callable[[], None]) -> None:
+        self.net.at(self.net.now + 0.01, host.tell, work)
 
     def _heard(self, result: Result) -> None:
         self.results.append(result)
@@ -344,7 +350,8 @@ class World:
 
 def _left_in(member: Member, conductor: Conductor) -> int:
     """Pages, or texts, that are of no beginning that is kept."""
-    if isinstance(member.part, GuessingDrafter):
-        return len(member.part.texts.keys() - set(conductor.kept))
+    if isinstance(member.part, Drafting):
+        texts = member.part.guesser.texts if member.part.guesser and member.part.epoch else {}
+        return len(texts.keys() - set(conductor.kept))
     free = member.part.free_pages
     return 0 if free is None else max(member.eyes.pages - free - conductor.kept_pages, 0)

@@ -6,10 +6,14 @@ from dataclasses import replace
 import pytest
 
 from specsot.errors import Refused, Unavailable
-from specsot.frames import Close, Result
+from specsot.frames import Close, End, Outcome, Result
 from specsot.links import Inbox, LocalLink
-from specsot.members import Broken, Configuration, Disband, Leaving, Ready, StandBy, WeightBytes
+from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, StandBy, WeightBytes
+from specsot.wire.fleet import encode_upward
 from specsot_master.fleet import Fleet
+from specsot_master.fleet.epochs import BARRIER
+from specsot_master.server.fleet_service import FleetService
+from tests.faults.virtual import run
 from tests.fleet.test_formation import WISHES, drafter, worker
 
 MIB = 1 << 20
@@ -117,6 +121,112 @@ async def test_results_of_a_past_epoch_are_dropped():
     stand.fleet.heard("b", Result(0, 1))
     stand.fleet.heard("b", Result(1, 1))
     assert stand.results == [Result(1, 1)]
+
+
+async def test_a_new_ring_is_newer_than_all_that_members_have_heard_of():
+    """Another master, whose clock was ahead, may have led them before."""
+    stand = await stand_with(worker("a", epoch=7), worker("b", epoch=9))
+    assert [stand.told(name)[0].epoch for name in ("a", "b")] == [10, 10]
+    stand.fleet.lost("b", "killed")
+    await stand.join(worker("b", epoch=3))
+    assert stand.fleet.epoch == 11
+
+
+def test_who_gets_no_further_is_lost_and_another_takes_its_place():
+    """Loading may take as long as it likes, layer by layer."""
+
+    async def load():
+        stand = await stand_with(worker("a"), worker("b"), worker("c"))
+        stand.all_ready(1, "a")
+        for layer in range(4):
+            await asyncio.sleep(BARRIER - 1)
+            stand.fleet.heard("b", Progress(1, layer, 5))
+        assert (stand.ends, stand.fleet.waiting_for()) == ([], "b to get ready")
+        for _ in range(3):
+            await asyncio.sleep(BARRIER / 2)
+            stand.fleet.heard("b", Progress(1, 3, 5))  # that is no news
+        assert stand.ends == ["no progress for 180 s in getting ready: b 3 of 5"]
+        assert {one.name for one in stand.fleet.members()} == {"a", "c"}
+        assert ranges(stand.told("c")[-1]) == {"a": "0:4", "c": "4:8"}
+
+    run(load())
+
+
+def test_where_all_wait_for_something_that_is_lost_the_epoch_is_formed_anew():
+    async def wait():
+        stand = await stand_with(worker("a"), worker("b"))
+        for name in ("a", "b"):
+            stand.fleet.heard(name, Progress(1, 5, 5))
+        await asyncio.sleep(BARRIER * 1.5)
+        assert stand.ends == ["no progress for 180 s in getting ready: a 5 of 5, b 5 of 5"]
+        assert stand.fleet.epoch == 2
+        stand.all_ready(2, "a", "b")
+        await asyncio.sleep(BARRIER * 2)
+        assert stand.fleet.ready
+
+    run(wait())
+
+
+async def test_results_come_from_the_last_stage_and_rejections_from_the_first():
+    """Neither a drafter nor one that stands by, nor another stage, writes an answer."""
+    stand = await stand_with(drafter(), worker("a"), worker("b"), worker("c"))
+    stand.all_ready(1, "a", "b", "d")
+    answer = Result(1, 7, (Outcome(1, 0, (), (666,)),))
+    rejection = Result(1, 0, (Outcome(1, 0, (), (), End.FAILED),))
+    for name in ("a", "c", "d"):
+        stand.fleet.heard(name, answer)
+        stand.fleet.heard(name, replace(answer, number=0))
+    for name in ("c", "d"):
+        stand.fleet.heard(name, rejection)
+    assert stand.results == []
+    late = replace(answer, number=0)  # judged once what holds it was compiled
+    for name, result in (("b", answer), ("b", late), ("b", rejection), ("a", rejection)):
+        stand.fleet.heard(name, result)
+    assert stand.results == [answer, late, rejection, rejection]
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_the_end_of_an_old_stream_never_removes_who_took_its_place(turns):
+    """So many turns of the loop before the next process registers."""
+    fleet = Fleet(replace(WISHES, workers=1), lambda _: None, lambda: None, lambda _: None, lambda: True)
+    service, (old, new) = FleetService(fleet), (asyncio.Queue(), asyncio.Queue())
+
+    async def stream(queue):
+        while (said := await queue.get()) is not None:
+            yield encode_upward(said)
+
+    streams = [asyncio.create_task(service.Join(stream(one), Context())) for one in (old, new)]
+    old.put_nowait(worker("a", began=1))
+    await asyncio.sleep(0.01)
+    old.put_nowait(None)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    new.put_nowait(worker("a", began=2))
+    await asyncio.sleep(0.02)
+    assert [one.began for one in fleet.registrations] == [2]
+    for one in streams:
+        one.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+
+
+class Context:
+    """Of a call without certificates."""
+
+    async def write(self, response): ...
+
+    def auth_context(self):
+        return {}
+
+
+async def test_what_an_old_stream_still_says_is_nobodys():
+    stand = await stand_with(worker("a", began=1), worker("b"))
+    old = stand.fleet._roll["a"].downlink
+    await stand.join(worker("a", began=2))
+    for said in (Ready(stand.fleet.epoch), Leaving()):
+        stand.fleet.heard("a", said, old)
+    stand.fleet.lost("a", "its link broke", old)
+    assert {one.began for one in stand.fleet.registrations} == {0, 2}
+    assert stand.fleet.waiting_for() == "a, b to get ready"
 
 
 async def test_a_member_that_breaks_is_heard_and_one_that_leaves_is_let_go():

@@ -39,6 +39,7 @@ def drafter(name="d", **more):
         (worker("w", fingerprint="xyz"), [], "fingerprint xyz, here abc"),
         (worker("w", protocol=9), [], "protocol 9, this master 1"),
         (worker("w"), [worker("w")], "named w is already here"),
+        (worker("master"), [], "a worker cannot be named master"),
         (drafter("d2"), [drafter("d1")], "a drafter is already here: d1"),
         (worker("w", Range(0, 9)), [], "0:9 do not lie within 0:8"),
         (worker("w", Range(4, 4)), [], "4:4 do not lie within"),

@@ -1,12 +1,13 @@
-"""A worker that stands by takes a range in the middle of an answer, which stays the same."""
+"""Embedded fleets whose members are lost, or die, in the middle of an answer."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
 
 pytest.importorskip("torch")
 
-from specsot.errors import Unavailable
+from specsot.errors import Hung, Unavailable
 from specsot_app.asking import ask_of
 from specsot_app.commands.rebalance import form_anew
 from specsot_app.local import LocalFleet, LocalOptions
@@ -18,11 +19,11 @@ pytestmark = pytest.mark.torch
 
 
 @asynccontextmanager
-async def fleet_of(demo_model, *names):
+async def fleet_of(demo_model, *names, stages=2, **more):
     """Two of these share the layers, the others stand by."""
-    mock = Mock(demo_model / "base")
+    mock = Mock(demo_model / "base", **more)
     parts = {name: lambda name, dialer, compute: mock.worker(name, name, dialer, compute) for name in names}
-    fleet = await LocalFleet.start(LocalOptions(demo_model / "base", stages=2, drafter="none"), parts)
+    fleet = await LocalFleet.start(LocalOptions(demo_model / "base", stages=stages, drafter="none"), parts)
     try:
         yield fleet, fleet._master
     finally:
@@ -73,3 +74,39 @@ async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(dem
         with pytest.raises(Unavailable, match="the ring is not complete"):
             await rebalance()
         await door.close(0)
+
+
+def going_wrong(lap, error):
+    """Laps of no length, of which one raises this."""
+    laps = iter(range(1, 1000))
+
+    def spend(seconds):
+        if next(laps) == lap:
+            raise error
+
+    return spend
+
+
+class Panic(BaseException):
+    """As Rust's, seen from Python."""
+
+
+Panic.__name__ = "PanicException"
+
+
+@pytest.mark.parametrize("bug", [KeyError("a bug"), IndexError(), AssertionError(), Panic("in Rust")])
+async def test_a_bug_in_a_stage_costs_one_epoch_and_no_token(demo_model, bug):
+    async with fleet_of(demo_model, "one", stages=1, sleep=going_wrong(0, bug)) as (fleet, _):
+        undisturbed = await written(fleet)
+    async with fleet_of(demo_model, "one", stages=1, sleep=going_wrong(9, bug)) as (fleet, _):
+        assert await written(fleet) == undisturbed
+        assert (await fleet.info()).epoch == 2
+
+
+async def test_a_member_that_dies_ends_what_depends_on_it_now_and_later(demo_model):
+    dying = going_wrong(9, Hung("one hangs"))
+    async with fleet_of(demo_model, "one", stages=1, sleep=dying) as (fleet, _):
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="one died: one hangs"):
+                await asyncio.wait_for(written(fleet), 20)
+        assert not (await fleet.info()).ready

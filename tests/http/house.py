@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from specsot.frames import Open, Opening
 from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
 from specsot.members import Head, Range
+from specsot.params import Mode
 from specsot.rpc.tls import PLAIN, Tls
 from specsot.rpc.tokens import Tokens
 from specsot_master.conductor import ConductorConfig
@@ -132,7 +133,11 @@ async def turn() -> None:
 
 @asynccontextmanager
 async def served(
-    says: Mapping[str, str] = SAYS, tokens: Tokens | None = None, tls: Tls = PLAIN, **more: Any
+    says: Mapping[str, str] = SAYS,
+    tokens: Tokens | None = None,
+    tls: Tls = PLAIN,
+    mode: Mode = "direct",
+    **more: Any,
 ) -> AsyncIterator[Served]:
     """`more` goes to the Stage."""
     stage, standing = Stage(says, **({"config": CONFIG} | more)), Standing()
@@ -149,6 +154,7 @@ async def served(
         head=lambda: standing.head,
         figures=metrics.written,
         began=1_700_000_000,
+        mode=mode,
     )
     app = build_app(house, tokens)
     one = Served(stage, desk, await open_http_door("127.0.0.1:0", app, tls), standing, metrics, app)

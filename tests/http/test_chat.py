@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from specsot.params import Sampling
-from tests.http.house import Served, served
+from specsot.params import Message, Sampling
+from specsot_master.prompts import Prompts
+from tests.http.house import Served, served, turn
 from tests.master.fake_ring import chance_of
 from tests.master.letters import ANSWER, PLAN, SAYS
-from tests.master.stage import repeat
+from tests.master.stage import BASE, repeat
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,7 +54,8 @@ async def test_a_whole_answer(house: Served) -> None:
     assert answer.id.startswith("chatcmpl-")
     assert answer.system_fingerprint == "fp_0123456789ab"
     usage = answer.usage
-    assert usage.completion_tokens == len(house.stage.text.encode(SAID))
+    assert usage.completion_tokens == len(house.stage.text.encode(SAID)) + 1, "the end token counts"
+    assert usage.completion_tokens_details.reasoning_tokens == 0
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert 0 <= usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens
 
@@ -71,7 +73,7 @@ async def test_a_streamed_answer(house: Served) -> None:
 async def test_a_stream_with_its_bill(house: Served) -> None:
     told = await chunks(house, stream_options={"include_usage": True})
     assert told[-1].choices == []
-    assert told[-1].usage.completion_tokens == len(house.stage.text.encode(SAID))
+    assert told[-1].usage.completion_tokens == len(house.stage.text.encode(SAID)) + 1
     assert all(chunk.usage is None for chunk in told[:-1])
 
 
@@ -100,7 +102,7 @@ async def test_several_answers_draw_from_seeds_that_follow_from_one(house: Serve
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert {choice.message.content for choice in answer.choices} == {SAID}
     assert [opening.seed for opening in house.opened()] == [2**63 - 2, 2**63 - 1, 0]
-    tokens = len(house.stage.text.encode(SAID))
+    tokens = len(house.stage.text.encode(SAID)) + 1
     assert answer.usage.completion_tokens == 3 * tokens
     assert answer.usage.prompt_tokens == house.opened()[0].prompt, "the prompt is counted once"
 
@@ -144,6 +146,21 @@ async def test_nulls_and_unknown_names_are_tolerated(house: Served) -> None:
     assert house.opened()[0].sampling == Sampling()
 
 
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"tools": [{"type": "function", "function": {"name": "look"}}], "tool_choice": "none"},
+        {"functions": [{"name": "look"}], "function_call": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "none", "verbosity": "medium", "thinking_token_budget": 0},
+        dict.fromkeys(("tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "verbosity")),
+    ],
+)
+async def test_fields_that_ask_for_what_happens_anyway_are_taken(house: Served, idle: dict[str, Any]) -> None:
+    answer = await house.post("/v1/chat/completions", {"messages": WHAT, **idle})
+    assert answer.json()["choices"][0]["message"]["content"] == SAID
+
+
 async def test_turns_in_parts_and_the_newer_word_for_system(house: Served) -> None:
     parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
     await ask(
@@ -172,9 +189,33 @@ async def test_a_plan_is_told_in_order_to_those_who_do_not_ask_for_branches(hous
     told = await chunks(house, LETTERS, "sot")
     assert text_of(told) == ANSWER
     assert [hasattr(chunk.choices[0], "specsot") for chunk in told] == [False] * (len(told) - 1) + [True]
-    plain = await house.openai().chat.completions.create(model="demo", messages=LETTERS)  # pyright: ignore
-    assert plain.choices[0].message.content == ANSWER
-    assert not hasattr(plain.choices[0], "specsot")
+
+
+@pytest.mark.parametrize(
+    ("default", "asked", "planned"),
+    [
+        ("direct", {}, False),
+        ("direct", {"specsot": {"branches": True}}, False),
+        ("direct", {"specsot": {"mode": "sot"}}, True),
+        ("sot", {}, True),
+        ("auto", {}, True),
+        ("sot", {"specsot": {"mode": "direct"}}, False),
+        ("sot", {"response_format": {"type": "json_object"}}, False),
+        ("sot", {"specsot": {"pruning": {}}}, False),
+    ],
+)
+async def test_the_body_says_whether_it_is_planned_then_the_master(
+    default: Any, asked: dict[str, Any], planned: bool
+) -> None:
+    says = {"Write the plan.": PLAN, "Write point": "So.", "letters": '{"a": 1}'}
+    async with served(says, mode=default) as house:
+        answer = await house.post("/v1/chat/completions", {"messages": LETTERS, **asked})
+        assert answer.status_code == 200, answer.text
+        written = [prompt for _, prompt in house.stage.prompts_seen]
+        assert any("Write the plan." in prompt for prompt in written) is planned
+        assert (len(house.opened()) > 1) is planned
+        await house.quiet()
+        house.stage.assert_clean()
 
 
 async def test_branches_for_those_who_ask(house: Served) -> None:
@@ -219,6 +260,20 @@ async def test_limits_of_a_plan_arrive(house: Served) -> None:
     assert all(opening.limit <= 60 and not opening.drafted for opening in branches)
 
 
+async def test_a_planned_answer_is_billed_whole_and_within_its_limit(house: Served) -> None:
+    text = house.stage.text
+    direct = Prompts(BASE, text).chat((Message("user", "Tell me about letters."),))
+    answer = await ask(house, LETTERS, max_tokens=200, extra_body=planning("sot"))
+    usage, details = answer.usage, answer.usage.completion_tokens_details
+    figures = answer.choices[0].specsot["statistics"]
+    assert usage.prompt_tokens == len(direct), "nobody is billed for our instructions"
+    assert usage.completion_tokens == figures["completion_tokens"] <= 200
+    assert details.reasoning_tokens == details.plan_tokens == len(text.encode(PLAN))
+    assert 0 < details.heading_tokens == figures["heading_tokens"]
+    written = len(text.encode(answer.choices[0].message.content)) + details.plan_tokens
+    assert abs(usage.completion_tokens - written) < 12, "end tokens, and tokens across what is merged"
+
+
 async def test_only_one_branch_at_a_time(house: Served) -> None:
     await ask(house, LETTERS, extra_body=planning("sot", max_parallel=1))
     assert house.stage.ring.most_live == 1
@@ -228,9 +283,11 @@ async def test_the_model_may_choose_to_answer_directly() -> None:
     async with served({"Write the plan.": "[DIRECT]\nJust so.[END]"}) as house:
         told = await chunks(house, WHAT, "auto")
         assert text_of(told) == "Just so."
-        answer = await ask(house, WHAT, "auto", max_tokens=100)
+        answer = await ask(house, WHAT, "auto", max_tokens=200)
         assert answer.choices[0].specsot["mode"] == "direct"
-        assert answer.usage.completion_tokens == len(house.stage.text.encode("Just so."))
+        markers = answer.usage.completion_tokens_details.reasoning_tokens
+        assert markers > 0
+        assert answer.usage.completion_tokens == len(house.stage.text.encode("Just so.")) + markers
 
 
 async def test_many_calls_at_once(house: Served) -> None:
@@ -239,7 +296,17 @@ async def test_many_calls_at_once(house: Served) -> None:
     assert {answer.choices[0].message.content for answer in answers} == {long} == {repeat("word", 300)}
 
 
-async def test_the_callers_id_is_the_requests(house: Served) -> None:
-    answer = await ask(house, extra_headers={"x-request-id": "mine"}, n=2)
-    assert answer.id == "chatcmpl-mine"
-    assert answer._request_id == "mine"
+async def test_the_callers_id_is_a_name_that_several_calls_may_have(house: Served) -> None:
+    """Proxies keep it when they try again."""
+    named = {"x-request-id": "mine"}
+    house.going.clear()
+    asking = [asyncio.create_task(ask(house, extra_headers=named, n=2)) for _ in range(2)]
+    while (told := house.stage.conductor.requests()).running + told.waiting < 4:
+        await turn()
+    house.going.set()
+    answers = await asyncio.gather(*asking)
+    assert [answer._request_id for answer in answers] == ["mine", "mine"]
+    assert len({answer.id for answer in answers}) == 2
+    assert all("mine" not in answer.id for answer in answers)
+    unnamed = await ask(house)
+    assert unnamed.id == f"chatcmpl-{unnamed._request_id}"

@@ -41,7 +41,7 @@ async def test_a_streamed_one() -> None:
         choices = [choice for chunk in told for choice in chunk.choices]
         assert "".join(choice.text for choice in choices) == SAYS["Once upon"]
         assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
-        assert told[-1].usage.completion_tokens == len(house.stage.text.encode(SAYS["Once upon"]))
+        assert told[-1].usage.completion_tokens == len(house.stage.text.encode(SAYS["Once upon"])) + 1
 
 
 async def test_sixteen_tokens_unless_told_otherwise() -> None:
@@ -97,6 +97,7 @@ async def test_models(house: Served) -> None:
     client = house.openai()
     listed = await client.models.list()
     assert [model.id for model in listed.data] == ["demo"]
+    assert (await house.get("/v1/models/")).json() == (await house.get("/v1/models")).json()
     assert (await client.models.retrieve("demo")).owned_by == "specsot"
     with pytest.raises(openai.NotFoundError, match="no model named 'other'"):
         await client.models.retrieve("other")

@@ -6,6 +6,7 @@ Refuses to know what bodies mean.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from specsot.rpc.options import PUBLIC_BYTES
 from specsot_master.gateway import door
 from specsot_master.gateway.intake import Intake
-from tests.http.house import Served
+from tests.http.house import Served, turn
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -81,6 +82,9 @@ class Recorder:
     async def send(self, message: Any) -> None:
         self.sent.append(message)
 
+    def header(self, name: str) -> bytes:
+        return dict(self.sent[0]["headers"])[name.encode()]
+
 
 async def test_a_body_that_never_ends() -> None:
     app = Recorder()
@@ -88,10 +92,68 @@ async def test_a_body_that_never_ends() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-    await asyncio.wait_for(Intake(app, 100, seconds=0.01)(scope, receive, app.send), 10)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await asyncio.wait_for(Intake(app, lambda _: 100, seconds=0.01)(scope, receive, app.send), 10)
     assert app.sent[0]["status"] == 408
     assert not app.called
+
+
+async def test_bodies_have_one_budget_and_give_it_back() -> None:
+    """What has come of a body counts until its request is over; what was only announced does not."""
+    going, app = asyncio.Event(), Recorder()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await going.wait()
+
+    intake = Intake(slow, lambda _: 100, budget=150)
+    first = asyncio.create_task(intake(*call(b"x" * 100, app)))
+    await asyncio.sleep(0)
+    await intake(*call(b"x" * 51, app))
+    assert (app.sent[0]["status"], app.header("retry-after"), app.header("connection")) == (
+        429,
+        b"1",
+        b"close",
+    )
+    assert b"rate_limit_exceeded" in app.sent[1]["body"]
+    app.sent.clear()
+    second = asyncio.create_task(intake(*call(b"x" * 50, app)))
+    await asyncio.sleep(0)
+    going.set()
+    await asyncio.gather(first, second)
+    await asyncio.gather(*(intake(*call(b"x" * 75, app)) for _ in range(2)))
+    assert app.sent == []
+
+
+def call(body: bytes, app: Recorder) -> tuple[Any, Any, Any]:
+    """One with a body that comes as a whole."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"100")]
+    return {"type": "http", "method": "POST", "path": CHAT, "headers": headers}, receive, app.send
+
+
+async def test_a_plain_completion_is_no_larger_than_what_its_model_can_hold(house: Served) -> None:
+    async with house.client() as client:
+        body = b'{"prompt": [' + b"1," * (1 << 20) + b"1" + b" " * (1 << 20) + b"]}"
+        answer = await client.post("/v1/completions", content=body, headers=JSON)
+        assert answer.status_code == 413
+        assert f"larger than {(256 << 10) + (2048 << 10)} bytes" in answer.text
+        assert (await client.post(CHAT, content=body, headers=JSON)).status_code == 400
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+async def test_a_packed_body_is_told_so(house: Served, coding: str) -> None:
+    async with house.client() as client:
+        answer = await client.post(CHAT, content=b"\x1f\x8b", headers={**JSON, "content-encoding": coding})
+    assert answer.status_code == 415
+    assert f"not as {coding}" in answer.json()["error"]["message"]
 
 
 async def test_a_client_that_goes_while_its_body_comes() -> None:
@@ -100,8 +162,13 @@ async def test_a_client_that_goes_while_its_body_comes() -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-    await Intake(app, 100)(scope, receive, app.send)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": CHAT,
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await Intake(app, lambda _: 100)(scope, receive, app.send)
     assert not app.called
     assert app.sent == []
 
@@ -132,7 +199,7 @@ async def say(house: Served, said: bytes) -> bytes:
 )
 async def test_what_is_no_http_of_ours(house: Served, said: bytes) -> None:
     status = (await say(house, said)).split(b"\r\n")[0].split()[1:2]
-    assert status in ([], [b"400"], [b"404"], [b"415"])
+    assert status in ([], [b"400"], [b"404"], [b"415"], [b"431"])
     assert (await house.get("/version")).status_code == 200
 
 
@@ -144,3 +211,88 @@ async def test_a_connection_that_never_asks(house: Served, monkeypatch: pytest.M
 
 async def test_the_servers_name_is_nobodys_business(house: Served) -> None:
     assert "server" not in (await house.get("/version")).headers
+
+
+async def test_every_head_has_its_time(house: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only the first of a connection: a good request, then a stalled one, keeps nothing open."""
+    good = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+    monkeypatch.setattr(door, "HEADER_SECONDS", 0.05)
+    assert (await say(house, good + b"GET / HT")).startswith(b"HTTP/1.1 200")
+    owing = b"GET /version HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nx"
+    assert (await say(house, owing)).startswith(b"HTTP/1.1 200")
+
+
+async def test_only_what_a_client_owes_is_timed(house: Served) -> None:
+    """The beginning, every head that has begun; not the answer, nor the pause before the next head."""
+    house.going.clear()
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
+    connections: set[Any] = house.door._server.server_state.connections  # pyright: ignore
+    while not connections:
+        await turn()
+    (connection,) = connections
+    assert connection._owing is not None
+    body = b'{"messages": [{"role": "user", "content": "What is it?"}]}'
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    writer.write(head % (CHAT.encode(), len(body)) + body)
+    await house.asked()
+    assert connection._owing is None
+    house.going.set()
+    assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 200")
+    assert connection._owing is None
+    writer.write(b"GET /ver")
+    while connection._owing is None:
+        await turn()
+    timer = connection._owing
+    writer.write(b"sion HTTP/1.1\r\nhost")
+    while b"host" not in connection.conn.trailing_data[0]:
+        await turn()
+    assert connection._owing is timer, "one for the whole head, however slowly it comes"
+    writer.write(b": x\r\nconnection: close\r\n\r\n")
+    assert b"HTTP/1.1 200" in await reader.read()
+    assert timer.cancelled()
+    writer.close()
+
+
+LONG = b"x-long: " + b"y" * 33_000
+TOO_LONG, NO_HTTP = "larger than 32768 bytes", "no HTTP/1.1 request"
+BOTH = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "words"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + LONG + b"\r\n\r\n", 431, TOO_LONG),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + LONG, 431, TOO_LONG),
+        (b"GET /?" + b"y" * 33_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 431, TOO_LONG),
+        (b"nonsense\r\n\r\n", 400, NO_HTTP),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, NO_HTTP),
+        (BOTH + b"content-type: application/json\r\n\r\n0\r\n\r\n", 400, "cannot come together"),
+        (BOTH.replace(b"POST", b"GET") + b"\r\n0\r\n\r\n", 400, "cannot come together"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n", 501, "but chunked"),
+    ],
+)
+async def test_what_http_itself_refuses_has_our_shape_and_ends_the_connection(
+    house: Served, said: bytes, status: int, words: str
+) -> None:
+    answer = await say(house, said + b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n" * said.endswith(b"\n"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"connection: close" in head.lower()
+    error = json.loads(body)["error"]
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/", "/v1/models", "/ring", "/metrics", "/info"])
+async def test_head_is_answered_wherever_get_is(house: Served, path: str) -> None:
+    async with house.client() as client:
+        full, head = await client.get(path), await client.head(path)
+    assert head.status_code == full.status_code == 200
+    assert head.content == b""
+    assert head.headers["content-type"] == full.headers["content-type"]
+
+
+async def test_no_browser_guesses_what_an_answer_is(house: Served) -> None:
+    async with house.client() as client:
+        answers = [await client.get("/health"), await client.get("/"), await client.post(CHAT)]
+    assert [one.headers.get_list("x-content-type-options") for one in answers] == [["nosniff"]] * 3

@@ -24,6 +24,7 @@ CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is it?"}]}
 HI = [{"role": "user", "content": "What is it?"}]
 PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
 
 
@@ -37,10 +38,13 @@ CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}
         ({"messages": [{"role": "user", "content": [{}]}]}, "messages.0.content", "string"),
         ({"messages": [5]}, "messages.0", "messages.0: must be an object"),
         ({"messages": [{"role": "boss", "content": "Hi"}]}, "messages", "roles are system, user"),
-        ({"messages": [{"role": "user", "content": " "}]}, "messages", "not empty"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages", "messages must not be empty"),
+        ({"messages": [{"role": "user", "content": [{}] * 4097}]}, "messages", "at most 4096 parts"),
         ({"messages": PICTURE}, "messages.0.content", "only parts of type text"),
-        ({"messages": CALLED}, "messages.1.tool_calls", "not served"),
-        ({"messages": HI, "temperature": -1}, "temperature", ">= 0"),
+        ({"messages": CALLED}, "messages.1.tool_calls", "not served here: a conversation goes on"),
+        ({"messages": CALLED, "tools": TOOLS, "tool_choice": "none"}, "messages.1.tool_calls", "not served"),
+        ({"messages": HI, "temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"messages": HI, "temperature": 2.5}, "temperature", "less than or equal to 2"),
         ({"messages": HI, "temperature": "hot"}, "temperature", "number"),
         ({"messages": HI, "temperature": True}, "temperature", "number"),
         ({"messages": HI, "top_p": 0}, "top_p", "(0, 1]"),
@@ -49,17 +53,25 @@ CALLED = [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}
         ({"messages": HI, "max_tokens": 0}, "max_tokens", "max_tokens must be > 0"),
         ({"messages": HI, "max_tokens": "5"}, "max_tokens", "integer"),
         ({"messages": HI, "max_completion_tokens": -3}, "max_completion_tokens", "must be > 0"),
-        ({"messages": HI, "max_tokens": 5000}, "max_tokens", "the model has 2048"),
+        ({"messages": HI, "max_tokens": 5000}, "messages", "context length is 2048"),
         ({"messages": HI, "presence_penalty": 3}, "presence_penalty", "[-2, 2]"),
         ({"messages": HI, "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ({"messages": HI, "logit_bias": {"99999": 1}}, "logit_bias", "names token 99999"),
         ({"messages": HI, "logit_bias": {"1": 101}}, "logit_bias", "[-100, 100]"),
         ({"messages": HI, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         ({"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "[0, 20]"),
-        ({"messages": HI, "stop": [""]}, "stop", "non-empty"),
+        ({"messages": HI, "stop": [""]}, "stop", "must not hold an empty string"),
         ({"messages": HI, "stop": ["x"] * 17}, "stop", "at most 16"),
         ({"messages": HI, "seed": 2**64}, "seed", ""),
-        ({"messages": HI, "tools": [{"type": "function"}]}, "tools", "not served"),
+        ({"messages": HI, "tools": TOOLS}, "tools", 'leave it out, or set tool_choice to "none"'),
+        ({"messages": HI, "tools": TOOLS, "tool_choice": "required"}, "tool_choice", "not served"),
+        ({"messages": HI, "functions": [{}]}, "functions", 'set function_call to "none"'),
+        ({"messages": HI, "chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", "not"),
+        ({"messages": HI, "chat_template_kwargs": {"style": "terse"}}, "chat_template_kwargs", "not served"),
+        ({"messages": HI, "reasoning_effort": "high"}, "reasoning_effort", "not served"),
+        ({"messages": HI, "thinking_token_budget": 10}, "thinking_token_budget", "not served"),
+        ({"messages": HI, "verbosity": "low"}, "verbosity", "not served"),
+        ({"messages": HI, "echo": True}, "echo", "not served"),
         ({"messages": HI, "min_tokens": 3}, "min_tokens", "not served"),
         ({"messages": HI, "specsot": {"mode": "best"}}, "specsot.mode", "'auto', 'sot' or 'direct'"),
         ({"messages": HI, "specsot": {"max_parallel": 0}}, "specsot.max_parallel", "> 0"),
@@ -124,8 +136,8 @@ async def post(house: Served, path: str, body: Any) -> Any:
         ({"prompt": "a", "stop": 5}, "stop", "string"),
         ({"prompt": [9000]}, "prompt", "names token 9000"),
         ({"prompt": [-1]}, "prompt", "whole"),
-        ({"prompt": [1] * 2048}, "prompt", "cannot fit"),
-        ({"prompt": "x" * 600_000}, "prompt", "600000 characters cannot fit"),
+        ({"prompt": [1] * 2048}, "prompt", "context length is 2048"),
+        ({"prompt": "x" * 600_000}, "prompt", "600000 characters in the prompt, which cannot fit"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "[0, 20]"),
         ({"prompt": "a", "echo": True, "logprobs": 1}, "echo", "logprobs"),
         ({"prompt": "a", "suffix": "z"}, "suffix", "not served"),
@@ -171,6 +183,28 @@ async def test_no_such_place(house: Served, method: str, path: str, status: int)
         answer = await client.request(method, path, json={})
     assert answer.status_code == status
     assert path in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "part"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 600_000}]}, "messages"),
+        (PLAIN, {"prompt": "word " * 3000}, "prompt"),
+        (PLAIN, {"prompt": [1] * 3000}, "prompt"),
+        (PLAIN, {"prompt": "x" * 600_000}, "prompt"),
+    ],
+)
+async def test_what_is_too_long_is_told_in_the_words_that_clients_look_for(
+    house: Served, path: str, asked: dict[str, Any], part: str
+) -> None:
+    told = (await house.post(path, {**asked, "max_tokens": 15})).json()["error"]
+    assert (told["code"], told["param"]) == ("context_length_exceeded", part)
+    assert told["message"].startswith("This model's maximum context length is 2048 tokens. However, you")
+    assert told["message"].endswith(f"reduce the length of the {part} or completion.")
+    assert "skeleton" not in told["message"]
+    if "x" not in str(asked):
+        assert f"in the {part}, 15 in the completion)" in told["message"]
 
 
 async def test_another_model(house: Served) -> None:
@@ -222,22 +256,10 @@ async def test_a_deadline(house: Served) -> None:
     house.going.set()
 
 
-@pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan", "1e10"])
+@pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan", "1e10", "5e-324", "0.0009"])
 async def test_a_deadline_that_is_none(house: Served, timeout: str) -> None:
     answer = await house.post(CHAT, {"messages": HI}, headers={"x-request-timeout": timeout})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-timeout")
-
-
-async def test_an_id_that_is_in_use(house: Served) -> None:
-    house.going.clear()
-    client = house.openai()
-    stream = await client.chat.completions.create(  # pyright: ignore
-        model="demo", messages=HI, stream=True, extra_headers={"x-request-id": "mine"}
-    )
-    answer = await house.post(CHAT, {"messages": HI}, headers={"x-request-id": "mine"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
-    await stream.close()
-    house.going.set()
 
 
 @pytest.mark.parametrize("id", ["x" * 129, "two\tparts"])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from specsot.frames import Draft, Drafts, Features
@@ -15,19 +17,58 @@ from specsot.members import Configuration, Head, Ready, Registration, Tap
 from specsot.membership import Part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.tree import Tree
+from specsot.tree import Tree, chain
+
+Vary = Callable[[random.Random, Draft, int], list[Draft]]  # dice, a right draft, the vocabulary's size
 
 
-def knowing(base: Path, texts: Sequence[Sequence[int]], skill: float = 0.85) -> Callable[..., Part]:
-    """Makes a drafter that knows these whole texts, prompts included."""
+def knowing(
+    base: Path, texts: Sequence[Sequence[int]], skill: float = 0.85, vary: Vary | None = None
+) -> Callable[..., Part]:
+    """Makes a drafter that knows these whole texts, prompts included. vary: what is sent for each."""
 
     def continuation(text: list[int]) -> list[int]:
         return next((list(one[len(text) :]) for one in texts if list(one[: len(text)]) == text), [])
 
     def make(name, address, dialer, compute) -> Part:
-        return KnowingDrafter(base, name, address, dialer, continuation, skill, seed=5)
+        return KnowingDrafter(base, name, address, dialer, continuation, skill, seed=5, vary=vary)
 
     return make
+
+
+def hostile(base: Path, texts: Sequence[Sequence[int]], most: int) -> Callable[..., Part]:
+    """Makes a drafter that says whatever a drafter must not say, beside right trees. most: nodes of one."""
+    return knowing(base, texts, vary=partial(_spoil, most))
+
+
+def add_sometimes(token: int, rng: random.Random, draft: Draft, vocabulary: int) -> list[Draft]:
+    """One more node somewhere, every third time."""
+    tokens, parents = draft.tree.tokens, draft.tree.parents
+    if rng.random() > 1 / 3:
+        return [draft]
+    return [replace(draft, tree=Tree((*tokens, token), (*parents, rng.randrange(len(tokens)))))]
+
+
+def _spoil(most: int, rng: random.Random, draft: Draft, vocabulary: int) -> list[Draft]:
+    """What comes in place of one right draft, in any order."""
+    sequence, step, tree = draft.sequence, draft.step, draft.tree
+    root, wrong = tree.tokens[0], vocabulary + rng.randrange(1 << 20)
+    deep = chain([root, *(rng.randrange(vocabulary) for _ in range(3000))])
+    spoilt = {
+        "beyond": Tree((*tree.tokens, wrong), (*tree.parents, 0)),
+        "beyond by one": Tree((*tree.tokens, vocabulary), (*tree.parents, 0)),
+        "another root": Tree((root ^ 1, *tree.tokens[1:]), tree.parents),
+        "a root beyond": Tree((wrong, *tree.tokens[1:]), tree.parents),
+        "deep": deep,
+        "wide": Tree((root,) + (7,) * (most - 1), (0,) * most),
+        "twins": Tree(tree.tokens + tree.tokens[1:], tree.parents + tree.parents[1:]),
+        "right": tree,
+    }
+    chosen = [Draft(sequence, step, one) for one in rng.choices(list(spoilt.values()), k=2)]
+    later = [Draft(sequence, step + ahead, rng.choice(list(spoilt.values()))) for ahead in (1, 2, 900)]
+    drafts = [*chosen, *later, Draft(sequence + 10**6, step, tree), Draft(sequence, 0, tree)]
+    rng.shuffle(drafts)
+    return drafts
 
 
 class KnowingDrafter:
@@ -45,6 +86,7 @@ class KnowingDrafter:
         continuation: Callable[[list[int]], list[int]],
         skill: float,
         seed: int,
+        vary: Vary | None = None,
     ):
         self._base, self._name, self._address, self._dialer = base, name, address, dialer
         self._continuation, self._skill = continuation, skill
@@ -52,6 +94,7 @@ class KnowingDrafter:
         self._configuration: Configuration | None = None
         self._link: Link | None = None
         self._texts: dict[int, list[int]] = {}
+        self._vary = vary
         self._prompts: dict[int, int] = {}
 
     @property
@@ -109,6 +152,9 @@ class KnowingDrafter:
                 drafts.append(Draft(lesson.sequence, lesson.step, self._tree([*text, lesson.bonus])))
         for sequence in features.closings:
             self._texts.pop(sequence, None)
+        if self._vary:
+            size = read_config(self._base).vocab
+            drafts = [one for draft in drafts for one in self._vary(self._rng, draft, size)]
         if drafts and self._link:
             await self._link.send(Drafts(features.epoch, tuple(drafts)))
 

@@ -1,16 +1,21 @@
 """Law 1 with every way to draft: token identity with plain decoding, whoever proposes and who decides."""
 
 import random
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 from specsot.drafting import DraftOptions  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
+from specsot.wire.values import MAX_NODES  # noqa: E402
 from specsot_drafter.part import DrafterPart  # noqa: E402
 from specsot_drafter.source import Source, Supply  # noqa: E402
+from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
 from tests.models import Shape, write_base, write_head  # noqa: E402
@@ -125,4 +130,56 @@ async def test_law_1_every_request_with_a_drafter_of_its_own(models, links):
         assert not ring.broken
     for n, (prompt, text) in enumerate(zip(prompts, texts)):
         excuses.compare(text, write_plainly(base, tuple(prompt), LIMIT, GREEDY, 7, n))
+    excuses.settle()
+
+
+@pytest.mark.parametrize(
+    ("stages", "links", "sampling"), [(1, "local", GREEDY), (1, "local", WARM), (2, "grpc", GREEDY)]
+)
+async def test_law_1_and_4_a_hostile_drafter_changes_no_token_and_stops_nobody(
+    models, stages, links, sampling
+):
+    """Ids that nobody has, other roots, trees of later steps, too deep, too large, twice, for strangers."""
+    base, _, _ = models
+    prompts, excuses = prompts_of(6, 17), Excuses()
+    wanted = [write_plainly(base, tuple(one), LIMIT, sampling, 7, n) for n, one in enumerate(prompts)]
+    most = 5000 if links == "local" else MAX_NODES  # what is larger ends the link, and nothing else
+    texts = [[*prompt, *plain.tokens] for prompt, plain in zip(prompts, wanted)]
+    setup = Setup(
+        base, None, stages, "packed", drafter=hostile(base, texts, most), links=links, draft_timeout=0.2
+    )
+    async with ring_of(setup) as ring:
+        written = await ring.write_all(prompts, LIMIT, sampling, 17)
+        assert not ring.broken
+        assert ring.drafts, "some of its trees were taken"
+        again = await ring.write_all(prompts[:2], LIMIT, sampling, 17)
+    for text, plain in zip([*written, *again], [*wanted, *wanted[:2]]):
+        excuses.compare(text, plain)
+    excuses.settle()
+
+
+@pytest.mark.parametrize("layout", ["packed", "batched"])
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_law_1_a_draft_whose_rows_are_not_finite_changes_no_token(
+    models, tmp_path, stages, spoilt, layout
+):
+    """Only as a draft is that token ever fed: its rows meet the root's in one product, and later rows too."""
+    prompts, excuses = prompts_of(5, 17), Excuses()
+    wanted = [write_plainly(models[0], tuple(one), LIMIT, GREEDY, 7, n) for n, one in enumerate(prompts)]
+    texts = [[*prompt, *plain.tokens] for prompt, plain in zip(prompts, wanted)]
+    bad = next(token for token in range(200) if not any(token in text for text in texts))
+    base = write_base(tmp_path / "base", poison=bad)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.embed_tokens.weight"][bad] = spoilt
+    save_file(tensors, base / "model.safetensors")
+    drafter = knowing(base, texts, vary=partial(add_sometimes, bad))
+    async with ring_of(Setup(base, None, stages, layout, drafter=drafter)) as ring:
+        written = await ring.write_all(prompts, LIMIT, GREEDY, 17)
+        assert not ring.broken
+        assert any(0 in text.steps for text in ring.texts.values()), (
+            "some roots were spoilt, and fed once more"
+        )
+    for text, plain in zip(written, wanted):
+        excuses.compare(text, plain)
     excuses.settle()

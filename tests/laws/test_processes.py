@@ -29,11 +29,39 @@ SHAPED = {
 QUESTION = "Give an overview of Stages of Sleep."
 
 
+async def test_law_4_a_frozen_worker_is_missed_by_its_silence_and_its_heir_has_its_layers(demo_model):
+    """It is one epoch, and nothing is loaded for it, whichever stage stands still."""
+    said = []
+
+    def hear(service, line):
+        said.append(f"{service} | {line}")
+
+    async with apart(demo_model, hear) as fleet:
+        undisturbed, epoch = (await answer(fleet, **SHORT))[-1].event.text, (await fleet.info()).epoch
+        await one_more(fleet, hear)
+        while not any("worker-2 | " in line and "loaded ahead" in line for line in said):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        (frozen,) = [child for child in fleet.children if child.service.name == "worker-1"]
+        before = len(said)
+        try:
+            events = await kill_at(fleet, 12, frozen.pid, signal.SIGSTOP)
+        finally:
+            os.kill(frozen.pid, signal.SIGCONT)
+        after = said[before:]
+        check_stream(events)
+        assert events[-1].event.text == undisturbed
+        assert (await fleet.info()).epoch == epoch + 1
+        assert any("member lost name=worker-1 reason='silent for" in line for line in after)
+        loaded = [line for line in after if " fits " in line and line.startswith("worker")]
+        assert len(loaded) == 2
+        assert all("weights='0 B'" in line for line in loaded)
+
+
 @asynccontextmanager
-async def apart(demo_model):
+async def apart(demo_model, tell=keep_quiet):
     """The three kinds of services, each a process."""
     models = Models(demo_model / "base", demo_model / "eagle3")
-    fleet = await ProcessFleet.start(Wanted(kind="processes", stages=2, dtype="fp32"), models)
+    fleet = await ProcessFleet.start(Wanted(kind="processes", stages=2, dtype="fp32"), models, tell=tell)
     try:
         yield fleet
     finally:
@@ -52,13 +80,13 @@ async def answer(fleet, **options):
     return [one async for one in fleet.generate(ask_of(QUESTION, **options))]
 
 
-async def kill_at(fleet, offset, pid):
-    """All events of one request, with a process killed when one of them comes."""
+async def kill_at(fleet, offset, pid, by=signal.SIGKILL):
+    """All events of one request, with a process killed, or sent another signal, when one of them comes."""
     events = []
     async for one in fleet.generate(ask_of(QUESTION, **SHORT)):
         events.append(one)
         if one.offset == offset:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, by)
     return events
 
 
@@ -116,7 +144,7 @@ async def test_law_5_two_hundred_ends_over_processes_leave_nothing_behind(fleet)
     async def end_somehow():
         async with places:
             mode, patience = rng.choice(["direct", "direct", "sot"]), rng.choice([1, 3, 9, 1000])
-            ask = ask_of(QUESTION, mode=mode, max_new_tokens=rng.randrange(1, 24))
+            ask = ask_of(QUESTION, mode=mode, max_new_tokens=rng.randrange(64, 88))
             async with aclosing(fleet.generate(ask)) as events:
                 async for one in events:
                     if one.offset == patience:
@@ -167,11 +195,11 @@ async def test_law_4_workers_that_go_and_come_back_change_nothing(fleet, options
     assert (await fleet.info()).epoch >= epoch + 2
 
 
-async def one_more(fleet):
+async def one_more(fleet, tell=keep_quiet):
     """A worker beyond those that are needed: it stands by."""
     like = next(child.service for child in fleet.children if child.service.name == "worker-1")
     flags = tuple(word.replace("worker-1", "worker-2") for word in like.arguments)
-    fleet.children.append(await start(replace(like, name="worker-2", arguments=flags), keep_quiet))
+    fleet.children.append(await start(replace(like, name="worker-2", arguments=flags), tell))
     while not any(member.stands_by for member in (await fleet.info()).members):  # noqa: ASYNC110 - a process
         await asyncio.sleep(0.1)
 

@@ -22,7 +22,7 @@ from specsot_master.conductor import ConductorConfig
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 RULES = Message("system", "Answer as a patient teacher would, in plain words. " * 6)
-LIMITS = Limits(max_new_tokens=32, max_branch_tokens=8)
+LIMITS = Limits(max_new_tokens=128, max_branch_tokens=8)
 
 
 def asks(drafter: str) -> list[Ask]:

@@ -6,15 +6,16 @@ Refuses to know what the tests expect.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from specsot.events import Event, Numbered
 from specsot.frames import Opening
-from specsot.params import Ask
-from specsot_master.conductor import Conductor, ConductorConfig, RingState
+from specsot.params import Ask, Message
+from specsot_master.conductor import Conductor, ConductorConfig, Notes, RingState
 from specsot_master.conductor.trying import Forms
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -25,6 +26,26 @@ TEXT = Text(BASE)  # keeps nothing of what it is asked
 END_OF_TEXT = 2  # <|im_end|>, the demo model's end token
 
 E = TypeVar("E")
+
+
+class Counted(Text):
+    """Counts the characters that this thread, the loop's, renders and tokenises."""
+
+    def __init__(self, text: Text = TEXT) -> None:
+        self.__dict__.update(text.__dict__)
+        self.work, self._thread = 0, threading.get_ident()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        self._count(len(text))
+        return super().encode(text)
+
+    def render(self, messages: Sequence[Message], answer: bool = True) -> str:
+        self._count(sum(len(message.content) for message in messages))
+        return super().render(messages, answer)
+
+    def _count(self, characters: int) -> None:
+        if threading.get_ident() == self._thread:
+            self.work += characters
 
 
 class Ticks:
@@ -83,12 +104,15 @@ class Stage:
     burst: int = 4
     text: Text = TEXT
     forms: Forms | None = None
+    notes: Notes | None = None
 
     def __post_init__(self) -> None:
         self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
         prompts = Prompts(BASE, self.text)
         self.time = Ticks()
-        self.conductor = Conductor(self.ring, self.text, prompts, self.config, self.time, self.forms)
+        self.conductor = Conductor(
+            self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes
+        )
         self.prompts_seen: list[tuple[Opening, str]] = []
 
     def _script(self, opening: Opening, prompt: tuple[int, ...]) -> tuple[int, ...]:

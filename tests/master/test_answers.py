@@ -5,6 +5,7 @@ Refuses to know models: scripts say what is written.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -24,10 +25,12 @@ from specsot.events import (
 )
 from specsot.frames import Close
 from specsot.params import Ask, Limits
+from specsot_master.text import ChatTemplate
 from tests.conftest import seeds
-from tests.master.fake_ring import chance_of
+from tests.master.fake_ring import STATE, chance_of
 from tests.master.letters import ANSWER, DIRECT, PLAN, SAYS, SOT, finished, openings
-from tests.master.stage import Stage, of, repeat
+from tests.master.stage import Counted, Stage, of, repeat
+from tests.master.test_repair import break_and_form
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +97,11 @@ async def test_what_sequences_are_opened_with() -> None:
     assert [one.ordinal for one in (skeleton, *branches)] == [0, 1, 2, 3]
     assert all(one.fork == skeleton.fork and one.seed == 5 and one.drafted for one in branches)
     assert all(one.plan is None and one.stop_ids == (2,) for one in branches)
-    assert sum(one.limit for one in branches) == 1024
+    written = len(stage.text.encode(PLAN)) + sum(
+        len(stage.text.encode(f"\n\n## {id}. {title}\n"))
+        for id, title in enumerate(("Alpha", "Beta 你好", "Gamma 🎉"), 1)
+    )
+    assert written + sum(one.limit for one in branches) == 1024
 
 
 async def test_a_dependent_branch_starts_behind_its_parent_and_sees_its_text() -> None:
@@ -196,7 +203,11 @@ async def test_statistics() -> None:
     figures = finished(await stage.answer(SOT)).statistics
     ends = 3  # end tokens of the branches; the grammar ends the skeleton
     assert figures.merged_tokens == sum(len(stage.text.encode(SAYS[f"Write point {n}"])) for n in (1, 2, 3))
-    assert figures.completion_tokens == figures.merged_tokens + ends + len(stage.text.encode(PLAN))
+    assert figures.plan_tokens == len(stage.text.encode(PLAN))
+    assert 15 < figures.heading_tokens < 40
+    assert figures.completion_tokens == (
+        figures.plan_tokens + figures.heading_tokens + figures.merged_tokens + ends
+    )
     assert 1.0 < figures.mean_accepted < 4.0
     assert figures.laps > 10
     assert set(figures.phases) == {"skeleton", "branches"}
@@ -207,6 +218,39 @@ async def test_no_drafter_is_asked_for() -> None:
     stage = Stage(SAYS)
     await stage.answer(Ask(prompt="What is it?", mode="direct", drafter="none"))
     assert not openings(stage)[0].drafted
+
+
+LONG_TALK = Ask(prompt="Tell me about letters. " * 200 + "x" * 20_000, mode="sot", seed=5)
+ESCAPING = (
+    "<|endoftext|>{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | replace('&', '+') }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [None, ESCAPING], ids=["verbatim", "escaping"])
+async def test_a_long_prompt_is_made_beside_the_loop_and_once(template: str | None) -> None:
+    """Also where a branch's prompt cannot be had from its own words alone, and when the ring comes anew."""
+    text = Counted()
+    if template is not None:
+        text._template = ChatTemplate(template)  # pyright: ignore[reportPrivateUsage]
+    room = {"pages": 1024, "max_positions": 32_768}
+    stage = Stage(SAYS, text=text, state=replace(STATE, **room))
+    listener, most, epochs = stage.listen(LONG_TALK), 0, 0
+    while not listener.done():
+        text.work = 0
+        stage.ring.news.clear()
+        moved = await stage.lap()
+        most = max(most, text.work)
+        if moved and epochs < 3 and len(openings(stage)) > 3:
+            epochs += 1
+            text.work = 0
+            await break_and_form(stage, epochs + 1, **room)
+            most = max(most, text.work)
+        if not moved and not listener.done():
+            await asyncio.sleep(0.01)
+    assert finished(await listener).text == ANSWER
+    assert most < 2000
+    assert epochs == 3
 
 
 async def test_a_seed_is_drawn_when_none_is_given() -> None:

@@ -50,7 +50,7 @@ async def test_others_go_on_while_a_long_prompt_is_made_into_tokens(mode: str) -
     assert finished(await stage.answer(SOT)).text == ANSWER
     assert not long.done()
     text.release()
-    with pytest.raises(InvalidRequest, match="positions, the model has 2048"):
+    with pytest.raises(InvalidRequest, match="context length is 2048"):
         await long
     stage.assert_clean()
 

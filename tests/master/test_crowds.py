@@ -14,7 +14,7 @@ import pytest
 
 from specsot.errors import NotFound, Overloaded
 from specsot.events import Event
-from specsot.params import Ask
+from specsot.params import Ask, Limits
 from specsot_master.conductor import ConductorConfig, RingState
 from tests.master.letters import ANSWER, DIRECT, SAYS, SMALL, SOT, TIGHT, finished, openings
 from tests.master.stage import Stage, repeat
@@ -49,7 +49,7 @@ async def test_places_are_shared_between_requests() -> None:
     plan = "[PLAN]\n" + "".join(f"{n}.<20><None>[-]P{n}\n" for n in range(1, 9)) + "[END]"
     state = RingState(epoch=1, pages=32, page_rows=64, slots=8, max_positions=2048)
     stage = Stage({"Write the plan.": plan, "Write point": repeat("text", 100)}, state=state, burst=1)
-    ask = Ask(prompt="Many?", mode="sot", limits=SMALL)
+    ask = Ask(prompt="Many?", mode="sot", limits=Limits(max_new_tokens=512, max_branch_tokens=60))
     clients = [stage.listen(ask, client=name) for name in ("a", "b")]
     compared = 0
     while sum(one.ordinal > 0 for one in openings(stage)) < 16:

@@ -18,7 +18,7 @@ from specsot.events import (
     MergedText,
     Reason,
 )
-from specsot.frames import Close, End, Outcome, Result
+from specsot.frames import Close, End, Open, Order, Outcome, Result
 from specsot_master.conductor import RingState
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.master.stage import Stage, of
@@ -161,4 +161,35 @@ async def test_a_missing_result_ends_only_the_request_it_belongs_to() -> None:
         await broken
     (events,) = await stage.play(whole)
     assert finished(events).text == SAYS["Count"]
+    stage.assert_clean()
+
+
+@pytest.mark.parametrize("spoiled", ["prefix", "writer"])
+async def test_an_order_that_cannot_be_sent_ends_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, spoiled: str
+) -> None:
+    stage = Stage(SAYS)
+    other = stage.listen(COUNT)
+    await stage.lap()
+    order, bad = stage.ring.order, list[Order]()
+
+    async def send(one: Order) -> None:
+        if isinstance(one, Open) and one.opening.decodes is (spoiled == "writer") and not bad:
+            bad.append(one)
+            raise ValueError("Value out of range")
+        if isinstance(one, Close) and one.sequence not in stage.ring.live:
+            return
+        if isinstance(one, Open) and one.opening.fork and one.opening.fork.sequence not in stage.ring.live:
+            return
+        await order(one)
+
+    monkeypatch.setattr(stage.conductor._outbox, "_send", send)  # pyright: ignore[reportPrivateUsage]
+    client = stage.listen(SOT)
+    (events,) = await stage.play(other)
+    assert bad
+    assert finished(events).text == SAYS["Count"]
+    with pytest.raises(SpecsotError, match="internal error"):
+        await client
+    (events,) = await stage.play(stage.listen(SOT))
+    assert finished(events).text == ANSWER
     stage.assert_clean()

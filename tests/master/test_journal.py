@@ -5,6 +5,7 @@ Refuses to know requests' lives; `tests/faults/test_restart.py` tells how they g
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import stat
 from collections.abc import Iterable
@@ -16,32 +17,44 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.frames import Chance, End, Outcome
-from specsot.params import Ask, Sampling
-from specsot_master.journal import Again, Begun, Branched, Failed, Heard, Journal, Kept, Record, Stopped
+from specsot.params import Ask, Limits, Sampling
+from specsot_master.journal import (
+    Again,
+    Begun,
+    Branched,
+    Failed,
+    Heard,
+    Journal,
+    Kept,
+    Record,
+    Stopped,
+    open_journal,
+)
 from specsot_master.journal.store import FILE, Change, Store
 
 CHANCES = (Chance(-0.1 - 0.2, ((5, -0.25), (7, -1e-9))), Chance(-1.5))
 RECORDS: tuple[Record, ...] = (
     Begun(0.1, 64),
     Heard(0.2, ((0, Outcome(0, 0, (), (5, 6), None, CHANCES)), (2, Outcome(0, 3, (), (), End.FAILED)))),
-    Branched(2),
+    Branched(2, "abc"),
     Again(0),
     Stopped(3.0),
     Failed("Unavailable", 'worker-1 said "no"\n'),
 )
 ASK = Ask(prompt="你好?", sampling=Sampling(temperature=0.7), seed=2**62, resumable=True)
 KEPT = Kept("mine", "10.0.0.7", ASK, 2**62, 1.7e9 + 0.25)
+OWNED = replace(KEPT, owner="somebody", wording="abc")
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     store = Store(tmp_path / "new", "model-1")
     store.write(
-        [KEPT, replace(KEPT, id="b"), *(("mine", record) for record in RECORDS), replace(KEPT, id="c")]
+        [OWNED, replace(KEPT, id="b"), *(("mine", record) for record in RECORDS), replace(KEPT, id="c")]
     )
     store.write(["b"])
     store.close()
     again = Store(tmp_path / "new", "model-1")
-    assert again.read() == (replace(KEPT, records=RECORDS), replace(KEPT, id="c"))
+    assert again.read() == (replace(OWNED, records=RECORDS), replace(KEPT, id="c"))
     again.close()
     other = Store(tmp_path / "new", "model-2")
     assert other.read() == (), "another model would go on with other words"
@@ -83,3 +96,61 @@ async def test_secure_waits_for_all_that_happened(tmp_path: Path) -> None:
     again = Store(tmp_path, "model")
     assert [len(one.records) for one in again.read()] == [1, 1, 1]
     again.close()
+
+
+async def test_what_cannot_be_written_is_lost_alone(tmp_path: Path) -> None:
+    """An ask that no message can hold, an outcome that no JSON can: everybody else's is written."""
+    journal = open_journal(tmp_path, "m")
+    huge = replace(ASK, limits=Limits(max_parallel=1 << 40))
+    unspeakable = Branched(2, object())  # type: ignore[arg-type]
+    for id, ask in (("first", ASK), ("huge", huge), ("odd", ASK), ("last", ASK)):
+        journal.begin(replace(KEPT, id=id, ask=ask))
+    for id, record in (("odd", unspeakable), ("last", RECORDS[0])):
+        journal.note(id, record)
+    async with asyncio.timeout(5):
+        await journal.secure()
+        await journal.close()
+    again = Store(tmp_path, "m")
+    assert [(one.id, len(one.records)) for one in again.read()] == [("first", 0), ("last", 1)]
+    again.close()
+
+
+class Odd(Store):
+    def write(self, changes: Iterable[Change]) -> None:
+        raise ValueError("not one of sqlite's")
+
+
+async def test_nobody_waits_for_a_journal_that_broke(tmp_path: Path) -> None:
+    journal = Journal(Odd(tmp_path, "model"), ThreadPoolExecutor(1))
+    journal.begin(KEPT)
+    async with asyncio.timeout(5):
+        await journal.secure()
+    assert not (tmp_path / FILE).exists()
+
+
+def test_what_cannot_be_read_is_lost_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path, "m")
+    store.write([replace(KEPT, id=id) for id in ("a", "b", "c")] + [("b", RECORDS[0]), ("c", RECORDS[0])])
+    store._data.execute("UPDATE requests SET ask = x'ffff' WHERE id = 'a'")  # pyright: ignore[reportPrivateUsage]
+    store._data.execute("UPDATE records SET record = '[\"begun\"]' WHERE request = 'b'")  # pyright: ignore[reportPrivateUsage]
+    first, second = store.read()
+    assert first.id == "b"
+    assert isinstance(first.records[0], Failed)
+    assert second == replace(KEPT, id="c", records=RECORDS[:1])
+    store.close()
+
+
+def test_an_older_journal_still_opens(tmp_path: Path) -> None:
+    """Of the form before owners and wordings were written down."""
+    store = Store(tmp_path, "m")
+    store.write([KEPT])
+    run = store._data.execute  # pyright: ignore[reportPrivateUsage]
+    run("INSERT INTO records VALUES ('mine', '[\"branched\",2]')")
+    for column in ("owner", "wording"):
+        run(f"ALTER TABLE requests DROP COLUMN {column}")
+    run("UPDATE about SET holds = '1 m'")
+    store.close()
+    for _ in range(2):
+        again = Store(tmp_path, "m")
+        assert again.read() == (replace(KEPT, records=(Branched(2),)),)
+        again.close()

@@ -5,6 +5,8 @@ Refuses to know tokenizers: a character is a token, its code the id.
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -31,6 +33,7 @@ from specsot.frames import End, Outcome
 from specsot.params import Ask, Limits, Mode
 from specsot.skeleton import PlanRules
 from specsot_master.plan import (
+    POINT_TOKENS,
     CloseSequence,
     Command,
     GiveUp,
@@ -42,6 +45,9 @@ from specsot_master.plan import (
 )
 
 PLAN = "[PLAN]\n1.<60><None>[-]Light\n2.<30><None>[-]Deep\n3.<10><None>[1,2]Dreams\n[END]"
+
+
+HEADINGS = "\n\n## 1. Light\n\n\n## 2. Deep\n\n\n## 3. Dreams\n"
 
 
 def told_of(character: str) -> TokenLogprobs:
@@ -138,8 +144,10 @@ def test_a_direct_request_is_one_sequence() -> None:
 
 
 def test_a_planned_answer_from_start_to_end() -> None:
-    play = Play("sot", max_new_tokens=100).planned()
-    assert play.of(OpenSkeleton) == [OpenSkeleton(512, PlanRules(direct=False), True)]
+    play = Play("sot", max_new_tokens=400).planned()
+    assert play.of(OpenSkeleton) == [
+        OpenSkeleton(200, PlanRules(direct=False, max_points=6, plan_tokens=200), True)
+    ]
     assert "".join(e.text for e in play.tell() if isinstance(e, SkeletonText)) == PLAN
     assert play.open_ready() == [1, 2]
     play.write(2, "Deep sleep. ")
@@ -216,18 +224,26 @@ def test_a_direct_answer_streams_without_its_markers(raw: str, text: str, lap: i
 
 
 def test_a_direct_answer_keeps_max_new_tokens() -> None:
-    play = Play("auto", max_new_tokens=10)
-    play.write(0, "[DIRECT]\n" + "x" * 50, lap=7)
-    assert play.finished.text == "x" * 10
+    play = Play("auto", max_new_tokens=150)
+    play.write(0, "[DIRECT]\n" + "x" * 500, lap=7)
+    assert play.finished.text == "x" * 141
     assert play.finished.reason is Reason.LENGTH
-    assert len(play.finished.tokens) == 10
+    assert len(play.finished.tokens) == 141
+    assert play.finished.statistics.completion_tokens == 150
     assert play.closed == [0]
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(127, OpenAnswer), (128, OpenSkeleton)])
+def test_auto_asks_for_no_plan_where_two_points_cannot_be_afforded(tokens: int, asked: type) -> None:
+    play = Play("auto", max_new_tokens=tokens)
+    assert len(play.of(asked)) == 1
+    assert play.plan.all_opened is (asked is OpenAnswer)
 
 
 @pytest.mark.parametrize("mode", ["auto", "sot"])
 def test_without_constraint_and_marker_the_text_is_the_answer(mode: Mode) -> None:
     play = Play(mode, constraint=False)
-    assert play.of(OpenSkeleton) == [OpenSkeleton(1048, PlanRules(direct=mode == "auto"), False)]
+    assert play.of(OpenSkeleton) == [OpenSkeleton(1024, PlanRules(direct=mode == "auto"), False)]
     play.write(0, "Sleep is good." * 30, lap=5)
     play.end(0)
     assert play.finished.text == "Sleep is good." * 30
@@ -301,9 +317,90 @@ def test_stop_strings_cut_branches_not_plans() -> None:
 
 
 def test_the_budget_is_split_when_the_plan_is_complete() -> None:
-    play = Play("sot", max_new_tokens=200, max_branch_tokens=100).planned()
+    play = Play("sot", max_new_tokens=len(PLAN) + len(HEADINGS) + 200, max_branch_tokens=100).planned()
     play.open_ready()
-    assert [(e.branch, e.budget) for e in play.tell() if isinstance(e, BranchStarted)] == [(1, 100), (2, 60)]
+    assert [(e.branch, e.budget) for e in play.tell() if isinstance(e, BranchStarted)] == [(1, 100), (2, 59)]
+
+
+@pytest.mark.parametrize(("tokens", "last"), [(180, "Dreams"), (200, "Dreams of all kinds")])
+def test_points_that_would_get_less_than_a_sentence_are_left_out(tokens: int, last: str) -> None:
+    play = Play("sot", max_new_tokens=tokens).planned(PLAN.replace("Dreams", last))
+    (planned,) = play.of(Planned)
+    assert isinstance(planned, Planned)
+    assert [point.title for point in planned.points] == ["Light", "Deep"]
+    assert play.open_ready() == [1, 2]
+    play.write(1, "one")
+    play.end(1)
+    play.write(2, "two")
+    play.end(2)
+    assert play.finished.text == "## 1. Light\none\n\n## 2. Deep\ntwo"
+    assert play.finished.reason is Reason.LENGTH, "a limit took a point"
+
+
+def test_a_title_that_leaves_no_room_for_its_text_is_no_heading() -> None:
+    play = Play("sot", constraint=False, max_new_tokens=124)
+    play.write(0, f"[PLAN]\n1.<9><None>[-]{'T' * 34}\n[END]")
+    play.open_ready()
+    play.write(1, "Text.")
+    play.end(1)
+    assert play.finished.text == "Text."
+    assert play.finished.statistics.heading_tokens == 0
+
+
+@given(
+    st.integers(POINT_TOKENS, 700),
+    st.integers(40, 600),
+    st.none() | st.integers(1, 90),
+    st.lists(st.tuples(st.integers(1, 9999), st.text("ab 你", max_size=30)), min_size=1, max_size=20),
+    st.sampled_from(["auto", "sot"]),
+    st.randoms(use_true_random=False),
+)
+def test_all_that_is_written_is_within_max_new_tokens(
+    limit: int,
+    skeleton: int,
+    cap: int | None,
+    lines: list[tuple[int, str]],
+    mode: Mode,
+    chance: random.Random,
+) -> None:
+    """Every sequence writes as much as it is allowed to, or ends by an end token at some time before."""
+    branches = {} if cap is None else {"max_branch_tokens": cap}
+    play = Play(mode, constraint=False, max_new_tokens=limit, max_skeleton_tokens=skeleton, **branches)
+    written = 0
+
+    def write(ordinal: int, text: str, most: int) -> None:
+        nonlocal written
+        for place, character in enumerate(text[:most], 1):
+            if ordinal in play.closed or play.plan.finished:
+                return
+            written += 1
+            last = place == most
+            if not last and chance.random() < 0.002:
+                play.end(ordinal, End.STOP)
+                return
+            play.write(ordinal, character)
+            if last and ordinal not in play.closed:
+                play.end(ordinal, End.LENGTH)
+                return
+        if ordinal not in play.closed and not play.plan.finished:
+            written += 1
+            play.end(ordinal, End.STOP)
+
+    raw = "[PLAN]\n" + "".join(f"{n}.<{size}><None>[-]T{title}\n" for n, (size, title) in enumerate(lines, 1))
+    first = play.of(OpenSkeleton, OpenAnswer)[0]
+    assert isinstance(first, OpenSkeleton | OpenAnswer)
+    write(0, f"{raw}[END]", first.limit)
+    while ready := play.plan.ready():
+        budget = play.plan.preview(ready[0]).budget
+        play.said += play.plan.open_branch(ready[0])
+        write(ready[0].id, chance.choice(["short", "long " * 200]), budget)
+    if any(isinstance(one, GiveUp) for one in play.said):
+        return
+    figures = play.finished.statistics
+    headings = re.findall(r"(?m)^\n*## .*\n", play.finished.text)
+    assert figures.completion_tokens == written + figures.heading_tokens <= limit
+    assert figures.heading_tokens >= sum(map(len, headings))
+    assert figures.plan_tokens + figures.merged_tokens + figures.heading_tokens <= figures.completion_tokens
 
 
 def test_a_branch_at_its_limit_makes_the_request_end_by_length() -> None:
@@ -351,7 +448,10 @@ def test_statistics_count_laps_trees_and_phases() -> None:
     play.write(1, "done")
     play.said += play.plan.ended(1, End.STOP, now=11.0)
     figures = play.finished.statistics
-    assert (figures.laps, figures.completion_tokens, figures.mean_accepted) == (3, 8, 3.0)
+    assert (figures.laps, figures.mean_accepted) == (3, 3.0)
+    plan, heading = len("[PLAN]\n1.<60><None>[-]Light\n[END]"), len("\n\n## 1. Light\n")
+    assert (figures.plan_tokens, figures.heading_tokens) == (plan, heading)
+    assert figures.completion_tokens == plan + heading + len("done") + 1, "the end token counts"
     assert (figures.merged_tokens, figures.branches, figures.prompt_tokens) == (4, 1, 5)
     assert (figures.seconds, figures.seconds_to_first_token) == (11.0, 2.0)
     assert figures.tokens_per_second == pytest.approx(4 / 11)

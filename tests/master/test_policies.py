@@ -60,7 +60,7 @@ def test_only_what_no_layer_keeps_is_not_charged() -> None:
     for policy in (Pruning(0.5, 64, 2), Pruning(1, 64, 0)):
         assert grant_answer(3, ask(pruning=policy), RING) == own_pages(2003, 0, RING)
     assert grant_answer(3, ask(head_aware=True), RING) == own_pages(2003, 0, RING)
-    with pytest.raises(InvalidRequest, match="the model has 3000"):
+    with pytest.raises(InvalidRequest, match="context length is 3000"):
         grant_answer(1001, ask(pruning=Pruning(0.5, 64, 0)), RING)
 
 
@@ -88,9 +88,9 @@ def test_doors_may_name_them() -> None:
     pruning = {"keep_ratio": 0.7, "skip_layers": 0}
     said = {"messages": [{"role": "user", "content": "Why?"}]}
     body = said | {"specsot": {"mode": "direct", "pruning": pruning}}
-    assert chat_asks(ChatBody.model_validate(body))[0].pruning == Pruning(0.7, 64, 0)
+    assert chat_asks(ChatBody.model_validate(body), "direct", 2048)[0].pruning == Pruning(0.7, 64, 0)
     body = said | {"specsot": {"mode": "direct", "head_aware": True}}
-    assert chat_asks(ChatBody.model_validate(body))[0].head_aware
+    assert chat_asks(ChatBody.model_validate(body), "direct", 2048)[0].head_aware
     assert ask_of("Why?", mode="direct", prune_every=99).pruning == Pruning(0.8, 99, 2)
 
 

@@ -5,9 +5,14 @@ Refuses to know clocks and rings.
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
+import pytest
+from structlog.testing import capture_logs
+
+from specsot.tasks import start
 from specsot_master.progress import Progress
+from specsot_master.service import beside
 
 Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)
 
@@ -29,3 +34,48 @@ Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)
 def test_progress(looks: list[Look]) -> None:
     progress = Progress(10)
     assert [progress.moves(laps, owed, now) for now, laps, owed, _ in looks] == [one[3] for one in looks]
+
+
+async def test_a_master_ends_with_the_tasks_that_tell_how_it_stands() -> None:
+    """A dead reporter would leave its health at what it last was."""
+
+    async def report() -> None:
+        raise KeyError("stage")
+
+    with pytest.raises(KeyError, match="stage"):
+        async with beside(asyncio.Event().wait(), report()):
+            await asyncio.Event().wait()
+
+
+async def test_tasks_beside_end_with_what_they_are_beside() -> None:
+    ended = asyncio.Event()
+
+    async def tend() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with beside(tend()):
+        await asyncio.sleep(0)
+    assert ended.is_set()
+    with pytest.raises(ValueError, match="mine"):
+        async with beside(tend()):
+            raise ValueError("mine")
+
+
+async def test_a_background_tasks_failure_is_logged_and_told() -> None:
+    told = asyncio.Queue[BaseException]()
+
+    async def fail() -> None:
+        raise KeyError("stage")
+
+    with capture_logs() as logs:
+        start(fail(), told.put_nowait)
+        assert isinstance(await told.get(), KeyError)
+        start(asyncio.sleep(1000), told.put_nowait).cancel()
+        await asyncio.sleep(0)
+    assert told.empty()
+    (line,) = logs
+    assert line["log_level"] == "error"
+    assert line["task"].endswith("fail")

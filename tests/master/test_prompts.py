@@ -6,18 +6,25 @@ Refuses to know models; the demo tokenizer speaks for all of them.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from specsot.errors import ModelError
+from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
 from specsot.skeleton import PlanRules, Point
 from specsot_master.prompts import Conversation, Prompts, messages_of
+from specsot_master.prompts.generic import GenericConversation, render_instructed
+from specsot_master.prompts.wording import choose_wording, tell_to_plan, tell_to_write
 from specsot_master.text import Text
-from tests.master.stage import BASE, TEXT
+from tests.master.stage import BASE, TEXT, Counted
 from tests.master.test_text import directory
 
 LLAMA3 = (
@@ -108,6 +115,136 @@ class TestEveryTemplate:
         assert "请介绍睡眠的几个阶段。" in words(text, conversation.prefix)
         assert "提纲" in words(text, conversation.skeleton.suffix)
         assert "请只写第 2 部分" in words(text, conversation.branch(POINTS[1], POINTS, [], 60).suffix)
+
+
+MARKERS = {
+    "llama-3": ["<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    "qwen": [],
+    "mistral": ["<s>", "[INST]", "[/INST]", "</s>"],
+    "vicuna": ["<s>", "</s>"],
+    "chatml": [],
+}
+CHATML = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}{{ '<|im_start|>system\nYou are a "
+    "helpful AI assistant<|im_end|>\n' }}{% endif %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + "
+    "'<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TALK = (Message("user", "Hi"), Message("assistant", "Hello."), Message("user", QUESTION))
+said = st.text("ab \n<|>你🎉", max_size=20) | st.sampled_from(["<|im_end|>", "[/INST] </s>", "<|eot_id|> x"])
+
+
+@cache
+def taught(name: str) -> tuple[Text, Prompts]:
+    """A tokenizer that has the template's markers, as models of the family do."""
+    folder = Path(tempfile.mkdtemp())
+    tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
+    tokenizer.add_special_tokens(MARKERS[name])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = CHATML if name == "chatml" else TEMPLATES[name]
+    config = {"bos_token": "<s>", "eos_token": "<|im_end|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    text = Text(folder)
+    return text, Prompts(folder, text)
+
+
+@pytest.mark.parametrize("name", MARKERS)
+@settings(max_examples=20)
+@given(question=said, answer=said, title=said, read=said)
+def test_what_is_tokenised_in_parts_is_what_the_whole_is(
+    name: str, question: str, answer: str, title: str, read: str
+) -> None:
+    text, prompts = taught(name)
+    talk = (
+        Message("user", "Q " + question),
+        Message("assistant", answer),
+        Message("user", question + " Why?"),
+    )
+    points = (Point(1, 10, "One"), Point(2, 10, title, None, (1,)))
+    conversation = prompts.plan(talk, PlanRules())
+    wording = choose_wording(talk[-1].content)
+    told = tell_to_write(wording, points[1], points, [(points[0], read)], 10)
+    whole = text.encode(render_instructed(text, talk, told))
+    assert conversation.branch(points[1], points, [(points[0], read)], 10).tokens == whole
+    plan = text.encode(render_instructed(text, talk, tell_to_plan(wording, PlanRules())))
+    assert conversation.skeleton.tokens == plan
+    assert conversation.asked == len(prompts.chat(talk))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MARKERS)
+@settings(max_examples=20)
+@given(st.lists(st.text("ab \n<|>[]你🎉&'{}%", min_size=1, max_size=30), min_size=3, max_size=3))
+def test_prompts_are_what_transformers_makes_of_them(name: str, contents: list[str]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    text, prompts = taught(name)
+    template = CHATML if name == "chatml" else TEMPLATES[name]
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=text._tokenizer, chat_template=template, bos_token="<s>", eos_token="<|im_end|>"
+    )
+    talk = [Message(*one) for one in zip(("user", "assistant", "user"), contents)]
+    theirs: Any = other.apply_chat_template(
+        [{"role": one.role, "content": one.content} for one in talk],
+        add_generation_prompt=True,
+        return_dict=False,
+        enable_thinking=False,
+    )
+    assert list(prompts.chat(talk)) == theirs
+
+
+def test_a_branch_that_spells_a_token_the_model_does_not_have(tmp_path: Path) -> None:
+    """Its title, or what a point before it has written."""
+    tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = Text(tmp_path, 8192)
+    conversation = Prompts(tmp_path, text).plan(TALK, PlanRules())
+    odd = Point(1, 10, "An <extra> one")
+    for point, parents in ((odd, []), (POINTS[1], [(POINTS[0], "It is <extra>.")])):
+        with pytest.raises(InvalidRequest, match="token 8192"):
+            conversation.branch(point, [point], parents, 10)
+    with pytest.raises(InvalidRequest, match="token 8192"):
+        Prompts(tmp_path, text).plan([Message("user", "<extra>")], PlanRules())
+
+
+@pytest.mark.parametrize("name", MARKERS)
+def test_a_branch_tokenises_what_is_behind_the_prefix(name: str) -> None:
+    """Where the family puts an instruction into the last user turn, that is behind it, too."""
+    text, _ = taught(name)
+    talk = (Message("user", "Hi " * 30_000), Message("assistant", "Hello."), Message("user", QUESTION))
+    counted = Counted(text)
+    conversation = GenericConversation(counted, talk, PlanRules())
+    counted.work = 0
+    conversation.branch(POINTS[0], POINTS, [], 80)
+    assert counted.work < 1000
+    assert conversation.behind < 1000
+
+
+def test_a_demo_branch_renders_nothing_anew() -> None:
+    counted = Counted(TEXT)
+    conversation = Prompts(BASE, counted).plan((Message("user", "Hi " * 30_000),), PlanRules())
+    counted.work = 0
+    conversation.branch(POINTS[0], POINTS, [], 80)
+    assert counted.work < 300
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}<|im_start|>{{ m['content'] | upper }}<|im_end|>{% endfor %}",
+        "{% for m in messages %}<|im_start|>{{ m['content'] }}{% endfor %}{{ messages[-1]['content'] }}",
+        "{% for m in messages %}{{ m['content'] }} {% endfor %}",
+    ],
+    ids=["changes words", "repeats words", "has no markers"],
+)
+def test_whole_renderings_where_nothing_can_be_left_out(tmp_path: Path, template: str) -> None:
+    text, prompts = with_template(tmp_path, template)
+    conversation = prompts.plan(TALK, PlanRules())
+    told = tell_to_write(choose_wording(QUESTION), POINTS[0], POINTS, [], 80)
+    turn = conversation.branch(POINTS[0], POINTS, [], 80)
+    assert turn.tokens == text.encode(render_instructed(text, TALK, told))
+    assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]
 
 
 def test_a_template_that_refuses_two_user_turns_gets_one_message(speak: Speak) -> None:

@@ -5,17 +5,21 @@ Refuses to know models: scripts say what is written.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tokenizers import Tokenizer
 
 from specsot.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
 )
-from specsot.params import Ask, Limits, Message, Sampling
+from specsot.params import Ask, Limits, Message, Mode, Sampling
 from specsot_master.conductor import ConductorConfig, RingState
-from tests.master.letters import COUNT, DIRECT, SAYS
-from tests.master.stage import Stage
+from specsot_master.text import Text
+from tests.master.letters import COUNT, DIRECT, SAYS, finished
+from tests.master.stage import BASE, Stage
 
 pytestmark = pytest.mark.slow
 
@@ -24,17 +28,30 @@ def biased(*tokens: int) -> Ask:
     return Ask(prompt="Hi", sampling=Sampling(logit_bias=tuple((token, 1.0) for token in tokens)))
 
 
+@pytest.mark.parametrize("mode", ["direct", "sot", "auto"])
+async def test_a_token_beyond_the_models_reaches_no_worker(mode: Mode, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_bytes((BASE / "tokenizer_config.json").read_bytes())
+    stage = Stage(SAYS, text=Text(tmp_path, 8192))
+    with pytest.raises(InvalidRequest, match="'<extra>' is token 8192 of the tokenizer"):
+        await stage.answer(Ask(prompt="What is <extra>?", mode=mode))
+    assert not stage.ring.orders
+    assert finished(await stage.answer(DIRECT)).text == SAYS["What is"]
+    stage.assert_clean()
+
+
 @pytest.mark.parametrize(
     ("ask", "error", "complaint"),
     [
         (Ask(prompt="Hi", model="other"), NotFound, "no model named 'other' here, only 'demo'"),
-        (Ask(prompt="word " * 3000, mode="direct"), InvalidRequest, "the model has 2048"),
-        (Ask(prompt="word " * 3000), InvalidRequest, "the model has 2048"),
-        (Ask(prompt="Hi", limits=Limits(max_new_tokens=2040)), InvalidRequest, "max_new_tokens 2040"),
+        (Ask(prompt="word " * 3000, mode="direct"), InvalidRequest, "context length is 2048"),
+        (Ask(prompt="word " * 3000), InvalidRequest, "context length is 2048"),
+        (Ask(prompt="Hi", limits=Limits(max_new_tokens=2040)), InvalidRequest, "in the completion"),
+        (Ask(prompt="Hi", mode="sot", limits=Limits(max_new_tokens=63)), InvalidRequest, "at least 64"),
         (Ask(prompt="x" * 600_000), InvalidRequest, "prompt: 600000 characters cannot fit"),
-        (Ask(prompt="Hi", stop=("x",) * 17), InvalidRequest, "stop: at most 16"),
         (Ask(prompt="Hi", stop=("x" * 257,)), InvalidRequest, "stop: at most 256 characters"),
-        (Ask(prompt="Hi", tools=("Search",) * 65), InvalidRequest, "tools: at most 64"),
         (biased(0, 8192), InvalidRequest, "names token 8192, the model's are 0 .. 8191"),
         (biased(2**31 - 1), InvalidRequest, "names token 2147483647"),
         (Ask(tokens=(1, 8192), mode="direct"), InvalidRequest, "tokens names token 8192"),

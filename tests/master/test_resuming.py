@@ -14,7 +14,7 @@ import pytest
 
 from specsot.errors import Cancelled, InvalidRequest, NotFound, TimedOut, Unavailable
 from specsot.events import Finished, Numbered, Reason, Started
-from specsot_master.conductor import ConductorConfig
+from specsot_master.conductor import ConductorConfig, live
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
 from tests.master.stage import Stage
 
@@ -217,3 +217,81 @@ async def test_a_request_of_its_own_id_is_resumed_by_what_started_told() -> None
     assert finished([event.event for event in rest]).text == ANSWER
     stage.time.advance(31)
     stage.assert_clean()
+
+
+async def test_an_old_request_takes_nothing_from_a_newer_one_of_its_name() -> None:
+    """It was evicted while somebody read it; that reader leaves when the name is another's already."""
+    stage = Stage(SAYS, config=replace(CONFIG, keep=1))
+    ask = replace(DIRECT, resumable=True)
+    old = stage.conductor.generate(ask, "mine")
+    first = asyncio.create_task(anext(old))
+    while await stage.lap():
+        pass
+    await first
+    await stage.play(reading(stage, stage.conductor.generate(ask, "other")))  # takes the only place
+    (whole,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine")))
+    await old.aclose()
+    stage.time.advance(29)
+    assert await read(stage.conductor.resume("mine")) == whole
+    stage.time.advance(20)
+    assert await read(stage.conductor.resume("mine")) == whole
+    stage.time.advance(31)
+    stage.assert_clean()
+
+
+async def test_one_client_does_not_evict_anothers_answers() -> None:
+    stage = Stage(SAYS, config=replace(CONFIG, keep=3))
+    ask = replace(DIRECT, resumable=True)
+    for id, client in (("a", "alice"), *((f"m{n}", "mallory") for n in range(6)), ("b", "bob")):
+        await stage.play(reading(stage, stage.conductor.generate(ask, id, client)))
+    assert [id for id in ("a", "b", *(f"m{n}" for n in range(6))) if stage.conductor.knows(id)] == [
+        "a",
+        "b",
+        "m5",
+    ]
+
+
+async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its oldest events go when they were read; while its client is away it pauses, and then goes on."""
+    monkeypatch.setattr(live, "KEPT_EVENTS", 20)
+    stage = Stage(SAYS, config=replace(CONFIG, lease=8), burst=1)
+    ask = replace(COUNT, resumable=True)
+    (first,) = await stage.play(reading(stage, stage.conductor.generate(ask, "mine"), 30))
+    (request,) = stage.conductor.everybody
+    while await stage.lap():
+        pass
+    assert not stage.conductor.idle, "it waits for its client"
+    assert len(request.feed._events) <= 20 + 2 * 8  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(InvalidRequest, match="resume_offset 3 is too far back"):
+        await read(stage.conductor.resume("mine", 3))
+    (rest,) = await stage.play(reading(stage, stage.conductor.resume("mine", len(first))))
+    assert [one.offset for one in (*first, *rest)] == list(range(len(first) + len(rest)))
+    assert text_of(rest) == SAYS["Count"]
+    assert len(request.feed._events) <= 20  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_a_request_is_of_the_token_that_opened_it(over: bool) -> None:
+    """To others it is a request that is not there, running or kept; its name is taken, whoever has it."""
+    stage = Stage(SAYS, config=CONFIG)
+    mine = stage.conductor.generate(KEPT, "mine", owner="alice")
+    await stage.play(reading(stage, mine, None if over else 3))
+    for other in ("bob", ""):
+        with pytest.raises(NotFound) as told:
+            await read(stage.conductor.resume("mine", 3, owner=other))
+        with pytest.raises(NotFound) as unknown:
+            await read(stage.conductor.resume("nobody", 3, owner=other))
+        assert str(told.value).replace("mine", "nobody") == str(unknown.value)
+        assert not stage.conductor.cancel("mine", other)
+        with pytest.raises(InvalidRequest, match="already running"):
+            await read(stage.conductor.generate(KEPT, "mine", owner=other))
+    (rest,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine", owner="alice")))
+    assert text_of(rest) == ANSWER
+    assert not stage.conductor.cancel("mine", "alice")
+
+
+async def test_without_tokens_whoever_knows_the_id_has_it() -> None:
+    stage = Stage(SAYS, config=CONFIG)
+    await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine"), 3))
+    (rest,) = await stage.play(reading(stage, stage.conductor.resume("mine", 3, owner="anybody")))
+    assert text_of(rest) == ANSWER

@@ -48,7 +48,8 @@ async def test_the_same_question_is_fed_once(state: RingState) -> None:
     before = len(stage.ring.orders)
     second = await stage.answer(SOT)
     prefix = openings(stage)[0]
-    assert (cached(first), cached(second)) == (0, prefix.prompt)
+    asked = finished(second).statistics.prompt_tokens
+    assert (cached(first), cached(second)) == (0, min(prefix.prompt, asked))
     assert finished(first).text == finished(second).text == ANSWER
     assert all(one.decodes for one in openings(stage)[5:]), "no second prefix"
     assert fed(stage) == 2 * fed(stage, before) + prefix.prompt
@@ -137,7 +138,7 @@ async def test_a_branch_gets_pages_that_nobody_needs() -> None:
     for n in range(5):
         await stage.answer(direct(Message("system", f"Rule {n}: " + "be kind. " * 60), "What is it?"))
     kept = len(stage.conductor.kept)
-    await stage.answer(Ask(prompt="Many?", mode="sot", limits=SMALL))
+    await stage.answer(Ask(prompt="Many?", mode="sot", limits=Limits(512, max_branch_tokens=40)))
     assert stage.ring.most_live == 8, "all branches at once"
     assert len(stage.conductor.kept) < kept
     stage.assert_clean()

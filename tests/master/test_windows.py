@@ -27,7 +27,7 @@ def ask(window: Window | None, tokens: int) -> Ask:
 
 
 def test_behind_a_window_an_answer_may_be_longer_than_the_context_and_costs_no_more_pages() -> None:
-    with pytest.raises(InvalidRequest, match="needs 1003 positions, the model has 100"):
+    with pytest.raises(InvalidRequest, match=r"context length is 100 tokens\. However, you requested 1003"):
         grant_answer(3, ask(None, 1000), RING)
     pages = grant_answer(3, ask(WINDOW, 1000), RING)
     assert (
@@ -63,5 +63,5 @@ async def test_every_sequence_of_a_plan_looks_through_the_window_and_nothing_is_
 
 def test_chat_bodies_may_name_one() -> None:
     body = {"messages": [{"role": "user", "content": "Why?"}], "specsot": {"window": {"recent": 64}}}
-    (asked,) = chat_asks(ChatBody.model_validate(body))
+    (asked,) = chat_asks(ChatBody.model_validate(body), "direct", 2048)
     assert asked.window == Window(4, 64)

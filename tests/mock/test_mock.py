@@ -31,7 +31,10 @@ async def answers_of(demo_model, drafter: str, mode: str = "direct") -> list[Fin
     options = LocalOptions(base, demo_model / "eagle3", stages=3)
     fleet = await LocalFleet.start(options, parts)
     try:
-        asks = [ask_of(one, mode=mode, drafter=drafter, max_new_tokens=24) for one in ("One?", "Two?")]
+        asks = [
+            ask_of(one, mode=mode, drafter=drafter, max_new_tokens=256, max_branch_tokens=10)
+            for one in ("One?", "Two?")
+        ]
         return await asyncio.gather(*(answer_of(fleet, ask) for ask in asks))
     finally:
         await fleet.close()

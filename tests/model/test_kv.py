@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -97,3 +100,18 @@ def test_the_least_keys_are_kept_as_they_are_in_int8() -> None:
     before = kv.layers[0][:, 0, 0, :4].clone()
     kv.keep_least(0, torch.arange(4), torch.arange(2))
     assert torch.equal(kv.layers[0][:, 0, 0, :2], before[:, [1, 3]])
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_pages_take_no_memory_before_they_are_used() -> None:
+    before = resident()
+    kv = KVPages(8, 256, 256, 4, 64, torch.float32, "cpu")
+    assert kv.bytes == 1 << 30
+    assert not kv.layers[7][0, 255].any(), "reading is not using"
+    kv.write(0, torch.arange(3), torch.ones(3, 2, 4, 64))
+    kv.clear_page(0)
+    assert resident() - before < 64 << 20

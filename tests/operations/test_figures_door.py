@@ -129,3 +129,12 @@ def test_without_nvidias_library_there_are_none(monkeypatch: pytest.MonkeyPatch)
         assert list(gpu_families()) == []
     finally:
         gpus._ready.cache_clear()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metr", b"GET / HTTP/1.1\r\nx: y\r\n"])
+def test_a_reader_that_never_asks_is_cut_off(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a thread of the service."""
+    monkeypatch.setattr(figures, "SECONDS", 0.05)
+    with opened() as door, socket.create_connection(("127.0.0.1", door.port), 20) as reader:
+        reader.sendall(said)
+        assert reader.recv(1000) == b""

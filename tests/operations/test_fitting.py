@@ -133,6 +133,41 @@ def test_where_nobody_knows_it_is_tried(demo_model: Path) -> None:
     assert worker(demo_model / "base", None).stage(configuration(Range(0, 1)), Range(0, 1))
 
 
+def test_another_range_loads_only_what_it_has_besides(demo_model: Path) -> None:
+    source = worker(demo_model / "base", 1 << 30)
+    with structlog.testing.capture_logs() as lines:
+        for layers in (Range(0, 4), Range(2, 6), Range(0, 8), Range(0, 8)):
+            kept = dict(source._parts.blocks)
+            source.stage(configuration(layers), layers)
+            now = source._parts.blocks
+            assert set(now) == set(range(layers.first, layers.last))
+            assert all(now[index] is kept[index] for index in kept.keys() & now.keys())
+    weights = weights_of(
+        WeightFiles(demo_model / "base"), read_config(demo_model / "base"), Range(0, 8), Held(4)
+    )
+    assert [one["weights"] for one in lines if one["event"] == "fits"][-1] == "0 B"
+    assert source._held_of(range(8)) == weights
+
+
+@pytest.mark.parametrize(("free", "all_of_it"), [(1 << 30, True), (40 * MIB, False), (None, False)])
+def test_who_stands_by_loads_ahead_what_half_of_the_free_memory_holds(
+    demo_model: Path, free: int | None, all_of_it: bool
+) -> None:
+    """free: bytes, before anything is loaded."""
+    source = worker(demo_model / "base", free)
+    if free is not None:
+        source._room = lambda device: free - source._held_of(range(8))
+    while source.load_ahead():
+        pass
+    held = source._held_of(range(8))
+    assert (len(source._parts.blocks) == 8) is all_of_it
+    assert held <= (free or 0) // 2
+    assert bool(held) is (free is not None)
+    with structlog.testing.capture_logs() as lines:
+        source.stage(configuration(Range(0, 1)), Range(0, 1))
+    assert (lines[-1]["weights"] == "0 B") is (free is not None)
+
+
 def test_a_drafter_that_does_not_fit(demo_model: Path) -> None:
     supply = drafting.Supply("d", "d", demo_model / "base", demo_model / "eagle3", kv_memory=MIB)
     with pytest.raises(ModelError, match=r"^eagle drafts need .* of KV pages, cpu has 1.0 MiB free"):

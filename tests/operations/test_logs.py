@@ -35,6 +35,16 @@ def test_people_get_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "service" not in line
 
 
+def test_what_a_peer_says_stays_on_one_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    write_logs("master", "console", "info")
+    for reason in ("gone\n12:00:00 [info] all well\x1b[2J", "gone\x1b[2J\u202e"):
+        structlog.get_logger().warning("lost\x1b[2J", reason=reason)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith(r"reason='gone\n12:00:00 [info] all well\x1b[2J'")
+    assert second.endswith(r"reason=gone\x1b[2J\u202e")
+    assert "\x1b" not in first + second
+
+
 @pytest.mark.parametrize("format", ["console", "json"])
 def test_a_failure_is_told_without_the_values_of_its_frames(
     format: str, capsys: pytest.CaptureFixture[str]

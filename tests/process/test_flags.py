@@ -34,6 +34,14 @@ def test_the_command_line_wins_over_the_environment() -> None:
     assert vars(flags.read(["--page-rows", "32"])) == {"page_rows": 32, "rows": 512}
 
 
+def test_openais_clients_are_answered_directly_unless_the_master_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert read_master(["--model", "m"]).default_mode == "direct"
+    monkeypatch.setenv("SPECSOT_DEFAULT_MODE", "auto")
+    assert read_master(["--model", "m"]).default_mode == "auto"
+
+
 def test_a_required_flag_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECSOT_MODEL", "/models/base")
     monkeypatch.setenv("SPECSOT_LAYERS", "4:8")

@@ -1,19 +1,28 @@
 """Which ring takes a request, and which a worker."""
 
+import asyncio
+import time
 from dataclasses import replace
 
 import pytest
 
-from specsot.errors import Refused
+from specsot.errors import Cancelled, InvalidRequest, Refused
+from specsot.events import Finished
 from specsot.info import LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.links import Inbox, LocalLink
 from specsot.members import Range, Ready
 from specsot.params import Ask, Message
+from specsot_master.conductor import accepting
 from specsot_master.fleet import Fleet
-from specsot_master.replicas import Enrolment, sum_up
+from specsot_master.fleet.epochs import Numbers
+from specsot_master.laps import Laps
+from specsot_master.replicas import Enrolment, Replica, Router, sum_up
 from specsot_master.replicas.beginnings import BLOCK, Beginnings
 from specsot_master.replicas.loads import Load, least_loaded
 from tests.fleet.test_formation import WISHES, drafter, worker
+from tests.master.letters import COUNT, SAYS
+from tests.master.stage import Stage
+from tests.master.test_resuming import read
 
 FIRST, SECOND = Range(0, 4), Range(4, 8)
 
@@ -49,7 +58,7 @@ class Stand:
     """Two rings of two workers each, and what every member was told."""
 
     def __init__(self, wishes=WISHES):
-        epochs = iter(range(1, 99))
+        epochs = Numbers()
         nothing = lambda *_: None  # noqa: E731
         self.fleets = [Fleet(wishes, nothing, nothing, nothing, lambda: True, epochs) for _ in range(2)]
         self.members = Enrolment(self.fleets, nothing)
@@ -154,3 +163,37 @@ def test_an_account_of_several_is_their_sum():
     assert told.requests == RequestsInfo(1, 2, kept=3, ended=(("stop", 3),))
     assert (told.laps and told.laps.tokens, told.laps and told.laps.tokens_per_lap) == (10, 4.0)
     assert sum_up([one]).replicas == ()
+
+
+class Complete:
+    """A fleet whose ring is complete."""
+
+    ready, lacking = True, False
+
+    def __init__(self, stage):
+        self.ring = stage.ring.now
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+async def test_a_request_id_is_live_in_one_ring_alone(monkeypatch, resumable):
+    """The same call again, while the first one is still looked into, and counts as load of its ring."""
+    monkeypatch.setattr(accepting, "LONG", 0)
+    stages = [Stage(SAYS), Stage(SAYS)]
+    router = Router(
+        [Replica(n, one.conductor, Complete(one), Laps(time.monotonic)) for n, one in enumerate(stages)]
+    )
+    ask = replace(COUNT, resumable=resumable)
+    calls = [asyncio.create_task(read(router.generate(ask, "mine"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    calls.append(asyncio.create_task(read(router.generate(ask, "mine"))))
+    ends = asyncio.as_completed(calls)
+    async with asyncio.timeout(5):  # two of them run for ever where they are in two rings
+        for _ in range(2):
+            with pytest.raises(Cancelled if resumable else InvalidRequest):
+                await next(ends)
+    assert [len(one.conductor.everybody) for one in stages] == [1, 0]
+    assert router.cancel("mine")
+    (event,) = (await next(ends))[-1:]
+    assert isinstance(event.event, Finished)
+    assert not any(one.conductor.everybody for one in stages)
+    assert not router._arriving

@@ -16,7 +16,7 @@ import torch
 
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.frames import Chunk, Drafts, Frame, Result
-from specsot.links import Inbox, Lost
+from specsot.links import Inbox, Lost, part_with
 from specsot.members import Tap
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.options import Terms
@@ -188,3 +188,17 @@ async def test_refused_by_a_peer() -> None:
             await GrpcDialer("here").dial(f"127.0.0.1:{door.port}", 1)
     finally:
         await door.close(0)
+
+
+async def test_who_is_dead_is_not_waited_for_when_links_are_closed() -> None:
+    """What is left to say to it is said beside, while the next epoch begins."""
+    silent, ended = asyncio.Event(), asyncio.Event()
+
+    async def closing() -> None:
+        await silent.wait()
+        ended.set()
+
+    await part_with(closing())
+    assert not ended.is_set()
+    silent.set()
+    await ended.wait()

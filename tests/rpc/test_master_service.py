@@ -42,6 +42,7 @@ class FakeConductor:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Ask, str | None, str]] = []
+        self.owners: list[str] = []  # of all calls
         self.hold, self.closed, self.begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.hold.set()
         self.endless = False
@@ -49,9 +50,15 @@ class FakeConductor:
         self.refusal: Exception | None = None
 
     async def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
+        self,
+        ask: Ask,
+        request_id: str | None = None,
+        client: str = "",
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         self.asked.append((ask, request_id, client))
+        self.owners.append(owner)
         self.timeout = timeout
         if self.refusal:
             raise self.refusal
@@ -68,8 +75,20 @@ class FakeConductor:
         finally:
             self.closed.set()
 
-    def cancel(self, request_id: str) -> bool:
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        self.owners.append(owner)
         return request_id == "r1"
+
+    async def resume(
+        self,
+        request_id: str,
+        offset: int = 0,
+        ask: Ask | None = None,
+        timeout: float | None = None,
+        owner: str = "",
+    ) -> AsyncGenerator[Numbered, None]:
+        self.owners.append(owner)
+        yield Numbered(offset, DONE)
 
 
 class Served:

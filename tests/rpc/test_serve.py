@@ -13,12 +13,13 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pool
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as refl
 
 from specsot.errors import Unavailable
-from specsot.rpc.options import Terms
+from specsot.rpc.options import Terms, server_options
 from specsot.rpc.probe import probe
 from specsot.rpc.serve import Door, open_door, split_address
 from specsot.v1 import master_pb2, master_pb2_grpc
@@ -64,6 +65,74 @@ async def test_reflection(channel: grpc.aio.Channel, version: str) -> None:
     names = {service.name for service in listed.list_services_response.service}
     assert {MASTER, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"} <= names
     assert b"GenerateRequest" in found.file_descriptor_response.file_descriptor_proto[0]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_describes_all_that_it_lists(version: str) -> None:
+    """As grpcurl describe, grpcui and buf curl --list-methods ask: the file of every service, and what that
+    imports."""
+    opened = await open_door("127.0.0.1:0", ATTACH, Terms(channelz=True))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+        ask = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            refl.ServerReflectionRequest.SerializeToString,
+            refl.ServerReflectionResponse.FromString,
+        )
+        names = sorted(await services_of(channel))
+        told = [one async for one in ask(iter([described(name) for name in names]))]
+        assert [one.WhichOneof("message_response") for one in told] == ["file_descriptor_response"] * len(
+            names
+        )
+        pool = descriptor_pool.DescriptorPool()
+        for data in reversed(
+            [data for one in told for data in one.file_descriptor_response.file_descriptor_proto]
+        ):
+            pool.AddSerializedFile(data)
+        methods = {name: [one.name for one in pool.FindServiceByName(name).methods] for name in names}
+        assert methods["grpc.reflection.v1.ServerReflection"] == ["ServerReflectionInfo"]
+        assert "Generate" in methods[MASTER]
+    await opened.close(0)
+
+
+def described(name: str) -> Any:
+    return refl.ServerReflectionRequest(file_containing_symbol=name)
+
+
+class Waiting(master_pb2_grpc.MasterServicer):
+    """Answers when it may."""
+
+    def __init__(self) -> None:
+        self.may, self.asked = asyncio.Event(), asyncio.Event()
+
+    async def Cancel(self, request: Any, context: Any) -> master_pb2.CancelResponse:
+        self.asked.set()
+        await self.may.wait()
+        return master_pb2.CancelResponse(cancelled=True)
+
+
+async def test_messages_of_calls_under_way_have_one_budget_and_give_it_back() -> None:
+    waiting = Waiting()
+    attach = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(waiting, server)}  # pyright: ignore
+    opened = await open_door("127.0.0.1:0", attach, Terms(held=1500))
+    large, small = (master_pb2.CancelRequest(request_id="x" * count) for count in (1000, 100))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+        stub: Any = master_pb2_grpc.MasterStub(channel)  # pyright: ignore
+        first = asyncio.ensure_future(stub.Cancel(large))
+        await waiting.asked.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Cancel(large)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "fill the memory" in str(caught.value.details())
+        second = asyncio.ensure_future(stub.Cancel(small))
+        waiting.may.set()
+        assert all(one.cancelled for one in await asyncio.gather(first, second))
+        for _ in range(3):
+            assert (await stub.Cancel(large)).cancelled
+    await opened.close(0)
+
+
+def test_a_connection_has_only_so_many_calls_at_a_time() -> None:
+    assert ("grpc.max_concurrent_streams", 2) in server_options(Terms(streams=2))
 
 
 async def test_what_is_behind_flags(door: Door) -> None:

@@ -20,6 +20,7 @@ from specsot.v1 import master_pb2, master_pb2_grpc
 OURS: list[SpecsotError] = [
     errors.InvalidRequest("top_p must be in (0, 1], got 2", field="top_p"),
     errors.InvalidRequest("it can never succeed"),
+    errors.ContextLengthExceeded.of(2048, 2000, 100),
     errors.NotFound("no model of that name"),
     errors.Overloaded("64 requests are waiting already", retry_after=2.5),
     errors.Unavailable("the ring is not complete: waiting for 1 of 2 workers"),

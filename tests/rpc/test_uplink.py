@@ -8,23 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from threading import Event, Thread
 
 import grpc
 import pytest
+import uvloop
 
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.frames import Close, Lease, Open, Opening, Outcome, Result
 from specsot.links import Inbox, Link, Lost
 from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
 from specsot.rpc.outbox import Outbox
-from specsot.rpc.pulse import Pulse
+from specsot.rpc.pulse import LENIENT, Pulse, Vigil, Watch
 from specsot.rpc.serve import Door, open_door
 from specsot.rpc.uplink import join
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
 from specsot.wire.fleet import encode_upward
-from specsot_master.server.fleet_service import FleetService
+from specsot_master.server.fleet_service import Downlink, FleetService
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -46,10 +49,10 @@ class FakeFleet:
         self.downlinks[registration.name] = downlink
         await downlink.send(replace(EPOCH, you=registration.name))
 
-    def heard(self, name: str, message: object) -> None:
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
         self.said.put_nowait((name, message))
 
-    def lost(self, name: str, reason: str) -> None:
+    def lost(self, name: str, reason: str, by: Link | None = None) -> None:
         self.gone.put_nowait((name, reason))
 
 
@@ -117,13 +120,44 @@ async def test_leaving(master: Master) -> None:
         await uplink.send(Ready(1))
 
 
+async def test_a_master_says_how_often_it_beats_and_members_wait_longer_for_it(master: Master) -> None:
+    uplink, pulse = await join(master.address, WORKER, Inbox()), Pulse()
+    assert uplink.pulse == Pulse(pulse.every, 4 * pulse.silence)
+    await uplink.close()
+
+
+async def test_a_member_that_gets_ready_may_be_silent_longer() -> None:
+    """Longer than the limit; one that is ready may not, however long it took before."""
+    loop, calls = asyncio.get_running_loop(), list[tuple[bool, float]]()
+    for busy in (False, True):
+        begun, over = loop.time(), asyncio.Event()
+        Vigil(0.05, lambda busy=busy: busy, over.set)
+        await over.wait()
+        calls.append((busy, loop.time() - begun))
+    assert [round(seconds / 0.05) >= (LENIENT if busy else 1) for busy, seconds in calls] == [True, True]
+
+
+async def test_who_was_told_to_get_ready_is_busy_until_it_says_so(master: Master) -> None:
+    uplink = await join(master.address, WORKER, Inbox())
+    downlink = master.fleet.downlinks["w0"]
+    assert isinstance(downlink, Downlink)
+    assert downlink.busy  # it was sent a Configuration
+    for message, busy in ((Beat(), True), (Ready(1), False)):
+        await uplink.send(message)
+        if not isinstance(message, Beat):
+            await master.fleet.said.get()
+        assert downlink.busy is busy
+    await uplink.close()
+
+
 async def test_a_master_that_goes(master: Master) -> None:
     inbox = Inbox()
     uplink = await join(master.address, WORKER, inbox)
     await inbox.get()
     await master.service.close()
+    assert (await inbox.get()).message == Leaving()
     assert (await inbox.get()).message == Lost("master", "it ended the stream")
-    assert await master.fleet.gone.get() == ("w0", "the master is shutting down")
+    assert master.fleet.gone.empty()  # nothing is formed anew for it
     with pytest.raises(Unavailable, match="lost the master: it ended the stream"):
         await uplink.send(Ready(1))
     await uplink.close()
@@ -196,6 +230,46 @@ async def test_a_silent_member_is_lost() -> None:
     await join(master.address, WORKER, inbox, Pulse(every=60, silence=60))
     assert await master.fleet.gone.get() == ("w0", "silent for 0.2 s")
     await master.door.close(0)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_loop_that_stood_still_does_not_call_its_peer_dead(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The peer spoke all the time, and is still noticed when it stops."""
+
+    async def stand_still() -> None:
+        silent, (ours, theirs) = asyncio.Event(), socket.socketpair()
+        watch, stop, running = Watch(0.4, silent.set), Event(), asyncio.get_running_loop()
+
+        def beat() -> None:
+            while not stop.wait(0.02):
+                theirs.send(b"x")
+
+        def hear() -> None:
+            """As gRPC tells what has come: some turns of the loop later."""
+            ours.recv(1)
+            running.call_soon(running.call_soon, watch.heard)
+
+        ours.setblocking(False)
+        running.add_reader(ours, hear)
+        speaking = Thread(target=beat, daemon=True)
+        speaking.start()
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            time.sleep(0.8)  # noqa: ASYNC251 - that is what happens
+        for _ in range(10):
+            await asyncio.sleep(0.02)
+        assert not silent.is_set()
+        stop.set()
+        speaking.join()
+        await silent.wait()
+        running.remove_reader(ours)
+        ours.close()
+        theirs.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(stand_still())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from specsot.info import Info
+from specsot.info import Info, Rebalanced
 from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot.rpc.tls import Tls
@@ -58,8 +58,10 @@ async def guarded(authority: Authority, **more: bool) -> AsyncIterator[Doors]:
     file.write_text(f"another\n{TOKEN}\n")
     conductor, fleet = FakeConductor(), FakeFleet()
     desk = Desk(conductor, lambda: INFO)
-    terms = Terms(PUBLIC_BYTES, tls=replace(own, ca=None), tokens=Tokens(file), **more)
-    clients = await open_master_door("127.0.0.1:0", MasterService(desk, info), None, terms)
+    tokens = Tokens(file)
+    terms = Terms(PUBLIC_BYTES, tls=replace(own, ca=None), tokens=tokens, **more)
+    service = MasterService(desk, info, rebalance=lambda: Rebalanced(True, 1, ""), tokens=tokens)
+    clients = await open_master_door("127.0.0.1:0", service, None, terms)
     members = await open_fleet_door("127.0.0.1:0", FleetService(fleet), Terms(PUBLIC_BYTES, tls=own))
     try:
         yield Doors(clients, members, conductor, fleet, authority.known, file)

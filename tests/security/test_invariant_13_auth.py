@@ -24,7 +24,7 @@ from specsot.rpc.probe import probe
 from specsot.rpc.statuses import TRAILER
 from specsot.rpc.tls import PLAIN
 from specsot.rpc.uplink import join
-from specsot.v1 import master_pb2
+from specsot.v1 import master_pb2, master_pb2_grpc
 from tests.rpc.test_uplink import WORKER
 from tests.security.doors import SHOWN, TOKEN, Doors, guarded
 from tests.security.members import listening
@@ -216,3 +216,38 @@ async def test_invariant_13_clients_have_no_business_at_the_members_door(
     with pytest.raises(Unavailable, match="Method not found"):
         await client.info()
     await client.close()
+
+
+async def test_invariant_13_a_request_is_its_tokens(doors: Doors) -> None:
+    """What the conductor is told of whose call it is: the same by every door, never the token."""
+    doors.tokens.write_text(f"another\n{TOKEN}\n")
+    owners: list[list[str]] = []
+    async with doors.channel() as channel:
+        stub = master_pb2_grpc.MasterStub(channel)
+        for token in (TOKEN, "another"):
+            doors.conductor.owners.clear()
+            ask = master_pb2.GenerateRequest(prompt="hi", request_id="mine")
+            later = master_pb2.GenerateRequest(request_id="mine", resume_offset=1)
+            for request in (ask, later):
+                async for _ in stub.Generate(request, metadata=shown(token)):
+                    pass
+            await stub.Cancel(master_pb2.CancelRequest(request_id="mine"), metadata=shown(token))
+            owners.append(list(doors.conductor.owners))
+    (mine,), (others,) = map(set, owners)
+    assert mine != others
+    assert len(owners[0]) == 3
+    assert TOKEN not in mine
+    assert doors.conductor.asked[-1][2] == others, "one token is one client, wherever it comes from"
+
+
+async def test_invariant_13_a_ring_is_shared_out_anew_for_administrators(doors: Doors) -> None:
+    request = master_pb2.RebalanceRequest()
+    async with doors.channel() as channel:
+        stub = master_pb2_grpc.MasterStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Rebalance(request, metadata=shown(TOKEN))
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "administrator" in (caught.value.details() or "")
+        for text in (f"another\n{TOKEN} admin\n", f"{TOKEN}\n"):
+            doors.tokens.write_text(text)
+            await stub.Rebalance(request, metadata=shown(TOKEN))

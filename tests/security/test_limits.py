@@ -7,13 +7,22 @@ import asyncio
 import grpc
 import pytest
 
-from specsot.params import MAX_BIASES, MAX_MESSAGES
-from specsot.rpc.options import HANDSHAKE, METADATA_BYTES, MOST_STREAMS, PUBLIC_BYTES, RING_BYTES, Terms
+from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
+from specsot.process.figures import SECONDS
+from specsot.rpc.options import (
+    CLIENT_STREAMS,
+    HANDSHAKE,
+    HELD_BYTES,
+    METADATA_BYTES,
+    MOST_STREAMS,
+    PUBLIC_BYTES,
+    RING_BYTES,
+    Terms,
+)
 from specsot.rpc.serve import open_door
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.conductor.accepting import MAX_STOPS, MAX_TOOLS
-from specsot_master.gateway.door import HEADER_BYTES, MOST_CONNECTIONS
-from specsot_master.gateway.intake import BODY_SECONDS
+from specsot_master.gateway.door import HEADER_BYTES, HEADER_SECONDS, MOST_CONNECTIONS
+from specsot_master.gateway.intake import BASE_BYTES, BODIES_BYTES, BODY_SECONDS, POSITION_BYTES
 from tests.conftest import REPOSITORY
 from tests.http.house import served
 from tests.rpc.test_serve import ATTACH
@@ -40,7 +49,7 @@ async def test_a_head_that_does_not_end() -> None:
     async with served() as house:
         reader, writer = await asyncio.open_connection("127.0.0.1", house.door.port)
         writer.write(b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * HEADER_BYTES)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 431")
         writer.close()
 
 
@@ -49,7 +58,11 @@ async def test_a_head_that_does_not_end() -> None:
     [
         f"at most {PUBLIC_BYTES >> 20} MiB (within the ring: one frame's {RING_BYTES >> 20} MiB)",
         f"metadata {METADATA_BYTES >> 10} KiB",
-        f"{MOST_STREAMS:,} calls and {HANDSHAKE:g} s to begin",
+        f"{CLIENT_STREAMS} calls at a time ({MOST_STREAMS:,} between members) and {HANDSHAKE:g} s to begin",
+        f"{HELD_BYTES >> 20} MiB of messages, and {BODIES_BYTES >> 20} MiB of bodies",
+        f"{BASE_BYTES >> 10} KiB and {POSITION_BYTES >> 10} KiB for each position of the model",
+        f"{HEADER_SECONDS:g} s for every head",
+        f"{SECONDS:g} s for a reader of figures",
         f"a head {HEADER_BYTES >> 10} KiB, a body {PUBLIC_BYTES >> 20} MiB in {BODY_SECONDS:g} s",
         f"{MOST_CONNECTIONS:,} connections",
         f"{MAX_STOPS} stop strings, {MAX_TOOLS} tools, {MAX_BIASES:,} biases, {MAX_MESSAGES:,} messages",

@@ -14,10 +14,12 @@ from cryptography.hazmat.primitives import serialization as form
 from specsot.errors import InvalidRequest, Refused, Unavailable
 from specsot.frames import Drafts, Frame, Result
 from specsot.links import Inbox, Lost
+from specsot.members import Configuration, Range, Stage
 from specsot.rpc.links import GrpcDialer
 from specsot.rpc.options import Terms
 from specsot.rpc.serve import open_door
 from specsot.rpc.tls import PLAIN, Tls, context_of, read_pems
+from specsot_worker.place import belongs
 from tests.security.members import listening
 from tests.security.papers import Authority
 
@@ -68,6 +70,29 @@ async def test_nobody_speaks_out_of_its_role(authority: Authority) -> None:
         assert isinstance((await own.get()).message, Lost)
         await link.close()
     assert inbox.take() is None
+
+
+async def test_nobody_says_hello_as_the_master(authority: Authority) -> None:
+    inbox = Inbox()
+    async with listening(authority.issue("worker"), inbox) as address:
+        with pytest.raises(Refused, match="no peer is named master"):
+            await GrpcDialer("master", tls=authority.issue("drafter")).dial(address, 1)
+    assert inbox.take() is None
+
+
+async def test_a_drafter_in_a_workers_name_ends_nothing(authority: Authority) -> None:
+    """What comes by its certificate is told with it, and a stage asks whether that may be."""
+    inbox = Inbox()
+    configuration = Configuration(
+        1, "w1", (Stage("w0", "a", Range(0, 1)), Stage("w1", "b", Range(1, 2))), 4, 4, 4
+    )
+    async with listening(authority.issue("worker"), inbox) as address:
+        for role, may in (("drafter", False), ("worker", True)):
+            link = await GrpcDialer("w0", tls=authority.issue(role, into=role)).dial(address, 1)
+            await link._wire.hang_up()  # pyright: ignore[reportPrivateUsage]
+            arrival = await inbox.get()
+            assert isinstance(arrival.message, Lost)
+            assert belongs(configuration, arrival) is may
 
 
 @pytest.mark.parametrize("how", ["in the clear", "without a certificate", "by another CA"])

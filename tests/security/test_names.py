@@ -1,8 +1,9 @@
-"""DNS rebinding: a page from elsewhere cannot make a browser use a door on loopback."""
+"""DNS rebinding: a page from elsewhere cannot make a browser use a door that asks for no token."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import httpx2 as httpx
@@ -11,6 +12,7 @@ import pytest
 from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.tokens import Tokens
 from specsot_master.assembly import MasterSettings, assemble
+from specsot_master.config import read_config
 from specsot_master.desk import Desk
 from specsot_master.gateway.door import HttpDoor
 from specsot_master.gateway.opening import open_gateway
@@ -27,9 +29,12 @@ async def url(demo_model: Path) -> AsyncIterator[str]:
     await door.close(0)
 
 
-async def gateway(demo_model: Path, terms: Terms) -> tuple[HttpDoor, str]:
+async def gateway(
+    demo_model: Path, terms: Terms, listen: str = "127.0.0.1:0", names: Iterable[str] = ()
+) -> tuple[HttpDoor, str]:
     master = assemble(MasterSettings(demo_model / "base"))
-    door = await open_gateway("127.0.0.1:0", master, Desk(master.leader, master.info), terms)
+    desk = Desk(master.leader, master.info)
+    door = await open_gateway(listen, master, desk, terms, names=names)
     return door, f"http://127.0.0.1:{door.port}"
 
 
@@ -39,17 +44,42 @@ async def status(url: str, host: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1:8000", "localhost", "LocalHost:1", "[::1]:8000", "[::1]", "127.1.2.3"]
+    "host",
+    [
+        *("127.0.0.1:8000", "localhost", "LocalHost:1", "localhost.", "[::1]:8000", "[::1]", "127.1.2.3"),
+        *("10.0.0.7:80", "[fd00::7]:8000", socket.gethostname()),
+    ],
 )
 async def test_this_machines_own_names(url: str, host: str) -> None:
     assert await status(url, host) == 200
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.7:80"]
+    "host",
+    [
+        *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "master"),
+        *("evil.example:x", "1.2.3", ":80", "[evil]:80"),
+    ],
 )
 async def test_other_names(url: str, host: str) -> None:
     assert await status(url, host) == 421
+
+
+async def test_a_door_for_everybody_is_guarded_too_and_has_the_names_that_it_is_given(
+    demo_model: Path,
+) -> None:
+    """As in a container that is published on its host's loopback alone: a browser there reaches it."""
+    door, url = await gateway(demo_model, TERMS, "0.0.0.0:0", ["Master", "fleet.example"])
+    assert [await status(url, host) for host in ("master:8000", "FLEET.example", "127.0.0.1")] == [200] * 3
+    assert [await status(url, host) for host in ("evil.example", "master.evil.example")] == [421] * 2
+    await door.close(0)
+
+
+@pytest.mark.parametrize("names", ["a,,b", "fleet.example:80", "http://x", " "])
+def test_what_is_no_name_is_refused(names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_config(["--model", "m", "--http-names", names])
+    assert "is no host's name" in capsys.readouterr().err
 
 
 async def test_with_tokens_the_name_does_not_matter(demo_model: Path) -> None:

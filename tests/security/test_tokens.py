@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from pathlib import Path
 
 import pytest
 
-from specsot.errors import InvalidRequest, Unauthenticated
+from specsot.errors import Forbidden, InvalidRequest, Unauthenticated
 from specsot.rpc import tokens as room
 from specsot.rpc.tokens import Tokens, first_token
 
@@ -119,3 +120,36 @@ def test_nothing_of_a_token_is_kept_or_told(tmp_path: Path) -> None:
     with pytest.raises(Unauthenticated) as caught:
         tokens.check("Bearer opensesam")
     assert "opensesam" not in str(caught.value)
+
+
+def test_an_administrators_token_is_marked_or_the_only_one(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+
+    def administers(token: str) -> bool:
+        tokens = Tokens(file)
+        assert let_in(tokens, f"Bearer {token}")
+        try:
+            tokens.check_admin(f"Bearer {token}")
+        except Forbidden:
+            return False
+        return True
+
+    for text, one, two in (("one\ntwo\n", False, False), ("one\ntwo  admin\n", False, True)):
+        file.write_text(text)
+        assert (administers("one"), administers("two")) == (one, two), text
+    file.write_text("one\n")
+    assert administers("one")
+    file.write_text("admin\n")
+    assert administers("admin")
+    file.write_text("two admin\none\n")
+    assert first_token(file) == "two"
+    assert not let_in(Tokens(file), "Bearer two admin")
+
+
+def test_an_owner_is_known_by_no_token_and_no_digest_of_one(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("one\ntwo\n")
+    tokens = Tokens(file)
+    owners = [tokens.owner(f"Bearer {token}") for token in ("one", "two", "one")]
+    assert owners[0] == owners[2] != owners[1]
+    assert not {"one", hashlib.sha256(b"one").hexdigest()[:32]} & set(owners)

@@ -263,6 +263,7 @@ def record_run(rounds: list[Round]) -> Json:
         "best_candidate": [one.best for one in rounds],
         "trees": [record_tree(one.tree, one.rows) | {"committed_len": len(one.text)} for one in rounds[:2]],
         "min_rank_gap_all_rounds": min(one.tree.rank_gap for one in rounds),
+        "min_select_gap_all_rounds": min(one.tree.select_gap for one in rounds),
     }
 
 

@@ -201,6 +201,26 @@ def test_a_head_of_another_make_fails(edit: Callable[[Json], None], status: int,
     assert check(case) == status
 
 
+def test_one_row_may_differ_where_nobody_recorded_how_near_the_last_node_was(
+    copy_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a tree that was cut between two nodes of nearly the same score; twice is a difference."""
+    case, late = copy_of("eagle2-small"), (*RUN, "best_candidate", 3)
+    edit_json(case / "vectors.json", set_to(*late, value=6))
+    assert check(case) == 0
+    assert "ok   p0 B best_candidate (round 4: ours 3, recorded 6; its tree" in capsys.readouterr().out
+    edit_json(case / "vectors.json", set_to(*RUN, "best_candidate", 4, value=6))
+    assert check(case) == 1
+    assert "FAIL p0 B best_candidate: first at [3]: ours 3, recorded 6" in capsys.readouterr().out
+
+
+def test_no_row_may_differ_where_every_decision_was_clear(copy_of: Callable[[str], Path]) -> None:
+    case = copy_of("eagle2-small")
+    edit_json(case / "vectors.json", set_to(*RUN, "best_candidate", 3, value=6))
+    edit_json(case / "vectors.json", set_to(*RUN, "min_select_gap_all_rounds", value=1e-3))
+    assert check(case) == 1
+
+
 def test_a_bonus_that_cannot_be_drawn_fails(copy_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
     case = copy_of("eagle2-small")
     never = int(load_file(case / "vectors.safetensors")["s2.r1.sample_p"].argmin())  # cut by top-k
@@ -310,8 +330,8 @@ def test_an_order_counts_unless_scores_nearly_tie() -> None:
 
 def test_a_few_paths_may_differ_where_scores_tie() -> None:
     ours, theirs = Tree((0, 1, 2, 3, 4), (0, 0, 0, 1, 1)), Tree((0, 1, 2, 3, 5), (0, 0, 0, 1, 1))
-    assert check_tree("x", ours, theirs, 1e-6).difference is None
-    assert check_tree("x", ours, theirs, 1e-5).difference is not None
+    assert check_tree("x", ours, theirs, 1e-5).difference is None
+    assert check_tree("x", ours, theirs, 1e-4).difference is not None
     assert check_tree("x", ours, theirs, None).difference is not None
     shorter = Tree((0, 1, 2, 3), (0, 0, 0, 1))
     assert check_tree("x", shorter, theirs, 1e-7).difference is not None

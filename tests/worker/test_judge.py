@@ -48,9 +48,24 @@ def test_text_is_cut_behind_the_first_token_that_ends_it(more, tokens, end):
 
 def test_a_row_without_numbers_fails_its_sequence_alone():
     assert judge_prompt(written(), None).end is End.FAILED
-    assert judge_tree(written(), 1, TREE, [None] * 5).end is End.FAILED
+    alone = written()
+    once_more = judge_tree(alone, 1, TREE, [None] * 5)
+    assert (once_more.accepted, once_more.tokens, once_more.end) == ((), (), None), "a draft may have done it"
+    assert judge_tree(alone, 2, chain((5,)), [None]).end is End.FAILED
     unreached = judge_tree(written(), 1, TREE, [1, None, None, None, None])
     assert unreached.end is None
+
+
+def test_a_draft_without_numbers_is_not_accepted_but_decides_as_a_root():
+    outcome = judge_tree(written(), 2, TREE, [6, 8, 0, None, 0])
+    assert (outcome.accepted, outcome.tokens, outcome.end) == ((0, 1), (6, 8), None)
+
+
+def test_who_fed_its_root_once_more_may_do_so_again_later():
+    one = written()
+    for step in (1, 3):
+        assert judge_tree(one, step, TREE, [None] * 5).end is None
+        assert judge_tree(one, step + 1, chain((5,)), [7]).tokens == (7,)
 
 
 def test_a_repaired_sequence_recalls_what_it_wrote():

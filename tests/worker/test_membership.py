@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from specsot.errors import WireError
-from specsot.links import Arrival, Inbox
+from specsot.links import Arrival, Inbox, Lost
 from specsot.members import Broken, Configuration, Leaving, Registration, StandBy
 from specsot.membership import take_part
 
@@ -85,6 +85,41 @@ async def test_what_breaks_in_no_epoch_breaks_none(epoch: int, told: list[object
 
     await asyncio.wait_for(take_part(part, inbox, connect, leaving), 10)
     assert uplink.sent == [*told, Leaving()]
+
+
+class BuggyPart(EagerPart):
+    epoch = 3
+
+    async def handle(self, arrival: Arrival) -> None:
+        await super().handle(arrival)
+        if arrival.message != "the last word":
+            raise KeyError("words of a prompt")
+
+
+async def test_a_bug_ends_the_epoch_in_words_fit_for_everybody_and_not_the_member() -> None:
+    leaving, inbox, uplink = asyncio.Event(), Inbox(), Recorder()
+
+    async def connect(registration: Registration) -> Recorder:
+        for word in ("a word", "the last word"):
+            inbox.put("peer", word)
+        return uplink
+
+    await asyncio.wait_for(take_part(BuggyPart(leaving), inbox, connect, leaving), 10)
+    assert uplink.sent == [Broken(3, "this member failed: KeyError (its log says where)"), Leaving()]
+
+
+async def test_who_joins_again_tells_of_the_newest_epoch() -> None:
+    leaving, inbox, joined = asyncio.Event(), Inbox(), list[int]()
+    configuration = Configuration(9, "eager", (), 4, 4, 4)
+
+    async def connect(registration: Registration) -> Recorder:
+        joined.append(registration.epoch)
+        for word in (configuration, Lost("master", "gone")) if len(joined) < 3 else ("the last word",):
+            inbox.put("master", word)
+        return Recorder()
+
+    await asyncio.wait_for(take_part(EagerPart(leaving), inbox, connect, leaving), 10)
+    assert joined == [0, 9, 9]
 
 
 async def test_one_that_stands_by_says_so_on_one_line() -> None:

@@ -11,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specsot.arrange import arrange  # noqa: E402
+from specsot.errors import ModelError  # noqa: E402
 from specsot.forms import Form  # noqa: E402
-from specsot.frames import Close, Features, Open, Opening, Result, tokens_of  # noqa: E402
+from specsot.frames import Close, End, Features, Open, Opening, Result, tokens_of  # noqa: E402
 from specsot.links import Arrival  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
 from specsot.pages import PageTable  # noqa: E402
@@ -65,7 +66,7 @@ class Rows:
 
 
 class Provider:
-    name = "w"
+    name, vocabulary = "w", SIZE
 
     def __init__(self, grammar: object) -> None:
         self.grammar = grammar
@@ -75,7 +76,12 @@ class Provider:
 
     def judge(self, stage: Rows, configuration: Configuration) -> LastStage:
         store = FeatureStore(configuration.pages, configuration.page_rows, 2, torch.int64, "cpu")
-        return LastStage(self.logits, lambda opening: self.grammar if opening.form else None, store)
+        return LastStage(self.logits, self.find, store)
+
+    def find(self, opening: Opening):
+        if opening.form and isinstance(self.grammar, Exception):
+            raise self.grammar
+        return self.grammar if opening.form else None
 
     def logits(self, rows):
         """Mostly odd tokens."""
@@ -128,6 +134,10 @@ class Lone:
             wait, laps = await self.part.settle(), laps - 1
         return wait
 
+    def ends(self) -> dict[int, End]:
+        outcomes = [one for said in self.said if isinstance(said, Result) for one in said.outcomes]
+        return {one.sequence: one.end for one in outcomes if one.end}
+
     def written(self, sequence: int) -> list[int]:
         outcomes = [one for said in self.said if isinstance(said, Result) for one in said.outcomes]
         return [token for one in outcomes if one.sequence == sequence for token in one.tokens]
@@ -141,7 +151,8 @@ class Lone:
 async def lone(grammar: object) -> Lone:
     ring = Lone(grammar)
     await ring.part.configure(replace(CONFIGURATION, draft_timeout=0.0), ring.said)
-    assert ring.said == [Ready(1)]
+    assert ring.said.pop() == Ready(1)
+    ring.said.clear()
     await ring.open(HELD, form=FORM)
     await ring.open(FREE)
     return ring
@@ -181,4 +192,62 @@ async def test_who_is_closed_meanwhile_is_forgotten() -> None:
     coming.set_result(Even())
     assert await ring.turn() is None
     assert ring.written(HELD) == []
+    assert ring.part.free_pages == CONFIGURATION.pages
+
+
+class Panic(BaseException):
+    """As the library's own ones, it is no Exception."""
+
+
+class Broken(Even):
+    """One of its methods fails, from the n-th time on."""
+
+    vocabulary = range(SIZE)  # type: ignore[assignment]
+
+    def __init__(self, method: str, times: int, error: BaseException) -> None:
+        whole, left = getattr(self, method), iter(range(times))
+
+        def fail(*given):
+            if next(left, None) is None:
+                raise error
+            return whole(*given)
+
+        setattr(self, method, fail)
+
+
+def failed(error: BaseException) -> Future:
+    coming: Future[Even] = Future()
+    coming.set_exception(error)
+    return coming
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        *(
+            Broken(name, 0, ValueError("a bug"))
+            for name in ("start", "advance", "finished", "forced", "mask")
+        ),
+        *(Broken(name, 3, Panic("a bug")) for name in ("advance", "finished", "forced", "mask")),
+        ModelError("tokenizer.json: WordPiece is neither byte-level nor has byte fallback"),
+        failed(ModelError("no tokens for the language")),
+    ],
+    ids=lambda grammar: type(grammar).__name__,
+)
+@pytest.mark.parametrize("late", [False, True])
+async def test_law_6_a_grammar_that_fails_ends_its_own_sequence_and_nobody_elses(grammar, late: bool) -> None:
+    free = await lone(Even())
+    await free.turn()
+    coming: Future = Future()
+    ring = await lone(coming if late and not isinstance(grammar, Exception) else grammar)
+    if late:
+        await ring.turn(2)
+        if isinstance(grammar, Future):
+            coming.set_exception(grammar.exception())
+        elif not isinstance(grammar, Exception):
+            coming.set_result(grammar)
+    await ring.turn()
+    assert ring.ends() == {HELD: End.FAILED, FREE: End.LENGTH}
+    assert ring.written(FREE) == free.written(FREE)
+    assert not any(token % 2 for token in ring.written(HELD)), "nothing that its grammar forbids was told"
     assert ring.part.free_pages == CONFIGURATION.pages

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +11,18 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from specsot.deadline import Deadline
 from specsot.errors import Unavailable
-from specsot.frames import Drafts
-from specsot.links import Arrival, Lost
-from specsot.members import Configuration, Range, Stage, Tap
+from specsot.frames import Close, Drafts, Frame, Result
+from specsot.links import Arrival, Exchange, Inbox, Lost
+from specsot.members import Configuration, Head, Leaving, Range, Ready, Registration, Stage, Tap
+from specsot.membership import take_part
+from specsot.pages import PageTable
+from specsot_worker.early import Early
 from specsot_worker.part import WorkerPart, _Epoch  # pyright: ignore[reportPrivateUsage]
-from specsot_worker.place import Links
+from specsot_worker.place import Links, belongs
 
 STAGES = tuple(Stage(f"w{n}", f"w{n}:1", Range(2 * n, 2 * n + 2)) for n in range(3))
 
@@ -25,9 +32,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.heard = lambda: None
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
+        self.heard()
 
     async def close(self) -> None: ...
 
@@ -57,11 +66,83 @@ async def test_stage_0_is_told_once_that_the_drafter_is_lost() -> None:
     assert first.sent == [Lost("d", "its link broke", 1)]
 
 
+@pytest.mark.parametrize(
+    ("you", "message", "senders"),
+    [
+        ("w0", Frame(1, 1), ""),
+        ("w1", Frame(1, 1), "w0"),
+        ("w0", Result(1, 1), "w2"),
+        ("w0", Drafts(1), "w2 d"),
+        ("w1", Tap(1, 1, "w"), "w0 d"),
+        ("w0", Close(1), "master"),
+        ("w1", Lost("w0", "broken", 1), "w0 w2"),
+    ],
+)
+def test_every_message_comes_from_whose_it_is(you: str, message: object, senders: str) -> None:
+    configuration = Configuration(1, you, STAGES, 9, 9, 9, drafter="d:1")
+    everybody = ("w0", "w1", "w2", "d", "master")
+    assert [one for one in everybody if belongs(configuration, Arrival(one, message))] == senders.split()
+
+
 async def test_a_lost_stage_ends_the_epoch() -> None:
     part, first = last_stage()
     with pytest.raises(Unavailable, match="lost w1: its link broke"):
         await part.handle(Arrival("w1", Lost("w1", "its link broke", 1)))
     assert first.sent == []
+
+
+class OneLayerRange:
+    """A stage and its provider, both in name only."""
+
+    name, table, layers, loaded = "w0", PageTable(4, 16), Range(0, 2), 0
+
+    def stage(self, configuration: Configuration, layers: Range) -> OneLayerRange:
+        return self
+
+    def registration(self) -> Registration:
+        return Registration("worker", "w0", "w0:1", "abc", 6, 64, 1 << 20, 64)
+
+    def tap(self, layer: int, weight: object) -> None: ...
+
+    def prepare(self) -> None: ...
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> None:
+    """Nobody sends it again; one of an epoch that never came, or is over, is not taken for it."""
+    exchange, leaving, master = Exchange(), asyncio.Event(), Recorder()
+    for name in ("w0:1", "w1:1"):
+        exchange.listen(name)
+    provider: Any = OneLayerRange()
+    part, inbox = WorkerPart(provider, exchange.dialer("w0"), ThreadPoolExecutor(1)), Inbox()
+    configuration = Configuration(3, "w0", STAGES, 4, 16, 8, drafter="d:1", head=Head((1,), 16))
+
+    async def connect(registration: Registration) -> Recorder:
+        inbox.put("d", Tap(2, 1, torch.ones(2)))
+        arrivals = [("d", Tap(3, 1, torch.ones(2))), ("master", configuration)]
+        for sender, message in (arrivals[first], arrivals[1 - first]):
+            inbox.put(sender, message)
+        inbox.put("d", "the last word")
+        return master
+
+    master.heard = lambda: leaving.set() if Ready(3) in master.sent else None
+    await asyncio.wait_for(take_part(part, inbox, connect, leaving), 10)
+    assert master.sent[-2:] == [Ready(3), Leaving()]
+
+
+def test_what_comes_too_early_is_bounded_by_count_and_bytes() -> None:
+    few, small = Early(most=2), Early(most_bytes=100)
+    for epoch in (1, 2, 2):
+        few.keep(epoch, Arrival("d", Drafts(epoch)))
+    assert [one.message for one in few.take(2)] == [Drafts(2)]
+    few.keep(1, Arrival("d", Drafts(1)))
+    assert few.take(1) == [], "it is over"
+    taps = [Arrival("d", Tap(epoch, 0, torch.ones(20))) for epoch in (1, 2)]
+    for tap in taps:
+        small.keep(tap.message.epoch, tap)
+    assert [small.take(epoch) for epoch in (1, 2)] == [taps[:1], []]
+    small.keep(3, taps[1])
+    assert small.take(3) == taps[1:], "there is room again"
 
 
 @pytest.mark.parametrize(("mode", "to"), [("p2p", "w0"), ("ring", "w2")])

@@ -4,8 +4,22 @@ import random
 
 import pytest
 
-from specsot.frames import Close, End, Fork, Growth, Lease, Open, Opening, rows_of
+from specsot.frames import (
+    Close,
+    Draft,
+    Drafts,
+    End,
+    Fork,
+    Growth,
+    Lease,
+    Open,
+    Opening,
+    Outcome,
+    Result,
+    rows_of,
+)
 from specsot.pages import PageTable
+from specsot.tree import chain
 from specsot_worker.patience import MOST_KEPT, Patience
 from specsot_worker.sequencer import Budget, Sequencer
 from tests.conftest import seeds
@@ -142,9 +156,6 @@ def test_a_silent_drafter_costs_one_timeout_not_one_per_lap():
 
 
 def test_stale_results_and_drafts_change_nothing():
-    from specsot.frames import Draft, Drafts, Result
-    from specsot.tree import chain
-
     sequencer = Sequencer(2, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
     sequencer.obey(order_of(1, [1, 2], 30))
     frame = sequencer.compose(0.0)
@@ -157,9 +168,6 @@ def test_stale_results_and_drafts_change_nothing():
 
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
-    from specsot.frames import Draft, Drafts, Outcome, Result
-    from specsot.tree import chain
-
     sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
     sequencer.obey(order_of(1, [1, 2], 30))
     for step, root in enumerate((3, 5)):  # behind the prompt, and behind a tree
@@ -183,9 +191,6 @@ def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
 
 
 def test_of_two_drafts_for_one_step_the_first_wins():
-    from specsot.frames import Draft, Drafts, Outcome, Result
-    from specsot.tree import chain
-
     sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
     sequencer.obey(order_of(1, [1, 2], 30))
     frame = sequencer.compose(0.0)
@@ -200,9 +205,53 @@ def test_of_two_drafts_for_one_step_the_first_wins():
     assert growth.tree == chain([3, 4])
 
 
-def test_without_credits_nobody_is_hurried():
-    from specsot.frames import Outcome, Result
+def answered(vocabulary: int = VOCABULARY) -> Sequencer:
+    """A prompt was answered with token 3; its sequence waits for the tree of step 1."""
+    table, patience = PageTable(PAGES, ROWS), Patience(0.5)
+    sequencer = Sequencer(1, Budget(64, 1, 9), table, patience, vocabulary=vocabulary)
+    sequencer.obey(order_of(1, [1, 2], 30))
+    first_answer(sequencer)
+    return sequencer
 
+
+@pytest.mark.parametrize("tokens", [[3, VOCABULARY], [3, 4, 1 << 40], [3, -1], [VOCABULARY], [5, 4]])
+def test_a_tree_that_no_base_could_ask_for_counts_as_missed(tokens):
+    sequencer = answered()
+    assert sequencer.compose(0.0) is None
+    sequencer.offer(Drafts(1, (Draft(1, 1, chain(tokens)),)), 0.0)
+    frame = sequencer.compose(0.0)
+    assert frame is not None, "nobody waits any longer for a drafter that has spoken"
+    (growth,) = frame.segments
+    assert isinstance(growth, Growth)
+    assert growth.tree == chain([3])
+
+
+def test_a_wrong_early_tree_does_not_shut_out_the_right_one_that_comes_early_too():
+    sequencer = answered()
+    sequencer.offer(Drafts(1, (Draft(1, 1, chain([3])),)))
+    frame = sequencer.compose(0.0)
+    assert frame is not None
+    for root in (6, 5):
+        sequencer.offer(Drafts(1, (Draft(1, 2, chain([root, 4])),)))
+    sequencer.learn(Result(1, frame.number, (Outcome(1, 1, (0,), (5,)),)), 0.0)
+    grown = sequencer.compose(0.0)
+    assert grown is not None
+    (growth,) = grown.segments
+    assert isinstance(growth, Growth)
+    assert growth.tree == chain([5, 4])
+
+
+@pytest.mark.parametrize("wrong", [VOCABULARY, -1])
+def test_a_prompt_with_ids_that_the_base_lacks_is_rejected_alone(wrong):
+    sequencer = answered()
+    sequencer.obey(order_of(2, [1, wrong], 30))
+    assert [(one.sequence, one.end) for one in sequencer.rejections()] == [(2, End.FAILED)]
+    frame = sequencer.compose(0.5)
+    assert frame is not None
+    assert [one.sequence for one in frame.segments] == [1]
+
+
+def test_without_credits_nobody_is_hurried():
     sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
     sequencer.obey(order_of(1, [1, 2], 30))
     first = sequencer.compose(0.0)
@@ -218,8 +267,6 @@ def test_without_credits_nobody_is_hurried():
 
 def test_nobody_wakes_up_for_a_patience_that_is_lost():
     """A branch of a family of which another is under way: only the result helps, looking again does not."""
-    from specsot.frames import Outcome, Result
-
     sequencer = Sequencer(1, Budget(2, 3, 1), PageTable(PAGES, ROWS), Patience(0.5))
     sequencer.obey(order_of(1, [1, 2], 9, decodes=False))
     for sequence in (2, 3):
@@ -235,9 +282,6 @@ def test_nobody_wakes_up_for_a_patience_that_is_lost():
 
 
 def test_a_family_goes_out_whole():
-    from specsot.frames import Draft, Drafts, Outcome, Result
-    from specsot.tree import chain
-
     sequencer = Sequencer(1, Budget(64, 3, 9), PageTable(PAGES, ROWS), Patience(0.5))
     sequencer.obey(order_of(1, [1, 2, 3], 1, decodes=False))
     for sequence in (2, 3):
@@ -259,8 +303,6 @@ def test_a_family_goes_out_whole():
 
 def first_answer(sequencer: Sequencer, forced: tuple[int, ...] = ()) -> None:
     """A prompt of two tokens passes; its sequence waits for its first tree then, if it may."""
-    from specsot.frames import Outcome, Result
-
     frame = sequencer.compose(0.0)
     assert frame is not None
     sequencer.learn(Result(1, frame.number, (Outcome(1, 0, (), (3,), forced=forced),)), 0.0)
@@ -268,8 +310,6 @@ def first_answer(sequencer: Sequencer, forced: tuple[int, ...] = ()) -> None:
 
 def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) -> tuple[bool, int] | None:
     """One frame and its result: whether the drafter heard nothing of it, and its rows."""
-    from specsot.frames import Outcome, Result
-
     frame = sequencer.compose(now)
     if frame is None:
         return None
@@ -281,8 +321,6 @@ def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) ->
 
 
 def test_a_resting_drafter_hears_nothing_and_is_not_waited_for_until_a_lap_before_its_trial():
-    from specsot.frames import Drafts
-
     sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
     sequencer.obey(order_of(1, [1, 2], 30))
     first_answer(sequencer)
@@ -315,9 +353,6 @@ def test_nobody_rests_for_a_drafter_that_is_gone():
 
 
 def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
-    from specsot.frames import Draft, Drafts
-    from specsot.tree import chain
-
     sequencer = Sequencer(1, Budget(64, 1, 4), PageTable(PAGES, ROWS), Patience(0.5))
     sequencer.obey(order_of(1, [1, 2], 30))
     first_answer(sequencer, forced=(4, 5))
@@ -330,8 +365,6 @@ def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
 
 
 def test_families_of_one_prefix_do_not_wait_for_each_other():
-    from specsot.frames import Outcome, Result
-
     sequencer = Sequencer(1, Budget(64, 3, 9), PageTable(PAGES, ROWS), Patience(0.5))
     sequencer.obey(order_of(1, [1, 2, 3], 1, decodes=False))
     for sequence in (2, 3):

@@ -52,3 +52,15 @@ def test_this_test_would_notice(stages):
     used._kv.clear_page = lambda page: None
     used.run(prompts(1, {1: PAGE, 2: PAGE}, torch.full((2 * PAGE, hidden), torch.nan), closings=(1, 2)))
     assert used.run(prompts(2, {3: 12, 4: 3}, torch.zeros(15, hidden))).hidden.isnan().any()
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_that_the_base_lacks_is_an_error_of_the_frame_not_of_the_process(tmp_path, token: int):
+    from specsot.errors import WireError
+    from specsot.model.decoder import Decoder
+    from specsot_worker.stage import Stage
+
+    stage = Stage(Decoder.load(write_base(tmp_path / "base"), Range(0, 1), torch.float32, "cpu"), 4, PAGE)
+    frame = Frame(1, 1, (Opening(1, 2),), (Chunk(1, 0, (5, token), True),))
+    with pytest.raises(WireError, match="token ids beyond"):
+        stage.run(frame)

@@ -64,7 +64,8 @@ async def ask_one(master: MasterClient, ask: Ask) -> Heard:
         return Heard(begun, ended, tuple(texts), error=error or "no end")
     if last.reason not in (Reason.STOP, Reason.LENGTH):
         error = last.reason.value
-    return Heard(begun, ended, tuple(texts), last.statistics.completion_tokens, error)
+    written = last.statistics.completion_tokens - last.statistics.heading_tokens
+    return Heard(begun, ended, tuple(texts), written, error)
 
 
 def brings_text(event: Event) -> bool:

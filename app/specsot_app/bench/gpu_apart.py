@@ -57,10 +57,10 @@ class Overheard(Inbox):
         super().__init__()
         self._heard = heard
 
-    def put(self, sender: str, message: Any) -> None:
+    def put(self, sender: str, message: Any, names: frozenset[str] | None = None) -> None:
         if isinstance(message, Result):  # the next frame is made at once, as a sequencer would
             self._heard.put_nowait(message)
-        super().put(sender, message)
+        super().put(sender, message, names)
 
 
 @asynccontextmanager

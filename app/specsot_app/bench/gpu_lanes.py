@@ -43,6 +43,17 @@ class Held:
     name: str
     decoder: Decoder
 
+    @property
+    def vocabulary(self) -> int:
+        return self.decoder.config.vocab
+
+    @property
+    def loaded(self) -> int:
+        return self.decoder.config.layers
+
+    def load_ahead(self) -> bool:
+        return False
+
     def registration(self) -> Registration:
         config = self.decoder.config
         return Registration("worker", self.name, self.name, "", config.layers, config.max_positions, 0, 0)

@@ -67,6 +67,7 @@ def chat(
     dtype: options.Numbers = "auto",
     quantization: options.Rounding = None,
     kv_cache_dtype: options.KvNumbers = None,
+    kv_memory: options.KvMemory = None,
     batch_invariant: options.BatchInvariant = False,
     draft_dtype: options.DraftNumbers = None,
     draft_quantization: options.DraftRounding = None,

@@ -23,7 +23,9 @@ from specsot_app.reaching import Reach, reach_of
 
 # What a request asks for.
 AnyMode = Annotated[Mode, typer.Option(help="auto: the model chooses; sot: a plan; direct: none.")]
-MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens of the whole answer.")]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(help="Tokens of everything written: plan, headings, branches.")
+]
 MaxBranchTokens = Annotated[int | None, typer.Option(help="Tokens of one branch.")]
 MaxParallel = Annotated[int | None, typer.Option(help="Branches written at once.")]
 Temperature = Annotated[float | None, typer.Option(help="0 takes the most likely token.")]
@@ -77,6 +79,9 @@ Blend = Annotated[bool, typer.Option(help="Let what the text suggests join the d
 Numbers = Annotated[Dtype, typer.Option(help="Numbers to compute with.")]
 Rounding = Annotated[Quantization | None, typer.Option(help="Hold the model's matrices in fewer bits.")]
 KvNumbers = Annotated[KvDtype | None, typer.Option(help="int8: KV pages of int8, with a scale a row.")]
+KvMemory = Annotated[
+    str | None, typer.Option(help="Memory for KV pages of each worker and the drafter, such as 4G.")
+]
 BatchInvariant = Annotated[
     bool, typer.Option("--batch-invariant", help="On a GPU: the same bits in any company, at a price.")
 ]

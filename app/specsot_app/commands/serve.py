@@ -17,6 +17,7 @@ import typer
 
 from specsot.members import CommMode, Transport
 from specsot.model.config import read_config
+from specsot.params import Mode
 from specsot_app.commands import options
 from specsot_app.fleets import Models, Wanted, models_of
 from specsot_app.places import check_stages, places_of
@@ -46,6 +47,16 @@ def serve(
     max_queue: Annotated[
         int | None, typer.Option(min=1, help="Requests that may wait for that; more are refused.")
     ] = None,
+    default_mode: Annotated[
+        Mode | None, typer.Option(help="How OpenAI's clients are answered that name no mode. [direct]")
+    ] = None,
+    http_names: Annotated[
+        str | None,
+        typer.Option(help="What browsers may call it beside localhost, this host's name, addresses."),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that running answers have to end once it is told to stop.")
+    ] = 5.0,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in, whoever they are.")
     ] = False,
@@ -69,9 +80,7 @@ def serve(
     certificates: Annotated[
         Path | None, typer.Option(help="Folder of docker/certificates.sh: TLS, and tokens of clients.")
     ] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Memory for KV pages of each worker and the drafter, such as 4G.")
-    ] = None,
+    kv_memory: options.KvMemory = None,
     journal: Annotated[
         Path | None, typer.Option(help="Directory in which resumable requests outlive a restart.")
     ] = None,
@@ -115,10 +124,10 @@ def serve(
     check_stages(len(models.layers) or wanted.stages, places, replicas)
     open = flags_of(insecure="on" if insecure else None)
     conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue)
-    conduct += flags_of(journal=journal) + open
-    members = flags_of(kv_memory=kv_memory) + open
+    conduct += flags_of(journal=journal, default_mode=default_mode, http_names=http_names) + open
+    members = open
     here = hosts_here(place.host for place in places)
-    serving = Serving(host, conduct, members, replicas, places, here, certificates=certificates)
+    serving = Serving(host, conduct, members, grace, replicas, places, here, certificates=certificates)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
         run(keep(wanted, models, port, http_port_of(http_port), spread(serving, fleet_listen, insecure)))
     return 0

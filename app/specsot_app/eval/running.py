@@ -28,7 +28,7 @@ MODES: tuple[Mode, ...] = ("direct", "sot")
 OF_THE_DEMO = (
     "The demo model babbles outside its topics: its quality here means nothing, only its speed does."
 )
-WARM, WARM_TOKENS = Prompt("", "", "", ("Explain how to plan a day, point by point.",)), 24
+WARM, WARM_TOKENS = Prompt("", "", "", ("Explain how to plan a day, point by point.",)), 64
 NO_PLOT = "no plot: specsot[bench] installs matplotlib, which draws it"
 
 Draw = Callable[[Sequence[Line], Path, TextIO], None]

@@ -82,6 +82,8 @@ class MockWorker:
 
     def __init__(self, mock: Mock, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address
+        self.loaded = 0
+        self.vocabulary = read_config(mock.model).vocab
 
     def registration(self) -> Registration:
         return _registration(self._mock, "worker", self.name, self._address, self._mock.layer)
@@ -95,6 +97,9 @@ class MockWorker:
         body = Body(mock.voice, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
 
+    def load_ahead(self) -> bool:
+        return False
+
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         size = read_config(self._mock.model).vocab
         vocabulary = read_vocabulary(self._mock.model, size)
@@ -102,7 +107,7 @@ class MockWorker:
         def logits(hidden: torch.Tensor) -> torch.Tensor:
             return torch.zeros(len(hidden), size).scatter_(1, hidden[:, 2:3].long(), 1.0)
 
-        def grammar(opening: Opening) -> Grammar | Future[Grammar] | None:
+        def grammar(opening: Opening) -> Future[Grammar] | None:
             return grammar_of(vocabulary, opening) if opening.plan or opening.form else None
 
         pages, width = (configuration.pages, configuration.page_rows), configuration.width_at(stage.layers)

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
-from specsot.errors import InvalidRequest
+from specsot.errors import ContextLengthExceeded, InvalidRequest
 from specsot.events import Numbered, Started
 from specsot.params import Ask
 from specsot.view import View
@@ -20,7 +20,7 @@ from specsot_app.terminal.talk import Talk
 
 Asker = Callable[[Talk, str], Ask]
 Show = Callable[[AsyncGenerator[Numbered], int], Any]  # (events, how many exchanges were left out) -> View
-TOO_LONG = "max_new_tokens"  # the field of a refusal because of the model's context
+TOO_LARGE = "max_new_tokens"  # the field of a refusal because of the ring's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class Answering:
             try:
                 return talk, await anext(events), events
             except InvalidRequest as error:
-                if error.field != TOO_LONG or not talk.turns:
+                shorter = isinstance(error, ContextLengthExceeded) or error.field == TOO_LARGE
+                if not (shorter and talk.turns):
                     raise
                 talk = talk.without_oldest()
 

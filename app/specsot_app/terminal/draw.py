@@ -14,7 +14,7 @@ from rich.panel import Panel as Frame
 from rich.table import Table
 from rich.text import Text
 
-from specsot.events import Reason, Started
+from specsot.events import Reason, Started, Statistics
 from specsot.view import Panel, View
 
 Figures = list[tuple[str, str]]  # name and value, one line each
@@ -196,7 +196,7 @@ def figures(view: View) -> Figures:
     phases = " · ".join(f"{name} {told.phases[name]:.2f} s" for name in sorted(told.phases, key=phase_order))
     rows = [
         ("mode", told.mode + branches),
-        ("tokens", f"{told.merged_tokens} in the answer, {told.completion_tokens} written"),
+        ("tokens", written(told)),
         ("seconds", f"{told.seconds:.2f}, the first token after {told.seconds_to_first_token:.2f}"),
         ("tokens/s", f"{told.tokens_per_second:.1f}"),
         ("mean accepted length", f"{told.mean_accepted:.2f}"),
@@ -205,6 +205,16 @@ def figures(view: View) -> Figures:
     ]
     unusual = view.finished.reason is not Reason.STOP
     return rows + ([("ended by", view.finished.reason.value)] if unusual else [])
+
+
+def written(told: Statistics) -> str:
+    """All tokens that count, and what took them."""
+    parts = [f"{told.merged_tokens} in the answer"]
+    if told.plan_tokens:
+        parts.append(f"{told.plan_tokens} in the plan")
+    if told.heading_tokens:
+        parts.append(f"{told.heading_tokens} in headings")
+    return f"{told.completion_tokens}: {', '.join(parts)}"
 
 
 def phase_order(name: str) -> tuple[int, str]:

@@ -41,7 +41,11 @@ class TreeRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One greedy generation. lengths: accepted drafts of every round; trees: of the first rounds."""
+    """One greedy generation. lengths: accepted drafts of every round; trees: of the first rounds.
+
+    rank_gap, cut_gap: the smallest difference of scores that decided about the order of candidates, and about
+    the last node of a tree, in any round; 0.0 where it was not recorded.
+    """
 
     lengths: tuple[int, ...]
     generated: tuple[int, ...]
@@ -50,6 +54,7 @@ class RunRecord:
     best: tuple[int, ...] | None
     tau: float | None
     rank_gap: float
+    cut_gap: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,7 @@ def _run(part: Part) -> RunRecord:
         best=best.integers() if (best := part.find("best_candidate")) else None,
         tau=tau.number() if (tau := part.find("tau")) else None,
         rank_gap=_number(part, "min_rank_gap_all_rounds", 0.0),
+        cut_gap=_number(part, "min_select_gap_all_rounds", 0.0),
     )
 
 

@@ -43,10 +43,13 @@ class DraftEngine:
         vocabulary: Vocabulary | None = None,
         blend: Drafter | None = None,
         clock: Clock = time.perf_counter,
+        ids: int | None = None,
     ) -> None:
         """ways: the first is for those who name none. blend: whose candidates may join the others' trees.
         vocabulary: to follow grammars with; without it all text counts as free.
+        ids: how many token ids all that drafts can be fed; None: they are not checked.
         """
+        self._ids = ids
         self._rows, self._slots, self._clock = configuration.rows, configuration.shape.slots, clock
         self.lanes = {
             name: Lane(drafter, rule, None if drafter is blend else blend, clock)
@@ -69,10 +72,15 @@ class DraftEngine:
 
     @torch.inference_mode()
     def learn(self, batch: Features) -> None:
-        """Apply one frame's openings, lessons and closings. Sequences that were missed are ignored."""
+        """Apply one frame's openings, lessons and closings. Sequences that were missed are ignored, and so
+        are those with tokens that what drafts does not have.
+        """
         for opening in batch.openings:
             self._open(opening)
         self._settle(batch)
+        for lesson in batch.lessons:
+            if not self._knows(lesson):
+                self._close(lesson.sequence)
         for sequence in self._texts.hear(batch.lessons):
             self._close(sequence)
         for drafter in self._drafters:
@@ -113,6 +121,10 @@ class DraftEngine:
         lane.drafter.open(text)
         if lane.blend is not None:
             lane.blend.open(text)
+
+    def _knows(self, lesson: Lesson) -> bool:
+        tokens = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
+        return self._ids is None or not tokens or (min(tokens) >= 0 and max(tokens) < self._ids)
 
     def _close(self, sequence: int) -> None:
         self._texts.close(sequence)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from specsot.model.kv import KVPages
+from specsot.model.kv import KVPages, untouched_zeros
 from specsot.model.staging import indices
 from specsot.pages import PageTable
 from specsot_drafter.growth import Ground, find_ground
@@ -28,7 +27,7 @@ class Memory:
         self.kv = KVPages(
             head.layers, pages, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device
         )
-        self.features = torch.zeros(pages * page_rows, head.hidden, dtype=head.dtype, device=head.device)
+        self.features = untouched_zeros((pages * page_rows, head.hidden), head.dtype, head.device)
 
     def fork(self, sequence: int, source: int, length: int) -> None:
         """Share the first `length - 1` rows, and copy the feature of the row after them.

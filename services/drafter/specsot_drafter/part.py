@@ -14,8 +14,9 @@ from specsot.compute import Compute
 from specsot.deadline import Deadline
 from specsot.errors import Unavailable
 from specsot.frames import Drafts, Features
-from specsot.links import Arrival, Dialer, Link, Lost
+from specsot.links import Arrival, Dialer, Link, Lost, part_with
 from specsot.members import Configuration, Ready, Registration, Tap
+from specsot.membership import telling
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.provider import Provider
 from specsot_drafter.watching import Watch
@@ -56,10 +57,11 @@ class DrafterPart:
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the head, give the tapping stages their slices of its fc if they want them, then be ready."""
-        engine = await self._compute.run(self._source.engine, configuration)
-        if configuration.head:
-            await self._send_taps(configuration)
-        stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
+        async with telling(uplink, configuration.epoch, lambda: 0, 1):
+            engine = await self._compute.run(self._source.engine, configuration)
+            if configuration.head:
+                await self._send_taps(configuration)
+            stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
         self._now = _Epoch(configuration, engine, stage, [], Deadline(configuration.curve))
         self._watch.formed(configuration, lambda: engine.free_pages)
         await uplink.send(Ready(configuration.epoch))
@@ -69,11 +71,11 @@ class DrafterPart:
         now, message = self._now, arrival.message
         if now is None:
             return
-        if isinstance(message, Features) and message.epoch == self.epoch:
+        last = now.configuration.stages[-1].name
+        if isinstance(message, Features) and message.epoch == self.epoch and arrival.sender == last:
             now.untaught.append(message)
-        needed = {now.configuration.drafted_for.name, now.configuration.stages[-1].name}
-        if isinstance(message, Lost) and message.epoch == self.epoch and message.peer in needed:
-            raise Unavailable(f"lost {message.peer}: {message.reason}")
+        if isinstance(message, Lost) and message.epoch == self.epoch:
+            self._lose(now, arrival, message)
 
     async def settle(self) -> float | None:
         """Learn everything that has come, then draft once for the newest state."""
@@ -95,7 +97,13 @@ class DrafterPart:
         now, self._now = self._now, None
         if now is not None:
             self._watch.disbanded()
-            await now.stage.close()
+            await part_with(now.stage.close())
+
+    def _lose(self, now: _Epoch, arrival: Arrival, lost: Lost) -> None:
+        """Raises Unavailable where it cannot go on, if whoever says so may."""
+        needed = {now.configuration.drafted_for.name, now.configuration.stages[-1].name}
+        if lost.peer in needed and lost.peer == arrival.sender and arrival.of("worker"):
+            raise Unavailable(f"lost {lost.peer}: {lost.reason}")
 
     async def _send_taps(self, configuration: Configuration) -> None:
         """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on."""

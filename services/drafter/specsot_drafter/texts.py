@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from specsot.constraint import Grammar, grammar_of
+from specsot.constraint import Grammar, Isolated, grammar_of
 from specsot.errors import NotFound
 from specsot.frames import Lesson, Opening
 from specsot.params import MAX_TOKENS
@@ -40,7 +40,7 @@ class Text:
     def standing(self) -> Standing | None:
         """Where its grammar stands behind the newest token; None for free text, and while that is coming."""
         if self.coming and self.coming.done():
-            self.hold(self.coming.result())
+            self.hold(Isolated(self.coming.result))
         return self._standing
 
     def hold(self, grammar: Grammar) -> None:
@@ -99,11 +99,7 @@ class Texts:
                 raise NotFound(f"sequence {opening.sequence} forks what is not followed so far")
             text.committed = opening.fork.length
             text.tokens = source.tokens[: text.committed]
-        grammar = grammar_of(self._vocabulary, opening, led=False) if self._vocabulary else None
-        if isinstance(grammar, Future):
-            text.coming = grammar
-        elif grammar:
-            text.hold(grammar)
+        text.coming = grammar_of(self._vocabulary, opening, led=False) if self._vocabulary else None
         self._texts[opening.sequence] = text
         return text
 

@@ -6,9 +6,8 @@ Refuses to know doors (gRPC, HTTP) and processes; both the service and the embed
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +23,8 @@ from specsot_master.conductor.clock import LoopClock
 from specsot_master.conductor.readers import Readers
 from specsot_master.conductor.trying import Forms
 from specsot_master.fleet import Fleet, Placement, Wishes
+from specsot_master.fleet.epochs import Numbers
+from specsot_master.fleet.wishes import TAKE_OVER_AFTER
 from specsot_master.laps import Laps
 from specsot_master.master import Master
 from specsot_master.prompts import Prompts
@@ -52,7 +53,7 @@ class MasterSettings:
     comm_mode: CommMode = "p2p"
     placement: Placement = "measured"
     max_stages: int | None = None
-    take_over_after: float = 10.0
+    take_over_after: float = TAKE_OVER_AFTER
     replicas: int = 1
     conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
@@ -98,7 +99,7 @@ class Shared:
     prompts: Prompts
     notes: Notes
     forms: Forms
-    epochs: Iterator[int]
+    numbers: Numbers
 
     def ring(self, number: int, changed: Callable[[], None], readers: Readers | None = None) -> Replica:
         """changed: the ring is complete, or broke."""
@@ -119,7 +120,7 @@ class Shared:
             conductor.epoch_began()
             changed()
 
-        view.fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.epochs)
+        view.fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.numbers)
         return Replica(number, conductor, view.fleet, laps)
 
 
@@ -128,7 +129,7 @@ def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = Non
 
     after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
     """
-    model, text = _describe(settings), Text(settings.model)
+    model, text = _describe(settings), Text(settings.model, read_config(settings.model).vocab)
     _check(settings, model)
     shared = Shared(
         _wishes(settings, model),
@@ -137,7 +138,7 @@ def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = Non
         Prompts(settings.model, text),
         notes or Notes(),
         Forms(),
-        itertools.count(after + 1),
+        Numbers(after),
     )
     if settings.replicas > 1:
         return _several(shared, model, settings.replicas)

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
 from specsot.members import COMM_MODES, TRANSPORTS, TreeShape
-from specsot.params import DRAFTERS
-from specsot.process.flags import Flags, positive, seconds
+from specsot.params import DRAFTERS, MODES, Mode
+from specsot.process.flags import Flags, above_zero, host_names, positive, seconds
 from specsot.process.setting import Setting, add_setting, check_exposure, read_setting
+from specsot.rpc.pulse import Pulse
 from specsot.rpc.tokens import Tokens
 from specsot_master.assembly import MasterSettings
 from specsot_master.conductor import ConductorConfig
+from specsot_master.fleet.wishes import TAKE_OVER_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,10 @@ class MasterConfig:
 
     fleet_listen: where members come in; None: where clients do. tokens: what clients must show, if anything.
     stuck_after: seconds without a lap, while there is work, after which it does not serve.
+    pulse: how often members and it say that they live, and when silence means that one is lost.
     journal: where it writes down what requests that may be resumed need to outlive it.
+    default_mode: of requests in OpenAI's dialect that name none.
+    http_names: what HTTP clients may call it, beside localhost, its host's name and addresses.
     """
 
     setting: Setting
@@ -36,6 +41,9 @@ class MasterConfig:
     fleet_listen: str | None = None
     tokens: Tokens | None = None
     journal: Path | None = None
+    default_mode: Mode = "direct"
+    http_names: tuple[str, ...] = ()
+    pulse: Pulse = field(default_factory=Pulse)
 
 
 def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
@@ -56,7 +64,11 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         "placement", default="measured", choices=ways, help="how layers are shared: by speed, or evenly"
     )
     told = "seconds a lost worker may take to come back before the others share its layers"
-    flags.flag("take-over-after", seconds, 10.0, told)
+    flags.flag("take-over-after", seconds, TAKE_OVER_AFTER, told)
+    pulse = Pulse()
+    told = "seconds between a member's signs of life, and the master's, while nothing else is said"
+    flags.flag("heartbeat", above_zero, pulse.every, told)
+    flags.flag("silence", above_zero, pulse.silence, "seconds without any after which a member is lost")
     flags.flag("drafter", default="eagle", choices=DRAFTERS, help="none, or whichever joins the ring")
     flags.flag("page-rows", positive, 256, "positions per KV page")
     flags.flag("rows", positive, 512, "row budget of one frame")
@@ -74,6 +86,10 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
     add_conduct(flags)
     flags.flag("stuck-after", seconds, 60.0, "seconds without a lap, while there is work, until unhealthy")
     flags.flag("http", help="where to serve HTTP too: host:port (0 for a free port)")
+    told = "how OpenAI's clients are answered that name no mode"
+    flags.flag("default-mode", default="direct", choices=MODES, help=told)
+    told = "what else it is called there, where no token is asked for: fleet.example,other.example"
+    flags.flag("http-names", host_names, (), told)
     flags.flag("fleet-listen", help="where members come in, if not where clients do")
     flags.flag("token-file", Path, help="tokens that clients may show, one a line; or one in SPECSOT_TOKEN")
     flags.flag("journal", Path, help="directory in which resumable requests outlive a restart")
@@ -105,9 +121,19 @@ def read_config(arguments: Sequence[str] | None = None) -> MasterConfig:
         given.fleet_listen,
         read_tokens(flags, given),
         given.journal,
+        given.default_mode,
+        given.http_names,
+        read_pulse(flags, given),
     )
     check_doors(flags, config)
     return config
+
+
+def read_pulse(flags: Flags, given: argparse.Namespace) -> Pulse:
+    """Exits with status 2 and one line where one late sign of life would be a loss."""
+    if given.silence < 2 * given.heartbeat:
+        flags.error(f"--silence {given.silence:g} must be at least twice --heartbeat {given.heartbeat:g}")
+    return Pulse(given.heartbeat, given.silence)
 
 
 def read_tokens(flags: Flags, given: argparse.Namespace) -> Tokens | None:

@@ -20,14 +20,24 @@ class Leader(Protocol):
     """What the desk needs of the conductor, and the doors of the desk."""
 
     def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
+        self,
+        ask: Ask,
+        request_id: str | None = None,
+        client: str = "",
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]: ...
 
     def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
+        self,
+        request_id: str,
+        offset: int = 0,
+        ask: Ask | None = None,
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]: ...
 
-    def cancel(self, request_id: str) -> bool: ...
+    def cancel(self, request_id: str, owner: str = "") -> bool: ...
 
 
 class Watch(Protocol):
@@ -55,29 +65,39 @@ class Desk:
         self._watches.append(begin)
 
     async def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
+        self,
+        ask: Ask,
+        request_id: str | None = None,
+        client: str = "",
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """As the conductor's. Raises Unavailable once the desk is closing."""
         if self.closing:
             raise Unavailable("the master is shutting down")
         with self._counted(), self._watched(ask) as watches:
-            async with aclosing(self._leader.generate(ask, request_id, client, timeout)) as events:
+            async with aclosing(self._leader.generate(ask, request_id, client, timeout, owner)) as events:
                 async for numbered in events:
                     for watch in watches:
                         watch.told(numbered.event)
                     yield numbered
 
     async def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
+        self,
+        request_id: str,
+        offset: int = 0,
+        ask: Ask | None = None,
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """As the conductor's; also once the desk is closing, for what still runs."""
         with self._counted():
-            async with aclosing(self._leader.resume(request_id, offset, ask, timeout)) as events:
+            async with aclosing(self._leader.resume(request_id, offset, ask, timeout, owner)) as events:
                 async for numbered in events:
                     yield numbered
 
-    def cancel(self, request_id: str) -> bool:
-        return self._leader.cancel(request_id)
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        return self._leader.cancel(request_id, owner)
 
     async def drain(self, grace: float) -> bool:
         """Refuse new requests; whether those that run ended by themselves within `grace` seconds."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from specsot.errors import InvalidRequest
 from specsot.process.setting import reachable
-from specsot.rpc.options import PUBLIC_BYTES, Terms
+from specsot.rpc.options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot.rpc.tls import Tls
 from specsot.rpc.tokens import Tokens
@@ -40,7 +41,7 @@ async def open_doors(
     Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
     """
     patience = config.ring.conduct.unread_for
-    clients = MasterService(desk, master.info, patience, master.rebalance)
+    clients = MasterService(desk, master.info, patience, master.rebalance, config.tokens)
     listen, apart = config.setting.listen, config.fleet_listen
     async with AsyncExitStack() as doors:
         door = await open_master_door(listen, clients, members if apart is None else None, _public(config))
@@ -67,7 +68,7 @@ async def open_http(
             f"--http needs {error.name}: pip install 'specsot[http]'", field="http"
         ) from None
     terms = _public(config)
-    door = await open_gateway(listen, master, desk, terms, metrics)
+    door = await open_gateway(listen, master, desk, terms, metrics, config.default_mode, config.http_names)
     scheme = "http" if terms.tls.cert is None else "https"
     log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
     return door
@@ -76,7 +77,8 @@ async def open_http(
 def _public(config: MasterConfig) -> Terms:
     """Clients show tokens, and are asked for no certificate."""
     own = config.setting.tls
-    return _terms(config, Tls(cert=own.cert, key=own.key), config.tokens)
+    terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens)
+    return replace(terms, streams=CLIENT_STREAMS, held=HELD_BYTES)
 
 
 def _terms(config: MasterConfig, tls: Tls, tokens: Tokens | None = None) -> Terms:

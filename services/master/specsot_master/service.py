@@ -55,7 +55,7 @@ async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) 
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
     master = assemble(config.ring, after, Notes(journal))
     await master.leader.revive(journal.kept if journal else ())
-    desk, members = Desk(master.leader, master.info), FleetService(master.members)
+    desk, members = Desk(master.leader, master.info), FleetService(master.members, config.pulse)
     metrics = follow(master, desk, seen)
     async with open_doors(config, master, desk, members, metrics) as door:
         log.info("waiting for the ring", missing=master.waiting_for())
@@ -119,10 +119,15 @@ async def leave(master: Master, desk: Desk, members: FleetService, door: Door, g
 
 @asynccontextmanager
 async def beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    """Run these meanwhile, and end them."""
-    tasks = [asyncio.create_task(work) for work in works]
+    """Run these meanwhile, and end them. Raises what one of them ends with, at once: a master that does not
+    know any more how it stands must not look alive.
+    """
     try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+            yield
+            for task in tasks:
+                task.cancel()
+    except BaseExceptionGroup as errors:
+        log.error("the master cannot go on", exc_info=errors)
+        raise errors.exceptions[0] from None

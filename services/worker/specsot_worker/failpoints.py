@@ -60,13 +60,20 @@ class Failing:
 
     def __init__(self, provider: Provider, failpoint: Failpoint) -> None:
         self._provider, self._failpoint, self._frames = provider, failpoint, 0
-        self.name = provider.name
+        self.name, self.vocabulary = provider.name, provider.vocabulary
+
+    @property
+    def loaded(self) -> int:
+        return self._provider.loaded
 
     def registration(self) -> Registration:
         return self._provider.registration()
 
     def stage(self, configuration: Configuration, layers: Range) -> LayerRange:
         return _FailingRange(self._provider.stage(configuration, layers), self._count)
+
+    def load_ahead(self) -> bool:
+        return self._provider.load_ahead()
 
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         return self._provider.judge(stage, configuration)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specsot.arrange import open_one, window_of
 from specsot.frames import Opening
+from specsot.model.kv import untouched_zeros
 from specsot.model.staging import indices
 from specsot.pages import PageTable
 from specsot.params import Window
@@ -43,8 +44,7 @@ class FeatureStore:
         self, pages: int, page_rows: int, width: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self._table = PageTable(pages, page_rows)
-        # Touched now, as KV is: a process does not grow while its pages come into use.
-        self._features = torch.zeros(pages * page_rows, width, dtype=dtype, device=device)
+        self._features = untouched_zeros((pages * page_rows, width), dtype, device)
         self._newest: tuple[list[int], Tensor] = [], self._features[:0]
         self._pages: dict[int, _Page] = {}  # the table need not be asked for every row of a page
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specsot.constraint import LONGEST_STRETCH, Grammar, Habits
+from specsot.constraint import LONGEST_STRETCH, Grammar, Habits, Isolated
 from specsot.frames import End, Opening, Outcome
 from specsot.tree import Tree
 from specsot.verify import accept
@@ -22,6 +22,7 @@ class Written:
     state:  the grammar's state behind those tokens; None without a grammar.
     habits: how the base spells what grammars force, shared by all it writes.
     history: what penalties look at; None where none is asked for.
+    retried: its newest token had no target, and is fed once more.
     """
 
     opening: Opening
@@ -30,6 +31,7 @@ class Written:
     history: History | None = None
     tokens: list[int] = field(default_factory=list)
     state: object | None = None
+    retried: bool = False
 
     def __post_init__(self) -> None:
         if self.grammar:
@@ -38,6 +40,11 @@ class Written:
     def hold(self, grammar: Grammar) -> None:
         """To this grammar, before anything was written."""
         self.grammar, self.state = grammar, grammar.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why it cannot go on, whatever the logits say."""
+        return self.grammar.failure if isinstance(self.grammar, Isolated) else None
 
     @property
     def remaining(self) -> int:
@@ -89,12 +96,20 @@ def judge_prompt(written: Written, target: int | None) -> Outcome:
 
 
 def judge_tree(written: Written, step: int, tree: Tree, targets: list[int | None]) -> Outcome:
-    """Accept along the targets, write the accepted tokens and the bonus, cut at an end."""
+    """Accept along the targets, write the accepted tokens and the bonus, cut at an end.
+
+    A draft whose own logits are not numbers is not accepted: its token is the bonus, and decides as a root.
+    It may have spoilt the root's logits too: then nothing is accepted, and the root is fed once more, alone.
+    """
     sequence = written.opening.sequence
-    accepted = accept(tree, [-1 if target is None else target for target in targets])
-    bonus = targets[accepted[-1]]
+    *above, last = accept(tree, [-1 if target is None else target for target in targets])
+    if above and targets[last] is None:
+        last = above.pop()
+    accepted, bonus = (*above, last), targets[last]
     if bonus is None:
-        return Outcome(sequence, step, (0,), (), End.FAILED)
+        again, written.retried = not written.retried, True
+        return Outcome(sequence, step, (), ()) if again else Outcome(sequence, step, (0,), (), End.FAILED)
+    written.retried = False
     before = len(written.tokens)
     end = written.write((*(tree.tokens[node] for node in accepted[1:]), bonus))
     tokens = tuple(written.tokens[before:])

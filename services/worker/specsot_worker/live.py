@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specsot.arrange import levels_of
-from specsot.frames import Chunk, Growth, Open, Opening, Outcome
+from specsot.frames import Chunk, Draft, Growth, Open, Opening, Outcome
 from specsot.tree import Tree, chain, shallow
 
 
@@ -26,6 +26,8 @@ class Live:
     forced:    what the constraint wants behind the root: the tree where no better one comes.
     told:      the drafter hears of what is in flight, so that a tree will come.
     returned:  when (seconds) its last result came; None before the first.
+    alone:     its root is fed without drafts next, whatever comes.
+    turn:      those of lower turns are fed first where rows run short.
     """
 
     opening: Opening
@@ -44,6 +46,8 @@ class Live:
     forced: tuple[int, ...] = ()
     told: bool = True
     returned: float | None = None
+    turn: int = 0
+    alone: bool = False
     family: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +64,11 @@ class Live:
     def growable(self) -> bool:
         """It has a root, its last result is in, and its lease reaches that far."""
         return self.root is not None and not self.in_flight and self.committed < self.lease
+
+    @property
+    def wants(self) -> int:
+        """Nodes of the tree that it would feed now."""
+        return len(self.tree) if self.tree else 1 + len(self.forced)
 
     def next_chunk(self, rows: int) -> Chunk:
         """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""
@@ -78,7 +87,7 @@ class Live:
         tree, levels = self.tree or chain((self.root, *self.forced)), levels_of(self.opening, self.committed)
         tree = _cut(tree if levels is None else shallow(tree, levels), rows)
         growth = Growth(self.opening.sequence, self.step, self.committed, self.keep, tree)
-        self.in_flight, self.tree, self.waiting = True, None, None
+        self.in_flight, self.tree, self.waiting, self.alone = True, None, None, False
         return growth
 
     def send(self, resting: bool) -> bool:
@@ -89,23 +98,30 @@ class Live:
     def learn(self, outcome: Outcome, now: float) -> None:
         """Take the result of the final prompt chunk or of the tree in flight."""
         self.committed += len(outcome.accepted)
-        self.keep, self.root = outcome.accepted, outcome.tokens[-1]
+        self.keep = outcome.accepted
+        if outcome.tokens:
+            self.root = outcome.tokens[-1]
+        self.alone = not outcome.tokens
         self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
-        self.waiting = now if self.opening.drafted and self.told else None
+        self.waiting = now if self.opening.drafted and self.told and not self.alone else None
         self.returned = now
         early, self.early = self.early, None
         if early:
             self.offer(self.step, early)
 
+    def contradicts(self, draft: Draft) -> bool:
+        """It is for the tree that comes next, but grows from another token than was written."""
+        return draft.step == self.step and not self.in_flight and draft.tree.tokens[0] != self.root
+
     def offer(self, step: int, tree: Tree) -> bool:
-        """Take a draft if it is for the tree that comes next, or behind that; the first one wins.
+        """Take a draft if it is for the tree that comes next, where the first one wins, or behind that.
 
         Drafts and results come from different members: a draft may overtake the result that it builds on.
         """
         if step == self.step + 1:
-            self.early = self.early or tree
+            self.early = tree  # its root is not known yet: it is checked when it is used
             return True
-        timely = not self.in_flight and step == self.step and self.tree is None
+        timely = not (self.in_flight or self.alone) and step == self.step and self.tree is None
         if not timely or tree.tokens[0] != self.root:
             return False
         self.tree, self.waiting = tree, None

@@ -18,12 +18,15 @@ from specsot.compute import Compute
 from specsot.deadline import Deadline
 from specsot.errors import SpecsotError, Unavailable
 from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
-from specsot.links import Arrival, Dialer, Link, Lost
-from specsot.members import Configuration, Ready, Registration, Rejoined, Tap
+from specsot.links import Arrival, Dialer, Link, Lost, part_with
+from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, StandBy, Tap
+from specsot.membership import telling
 from specsot.pages import PageTable
+from specsot.tasks import start
+from specsot_worker.early import Early
 from specsot_worker.flow import Flow
 from specsot_worker.patience import Patience
-from specsot_worker.place import Links, connect, index_of, own_taps
+from specsot_worker.place import Links, belongs, connect, index_of, own_taps
 from specsot_worker.provider import LayerRange, Provider
 from specsot_worker.reading import Launched, Reading, launch
 from specsot_worker.sequencer import Budget, Sequencer
@@ -71,8 +74,9 @@ class WorkerPart:
         self._compute = Compute(source.name, compute)
         self._clock, self._watch = clock, watch or Watch()
         self._now: _Epoch | None = None
-        self._early: list[Arrival] = []
+        self._early = Early()
         self._beside: set[asyncio.Task[None]] = set()  # nobody waits for these
+        self._ahead: asyncio.Task[None] | None = None  # loads what it may be asked for
 
     @property
     def epoch(self) -> int:
@@ -88,8 +92,17 @@ class WorkerPart:
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
+        if self._ahead:
+            self._ahead.cancel()
         index = index_of(configuration)
         mine = configuration.stages[index]
+        async with telling(uplink, configuration.epoch, lambda: self._source.loaded, len(mine.layers) + 1):
+            await self._begin(configuration, index, mine, uplink)
+        await self._ready_if_complete()
+        for arrival in self._early.take(configuration.epoch):
+            await self.handle(arrival)
+
+    async def _begin(self, configuration: Configuration, index: int, mine: Stage, uplink: Link) -> None:
         if self._reading:  # what is still read of the epoch before holds its memory
             await Compute(self._source.name, self._reading).run(lambda: None)
         stage = await self._compute.run(self._source.stage, configuration, mine.layers)
@@ -101,24 +114,27 @@ class WorkerPart:
             stage,
             links,
             set(own_taps(configuration, mine)),
-            _sequencer(configuration) if index == 0 else None,
+            _sequencer(configuration, self._source.vocabulary) if index == 0 else None,
             judge,
             Deadline(configuration.curve),
         )
         if judge and index and self._reading:
             self._now.reading = Reading(self._source.name, self._reading, self._read)
         self._watch.formed(configuration, stage.table)
-        await self._ready_if_complete()
-        for arrival in self._take_early():
-            await self.handle(arrival)
 
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
         now, message = self._now, arrival.message
-        if now is None or getattr(message, "epoch", self.epoch) > self.epoch:
-            self._early.append(arrival)
+        if isinstance(message, StandBy):
+            self._ahead = self._do_beside(self._load_ahead())
             return
-        if getattr(message, "epoch", self.epoch) < self.epoch:
+        epoch = getattr(message, "epoch", self.epoch)
+        if epoch > self.epoch:
+            self._early.keep(epoch, arrival)
+        if now is None or epoch != self.epoch:
+            return
+        if not belongs(now.configuration, arrival):
+            log.warning("out of its role", sender=arrival.sender, message=type(message).__name__)
             return
         match message:
             case Frame():
@@ -175,12 +191,11 @@ class WorkerPart:
 
     async def disband(self) -> None:
         now, self._now = self._now, None
-        self._early = []
         if now is not None:
             self._watch.disbanded()
             if now.reading:
                 now.reading.close()
-            await now.links.close()
+            await part_with(now.links.close())
 
     async def _pass_on(self, now: _Epoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
@@ -267,10 +282,20 @@ class WorkerPart:
         now.links = replace(now.links, drafter=drafter)
         now.judge.teach_anew(drafter is not None)
 
-    def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    async def _load_ahead(self) -> None:
+        """Bit by bit, so that a configuration finds the compute thread free."""
+        try:
+            while await self._compute.run(self._source.load_ahead):
+                pass
+            log.info("loaded ahead", until="a range is assigned")
+        except SpecsotError as error:
+            log.warning("nothing more is loaded ahead", reason=str(error))
+
+    def _do_beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = start(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
+        return task
 
     async def _take_tap(self, now: _Epoch, tap: Tap) -> None:
         """Another stage's rides on to it."""
@@ -306,10 +331,6 @@ class WorkerPart:
         if rejected := now.sequencer.rejections():
             await now.links.master.send(Result(self.epoch, 0, rejected))
 
-    def _take_early(self) -> list[Arrival]:
-        early, self._early = self._early, []
-        return early
-
 
 def _patience(now: _Epoch, frame: Frame) -> float:
     return now.deadline.seconds(_rows(frame))
@@ -323,10 +344,10 @@ def _run_and_judge(stage: LayerRange, judge: LastStage, frame: Frame) -> Verdict
     return judge.judge(stage.run(frame))
 
 
-def _sequencer(configuration: Configuration) -> Sequencer:
+def _sequencer(configuration: Configuration, vocabulary: int | None) -> Sequencer:
     budget = Budget(configuration.rows, configuration.flight, configuration.slots)
     table = PageTable(configuration.pages, configuration.page_rows)
     patience = Patience(configuration.draft_timeout, configuration.drafter is not None)
     stages = len(configuration.stages)
     flow = Flow(stages, configuration.curve) if stages > 1 else None
-    return Sequencer(configuration.epoch, budget, table, patience, flow)
+    return Sequencer(configuration.epoch, budget, table, patience, flow, vocabulary)

@@ -9,8 +9,9 @@ import asyncio
 from dataclasses import dataclass
 
 from specsot.errors import Refused
-from specsot.links import Dialer, Link
-from specsot.members import Configuration, Kind, Stage
+from specsot.frames import Close, Drafts, Frame, Lease, Open, Result
+from specsot.links import Arrival, Dialer, Link, Lost
+from specsot.members import MASTER, Configuration, Kind, Rejoined, Stage, Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,30 @@ def own_taps(configuration: Configuration, stage: Stage) -> frozenset[int]:
     """Taps this stage fuses: inputs of its own layers, and the last block's output on the last stage."""
     taps = configuration.head.taps if configuration.head and configuration.drafter else ()
     return frozenset(tap for tap in taps if configuration.tapping(tap) == stage)
+
+
+def belongs(configuration: Configuration, arrival: Arrival) -> bool:
+    """It comes from whoever may send such a message to this stage, by its name and by its certificate.
+
+    Who has no name in the configuration drafts, or is nobody.
+    """
+    index, names = index_of(configuration), [stage.name for stage in configuration.stages]
+    sender = arrival.sender
+    if not arrival.of("worker" if sender in names else "drafter" if sender != MASTER else MASTER):
+        return False
+    match arrival.message:
+        case Frame():
+            return index > 0 and sender == names[index - 1]
+        case Result():
+            return sender == names[-1]
+        case Drafts() | Tap():  # of the drafter; or they ride along, and the ring is closed
+            return sender == names[index - 1] or sender not in (*names, MASTER)
+        case Lost(peer):
+            return sender in (peer, names[-1])
+        case Open() | Close() | Lease() | Rejoined():
+            return sender == MASTER
+        case _:
+            return True
 
 
 async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> Links:

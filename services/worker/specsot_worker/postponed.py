@@ -44,9 +44,9 @@ class Postponed:
             (self._kept if _sequence(part) in self._coming else now).append(part)
         return _joined(now, replace(frame, seconds=()))
 
-    def take(self) -> tuple[dict[int, Grammar], Frame]:
-        """What those that are ready waited for, and their segments as a frame that is no lap."""
-        grammars = {sequence: self._coming.pop(sequence).result() for sequence in self.ready}
+    def take(self) -> tuple[dict[int, Future[Grammar]], Frame]:
+        """What those that are ready waited for, all done; and their segments as a frame that is no lap."""
+        grammars = {sequence: self._coming.pop(sequence) for sequence in self.ready}
         mine = [part for part in self._kept if _sequence(part) in grammars]
         self._kept = [part for part in self._kept if _sequence(part) not in grammars]
         return grammars, _joined(mine, mine[-1])

@@ -6,6 +6,7 @@ leaves here as part of a frame header, in order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specsot.arrange import open_one, policy_of
@@ -31,6 +32,8 @@ from specsot_worker.flow import Flow
 from specsot_worker.live import Live, open_live
 from specsot_worker.patience import Patience
 
+PREFILL_SHARE = 4  # one row in so many is kept from trees while prompts wait
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -54,20 +57,32 @@ class _Flown:
 
 
 class Sequencer:
-    """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`."""
+    """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`.
+
+    Nobody starves. While prompts wait, trees leave them a share of a frame's rows: whoever is opened writes
+    its first token within as many frames as all prompt rows in front of it, and its own, make shares. Where
+    trees do not all fit, each takes its turn, and who was cut short goes first in the next frame.
+    """
 
     def __init__(
-        self, epoch: int, budget: Budget, table: PageTable, patience: Patience, flow: Flow | None = None
+        self,
+        epoch: int,
+        budget: Budget,
+        table: PageTable,
+        patience: Patience,
+        flow: Flow | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         """flow: says how many frames pay, in a ring of several stages; None: as many as `budget` grants, and
-        families stay whole."""
+        families stay whole. vocabulary: how many token ids the base has; None: they are not checked."""
         self._epoch, self._budget, self._table = epoch, budget, table
-        self._patience, self._flow = patience, flow
+        self._patience, self._flow, self._vocabulary = patience, flow, vocabulary
         self._live: dict[int, Live] = {}
         self._closings: list[int] = []
         self._rejected: list[Outcome] = []
         self._flying: dict[int, _Flown] = {}
         self._number = 0
+        self._turns = 0  # trees fed whole so far
         self._composed = float("-inf")  # when `compose` was asked last
 
     @property
@@ -80,6 +95,8 @@ class Sequencer:
         match order:
             case Open():
                 self._live.setdefault(order.opening.sequence, open_live(order))
+                if not self._known(order.tokens):
+                    self._reject(order.opening.sequence)
             case Close(sequence):
                 self._end(sequence)
             case Lease(sequence, position):
@@ -103,17 +120,35 @@ class Sequencer:
                 live.learn(outcome, now)
 
     def offer(self, drafts: Drafts, now: float | None = None) -> None:
-        """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take."""
+        """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take.
+
+        A drafter may be wrong in any way: a tree that no base could have asked for counts as missed.
+        """
         if drafts.epoch != self._epoch:
             return
         self._patience.begin()
         for draft in drafts.drafts:
             live = self._live.get(draft.sequence)
-            since = live.waiting if live else None
-            if live and live.offer(draft.step, draft.tree):
+            if live is None:
+                continue
+            since = live.waiting
+            if not self._known(draft.tree.tokens) or live.contradicts(draft):
+                self._go_without(live, draft.step)
+            elif live.offer(draft.step, draft.tree):
                 self._patience.kept(None if now is None or since is None else now - since)
         if drafts.rest:
             self._patience.rest(drafts.rest)
+
+    def _known(self, tokens: Sequence[int]) -> bool:
+        """Whether the base has all these ids: its embedding reads past its end otherwise."""
+        most = self._vocabulary
+        return most is None or not tokens or (min(tokens) >= 0 and max(tokens) < most)
+
+    def _go_without(self, live: Live, step: int) -> None:
+        """Its drafter has spoken; waiting longer brings nothing."""
+        if step == live.step and live.waiting is not None:
+            live.waiting = None
+            self._patience.missed()
 
     def lose_drafter(self) -> None:
         """Nobody drafts any more: nothing waits for a tree, until one comes after all."""
@@ -130,7 +165,7 @@ class Sequencer:
         most = self._most()
         if len(self._flying) >= most or (most == 1 and self._held(now)):
             return None
-        growths = self._grow(now)
+        growths = self._grow(now, self._budget.rows - self._kept_for_prompts())
         room = self._budget.rows - sum(map(rows_of, growths))
         openings, chunks = self._feed(room)
         if not (growths or chunks or openings or self._closings):
@@ -216,24 +251,48 @@ class Sequencer:
         rows = round(len(members) * sum(sizes) / len(sizes)) if sizes else len(members)
         return self._flow.spread(rows, len(members), max(self._budget.flight - 1 - others, 1))
 
-    def _grow(self, now: float) -> list[Growth]:
-        """Trees of all who go now."""
-        ready = self._ready(now)
-        for live in ready:
+    def _grow(self, now: float, room: int) -> list[Growth]:
+        """Trees of all who go now, in at most `room` rows; whoever is cut short keeps its turn."""
+        ready, grown = self._ready(now), dict[int, Growth]()
+        queue = sorted(ready, key=lambda live: live.turn)
+        for place, live in enumerate(queue):
+            others, sequence = len(queue) - place - 1, live.opening.sequence
+            share = max(room - others, min(room, 1))
+            most = min(self._table.room(sequence, live.committed), max(self._budget.slots, 1))
+            if (rows := min(share, most)) < 1:
+                continue
             if live.waiting is not None and live.tree is None:
                 self._patience.missed()
-        room, growths = self._budget.rows, list[Growth]()
-        for place, live in enumerate(ready):
-            others = len(ready) - place - 1
-            spare = self._table.room(live.opening.sequence, live.committed)
-            rows = min(room - others, spare, max(self._budget.slots, 1))
-            if rows < 1:
-                continue
-            self._tidy(live.opening.sequence, live.committed)
-            growths.append(live.next_growth(rows))
-            self._table.reserve(live.opening.sequence, live.committed + rows_of(growths[-1]))
-            room -= rows_of(growths[-1])
-        return growths
+            self._tidy(sequence, live.committed)
+            if min(live.wants, most) <= share:
+                self._turns += 1
+                live.turn = self._turns
+            grown[sequence] = growth = live.next_growth(rows)
+            self._table.reserve(sequence, live.committed + rows_of(growth))
+            room -= rows_of(growth)
+        return [grown[live.opening.sequence] for live in ready if live.opening.sequence in grown]
+
+    def _kept_for_prompts(self) -> int:
+        """Rows of the next frame that trees leave to prompts, if any can be fed."""
+        rows, kept = self._budget.rows, 0
+        share = max(rows // PREFILL_SHARE, 1) if rows > 1 else self._number % 2
+        for live in self._live.values():
+            if kept >= share:
+                break
+            kept += self._feedable(live)
+        return min(kept, share)
+
+    def _feedable(self, live: Live) -> int:
+        """Rows of its prompt that could go with the next frame."""
+        rows = live.opening.prompt - live.fed
+        if not rows:
+            return 0
+        if live.opened:
+            return min(rows, max(self._table.room(live.opening.sequence, live.fed), 0))
+        fork = live.opening.fork
+        source = self._live.get(fork.sequence) if fork else None
+        there = fork is None or (source is not None and source.opened and source.fed >= fork.length)
+        return rows if there and self._fits(live.opening) else 0
 
     def _feed(self, room: int) -> tuple[list[Opening], list[Chunk]]:
         """Open what can be opened, and feed prompts in order of arrival."""

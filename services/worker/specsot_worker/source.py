@@ -6,7 +6,7 @@ Refuses to know the ring, frames and links.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from specsot.constraint import Grammar, grammar_of
+from specsot.constraint import Grammar, grammar_of, warm
 from specsot.direct.standing import stand_on
 from specsot.errors import ModelError
 from specsot.frames import Opening
 from specsot.members import Configuration, Curve, KvDtype, Quantization, Range, Registration, WeightFormat
 from specsot.model.config import read_config
-from specsot.model.decoder import Decoder, Loaded
+from specsot.model.decoder import Decoder, Loaded, Parts
 from specsot.model.fingerprint import fingerprint
 from specsot.model.fitting import Held, Need, bytes_of, check_fit, gpus_on, laps_of, room_on, weights_of
 from specsot.model.fused import can_capture
@@ -69,7 +69,9 @@ class Supply:
 
 
 class Source:
-    """Loads what is asked for and keeps the last range, so that a new epoch starts at once."""
+    """Loads what is asked for and keeps the last range, so that a new epoch starts at once, and another range
+    loads only what it has besides.
+    """
 
     def __init__(
         self,
@@ -87,6 +89,9 @@ class Source:
         self._held = Held(self._dtype.itemsize, supply.quantization)
         self._fingerprint = fingerprint(supply.model)
         self._decoder: Decoder | None = None
+        self._parts = Parts()
+        self._spare: int | None = None  # bytes that loading ahead leaves free, once it has begun
+        self.loaded = 0  # see Provider
         if supply.layers and supply.layers.last > self._config.layers:
             raise ModelError(f"layers {supply.layers} asked for, {supply.model} has {self._config.layers}")
 
@@ -94,11 +99,17 @@ class Source:
     def name(self) -> str:
         return self._supply.name
 
+    @property
+    def vocabulary(self) -> int:
+        return self._config.vocab
+
     def registration(self) -> Registration:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
         supply, config, memory = self._supply, self._config, self._memory()
         if supply.layers:
             self._check(supply.layers, supply.kv_memory, self._graphs())
+        if supply.layers is None:
+            self._read_vocabulary()
         return Registration(
             kind="worker",
             name=supply.name,
@@ -127,21 +138,37 @@ class Source:
         self._check(layers, configuration.pages * configuration.page_rows * row, self._graphs(fused))
         return Stage(self._load(layers), configuration.pages, configuration.page_rows, configuration.layout)
 
+    def load_ahead(self) -> bool:
+        """One more layer, while half of the memory that was free when it began, and its pages, stay free."""
+        free = self._room(self._device)
+        if self._spare is None:
+            self._spare = 0 if free is None else max(free // 2, self._supply.kv_memory)
+        missing = (index for index in range(self._config.layers) if index not in self._parts.blocks)
+        index = next(missing, None)
+        if index is None or free is None or free - self._weights(Range(index, index + 1)) < self._spare:
+            return False
+        self._make(Range(index, index + 1))
+        return True
+
     def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
         """The end of the ring; needs the range that holds the last layer."""
-        if (self._supply.model / "tokenizer.json").exists():
-            _ = self._vocabulary  # read it now, not within the first request
+        self._read_vocabulary()
         decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
         pages = configuration.pages, configuration.page_rows
         store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
         return LastStage(decoder.logits, self._grammar, store)
 
-    def _grammar(self, opening: Opening) -> Grammar | Future[Grammar] | None:
+    def _read_vocabulary(self) -> None:
+        """Not within the first request, nor, where this may become the last stage, while somebody waits."""
+        if (self._supply.model / "tokenizer.json").exists():
+            warm(self._token_bytes)
+
+    def _grammar(self, opening: Opening) -> Future[Grammar] | None:
         held = opening.plan or opening.form
-        return grammar_of(self._vocabulary, opening) if held else None
+        return grammar_of(self._token_bytes, opening) if held else None
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def _token_bytes(self) -> Vocabulary:
         return read_vocabulary(self._supply.model, self._config.vocab)
 
     @property
@@ -154,14 +181,19 @@ class Source:
         """What is loaded elsewhere goes."""
         device = self._gpus.get(gpu or "", self._device)
         if device != self._device:
-            self._decoder, self._device = None, device
+            self._decoder, self._device, self._parts = None, device, Parts()
             stand_on(device)
 
     def _memory(self) -> int | None:
         """Bytes there would be for weights and pages if nothing were loaded yet; None where nobody knows."""
         free = self._room(self._device)
-        loaded = self._weights(self._decoder.layers) if self._decoder else 0
+        loaded = self._held_of(range(self._config.layers))
         return None if free is None else max(free + loaded - self._graphs(), 0)
+
+    def _held_of(self, layers: Iterable[int]) -> int:
+        """Bytes of those of these layers that are loaded."""
+        files, here = self._files(), [one for one in layers if one in self._parts.blocks]
+        return sum(weights_of(files, self._config, Range(one, one + 1), self._held) for one in here)
 
     def _graphs(self, width: int = 0) -> int:
         """Bytes. width: of the features they sum up."""
@@ -176,11 +208,11 @@ class Source:
         return WeightFiles(self._supply.model, self._supply.model_format == "bin")
 
     def _check(self, layers: Range, pages: int, graphs: int) -> None:
-        """Before anything is loaded; a range that is here already takes no more."""
-        weights = 0
+        """Before anything is loaded; layers that are here already take no more."""
         if self._decoder is None or self._decoder.layers != layers:
-            self._decoder = None  # free the old range before the new one is loaded
-            weights = self._weights(layers)
+            self._decoder = None
+            self._parts.keep(layers, self._config)  # free the others before the new ones are loaded
+        weights = self._weights(layers) - self._held_of(range(layers.first, layers.last))
         need = Need(weights, pages, graphs)
         check_fit(f"layers {layers}", need, self._device, self._room(self._device))
 
@@ -190,17 +222,29 @@ class Source:
     def _load(self, layers: Range) -> Decoder:
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None  # as in _check
-            supply = self._supply
-            pickled = supply.model_format == "bin"
-            self._decoder = Decoder.load(
-                supply.model,
-                layers,
-                self._dtype,
-                self._device,
-                pickled,
-                supply.loaded,
-                supply.quantization,
-                supply.kv_dtype,
-                supply.batch_invariant,
-            )
+            self._parts.keep(layers, self._config)
+            self.loaded = 0
+            self._decoder = self._make(layers, self._hear)
+            self._spare = None
         return self._decoder
+
+    def _make(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
+        """Of parts that are here, and those that are not."""
+        supply = self._supply
+        return Decoder.load(
+            supply.model,
+            layers,
+            self._dtype,
+            self._device,
+            supply.model_format == "bin",
+            loaded,
+            supply.quantization,
+            supply.kv_dtype,
+            supply.batch_invariant,
+            self._parts,
+        )
+
+    def _hear(self, layers: int) -> None:
+        self.loaded = layers
+        if self._supply.loaded:
+            self._supply.loaded(layers)

@@ -13,7 +13,7 @@ import torch
 from specsot.arrange import Arrangement, HeadSight, Place, Sight, arrange
 from specsot.direct.rows import Underway
 from specsot.errors import WireError
-from specsot.frames import Frame, Payload, tokens_of
+from specsot.frames import Frame, Growth, Payload, tokens_of
 from specsot.members import Layout, Range
 from specsot.model.attention import AttentionPlan, Span
 from specsot.model.decoder import Decoder
@@ -64,7 +64,7 @@ class Stage:
         """
         self._lapse.begin()
         arrangement = arrange(self._table, frame)
-        moves = self._rearrange(arrangement)
+        moves = self._rearrange(frame, arrangement)
         if not arrangement.slots:
             self._wipe(arrangement)
             return self._leave(frame, 0, None, None)
@@ -137,7 +137,12 @@ class Stage:
     def _enter(self, frame: Frame, rows: int) -> list[int] | torch.Tensor:
         """The rows at this stage's door: tokens on the first stage, else the hidden rows that came."""
         if self._decoder.layers.first == 0:
-            return [token for segment in frame.segments for token in tokens_of(segment)]
+            tokens = [token for segment in frame.segments for token in tokens_of(segment)]
+            if (
+                min(tokens) < 0 or max(tokens) >= self._decoder.config.vocab
+            ):  # on a GPU its context would be lost
+                raise WireError(f"frame {frame.number} has token ids beyond {self._decoder.config.vocab}")
+            return tokens
         hidden = frame.hidden
         if hidden is None or tuple(hidden.shape) != (rows, self._decoder.config.hidden):
             shape = None if hidden is None else tuple(hidden.shape)
@@ -148,10 +153,19 @@ class Stage:
         """On this stage's device, wherever they come from."""
         return rows.to(self._decoder.device, self._decoder.dtype)
 
-    def _rearrange(self, arrangement: Arrangement) -> Moves:
+    def _behind(self, segment: Growth) -> list[int]:
+        """Slots of its sequence's own pages from its root on: rejected drafts lie there."""
+        table, sequence, row = self._table, segment.sequence, segment.committed
+        rows = len(table.pages(sequence)) * table.page_rows - table.column(sequence, row)
+        return table.slots(sequence, row, row + rows)
+
+    def _rearrange(self, frame: Frame, arrangement: Arrangement) -> Moves:
         """What comes before the rows; returns the moves that are left to whatever runs them."""
         for page in arrangement.trimmed:
             self._kv.clear_page(page)
+        for segment in frame.segments:
+            if isinstance(segment, Growth) and segment.once_more:
+                self._kv.clear_rows(self._behind(segment))
         for copy in arrangement.copies:
             self._kv.copy_page(copy.source, copy.target, copy.rows)
         if not arrangement.prunings:

@@ -68,7 +68,10 @@ class Teaching:
         wall = self._pace.wall(frame, now)
         self._note(frame, outcomes)
         listens = self._listens and not frame.resting
+        ahead = self._unforked() if listens else ()
         told = self._messages(frame) if listens else []
+        if ahead:
+            told.insert(0, Features(frame.epoch, frame.number, closings=ahead))
         for sequence in frame.closings:
             self._close(sequence)
         if not listens:
@@ -82,6 +85,16 @@ class Teaching:
             told[-1] = self._timed(told[-1], frame, wall)
             self._rested = 0
         return tuple(told)
+
+    def _unforked(self) -> tuple[int, ...]:
+        """Closed sequences from which nothing is opened any more. They are told first: behind a rest there
+        may be no room for those that came since, as long as these hold theirs."""
+        forks = [course.opening.fork for course in self._courses.values() if course.told is None]
+        wanted = {fork.sequence for fork in forks if fork}
+        ahead = tuple(sorted(self._gone.keys() - wanted))
+        for sequence in ahead:
+            del self._gone[sequence]
+        return ahead
 
     def _timed(self, features: Features, frame: Frame, wall: float) -> Features:
         fed, seconds = sum(map(rows_of, frame.segments)), sum(frame.seconds)

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+import structlog
 import torch
 
-from specsot.constraint import Grammar, Habits
-from specsot.frames import Chunk, Features, Frame, Growth, Opening, Outcome, Result, Segment, rows_of
+from specsot.constraint import Grammar, Habits, Isolated
+from specsot.frames import Chunk, End, Features, Frame, Growth, Opening, Outcome, Result, Segment, rows_of
 from specsot.tree import single
 from specsot_worker.chances import add_chances
 from specsot_worker.features import FeatureStore
@@ -23,6 +24,8 @@ from specsot_worker.nodes import grammar_masks
 from specsot_worker.postponed import Postponed
 from specsot_worker.targets import Question, Targets, find_targets
 from specsot_worker.teaching import Teaching
+
+log = structlog.get_logger()
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 Grammars = Callable[[Opening], Grammar | Future[Grammar] | None]
@@ -83,8 +86,8 @@ class LastStage:
     def judge_late(self) -> Verdict:
         """The same of segments that need not wait any more. Its result is no lap's: number 0."""
         grammars, frame = self._postponed.take()
-        for sequence, grammar in grammars.items():
-            self._written[sequence].hold(grammar)
+        for sequence, found in grammars.items():
+            self._written[sequence].hold(Isolated(found.result))
         outcomes = self._outcomes(frame)
         told = self._teaching.tell(frame, outcomes, time.perf_counter())
         self._forget(frame, outcomes)
@@ -95,12 +98,26 @@ class LastStage:
         text = self._texts[fork.sequence][: fork.length] if fork else []
         self._texts[opening.sequence] = text
         if opening.decodes:
-            grammar = self._grammars(opening)
-            if isinstance(grammar, Future):
-                self._postponed.wait(opening.sequence, grammar)
-                grammar = None
+            found, grammar = self._find(opening), None
+            if found and found.done():
+                grammar = Isolated(found.result)
+            elif found:
+                self._postponed.wait(opening.sequence, found)
             history = History(text) if opening.sampling.penalises else None
             self._written[opening.sequence] = Written(opening, grammar, self._habits, history)
+
+    def _find(self, opening: Opening) -> Future[Grammar] | None:
+        """What holds a sequence. That there is none, though one is asked for, is its own affair, too."""
+        coming: Future[Grammar] = Future()
+        try:
+            found = self._grammars(opening)
+        except Exception as error:
+            coming.set_exception(error)
+            return coming
+        if found is None or isinstance(found, Future):
+            return found
+        coming.set_result(found)
+        return coming
 
     def _recall(self, frame: Frame) -> None:
         for segment in frame.segments:
@@ -141,6 +158,9 @@ class LastStage:
             outcome = judge_prompt(written, targets[0])
         else:
             outcome = judge_tree(written, segment.step, segment.tree, targets)
+        if written.failure:
+            outcome = Outcome(outcome.sequence, outcome.step, outcome.accepted[:1], (), End.FAILED)
+            log.error("a sequence failed", sequence=segment.sequence, reason=written.failure)
         self._texts[segment.sequence] += outcome.tokens
         return outcome
 

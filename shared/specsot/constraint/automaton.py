@@ -18,7 +18,7 @@ import numpy as np
 from specsot.constraint import grammar
 from specsot.constraint.grammar import Done
 from specsot.constraint.reach import ENDLESS, Mask, Reach, Survey
-from specsot.constraint.spelling import Spelling
+from specsot.constraint.spelling import spelling_of
 from specsot.constraint.table import DEAD, ByteTable, recount, uncount
 from specsot.errors import ModelError
 from specsot.skeleton import PlanRules
@@ -53,7 +53,7 @@ class TokenAutomaton:
         self.rules = rules
         self.vocabulary = vocabulary
         self._table = ByteTable(rules)
-        self._spelling = Spelling(vocabulary)
+        self._spelling = spelling_of(vocabulary)
         self._survey = Survey(vocabulary, self._table, self._spelling)
         self._reaches: dict[int, Reach] = {}
         self._masks: dict[Key, Mask] = {}

@@ -1,15 +1,16 @@
 """What holds a sequence: the skeleton's grammar, or the form its caller asked for.
 
-Refuses to know how either of them works. Forms are compiled on a thread of their own, one at a time: that
+Refuses to know how either of them works. Grammars are built on a thread of their own, one at a time: that
 may take as long as many laps, and no lap waits for it.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,9 +21,13 @@ from specsot.constraint.habits import Forcing
 from specsot.errors import InvalidRequest
 from specsot.forms import Form
 from specsot.frames import Opening
+from specsot.skeleton import PlanRules
 from specsot.vocabulary import Vocabulary
 
+T = TypeVar("T")
+
 COMPILED = 8  # forms that are kept, the newest used
+BUILT = 8  # automata of skeletons, likewise
 
 
 class Grammar(Forcing, Protocol):
@@ -34,19 +39,35 @@ class Grammar(Forcing, Protocol):
     def mask(self, state: Any, remaining: int, /) -> Mask: ...
 
 
-def grammar_of(
-    vocabulary: Vocabulary, opening: Opening, led: bool = True
-) -> Grammar | Future[Grammar] | None:
-    """What holds this sequence, or what will be that once it is compiled; None for free text.
+def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Future[Grammar] | None:
+    """What holds this sequence, done once it is built; None for free text.
 
     led: forms look at budgets, too. Who only guesses does without.
     """
     if opening.plan:
-        return automaton(vocabulary, opening.plan)
+        return _building(vocabulary, opening.plan)
     if opening.form is None:
         return None
-    coming = _compiling(vocabulary, opening.form, opening.stop_ids, led)
-    return coming.result() if coming.done() else coming
+    return _compiling(vocabulary, opening.form, opening.stop_ids, led)
+
+
+def warm(vocabulary: Vocabulary) -> None:
+    """Begin to build what most requests are held by."""
+    for direct in (True, False):
+        _building(vocabulary, PlanRules(direct))
+
+
+@functools.lru_cache(maxsize=BUILT)
+def _building(vocabulary: Vocabulary, rules: PlanRules) -> Future[Grammar]:
+    """Shared by everybody in the process. Fails where the vocabulary cannot write a skeleton."""
+    return COMPILER.submit(_build, vocabulary, rules)
+
+
+def _build(vocabulary: Vocabulary, rules: PlanRules) -> Grammar:
+    """With its first mask, which is the dearest."""
+    built = automaton(vocabulary, rules)
+    built.mask(built.start(), rules.plan_tokens)
+    return built
 
 
 @functools.lru_cache(maxsize=COMPILED)
@@ -85,3 +106,52 @@ class Nothing:
 
     def mask(self, state: str, remaining: int) -> Mask:
         return np.zeros(len(self.vocabulary), dtype=np.bool_)
+
+
+class Isolated:
+    """One sequence's grammar. What goes wrong with it ends that sequence, and nobody else hears of it.
+
+    failure: what went wrong first; None while all is well. From then on no answer means anything.
+    """
+
+    def __init__(self, find: Callable[[], Grammar]) -> None:
+        """find: may raise."""
+        self.failure: str | None = None
+        self._grammar = self._ask(find, None)
+
+    def start(self) -> Any:
+        return self._ask(lambda: self._known.start(), None)
+
+    def advance(self, state: Any, token: int) -> Any:
+        return self._ask(lambda: self._known.advance(state, token), None)
+
+    def finished(self, state: Any) -> bool:
+        return self._ask(lambda: self._known.finished(state), False)
+
+    def forced(self, state: Any) -> Sequence[int]:
+        return self._ask(lambda: self._known.forced(state), ())
+
+    def mask(self, state: Any, remaining: int) -> Mask:
+        """All False once it failed."""
+        found = self._ask(lambda: self._known.mask(state, remaining), None)
+        return np.zeros(len(self.vocabulary), dtype=np.bool_) if found is None else found
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._known.vocabulary
+
+    @property
+    def _known(self) -> Grammar:
+        assert self._grammar is not None
+        return self._grammar
+
+    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
+        if self.failure is not None:
+            return otherwise
+        try:
+            return question()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a library's panic is no Exception
+            self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
+            return otherwise

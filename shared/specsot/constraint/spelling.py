@@ -5,7 +5,15 @@ Refuses to know grammars, and how the model's own tokenizer would split the same
 
 from __future__ import annotations
 
+import functools
+
 from specsot.vocabulary import Vocabulary
+
+
+@functools.lru_cache(maxsize=4)
+def spelling_of(vocabulary: Vocabulary) -> Spelling:
+    """The one of this vocabulary, shared by all grammars."""
+    return Spelling(vocabulary)
 
 
 class Spelling:

@@ -16,6 +16,7 @@ from contextlib import suppress
 import numpy as np
 from llguidance import LLMatcher
 
+from specsot.constraint.choices import Choices
 from specsot.constraint.compiling import STACK, compile_form, reason_of
 from specsot.errors import InvalidRequest
 from specsot.forms import Form, refuse
@@ -43,6 +44,8 @@ def try_form(form: Form) -> None:
     vocabulary = _pairs()
     began = _spent()
     matcher = compile_form(vocabulary, form, STACK // 8)
+    if form.kind == "choice":
+        Choices(vocabulary, form.texts)  # counted when it is compiled for laps, too
     for step in range(_STEPS):
         allowed = _allowed(matcher, len(vocabulary))
         if matcher.is_error():

@@ -6,6 +6,7 @@ Refuses to know sequences, sampling, and which other ranges exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -29,6 +30,35 @@ from specsot.model.weights import Fetch, WeightFiles, Weights
 Loaded = Callable[[int], None]  # hears how many layers are there
 
 
+@dataclass(slots=True)
+class Parts:
+    """What is loaded of one model, in one form, on one device: layers by index, and the edges."""
+
+    blocks: dict[int, Block] = field(default_factory=dict[int, Block])
+    embedding: Tensor | None = None
+    norm: AnyNorm | None = None
+    head: Linear | None = None
+
+    def fetch(self, fetch: Fetch, config: ModelConfig, index: int) -> Block:
+        """A layer, and what stands before the first or behind the last one; nothing is loaded twice."""
+        if index not in self.blocks:
+            self.blocks[index] = Block(fetch, index, config)
+        if index == 0 and self.embedding is None:
+            self.embedding = fetch_embedding(fetch, config)
+        if index == config.layers - 1 and self.head is None:
+            self.norm, self.head = fetch_final_norm(fetch, config), fetch_lm_head(fetch, config)
+        return self.blocks[index]
+
+    def keep(self, layers: Range, config: ModelConfig) -> None:
+        """Let go of what this range does not need."""
+        kept = range(layers.first, layers.last)
+        self.blocks = {index: block for index, block in self.blocks.items() if index in kept}
+        if layers.first:
+            self.embedding = None
+        if layers.last < config.layers:
+            self.norm = self.head = None
+
+
 class Decoder:
     """Layers first .. last - 1; with the first one the embedding, with the last one norm and lm_head."""
 
@@ -43,23 +73,23 @@ class Decoder:
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
+        parts: Parts | None = None,
     ) -> None:
+        parts = Parts() if parts is None else parts
         fetch = Fetch(files, dtype, device, quantization)
         self.batch_invariant = batch_invariant
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
         self._rotary = Rotary(config.rope, config.heads, config.kv_heads, config.head_dim, device)
         self._blocks: list[Block] = []
         for index in range(layers.first, layers.last):
-            self._blocks.append(Block(fetch, index, config))
+            self._blocks.append(parts.fetch(fetch, config, index))
             if loaded:
                 loaded(len(self._blocks))
         self._kv_dtype: KvDtype = kv_dtype
         self._fused = fuse_blocks(self._blocks, batch_invariant) if self._kernels_read else None
-        self._embedding = fetch_embedding(fetch, config) if layers.first == 0 else None
-        self._norm: AnyNorm | None = None
-        self._head: Linear | None = None
-        if layers.last == config.layers:
-            self._norm, self._head = fetch_final_norm(fetch, config), fetch_lm_head(fetch, config)
+        first, last = layers.first == 0, layers.last == config.layers
+        self._embedding = parts.embedding if first else None
+        self._norm, self._head = (parts.norm, parts.head) if last else (None, None)
 
     @classmethod
     @torch.inference_mode()
@@ -74,12 +104,14 @@ class Decoder:
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
+        parts: Parts | None = None,
     ) -> Decoder:
         """Read this range's weights, and no others, from a Hugging Face directory.
 
         allow_pickle_bin: see WeightFiles. quantization: what matrices are held in; embedding, norms and
         routers stay in `dtype`. kv_dtype: what its pages are kept in.
         batch_invariant: what a row gets is the same in any company, bit for bit.
+        parts: what is loaded already, in the same form; what is loaded now is there too, afterwards.
         Errors: ModelError for the directory, InvalidRequest for a range that does not fit it, or where no
         kernels can do that.
         """
@@ -89,7 +121,8 @@ class Decoder:
         if batch_invariant:
             check_invariant(config, torch.device(device), bool(quantization) or kv_dtype != "auto")
         files, where = WeightFiles(directory, allow_pickle_bin), torch.device(device)
-        return cls(config, files, layers, dtype, where, loaded, quantization, kv_dtype, batch_invariant)
+        form = dtype, where, loaded, quantization, kv_dtype, batch_invariant
+        return cls(config, files, layers, *form, parts)
 
     @property
     def edges(self) -> HeldEdges:

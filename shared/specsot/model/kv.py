@@ -5,6 +5,8 @@ Refuses to know who owns a page, sequences, and what attention makes of the rows
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +20,15 @@ Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
 Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [rows]
 
 
+def untouched_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Zeros of this shape. On a CPU their memory is only reserved: what nobody writes to costs none."""
+    count = math.prod(shape)
+    if torch.device(device).type != "cpu" or not count:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    held = mmap.mmap(-1, count * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(held, dtype=dtype, count=count).view(*shape)
+
+
 class KVPages:
     """`pages` pages of `page_rows` rows in each of `layers` layers.
 
@@ -26,7 +37,8 @@ class KVPages:
     first m rows of a page are a strided view [kv_heads, m, head_dim], and so are those of n consecutive
     pages: [n * kv_heads, m, head_dim].
     A slot is the flat number page * page_rows + offset. Rows start as zeros and are never uninitialised:
-    a masked row still meets a zero weight, and zero times NaN is NaN.
+    a masked row still meets a zero weight, and zero times NaN is NaN. Pages that are never used take no
+    memory on a CPU; the lowest free number goes out first, so few are.
     """
 
     def __init__(
@@ -43,7 +55,7 @@ class KVPages:
         """kept: int8 makes rows of int8, which `rows8.as_numbers` reads."""
         width = head_dim + SCALE if kept == "int8" else head_dim
         shape = (layers, 2, pages, kv_heads, page_rows, width)
-        self._whole = torch.zeros(shape, dtype=torch.int8 if kept == "int8" else dtype, device=device)
+        self._whole = untouched_zeros(shape, torch.int8 if kept == "int8" else dtype, device)
         self.layers = self._whole.unbind()
         self.pages, self.page_rows = pages, page_rows
         self._rows = self._whole.permute(
@@ -106,6 +118,12 @@ class KVPages:
     def copy_page(self, source: int, target: int, rows: int) -> None:
         """Copy the first `rows` rows of a page in every layer."""
         self._whole[:, :, target, :, :rows] = self._whole[:, :, source, :, :rows]
+
+    @torch.inference_mode()
+    def clear_rows(self, slots: Sequence[int]) -> None:
+        """Zero these rows in every layer."""
+        page, offset = self.locate(indices(slots, self._whole.device))
+        self._rows[page, offset] = 0
 
     @torch.inference_mode()
     def clear_page(self, page: int) -> None:

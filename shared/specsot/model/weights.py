@@ -24,6 +24,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 PICKLE = "pytorch_model.bin"
+MAPPED = 64 << 20  # bytes read of a mapped file, after which it is mapped anew: what was read leaves memory
 
 
 class Weights(ABC):
@@ -95,9 +96,11 @@ class WeightFiles(Weights):
     unpickling, tensors only). Every failure is a ModelError of one line.
     """
 
-    def __init__(self, directory: Path, allow_pickle_bin: bool = False) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, allow_pickle_bin: bool = False, mapped: int = MAPPED) -> None:
+        """mapped: bytes read of a file before it is mapped anew."""
+        self._directory, self._mapped = directory, mapped
         self._opened: dict[str, Any] = {}
+        self._read = 0  # bytes since a file was mapped
         listed = _find(directory, allow_pickle_bin)
         # A single file lists its own tensors.
         self._files = dict.fromkeys(self._open(listed).keys(), listed) if isinstance(listed, str) else listed
@@ -126,7 +129,16 @@ class WeightFiles(Weights):
             found = source[name] if isinstance(source, dict) else source.get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise ModelError(f"{self.where(name)}: {name}: {_line(error)}") from None
+        if not isinstance(source, dict):
+            self._let_go(self._files[name], found.nbytes)
         return found.to(device=device, dtype=dtype)
+
+    def _let_go(self, file: str, size: int) -> None:
+        """A mapping keeps all that was read of it in memory, beside what is made of that."""
+        self._read += size
+        if self._read >= self._mapped:
+            self._read = 0
+            del self._opened[file]
 
     def _source(self, name: str) -> Any:
         if name not in self._files:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator
-from threading import Thread
+from contextlib import suppress
+from threading import Thread, Timer
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+SECONDS = 10.0  # in which a reader must have asked, and taken its answer
 LAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
 
 
@@ -127,7 +129,24 @@ def _server_at(host: str) -> type[ThreadingWSGIServer]:
     return Server
 
 
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it may be closed by now
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Quiet(WSGIRequestHandler):
-    """One line a scrape would be all the log."""
+    """One line a scrape would be all the log. A reader has a thread of ours: not for ever."""
+
+    def handle(self) -> None:
+        """Whoever is slow is cut off, in whatever it is slow: shaking hands, asking, reading."""
+        limit = Timer(SECONDS, _cut, (self.connection,))
+        limit.daemon = True
+        limit.start()
+        try:
+            super().handle()
+        except (OSError, ValueError):  # ValueError: of TLS, where it was cut while it shook hands
+            pass
+        finally:
+            limit.cancel()
 
     def log_message(self, format: str, *args: object) -> None: ...

@@ -134,6 +134,15 @@ def layers(text: str) -> Range:
     return Range(int(found[1]), int(found[2]))
 
 
+def host_names(text: str) -> tuple[str, ...]:
+    """ "fleet.example,other" -> those names; without ports."""
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})", name):
+            raise argparse.ArgumentTypeError(f"{name!r} is no host's name")
+    return names
+
+
 def layer_numbers(text: str) -> tuple[int, ...]:
     """ "2,16,29" -> those layers; ascending."""
     if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):

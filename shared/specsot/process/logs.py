@@ -38,6 +38,25 @@ def leave_absent_out(logger: Any, method: str, line: Line) -> Line:
     return {name: value for name, value in line.items() if value is not None}
 
 
+QUOTED = frozenset(
+    " \t=\r\n\"'"
+)  # structlog shows a value with one of these as its repr, and others as they are
+
+
+def escape(logger: Any, method: str, line: Line) -> Line:
+    """A line stays one line, and no peer's words move the cursor of a terminal. JSON needs no such thing."""
+    return {
+        name: _shown(value)
+        if isinstance(value, str) and (name == "event" or not QUOTED & set(value))
+        else value
+        for name, value in line.items()
+    }
+
+
+def _shown(text: str) -> str:
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def _for_machines(service: str) -> list[Any]:
     def name(logger: Any, method: str, line: Line) -> Line:
         return {**line, "service": service}
@@ -48,4 +67,4 @@ def _for_machines(service: str) -> list[Any]:
 def _for_people() -> list[Any]:
     """A traceback without the values of its frames: they hold prompts."""
     plain = structlog.dev.plain_traceback
-    return [structlog.dev.ConsoleRenderer(0, sys.stderr.isatty(), exception_formatter=plain)]
+    return [escape, structlog.dev.ConsoleRenderer(0, sys.stderr.isatty(), exception_formatter=plain)]

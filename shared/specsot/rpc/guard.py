@@ -15,7 +15,7 @@ import grpc
 import structlog
 from grpc.aio import AbortError, ServicerContext
 
-from specsot.errors import SpecsotError, WireError
+from specsot.errors import Overloaded, SpecsotError, WireError
 from specsot.rpc.statuses import TRAILER, code_of, status_of
 
 log = structlog.get_logger()
@@ -27,21 +27,53 @@ class Malformed:
     """Stands in for a message whose bytes did not parse."""
 
 
+class Excess:
+    """Stands in for a message that there was no room for."""
+
+
+class Held:
+    """Bytes of the messages of one call, out of a budget that all have."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard, self._bytes = guard, 0
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for so many more."""
+        if self._guard.left is None:
+            return True
+        fits = size <= self._guard.left
+        if fits:
+            self._bytes += size
+            self._guard.left -= size
+        return fits
+
+    def give_back(self) -> None:
+        """The call is over."""
+        if self._guard.left is not None:
+            self._guard.left += self._bytes
+        self._bytes = 0
+
+
 class Guard(grpc.aio.ServerInterceptor):
+    """left: bytes that messages of calls under way may still have, None for no limit."""
+
+    def __init__(self, held: int | None = None) -> None:
+        self.left = held
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        return handler and _wrapped(handler)
+        return handler and _wrapped(handler, Held(self))
 
 
-def _wrapped(handler: Any) -> Any:
+def _wrapped(handler: Any, held: Held) -> Any:
     make, behaviour = _parts(handler)
     return make(
-        _guarded(behaviour, handler.request_streaming),
-        request_deserializer=handler.request_deserializer and _tolerant(handler.request_deserializer),
+        _guarded(behaviour, handler.request_streaming, held),
+        request_deserializer=handler.request_deserializer and _tolerant(handler.request_deserializer, held),
         response_serializer=handler.response_serializer,
     )
 
@@ -58,17 +90,17 @@ def _parts(handler: Any) -> tuple[Callable[..., Any], Behaviour]:
             return grpc.stream_stream_rpc_method_handler, handler.stream_stream
 
 
-def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _tolerant(deserialize: Callable[[bytes], Any], held: Held) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         try:
-            return deserialize(data)
+            return deserialize(data) if held.take(len(data)) else Excess()
         except Exception:  # any: a stranger's bytes must not reach the caller as a Python error
             return Malformed()
 
     return read
 
 
-def _guarded(behaviour: Behaviour, streaming: bool) -> Behaviour:
+def _guarded(behaviour: Behaviour, streaming: bool, held: Held) -> Behaviour:
     """The same kind of coroutine or generator as `behaviour`; gRPC treats the two differently."""
     admit = _checked_stream if streaming else _checked
 
@@ -77,6 +109,8 @@ def _guarded(behaviour: Behaviour, streaming: bool) -> Behaviour:
             return await behaviour(admit(request), context)
         except Exception as error:
             await refuse(context, error)
+        finally:
+            held.give_back()
 
     async def generate(request: Any, context: ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
@@ -85,6 +119,8 @@ def _guarded(behaviour: Behaviour, streaming: bool) -> Behaviour:
                     yield response
         except Exception as error:
             await refuse(context, error)
+        finally:
+            held.give_back()
 
     return generate if inspect.isasyncgenfunction(behaviour) else answer
 
@@ -92,6 +128,8 @@ def _guarded(behaviour: Behaviour, streaming: bool) -> Behaviour:
 def _checked(request: Any) -> Any:
     if isinstance(request, Malformed):
         raise WireError("the message does not parse")
+    if isinstance(request, Excess):
+        raise Overloaded("the messages of other calls fill the memory for them")
     return request
 
 

@@ -13,7 +13,9 @@ from specsot.rpc.tokens import Tokens
 PUBLIC_BYTES = 8 << 20  # the longest prompt's tokens, with room
 RING_BYTES = 256 << 20  # hidden and fused rows of the largest frame
 METADATA_BYTES = 16 << 10
-MOST_STREAMS = 1024  # of one connection
+MOST_STREAMS = 1024  # of one connection of a member
+CLIENT_STREAMS = 100  # of a client's: each may bring a message of the largest size
+HELD_BYTES = 256 << 20  # messages of all calls that are under way at a door for clients
 HANDSHAKE = 15.0  # seconds in which a new connection must have begun to speak
 
 Options = list[tuple[str, int | str]]
@@ -29,7 +31,8 @@ class Keepalive:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a server grants to whoever comes. largest: bytes of one message.
+    """What a server grants to whoever comes. largest: bytes of one message. streams: calls at a time, of a
+    connection. held: bytes of all messages of calls that are under way, None for no limit.
 
     reflection, channelz: whether it tells what it serves, and how its connections stand. reflection None:
     where strangers may come in.
@@ -43,6 +46,8 @@ class Terms:
     tls: Tls = PLAIN
     tokens: Tokens | None = None
     handshake: float = HANDSHAKE
+    streams: int = MOST_STREAMS
+    held: int | None = None
 
     @property
     def asks(self) -> bool:
@@ -61,7 +66,7 @@ def server_options(terms: Terms) -> Options:
         *_alive(terms.keepalive),
         ("grpc.max_metadata_size", METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES),
-        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.max_concurrent_streams", terms.streams),
         ("grpc.server_handshake_timeout_ms", int(terms.handshake * 1000)),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.so_reuseport", 0),

@@ -13,7 +13,7 @@ from typing import Any
 from specsot.errors import Refused, WireError
 from specsot.frames import Frame
 from specsot.links import Inbox, Lost
-from specsot.members import PROTOCOL
+from specsot.members import MASTER, PROTOCOL
 from specsot.rpc.credentials import Role, check_role, names_of
 from specsot.v1 import ring_pb2
 from specsot.wire.carry import CarryReader
@@ -38,6 +38,8 @@ class Peer:
 def greet(hello: ring_pb2.Hello, context: Any) -> Peer:
     """context: of the call that brought it. Raises WireError, Refused."""
     named(hello.sender, "a sender's name")
+    if hello.sender == MASTER:
+        raise Refused(f"no peer is named {MASTER}")
     if hello.protocol != PROTOCOL:
         raise Refused(f"{hello.sender} speaks protocol {hello.protocol}, this member {PROTOCOL}")
     names = names_of(context)
@@ -74,7 +76,7 @@ class Ear:
         check_role(self._peer.names, self._peer.name, *speakers)
         message = self._reader.read(request)
         if message is not None:
-            self._inbox.put(self._peer.name, self._take(self._peer, message))
+            self._inbox.put(self._peer.name, self._take(self._peer, message), self._peer.names)
 
     def __enter__(self) -> Ear:
         return self
@@ -83,7 +85,8 @@ class Ear:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.over:
-            self._inbox.put(self._peer.name, Lost(self._peer.name, _reason(error), self._peer.epoch))
+            lost = Lost(self._peer.name, _reason(error), self._peer.epoch)
+            self._inbox.put(self._peer.name, lost, self._peer.names)
 
 
 def _reason(error: BaseException | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from specsot.errors import Unavailable
 from specsot.links import Inbox, Lost
 from specsot.rpc.outbox import Outbox
+from specsot.tasks import start
 from specsot.v1 import ring_pb2
 from specsot.wire.carry import encode_carry
 
@@ -45,9 +46,9 @@ class SendingEnd:
         self._wire, self._peer, self._epoch, self._inbox = wire, peer, epoch, inbox
         self._farewell = farewell
         self._outbox: Outbox[bytes] = Outbox()
-        self._closing = False
-        self._writing = asyncio.create_task(self._write())
-        self._ending = asyncio.create_task(self._end())
+        self._closing = self._told = False
+        self._writing = start(self._write(), self._fail)
+        self._ending = start(self._end(), self._fail)
 
     async def send(self, message: Any) -> None:
         self._outbox.check()
@@ -87,8 +88,16 @@ class SendingEnd:
 
     async def _end(self) -> None:
         await self._wire.ended()
-        if self._closing:
+        self._lose(f"the link to {self._peer} broke")
+
+    def _fail(self, error: BaseException) -> None:
+        """What can be written no more is lost, whyever."""
+        self._lose(f"the link to {self._peer} failed: {type(error).__name__}")
+
+    def _lose(self, reason: str) -> None:
+        if self._closing or self._told:
             return
-        self._outbox.lose(f"the link to {self._peer} broke")
+        self._told = True
+        self._outbox.lose(reason)
         if self._inbox is not None:
             self._inbox.put(self._peer, Lost(self._peer, str(self._outbox.lost), self._epoch))

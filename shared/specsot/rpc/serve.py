@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -60,7 +61,9 @@ async def open_door(listen: str, services: Mapping[str, Attach], terms: Terms = 
         log.warning("other machines reach this address, and nobody is asked who they are", at=listen)
     credentials = server_credentials(terms.tls)
     asked = [Bearer(terms.tokens)] if terms.tokens else []
-    server = grpc.aio.server(interceptors=[Guard(), *asked, Hearing()], options=server_options(terms))
+    server = grpc.aio.server(
+        interceptors=[Guard(terms.held), *asked, Hearing()], options=server_options(terms)
+    )
     state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     for attach in services.values():
@@ -84,6 +87,7 @@ def names_of(services: Iterable[str], terms: Terms) -> list[str]:
 
 def reflect(server: grpc.aio.Server, names: list[str]) -> None:
     """Reflection v1alpha, and v1 too: the messages are the same, grpcio-reflection serves only the former."""
+    describe_v1()
     servicer = reflection.aio.ReflectionServicer(service_names=names)
     request, response = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
     for service in (reflection.SERVICE_NAME, _V1):
@@ -92,6 +96,17 @@ def reflect(server: grpc.aio.Server, names: list[str]) -> None:
         )
         handler = grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": method})
         server.add_generic_rpc_handlers((handler,))
+
+
+def describe_v1() -> None:
+    """Let v1 be looked up as well: whoever walks all services asks for the file of each."""
+    known = descriptor_pool.Default()
+    try:
+        known.FindFileContainingSymbol(_V1)
+    except KeyError:
+        alpha = descriptor_pb2.FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)
+        renamed = json_format.MessageToJson(alpha).replace("v1alpha", "v1")
+        known.Add(json_format.Parse(renamed, descriptor_pb2.FileDescriptorProto()))
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -14,6 +14,8 @@ from grpc.aio import AioRpcError
 
 from specsot.errors import (
     Cancelled,
+    ContextLengthExceeded,
+    Forbidden,
     HeadMismatch,
     InvalidRequest,
     ModelError,
@@ -34,7 +36,9 @@ LONGEST_LINE, LONGEST_TEXT = 512, 3072  # bytes; all trailers share gRPC's 8 KiB
 
 _CODES: dict[type[SpecsotError], StatusCode] = {
     InvalidRequest: StatusCode.INVALID_ARGUMENT,
+    ContextLengthExceeded: StatusCode.INVALID_ARGUMENT,
     Unauthenticated: StatusCode.UNAUTHENTICATED,
+    Forbidden: StatusCode.PERMISSION_DENIED,
     NotFound: StatusCode.NOT_FOUND,
     Overloaded: StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: StatusCode.UNAVAILABLE,
@@ -50,6 +54,7 @@ _CODES: dict[type[SpecsotError], StatusCode] = {
 _CLASSES: dict[StatusCode, type[SpecsotError]] = {
     StatusCode.INVALID_ARGUMENT: InvalidRequest,
     StatusCode.UNAUTHENTICATED: Unauthenticated,
+    StatusCode.PERMISSION_DENIED: Forbidden,
     StatusCode.NOT_FOUND: NotFound,
     StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     StatusCode.FAILED_PRECONDITION: Refused,
@@ -116,8 +121,8 @@ def _rebuilt(message: str, code: StatusCode, found: dict[str, Message]) -> Specs
     assert isinstance(info, details.ErrorInfo)
     kind = _NAMES.get(info.reason) if info.domain == DOMAIN else None
     kind = kind or _CLASSES.get(code, Unavailable)
-    if kind is InvalidRequest:
-        return InvalidRequest(message, _field(found[details.BadRequest.DESCRIPTOR.full_name]))
+    if issubclass(kind, InvalidRequest):
+        return kind(message, _field(found[details.BadRequest.DESCRIPTOR.full_name]))
     if kind is Overloaded:
         return Overloaded(message, _delay(found[details.RetryInfo.DESCRIPTOR.full_name]))
     if kind is PlanError:

@@ -16,16 +16,17 @@ from grpc.aio import AioRpcError, StreamStreamCall
 
 from specsot.errors import SpecsotError, Unavailable, WireError
 from specsot.links import Inbox, Lost
-from specsot.members import Beat, Registration
+from specsot.members import MASTER, Beat, Registration
 from specsot.rpc.dial import PATIENCE, reach
 from specsot.rpc.outbox import Outbox
 from specsot.rpc.pulse import Pulse, Watch
 from specsot.rpc.statuses import error_of
 from specsot.rpc.tls import PLAIN, Tls
+from specsot.tasks import start
 from specsot.v1 import fleet_pb2
 from specsot.wire.fleet import Upward, decode_downward, encode_upward
 
-MASTER = "master"
+OF_OLD = Pulse(2.0, 20.0)  # of a master that does not say how often it beats
 FAREWELL = 2.0  # seconds a closing uplink has to deliver what is still in it
 
 _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
@@ -34,15 +35,24 @@ _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
 async def join(
     address: str, registration: Registration, inbox: Inbox, pulse: Pulse | None = None, tls: Tls = PLAIN
 ) -> Uplink:
-    """Register at the master. Raises Refused (we do not belong there), Unavailable (nobody there)."""
+    """Register at the master. Raises Refused (we do not belong there), Unavailable (nobody there).
+
+    pulse: None: as the master says.
+    """
     channel = await reach(address, tls=tls, name=MASTER)
     try:
         measured = replace(registration, rtt=await _round_trip(channel))
-        call = await _register(channel, measured, address)
+        call, joined = await _register(channel, measured, address)
     except BaseException:
         await channel.close()
         raise
-    return Uplink(channel, call, inbox, pulse or Pulse())
+    return Uplink(channel, call, inbox, pulse or _pulse(joined))
+
+
+def _pulse(joined: fleet_pb2.Joined) -> Pulse:
+    if not (joined.heartbeat > 0 and joined.silence > 0):
+        return OF_OLD
+    return Pulse(joined.heartbeat, joined.silence).of_master
 
 
 async def _round_trip(channel: grpc.aio.Channel) -> float | None:
@@ -63,7 +73,9 @@ async def _round_trip(channel: grpc.aio.Channel) -> float | None:
     return taken
 
 
-async def _register(channel: grpc.aio.Channel, registration: Registration, address: str) -> _Call:
+async def _register(
+    channel: grpc.aio.Channel, registration: Registration, address: str
+) -> tuple[_Call, fleet_pb2.Joined]:
     method = channel.stream_stream(
         "/specsot.v1.Fleet/Join", response_deserializer=fleet_pb2.JoinResponse.FromString
     )
@@ -80,18 +92,18 @@ async def _register(channel: grpc.aio.Channel, registration: Registration, addre
         raise error_of(failure) from None
     if not isinstance(response, fleet_pb2.JoinResponse) or not response.HasField("joined"):
         raise WireError(f"the master at {address} did not begin with joined")
-    return call
+    return call, response.joined
 
 
 class Uplink:
     """The member's end of the stream. `send` takes Ready, Broken, Leaving, Beat and Result."""
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Pulse) -> None:
-        self._channel, self._call, self._inbox, self._pulse = channel, call, inbox, pulse
+        self._channel, self._call, self._inbox, self.pulse = channel, call, inbox, pulse
         self._outbox: Outbox[bytes] = Outbox()
         self._closing = False
         self._watch = Watch(pulse.silence, self._silent)
-        self._tasks = [asyncio.create_task(work()) for work in (self._write, self._read)]
+        self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
         data = encode_upward(message).SerializeToString()
@@ -110,7 +122,7 @@ class Uplink:
     async def _write(self) -> None:
         with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
             beat = encode_upward(Beat()).SerializeToString()
-            await self._outbox.write_all(self._call.write, beat, self._pulse.every)
+            await self._outbox.write_all(self._call.write, beat, self.pulse.every)
             await self._call.done_writing()
 
     async def _read(self) -> None:
@@ -132,15 +144,18 @@ class Uplink:
         finally:
             self._lose(reason)
 
+    def _fail(self, error: BaseException) -> None:
+        self._lose(f"{type(error).__name__} on the way")
+
     def _silent(self) -> None:
-        self._lose(f"silent for {self._pulse.silence:g} s")
+        self._lose(f"silent for {self.pulse.silence:g} s")
 
     def _lose(self, reason: str) -> None:
         if self._closing or self._outbox.lost is not None:
             return
         self._outbox.lose(f"lost the master: {reason}")
         self._inbox.put(MASTER, Lost(MASTER, reason))
-        self._farewell = asyncio.create_task(self._hang_up())
+        self._farewell = start(self._hang_up())
 
     async def _hang_up(self) -> None:
         self._watch.stop()

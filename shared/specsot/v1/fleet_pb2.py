@@ -26,55 +26,57 @@ from specsot.v1 import ring_pb2 as specsot_dot_v1_dot_ring__pb2
 from specsot.v1 import values_pb2 as specsot_dot_v1_dot_values__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specsot/v1/fleet.proto\x12\nspecsot.v1\x1a\x15specsot/v1/ring.proto\x1a\x17specsot/v1/values.proto\"\x80\x02\n\x0bJoinRequest\x12,\n\x08register\x18\x01 \x01(\x0b\x32\x18.specsot.v1.RegistrationH\x00\x12\"\n\x05ready\x18\x02 \x01(\x0b\x32\x11.specsot.v1.ReadyH\x00\x12$\n\x06\x62roken\x18\x03 \x01(\x0b\x32\x12.specsot.v1.BrokenH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.specsot.v1.LeavingH\x00\x12 \n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12$\n\x06result\x18\x06 \x01(\x0b\x32\x12.specsot.v1.ResultH\x00\x42\t\n\x07message\"\xf6\x02\n\x0cJoinResponse\x12$\n\x06joined\x18\x01 \x01(\x0b\x32\x12.specsot.v1.JoinedH\x00\x12.\n\tconfigure\x18\x02 \x01(\x0b\x32\x19.specsot.v1.ConfigurationH\x00\x12&\n\x07\x64isband\x18\x03 \x01(\x0b\x32\x13.specsot.v1.DisbandH\x00\x12 \n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12 \n\x04open\x18\x05 \x01(\x0b\x32\x10.specsot.v1.OpenH\x00\x12\"\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x11.specsot.v1.CloseH\x00\x12\"\n\x05lease\x18\x07 \x01(\x0b\x32\x11.specsot.v1.LeaseH\x00\x12\'\n\x08stand_by\x18\x08 \x01(\x0b\x32\x13.specsot.v1.StandByH\x00\x12(\n\x08rejoined\x18\t \x01(\x0b\x32\x14.specsot.v1.RejoinedH\x00\x42\t\n\x07message\"\xb3\x04\n\x0cRegistration\x12\x1e\n\x04kind\x18\x01 \x01(\x0e\x32\x10.specsot.v1.Kind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x11\n\trow_bytes\x18\x08 \x01(\x04\x12\"\n\x06layers\x18\t \x01(\x0b\x32\x12.specsot.v1.Layers\x12\x1f\n\x05\x63urve\x18\n \x03(\x0b\x32\x10.specsot.v1.Cost\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12\x10\n\x08protocol\x18\x0c \x01(\r\x12%\n\x08\x64rafters\x18\r \x03(\x0e\x32\x13.specsot.v1.Drafter\x12$\n\x05shape\x18\x0e \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x0c\n\x04host\x18\x0f \x01(\t\x12\x0c\n\x04gpus\x18\x10 \x03(\t\x12\x13\n\x06memory\x18\x11 \x01(\x04H\x00\x88\x01\x01\x12(\n\x07weights\x18\x12 \x01(\x0b\x32\x17.specsot.v1.WeightBytes\x12\x10\n\x03rtt\x18\x13 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x62\x65gan\x18\x14 \x01(\x04\x12\x14\n\x0cnumber_bytes\x18\x15 \x01(\r\x12\x14\n\x0cquantization\x18\x16 \x01(\tB\t\n\x07_memoryB\x06\n\x04_rtt\"9\n\x0bWeightBytes\x12\r\n\x05layer\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\"\x1a\n\x06Joined\x12\x10\n\x08protocol\x18\x01 \x01(\r\"\x16\n\x05Ready\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\'\n\x06\x42roken\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x07StandBy\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"*\n\x08Rejoined\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x19\n\x07Leaving\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x06\n\x04\x42\x65\x61t\"J\n\x05Stage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x06layers\x18\x03 \x01(\x0b\x32\x12.specsot.v1.Layers\"G\n\tTreeShape\x12\r\n\x05\x64\x65pth\x18\x01 \x01(\r\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\r\n\x05\x66ixed\x18\x04 \x01(\x08\"\xce\x03\n\rConfiguration\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03you\x18\x02 \x01(\t\x12!\n\x06stages\x18\x03 \x03(\x0b\x32\x11.specsot.v1.Stage\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x11\n\tpage_rows\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r\x12\x0e\n\x06\x66light\x18\x08 \x01(\r\x12\"\n\x06layout\x18\t \x01(\x0e\x32\x12.specsot.v1.Layout\x12\x14\n\x07\x64rafter\x18\n \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12$\n\x05shape\x18\x0c \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x15\n\rdraft_timeout\x18\r \x01(\x01\x12\x1f\n\x05\x63urve\x18\x0e \x03(\x0b\x32\x10.specsot.v1.Cost\x12(\n\ttransport\x18\x0f \x01(\x0e\x32\x15.specsot.v1.Transport\x12\'\n\tcomm_mode\x18\x10 \x01(\x0e\x32\x14.specsot.v1.CommMode\x12\x10\n\x03gpu\x18\x11 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_drafterB\x06\n\x04_gpu\"(\n\x07\x44isband\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x04Open\x12$\n\x07opening\x18\x01 \x01(\x0b\x32\x13.specsot.v1.Opening\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\r\n\x05lease\x18\x03 \x01(\r\"\x19\n\x05\x43lose\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"+\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r*G\n\x06Layout\x12\x16\n\x12LAYOUT_UNSPECIFIED\x10\x00\x12\x11\n\rLAYOUT_PACKED\x10\x01\x12\x12\n\x0eLAYOUT_BATCHED\x10\x02*c\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRANSPORT_GRPC\x10\x01\x12\x11\n\rTRANSPORT_ZMQ\x10\x02\x12\x14\n\x10TRANSPORT_DIRECT\x10\x03*L\n\x08\x43ommMode\x12\x19\n\x15\x43OMM_MODE_UNSPECIFIED\x10\x00\x12\x11\n\rCOMM_MODE_P2P\x10\x01\x12\x12\n\x0e\x43OMM_MODE_RING\x10\x02\x32\x46\n\x05\x46leet\x12=\n\x04Join\x12\x17.specsot.v1.JoinRequest\x1a\x18.specsot.v1.JoinResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specsot/v1/fleet.proto\x12\nspecsot.v1\x1a\x15specsot/v1/ring.proto\x1a\x17specsot/v1/values.proto\"\xaa\x02\n\x0bJoinRequest\x12,\n\x08register\x18\x01 \x01(\x0b\x32\x18.specsot.v1.RegistrationH\x00\x12\"\n\x05ready\x18\x02 \x01(\x0b\x32\x11.specsot.v1.ReadyH\x00\x12$\n\x06\x62roken\x18\x03 \x01(\x0b\x32\x12.specsot.v1.BrokenH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.specsot.v1.LeavingH\x00\x12 \n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12$\n\x06result\x18\x06 \x01(\x0b\x32\x12.specsot.v1.ResultH\x00\x12(\n\x08progress\x18\x07 \x01(\x0b\x32\x14.specsot.v1.ProgressH\x00\x42\t\n\x07message\"\x9e\x03\n\x0cJoinResponse\x12$\n\x06joined\x18\x01 \x01(\x0b\x32\x12.specsot.v1.JoinedH\x00\x12.\n\tconfigure\x18\x02 \x01(\x0b\x32\x19.specsot.v1.ConfigurationH\x00\x12&\n\x07\x64isband\x18\x03 \x01(\x0b\x32\x13.specsot.v1.DisbandH\x00\x12 \n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x10.specsot.v1.BeatH\x00\x12 \n\x04open\x18\x05 \x01(\x0b\x32\x10.specsot.v1.OpenH\x00\x12\"\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x11.specsot.v1.CloseH\x00\x12\"\n\x05lease\x18\x07 \x01(\x0b\x32\x11.specsot.v1.LeaseH\x00\x12\'\n\x08stand_by\x18\x08 \x01(\x0b\x32\x13.specsot.v1.StandByH\x00\x12(\n\x08rejoined\x18\t \x01(\x0b\x32\x14.specsot.v1.RejoinedH\x00\x12&\n\x07leaving\x18\n \x01(\x0b\x32\x13.specsot.v1.LeavingH\x00\x42\t\n\x07message\"\xc2\x04\n\x0cRegistration\x12\x1e\n\x04kind\x18\x01 \x01(\x0e\x32\x10.specsot.v1.Kind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cmodel_layers\x18\x05 \x01(\r\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\x10\n\x08kv_bytes\x18\x07 \x01(\x04\x12\x11\n\trow_bytes\x18\x08 \x01(\x04\x12\"\n\x06layers\x18\t \x01(\x0b\x32\x12.specsot.v1.Layers\x12\x1f\n\x05\x63urve\x18\n \x03(\x0b\x32\x10.specsot.v1.Cost\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12\x10\n\x08protocol\x18\x0c \x01(\r\x12%\n\x08\x64rafters\x18\r \x03(\x0e\x32\x13.specsot.v1.Drafter\x12$\n\x05shape\x18\x0e \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x0c\n\x04host\x18\x0f \x01(\t\x12\x0c\n\x04gpus\x18\x10 \x03(\t\x12\x13\n\x06memory\x18\x11 \x01(\x04H\x00\x88\x01\x01\x12(\n\x07weights\x18\x12 \x01(\x0b\x32\x17.specsot.v1.WeightBytes\x12\x10\n\x03rtt\x18\x13 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x62\x65gan\x18\x14 \x01(\x04\x12\x14\n\x0cnumber_bytes\x18\x15 \x01(\r\x12\x14\n\x0cquantization\x18\x16 \x01(\t\x12\r\n\x05\x65poch\x18\x17 \x01(\x04\x42\t\n\x07_memoryB\x06\n\x04_rtt\"9\n\x0bWeightBytes\x12\r\n\x05layer\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\">\n\x06Joined\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\theartbeat\x18\x02 \x01(\x01\x12\x0f\n\x07silence\x18\x03 \x01(\x01\"\x16\n\x05Ready\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"6\n\x08Progress\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\"\'\n\x06\x42roken\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x07StandBy\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"*\n\x08Rejoined\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x19\n\x07Leaving\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x06\n\x04\x42\x65\x61t\"J\n\x05Stage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\"\n\x06layers\x18\x03 \x01(\x0b\x32\x12.specsot.v1.Layers\"G\n\tTreeShape\x12\r\n\x05\x64\x65pth\x18\x01 \x01(\r\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\r\n\x05\x66ixed\x18\x04 \x01(\x08\"\xce\x03\n\rConfiguration\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03you\x18\x02 \x01(\t\x12!\n\x06stages\x18\x03 \x03(\x0b\x32\x11.specsot.v1.Stage\x12\r\n\x05pages\x18\x04 \x01(\r\x12\x11\n\tpage_rows\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r\x12\x0e\n\x06\x66light\x18\x08 \x01(\r\x12\"\n\x06layout\x18\t \x01(\x0e\x32\x12.specsot.v1.Layout\x12\x14\n\x07\x64rafter\x18\n \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x04head\x18\x0b \x01(\x0b\x32\x10.specsot.v1.Head\x12$\n\x05shape\x18\x0c \x01(\x0b\x32\x15.specsot.v1.TreeShape\x12\x15\n\rdraft_timeout\x18\r \x01(\x01\x12\x1f\n\x05\x63urve\x18\x0e \x03(\x0b\x32\x10.specsot.v1.Cost\x12(\n\ttransport\x18\x0f \x01(\x0e\x32\x15.specsot.v1.Transport\x12\'\n\tcomm_mode\x18\x10 \x01(\x0e\x32\x14.specsot.v1.CommMode\x12\x10\n\x03gpu\x18\x11 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_drafterB\x06\n\x04_gpu\"(\n\x07\x44isband\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x04Open\x12$\n\x07opening\x18\x01 \x01(\x0b\x32\x13.specsot.v1.Opening\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\r\n\x05lease\x18\x03 \x01(\r\"\x19\n\x05\x43lose\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"+\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r*G\n\x06Layout\x12\x16\n\x12LAYOUT_UNSPECIFIED\x10\x00\x12\x11\n\rLAYOUT_PACKED\x10\x01\x12\x12\n\x0eLAYOUT_BATCHED\x10\x02*c\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRANSPORT_GRPC\x10\x01\x12\x11\n\rTRANSPORT_ZMQ\x10\x02\x12\x14\n\x10TRANSPORT_DIRECT\x10\x03*L\n\x08\x43ommMode\x12\x19\n\x15\x43OMM_MODE_UNSPECIFIED\x10\x00\x12\x11\n\rCOMM_MODE_P2P\x10\x01\x12\x12\n\x0e\x43OMM_MODE_RING\x10\x02\x32\x46\n\x05\x46leet\x12=\n\x04Join\x12\x17.specsot.v1.JoinRequest\x1a\x18.specsot.v1.JoinResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specsot.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LAYOUT']._serialized_start=2350
-  _globals['_LAYOUT']._serialized_end=2421
-  _globals['_TRANSPORT']._serialized_start=2423
-  _globals['_TRANSPORT']._serialized_end=2522
-  _globals['_COMMMODE']._serialized_start=2524
-  _globals['_COMMMODE']._serialized_end=2600
+  _globals['_LAYOUT']._serialized_start=2539
+  _globals['_LAYOUT']._serialized_end=2610
+  _globals['_TRANSPORT']._serialized_start=2612
+  _globals['_TRANSPORT']._serialized_end=2711
+  _globals['_COMMMODE']._serialized_start=2713
+  _globals['_COMMMODE']._serialized_end=2789
   _globals['_JOINREQUEST']._serialized_start=87
-  _globals['_JOINREQUEST']._serialized_end=343
-  _globals['_JOINRESPONSE']._serialized_start=346
-  _globals['_JOINRESPONSE']._serialized_end=720
-  _globals['_REGISTRATION']._serialized_start=723
-  _globals['_REGISTRATION']._serialized_end=1286
-  _globals['_WEIGHTBYTES']._serialized_start=1288
-  _globals['_WEIGHTBYTES']._serialized_end=1345
-  _globals['_JOINED']._serialized_start=1347
-  _globals['_JOINED']._serialized_end=1373
-  _globals['_READY']._serialized_start=1375
-  _globals['_READY']._serialized_end=1397
-  _globals['_BROKEN']._serialized_start=1399
-  _globals['_BROKEN']._serialized_end=1438
-  _globals['_STANDBY']._serialized_start=1440
-  _globals['_STANDBY']._serialized_end=1464
-  _globals['_REJOINED']._serialized_start=1466
-  _globals['_REJOINED']._serialized_end=1508
-  _globals['_LEAVING']._serialized_start=1510
-  _globals['_LEAVING']._serialized_end=1535
-  _globals['_BEAT']._serialized_start=1537
-  _globals['_BEAT']._serialized_end=1543
-  _globals['_STAGE']._serialized_start=1545
-  _globals['_STAGE']._serialized_end=1619
-  _globals['_TREESHAPE']._serialized_start=1621
-  _globals['_TREESHAPE']._serialized_end=1692
-  _globals['_CONFIGURATION']._serialized_start=1695
-  _globals['_CONFIGURATION']._serialized_end=2157
-  _globals['_DISBAND']._serialized_start=2159
-  _globals['_DISBAND']._serialized_end=2199
-  _globals['_OPEN']._serialized_start=2201
-  _globals['_OPEN']._serialized_end=2276
-  _globals['_CLOSE']._serialized_start=2278
-  _globals['_CLOSE']._serialized_end=2303
-  _globals['_LEASE']._serialized_start=2305
-  _globals['_LEASE']._serialized_end=2348
-  _globals['_FLEET']._serialized_start=2602
-  _globals['_FLEET']._serialized_end=2672
+  _globals['_JOINREQUEST']._serialized_end=385
+  _globals['_JOINRESPONSE']._serialized_start=388
+  _globals['_JOINRESPONSE']._serialized_end=802
+  _globals['_REGISTRATION']._serialized_start=805
+  _globals['_REGISTRATION']._serialized_end=1383
+  _globals['_WEIGHTBYTES']._serialized_start=1385
+  _globals['_WEIGHTBYTES']._serialized_end=1442
+  _globals['_JOINED']._serialized_start=1444
+  _globals['_JOINED']._serialized_end=1506
+  _globals['_READY']._serialized_start=1508
+  _globals['_READY']._serialized_end=1530
+  _globals['_PROGRESS']._serialized_start=1532
+  _globals['_PROGRESS']._serialized_end=1586
+  _globals['_BROKEN']._serialized_start=1588
+  _globals['_BROKEN']._serialized_end=1627
+  _globals['_STANDBY']._serialized_start=1629
+  _globals['_STANDBY']._serialized_end=1653
+  _globals['_REJOINED']._serialized_start=1655
+  _globals['_REJOINED']._serialized_end=1697
+  _globals['_LEAVING']._serialized_start=1699
+  _globals['_LEAVING']._serialized_end=1724
+  _globals['_BEAT']._serialized_start=1726
+  _globals['_BEAT']._serialized_end=1732
+  _globals['_STAGE']._serialized_start=1734
+  _globals['_STAGE']._serialized_end=1808
+  _globals['_TREESHAPE']._serialized_start=1810
+  _globals['_TREESHAPE']._serialized_end=1881
+  _globals['_CONFIGURATION']._serialized_start=1884
+  _globals['_CONFIGURATION']._serialized_end=2346
+  _globals['_DISBAND']._serialized_start=2348
+  _globals['_DISBAND']._serialized_end=2388
+  _globals['_OPEN']._serialized_start=2390
+  _globals['_OPEN']._serialized_end=2465
+  _globals['_CLOSE']._serialized_start=2467
+  _globals['_CLOSE']._serialized_end=2492
+  _globals['_LEASE']._serialized_start=2494
+  _globals['_LEASE']._serialized_end=2537
+  _globals['_FLEET']._serialized_start=2791
+  _globals['_FLEET']._serialized_end=2861
 # @@protoc_insertion_point(module_scope)

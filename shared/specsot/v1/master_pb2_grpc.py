@@ -71,7 +71,7 @@ class MasterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """End a request of anybody who knows its id.
+        """End a request: of whoever knows its id, or, where tokens are asked for, one that the same token opened.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -133,6 +133,8 @@ def encode_statistics(figures: Statistics) -> master_pb2.Statistics:
         mean_accepted=figures.mean_accepted,
         branches=figures.branches,
         cached_tokens=figures.cached_tokens,
+        plan_tokens=figures.plan_tokens,
+        heading_tokens=figures.heading_tokens,
         phases=figures.phases,
     )
 
@@ -150,6 +152,8 @@ def decode_statistics(message: master_pb2.Statistics) -> Statistics:
         mean_accepted=message.mean_accepted,
         branches=message.branches,
         cached_tokens=message.cached_tokens,
+        plan_tokens=message.plan_tokens,
+        heading_tokens=message.heading_tokens,
         phases=dict(few(message.phases, "phases")),
     )
 

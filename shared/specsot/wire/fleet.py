@@ -16,6 +16,7 @@ from specsot.members import (
     Configuration,
     Disband,
     Leaving,
+    Progress,
     Ready,
     Registration,
     Rejoined,
@@ -40,8 +41,8 @@ from specsot.wire.values import (
     encode_result,
 )
 
-Upward = Registration | Ready | Broken | Leaving | Beat | Result
-Downward = Configuration | Disband | StandBy | Rejoined | Beat | Open | Close | Lease
+Upward = Registration | Ready | Progress | Broken | Leaving | Beat | Result
+Downward = Configuration | Disband | StandBy | Rejoined | Leaving | Beat | Open | Close | Lease
 
 
 def encode_upward(message: Upward) -> fleet_pb2.JoinRequest:
@@ -53,6 +54,9 @@ def encode_upward(message: Upward) -> fleet_pb2.JoinRequest:
             return fleet_pb2.JoinRequest(beat=fleet_pb2.Beat())
         case Ready():
             return fleet_pb2.JoinRequest(ready=fleet_pb2.Ready(epoch=message.epoch))
+        case Progress(epoch, done, total):
+            progress = fleet_pb2.Progress(epoch=epoch, done=done, total=total)
+            return fleet_pb2.JoinRequest(progress=progress)
         case Broken():
             broken = fleet_pb2.Broken(epoch=message.epoch, reason=message.reason)
             return fleet_pb2.JoinRequest(broken=broken)
@@ -82,6 +86,8 @@ def encode_downward(message: Downward) -> fleet_pb2.JoinResponse:
             return fleet_pb2.JoinResponse(disband=disband)
         case StandBy():
             return fleet_pb2.JoinResponse(stand_by=fleet_pb2.StandBy(epoch=message.epoch))
+        case Leaving(reason):
+            return fleet_pb2.JoinResponse(leaving=fleet_pb2.Leaving(reason=reason))
         case Rejoined(epoch, address):
             return fleet_pb2.JoinResponse(rejoined=fleet_pb2.Rejoined(epoch=epoch, address=address))
         case _:
@@ -91,6 +97,7 @@ def encode_downward(message: Downward) -> fleet_pb2.JoinResponse:
 _UPWARD: dict[str, Callable[[Any], Upward]] = {
     "register": decode_registration,
     "ready": lambda message: Ready(message.epoch),
+    "progress": lambda message: Progress(message.epoch, message.done, message.total),
     "broken": lambda message: Broken(message.epoch, message.reason),
     "leaving": lambda message: Leaving(message.reason),
     "beat": lambda message: Beat(),
@@ -101,6 +108,7 @@ _DOWNWARD: dict[str, Callable[[Any], Downward]] = {
     "disband": lambda message: Disband(message.epoch, message.reason),
     "stand_by": lambda message: StandBy(message.epoch),
     "rejoined": lambda message: Rejoined(message.epoch, named(message.address, "a member's address")),
+    "leaving": lambda message: Leaving(message.reason),
     "beat": lambda message: Beat(),
     "open": decode_open,
     "close": decode_close,

@@ -98,6 +98,7 @@ def encode_registration(registration: Registration) -> fleet_pb2.Registration:
         began=registration.began,
         number_bytes=registration.number_bytes,
         quantization=registration.quantization,
+        epoch=registration.epoch,
     )
 
 
@@ -125,7 +126,14 @@ def decode_registration(message: fleet_pb2.Registration) -> Registration:
         began=message.began,
         number_bytes=message.number_bytes,
         quantization=message.quantization,
+        epoch=_told(message.epoch),
     )
+
+
+def _told(epoch: int) -> int:
+    """There is room for newer ones: they are milliseconds since 1970."""
+    require(epoch < 1 << 62, f"epoch {epoch} is too large")
+    return epoch
 
 
 def encode_weights(weights: WeightBytes | None) -> fleet_pb2.WeightBytes | None:

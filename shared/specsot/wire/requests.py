@@ -12,7 +12,17 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message as Proto
 
 from specsot.errors import InvalidRequest
-from specsot.params import MAX_MESSAGES, Ask, Limits, Message, Mode
+from specsot.params import (
+    MAX_MESSAGES,
+    MAX_STOPS,
+    MAX_TOKENS,
+    MAX_TOOLS,
+    Ask,
+    Limits,
+    Message,
+    Mode,
+    check_length,
+)
 from specsot.v1 import master_pb2
 from specsot.wire.forms import decode_form, encode_form
 from specsot.wire.values import (
@@ -68,8 +78,12 @@ def encode_ask(ask: Ask, request_id: str = "") -> master_pb2.GenerateRequest:
     )
 
 
-def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
-    """Unset fields have the defaults of specsot.params. Raises InvalidRequest with the field's name."""
+def decode_ask(request: master_pb2.GenerateRequest, positions: int = MAX_TOKENS + 1) -> Ask:
+    """Unset fields have the defaults of specsot.params. Raises InvalidRequest with the field's name.
+
+    positions: the model's context; what cannot fit it is refused before it is read.
+    """
+    _check_sizes(request, positions)
     return Ask(
         prompt=request.prompt if request.HasField("prompt") else None,
         messages=decode_messages(request.messages),
@@ -88,10 +102,17 @@ def decode_ask(request: master_pb2.GenerateRequest) -> Ask:
     )
 
 
+def _check_sizes(request: master_pb2.GenerateRequest, positions: int) -> None:
+    """Parts of a message that take a byte or two each, by their number. Raises InvalidRequest."""
+    reach = MAX_TOKENS if request.HasField("window") else positions
+    completion = request.limits.max_new_tokens or Limits().max_new_tokens
+    check_length(reach, len(request.tokens), len(request.prompt), completion)
+    for name, most in (("messages", MAX_MESSAGES), ("stop", MAX_STOPS), ("tools", MAX_TOOLS)):
+        if (count := len(getattr(request, name))) > most:
+            raise InvalidRequest(f"{name} must be at most {most}, got {count}", name)
+
+
 def decode_messages(messages: Sequence[master_pb2.Message]) -> tuple[Message, ...]:
-    """Empty ones take two bytes each, so their number is looked at before they are."""
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest(f"messages must be at most {MAX_MESSAGES}, got {len(messages)}", "messages")
     return tuple(Message(message.role, message.content) for message in messages)
 
 

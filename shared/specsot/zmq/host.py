@@ -21,6 +21,7 @@ from specsot.rpc.dial import PATIENCE
 from specsot.rpc.meeting import Place
 from specsot.rpc.peers import Ear, Peer
 from specsot.rpc.serve import reason, split_address
+from specsot.tasks import start
 from specsot.v1 import ring_pb2
 from specsot.wire.checks import parse
 from specsot.zmq.sockets import Events, Keys, Socket, Sockets, checked_key, in_words
@@ -58,7 +59,7 @@ class ZmqHost:
             events.close()
             self._sockets.forget(name)
             raise Unavailable(f"cannot listen at {endpoint}: {in_words(error)}") from None
-        link = asyncio.create_task(self._attend(name, socket, events, Ear(peer, self._inbox)))
+        link = start(self._attend(name, socket, events, Ear(peer, self._inbox)))
         self._links.add(link)
         link.add_done_callback(self._links.discard)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)

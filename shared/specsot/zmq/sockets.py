@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from specsot.errors import WireError
 from specsot.rpc.options import HANDSHAKE, RING_BYTES, Keepalive
+from specsot.tasks import start
 
 Socket = zmq.asyncio.Socket
 
@@ -145,7 +146,7 @@ class Events:
         self.up, self.down = asyncio.Event(), asyncio.Event()
         self._ended: set[int] = set()
         monitor = socket.get_monitor_socket(FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED)
-        self._following = asyncio.create_task(self._follow(monitor))
+        self._following = start(self._follow(monitor), lambda _: self.down.set())
 
     def only(self, descriptor: int) -> None:
         """The file descriptor of the connection that counts."""

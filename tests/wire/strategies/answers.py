@@ -30,6 +30,8 @@ figures = st.builds(
     mean_accepted=seconds,
     branches=small,
     cached_tokens=small,
+    plan_tokens=small,
+    heading_tokens=small,
     phases=st.dictionaries(text, seconds, max_size=3),
 )
 candidates = st.builds(ev.Candidate, small, st.binary(max_size=6), logprobs)

@@ -40,6 +40,7 @@ registrations = st.builds(
     began=big,
     number_bytes=small,
     quantization=st.sampled_from(("", "int8", "int4")),
+    epoch=st.integers(0, (1 << 62) - 1),
 )
 stages = st.builds(members.Stage, name=names, address=names, layers=layers)
 configurations = st.builds(
@@ -65,6 +66,7 @@ configurations = st.builds(
 upward = st.one_of(
     registrations,
     st.builds(members.Ready, big),
+    st.builds(members.Progress, big, small, small),
     st.builds(members.Broken, big, text),
     st.builds(members.Leaving, text),
     st.just(members.Beat()),

@@ -11,21 +11,18 @@ import secrets
 from dataclasses import dataclass
 
 from specsot.errors import InvalidRequest, NotFound, Unavailable
-from specsot.params import Ask
+from specsot.params import LONGEST_TOKEN, Ask
 from specsot.skeleton import Point
 from specsot.tracing import caller, current
 from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan, reach
-from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.live import LONG, LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
 from specsot_master.journal import Kept
-from specsot_master.plan import RequestPlan, rules_of
+from specsot_master.plan import RequestPlan, check_plan, mode_of, rules_of
 from specsot_master.prompts import Conversation, Prompts, messages_of
 
 ROLES = ("system", "user", "assistant", "tool")
-LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
-MAX_STOPS, LONGEST_STOP, MAX_TOOLS, LONGEST_ID = 16, 256, 64, 128
-
-LONG = 16 << 10  # characters; shorter prompts are tokens in a few milliseconds
+LONGEST_STOP, LONGEST_ID = 256, 128
 
 _PROBE = Point(id=1, length=1, title="-")
 
@@ -63,6 +60,7 @@ class Acceptance:
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
         ring = self._ring_to_fit()
         check_words(ask, id, reach(ask, ring))
+        check_plan(ask)
         check_tokens(ask, self._vocabulary)
         check_drafter(ask, ring)
         if ask.head_aware and not self._knows_heads:
@@ -101,16 +99,17 @@ class Acceptance:
             arrival=next(self._arrivals),
             ask=ask,
             seed=seed,
-            plan=RequestPlan(ask, id, seed, self._model, since),
+            plan=RequestPlan(ask, id, seed, self._model, since, self._prompts.size),
             since=since,
             trace=current.get() or caller.get(),
             answer=words.answer,
             conversation=words.conversation,
+            sizes=words.sizes,
         )
 
     def _word(self, ask: Ask) -> Words:
         messages = messages_of(ask)
-        if ask.mode == "direct":
+        if mode_of(ask) == "direct":
             return Words(ask.tokens or self._prompts.chat(messages))
         said = self._prompts.plan(messages, rules_of(ask))
         return Words((), said, _measure(said))
@@ -126,9 +125,8 @@ def begin(ask: Ask, words: Words, ring: RingState) -> Beginning:
 
 def fit(request: LiveRequest, ring: RingState) -> None:
     """The same for a request that met another ring before. Raises InvalidRequest."""
-    said = request.conversation
-    sizes = _measure(said) if said else None
-    request.beginning = begin(request.ask, Words(request.answer, said, sizes), ring)
+    words = Words(request.answer, request.conversation, request.sizes)
+    request.beginning = begin(request.ask, words, ring)
 
 
 def size_of(ask: Ask) -> int:
@@ -147,13 +145,11 @@ def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
             f"{size} characters cannot fit the context",
         ),
         (all(one.role in ROLES for one in ask.messages), "messages", f"roles are {', '.join(ROLES)}"),
-        (len(ask.stop) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} stop strings"),
         (
             all(len(one) <= LONGEST_STOP for one in ask.stop),
             "stop",
             f"at most {LONGEST_STOP} characters",
         ),
-        (len(ask.tools) <= MAX_TOOLS, "tools", f"at most {MAX_TOOLS} tools"),
         (len(id or "") <= LONGEST_ID, "request_id", f"at most {LONGEST_ID} characters"),
     )
     for holds, field, rule in rules:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specsot.errors import InvalidRequest
+from specsot.errors import ContextLengthExceeded, InvalidRequest
 from specsot.pages import Policy, most_held
 from specsot.params import MAX_TOKENS, Ask, Window
 from specsot.skeleton import MAX_TITLE_BYTES
 from specsot_master.conductor.prefixes import Route
 from specsot_master.conductor.ring import RingState
-from specsot_master.plan import skeleton_limit
+from specsot_master.plan import plan_limit, skeleton_limit
 
 WORTH = 32  # tokens; fewer are fed as fast as they are forked
 
@@ -67,7 +67,8 @@ def grant_answer(prompt: int, ask: Ask, ring: RingState) -> int:
 
 def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
     """Pages with which a planned request always gets on, those of its prefix left out: of the skeleton,
-    then of the largest branch there can be (parents' texts and its own share one max_new_tokens).
+    then of the largest branch there can be (the plan, parents' texts and its own share one max_new_tokens;
+    the plan's titles stand there in other words).
 
     Raises InvalidRequest when it can never fit.
     """
@@ -76,7 +77,7 @@ def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
     _check_context(sizes.skeleton, max(skeleton, branch), ask, ring)
     prefix = within(ask.policy, pages_for(sizes.prefix, ring.page_rows), ring)
     first = _check_memory(prefix + own_pages(skeleton, sizes.prefix, ring, ask.policy), ring)
-    plan = ask.limits.max_skeleton_tokens + MAX_TITLE_BYTES
+    plan = plan_limit(ask) + MAX_TITLE_BYTES
     largest = min(branch + plan, reach(ask, ring))
     return max(first, min(prefix + own_pages(largest, sizes.prefix, ring, ask.policy), ring.pages)) - prefix
 
@@ -175,12 +176,7 @@ def reach(ask: Ask, ring: RingState) -> int:
 def _check_context(prompt: int, length: int, ask: Ask, ring: RingState) -> None:
     _check_window(ask.window, ring)
     if length > reach(ask, ring):
-        raise InvalidRequest(
-            f"a prompt of {prompt} tokens with max_new_tokens {ask.limits.max_new_tokens} (and "
-            f"max_skeleton_tokens {ask.limits.max_skeleton_tokens}) needs {length} positions, the model has "
-            f"{reach(ask, ring)}",
-            field="max_new_tokens",
-        )
+        raise ContextLengthExceeded.of(reach(ask, ring), prompt, length - prompt)
 
 
 def _check_window(window: Window | None, ring: RingState) -> None:

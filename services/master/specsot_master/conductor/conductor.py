@@ -11,9 +11,9 @@ from contextlib import aclosing
 
 import structlog
 
-from specsot.errors import NotFound, SpecsotError, Unavailable
+from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable
 from specsot.events import Finished, Numbered
-from specsot.frames import Outcome, Result
+from specsot.frames import End, Open, Order, Outcome, Result
 from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
 from specsot_master.conductor.accepting import Acceptance, fit, require_ring
@@ -21,12 +21,13 @@ from specsot_master.conductor.arrivals import Arrivals, check_time
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
-from specsot_master.conductor.guard import Guard
+from specsot_master.conductor.guard import INTERNAL, Guard
 from specsot_master.conductor.limits import Limits
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.notes import Notes
 from specsot_master.conductor.openings import Openings
 from specsot_master.conductor.outbox import Outbox
+from specsot_master.conductor.quarantine import Quarantine
 from specsot_master.conductor.readers import Readers, check_same
 from specsot_master.conductor.reviving import Revival
 from specsot_master.conductor.ring import ConductorConfig, Ring, RingState
@@ -35,13 +36,11 @@ from specsot_master.conductor.scheduler import Scheduler
 from specsot_master.conductor.sequences import Sequences
 from specsot_master.conductor.sharing import Sharing
 from specsot_master.conductor.trying import Forms
-from specsot_master.journal import Kept, Record
+from specsot_master.journal import Kept
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 log = structlog.get_logger()
-
-MOST_BREAKS = 3  # rings in a row that may break under a request that gets nowhere: it may be the reason
 
 
 class Conductor:
@@ -60,15 +59,18 @@ class Conductor:
     ) -> None:
         """forms, notes, readers: those of a master that has several rings."""
         self._ring, self._clock = ring, clock or LoopClock()
+        self._ended: str | None = None  # why nobody is served any more
         self._text, self._notes = text, notes or Notes()
         self._acceptance = Acceptance(
             ring, prompts, config.model, config.vocabulary, config.heads is not None
         )
-        self._outbox = Outbox(ring.order, self.epoch_ended)
+        self._outbox = Outbox(ring.order, self.epoch_ended, self._spoil)
         self._openings = openings = Openings(text.end_ids, config.heads)
         self._sequences = Sequences(text, openings, self._outbox, config.lease)
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
-        self._roster, self._counts, self._guard = Roster(config), Counts(), Guard(self._fail)
+        self._quarantine = Quarantine()
+        self._roster, self._counts = Roster(config, self._quarantine), Counts()
+        self._guard = Guard(self._fail)
         self._course = Course(
             ring, self._sequences, self._sharing, self._notes, self._counts, self._tell, self._fail
         )
@@ -141,45 +143,57 @@ class Conductor:
         )
 
     async def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
+        self,
+        ask: Ask,
+        request_id: str | None = None,
+        client: str = "",
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """The request's events, numbered from 0, Finished last. Closing the generator cancels it, unless
         it is resumable: then it lives on for a while, and the same call again, or `resume`, reads it.
+
+        client: who shares fairly with others. owner: who alone may come back to it; "": whoever knows its id.
 
         timeout: seconds it may take, waiting included; None: as long as it needs.
         Raises InvalidRequest, NotFound, Overloaded, and Unavailable where there was no ring yet, before the
         first event; Unavailable when the ring breaks and no other comes; TimedOut; PlanError; Cancelled when
         nothing is read for too long.
         """
-        known = self._find(request_id) if request_id else None
-        if known is not None and known.ask.resumable:
+        known = self._find_resumable(request_id, owner)
+        if known is not None:
             request = self._take_up(known, ask, timeout)
         else:
-            request = await self._arrive(ask, request_id, client, timeout)
+            request = await self._arrive(ask, request_id, client, timeout, owner)
         async with aclosing(self._readers.follow(request, 0)) as events:
             async for event in events:
                 yield event
 
     async def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
+        self,
+        request_id: str,
+        offset: int = 0,
+        ask: Ask | None = None,
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """The events from `offset` on of a resumable request that runs, or has ended not long ago.
 
         ask: what the request must have asked for; None: whatever it did. timeout: counts from now.
-        Raises NotFound, InvalidRequest, and whatever ends the request.
+        Raises NotFound (another's, too), InvalidRequest, and whatever ends the request.
         """
-        request = self._find(request_id)
-        if request is None or not request.ask.resumable:
+        request = self._find_resumable(request_id, owner)
+        if request is None:
             raise NotFound(f"no request {brief(request_id)} is kept here")
         self._take_up(request, ask, timeout)
         async with aclosing(self._readers.follow(request, offset)) as events:
             async for event in events:
                 yield event
 
-    def cancel(self, request_id: str) -> bool:
-        """End a request; its client still hears Finished. False when there is no such request."""
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        """End a request; its client still hears Finished. False when there is no such request of theirs."""
         request = self._roster.find(request_id)
-        if request is None:
+        if request is None or not request.is_of(owner):
             return False
         now = self._clock.now()
         self._notes.stopped(request, now)
@@ -192,11 +206,11 @@ class Conductor:
         for one in kept:
             try:
                 request = await self._acceptance.recall(one, self._clock.now() - self._notes.age(one))
-            except SpecsotError as error:
-                log.warning("request lost", request_id=one.id, reason=str(error))
+            except Exception as error:  # whatever is wrong with one of them: the master begins
+                log.warning("request lost", request_id=one.id, reason=str(error), exc_info=error)
                 self._notes.forget(one.id)
             else:
-                self._revive(request, one.records)
+                self._revive(request, one)
         self._scheduler.fill()
 
     def received(self, result: Result) -> None:
@@ -208,7 +222,7 @@ class Conductor:
             self._sharing.heard(outcome)
         for request, outcomes in self._sequences.group(result.outcomes):
             self._guard(request, self._learn, request, outcomes, now)
-        if self._sequences.freed:
+        if self._quarantine.moved() or self._sequences.freed:
             self._scheduler.fill()
 
     def epoch_began(self) -> None:
@@ -218,16 +232,19 @@ class Conductor:
     def epoch_ended(self, reason: str) -> None:
         """The ring broke: every request waits for the next one, where it goes on from its log."""
         self._forget()
+        culprit = self._quarantine.broke(self._roster.suspects)
         for request in self._roster.suspend():
             request.lose()
-            if request.breaks > MOST_BREAKS:
-                self._fail(request, Unavailable(f"{reason}, once more while this request ran"))
+            if request.record is culprit:
+                self._fail(request, Unavailable(f"{reason}; {request.record.told}"))
             else:
                 self._limits.await_ring(request, reason)
 
     def end(self, reason: str) -> None:
-        """Every request ends with Unavailable(reason)."""
+        """Every request ends with Unavailable(reason), those that come from now on too."""
+        self._ended = reason
         self._forget()
+        self._quarantine.clear()
         for request in self._roster.clear():
             log.warning("request failed", **request.named, reason=reason)
             request.feed.end(Unavailable(reason))
@@ -249,7 +266,8 @@ class Conductor:
         live = self._roster.is_live(request)
         self._course.leave(request)
         self._roster.leave(request)
-        if live:
+        self._quarantine.leave(request.record)
+        if self._quarantine.moved() or live:
             self._scheduler.fill()
 
     def renew(self, request: LiveRequest) -> None:
@@ -270,6 +288,8 @@ class Conductor:
     def let_go(self, request: LiveRequest) -> None:
         """Another ring goes on with it; there is nothing of it in this one."""
         self._roster.leave(request)
+        self._quarantine.leave(request.record)
+        self._scheduler.fill()
 
     async def settled(self) -> None:
         """Return once every order decided so far is with the ring."""
@@ -277,12 +297,19 @@ class Conductor:
 
     # --- arrival and departure ---
 
-    async def _arrive(self, ask: Ask, id: str | None, client: str, timeout: float | None) -> LiveRequest:
+    async def _arrive(
+        self, ask: Ask, id: str | None, client: str, timeout: float | None, owner: str
+    ) -> LiveRequest:
         """Once it has been looked into, it waits for its turn."""
+        self._check_open()
         words, left = await self._arrivals.look_into(ask, id, client, timeout)
-        self._roster.check(id)
+        self._check_open()
+        if (known := self._find_resumable(id, owner)) is not None:  # the same call, meanwhile
+            return self._take_up(known, ask, left)
+        self._check_free(id)
         last = self._arrivals.find_room(client)
         request = self._acceptance.prepare(ask, id, client, self._clock.now(), words)
+        request.owner = owner
         if last is not None:
             self._fail(last, self._arrivals.overloaded())
         log.info("request", **request.named, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
@@ -294,10 +321,16 @@ class Conductor:
         self._scheduler.fill()
         return request
 
-    def _revive(self, request: LiveRequest, records: Iterable[Record]) -> None:
+    def _check_open(self) -> None:
+        """Raises Unavailable."""
+        if self._ended is not None:
+            raise Unavailable(self._ended)
+
+    def _revive(self, request: LiveRequest, kept: Kept) -> None:
         """It goes on in the next ring, unless it had ended; its client may come back in either case."""
+        request.owner = kept.owner
         revival = Revival(request, self._text, self._openings)
-        revival.play(records)
+        revival.play(kept)
         log.info("taken up again", **request.named, over=revival.over)
         if revival.over:
             request.feed.end(revival.error)
@@ -307,8 +340,17 @@ class Conductor:
         self._readers.set_aside(request)
         self._limits.await_ring(request, "the master was restarted")
 
+    def _check_free(self, id: str | None) -> None:
+        """Raises InvalidRequest: the id is another's."""
+        if id is not None and self._find(id):
+            raise InvalidRequest(f"request {id} is already running", field="request_id")
+
     def _find(self, id: str) -> LiveRequest | None:
         return self._roster.find(id) or self._readers.find(id)
+
+    def _find_resumable(self, id: str | None, owner: str) -> LiveRequest | None:
+        request = self._find(id) if id else None
+        return request if request and request.ask.resumable and request.is_of(owner) else None
 
     def _take_up(self, request: LiveRequest, ask: Ask | None, timeout: float | None) -> LiveRequest:
         """Somebody reads a known request; the newest caller's deadline counts."""
@@ -336,9 +378,19 @@ class Conductor:
             self._limits.has_ring(request)
             self._guard(request, fit, request, state)
 
+    def _spoil(self, order: Order) -> None:
+        """This one never came to the ring: whose it is cannot go on, and nobody may stand on it."""
+        sequence = order.opening.sequence if isinstance(order, Open) else order.sequence
+        self._sharing.heard(Outcome(sequence, 0, (), (), End.FAILED))
+        for request in self._roster.everybody:
+            own = {one.id for one in request.sequences.values()}
+            if sequence in own or any(one.sequence == sequence for one in request.lineage):
+                self._fail(request, SpecsotError(INTERNAL))
+
     # --- results ---
 
     def _learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
+        self._quarantine.wrote(request.record, sum(len(outcome.tokens) for outcome in outcomes))
         self._course.learn(request, outcomes, now)
         self.renew(request)
 

@@ -46,7 +46,7 @@ class Course:
         request.begun = True
         self._counts.enter(request.prompt_tokens, request.found)
         self._notes.begun(request, now)
-        self.obey(request, request.plan.start(request.prompt_tokens, now, request.found))
+        self.obey(request, request.plan.start(request.asked_tokens, now, request.found))
 
     def go_on(self, request: LiveRequest, reserved_only: bool = False) -> None:
         """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""
@@ -59,9 +59,16 @@ class Course:
             self._sequences.reopen(request, sequence, pages, state)
             self._notes.again(request, sequence.ordinal)
 
-    def add_branch(self, request: LiveRequest, point: Point, reserved_only: bool) -> None:
-        """Open it if its pages are there. reserved_only: from the request's own grant, as others wait."""
+    def add_branch(
+        self, request: LiveRequest, point: Point, reserved_only: bool, made: Callable[[], object]
+    ) -> None:
+        """Open it if its pages are there. reserved_only: from the request's own grant, as others wait.
+
+        made: called later, if its prompt takes a while to make.
+        """
         state, order = require_ring(self._ring), request.plan.preview(point)
+        if not request.has_turn(order, made):
+            return
         turn = request.branch_turn(order)
         check_room(request, turn, order.budget, state)
         pages = pages_of(request, turn, order.budget, state)
@@ -76,7 +83,6 @@ class Course:
         found = ((self._sequences.find(outcome.sequence), outcome) for outcome in outcomes)
         self._notes.heard(request, [(one[1].ordinal, outcome) for one, outcome in found if one], now)
         request.plan.lapped(outcomes, now)
-        request.breaks = 0
         for outcome in outcomes:
             if found := self._sequences.find(outcome.sequence):
                 self._learn_one(request, found[1], outcome, now)

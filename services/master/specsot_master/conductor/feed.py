@@ -10,14 +10,18 @@ import asyncio
 from specsot.errors import Cancelled, InvalidRequest, SpecsotError
 from specsot.events import Numbered
 
+KEPT_EVENTS = 16_384  # of a resumable request: more than 5,000 tokens of text, some megabytes
+
 
 class Feed:
-    """Many pushes, one reader at a time. kept: what was read stays, so that another may read it again."""
+    """Many pushes, one reader at a time. keeps: so many events that were read stay, so that another may read
+    them again.
+    """
 
-    def __init__(self, kept: bool = False) -> None:
-        self._kept = kept
+    def __init__(self, keeps: int = 0) -> None:
+        self.keeps = keeps
         self._events: dict[int, Numbered] = {}
-        self._end = self._next = 0
+        self._first = self._end = self._next = 0
         self._reader: Reader | None = None
         self._news = asyncio.Event()
         self._over = False
@@ -45,6 +49,7 @@ class Feed:
     def push(self, event: Numbered) -> None:
         self._events[self._end] = event
         self._end += 1
+        self._trim()
         self._news.set()
 
     def end(self, error: SpecsotError | None = None) -> None:
@@ -54,7 +59,16 @@ class Feed:
             self._news.set()
 
     def read(self, offset: int = 0) -> Reader:
-        """Read on from `offset`, instead of whoever reads now. Raises InvalidRequest: not that far yet."""
+        """Read on from `offset`, instead of whoever reads now. Raises InvalidRequest (not that far yet, or no
+        longer kept), and what it was ended with before it came that far.
+        """
+        if self._error is not None and offset > self._end:
+            raise self._error
+        if offset < self._first:
+            raise InvalidRequest(
+                f"resume_offset {offset} is too far back: events from {self._first} on are kept",
+                field="resume_offset",
+            )
         if not 0 <= offset <= self._end:
             raise InvalidRequest(
                 f"resume_offset {offset} is ahead: there are {self._end} events", field="resume_offset"
@@ -76,9 +90,9 @@ class Feed:
         if self._reader is not None:
             self._reader.cut(error)
             self._reader = None
-        if not self._kept:
+        if not self.keeps:
             self._events.clear()
-            self._next = self._end
+            self._first = self._next = self._end
 
     async def take(self, reader: Reader) -> Numbered | None:
         """The next event, None at the end. Raises the error it was ended with, or the reader was cut with."""
@@ -91,9 +105,16 @@ class Feed:
             await self._news.wait()
         if reader.error is not None:
             raise reader.error
-        event = self._events[self._next] if self._kept else self._events.pop(self._next)
+        event = self._events[self._next]
         self._next += 1
+        self._trim()
         return event
+
+    def _trim(self) -> None:
+        """What was read goes, the oldest first, as far as it is more than is kept."""
+        while self._first < self._next and len(self._events) > self.keeps:
+            del self._events[self._first]
+            self._first += 1
 
     def wake(self) -> None:
         self._news.set()

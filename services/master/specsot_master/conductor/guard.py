@@ -15,6 +15,8 @@ from specsot_master.conductor.live import LiveRequest
 
 log = structlog.get_logger()
 
+INTERNAL = "internal error; the master's log has the details"
+
 _P = ParamSpec("_P")
 
 
@@ -33,4 +35,4 @@ class Guard:
             self._fail(request, error)
         except Exception:
             log.exception("a request broke the master's rules", **request.named)
-            self._fail(request, SpecsotError("internal error; the master's log has the details"))
+            self._fail(request, SpecsotError(INTERNAL))

@@ -5,6 +5,7 @@ Refuses to decide anything; the plan, the leases and the admission do.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,15 +14,18 @@ from specsot.events import Candidate, TokenLogprobs
 from specsot.frames import Chance, End, Fork, Open
 from specsot.params import Ask
 from specsot.tracing import trace_of
-from specsot_master.conductor.admission import NOTHING, Beginning, own_pages, reach
+from specsot_master.conductor.admission import NOTHING, Beginning, Sizes, own_pages, reach
 from specsot_master.conductor.clock import Alarms
-from specsot_master.conductor.feed import Feed
+from specsot_master.conductor.feed import KEPT_EVENTS, Feed
 from specsot_master.conductor.log import SequenceLog
 from specsot_master.conductor.prefixes import Node, lineage
+from specsot_master.conductor.quarantine import Record
 from specsot_master.conductor.ring import RingState
 from specsot_master.plan import OpenBranch, Piece, RequestPlan
 from specsot_master.prompts import Conversation, Turn
 from specsot_master.text import Detokenizer
+
+LONG = 16 << 10  # characters; shorter texts are tokens in a few milliseconds
 
 
 @dataclass(slots=True)
@@ -81,14 +85,16 @@ class LiveSequence:
 class LiveRequest:
     """A request from arrival to end.
 
+    client: who asks, for fairness. owner: who alone may resume and cancel it; "": whoever knows its id.
     since: when it came, in seconds. trace: its context, as spans and log lines name it.
-    conversation: the turns of a planned request. answer: the prompt of a direct one.
+    conversation: the turns of a planned request; sizes: theirs. answer: the prompt of a direct one.
     beginning: what its prompts begin with, and the pages it must have to enter the ring.
     node: what its sequences are forked from; `shared` tokens of a direct prompt are. found: tokens of its
           prompt that were in the ring before it.
     family: its sequences ride in the same frames.
     deadline: by the conductor's clock.
-    begun: it has been in the ring. breaks: how often its ring broke since it last wrote something.
+    forgotten: nobody can come back to it, and its id may be another's.
+    begun: it has been in the ring. record: of the rings that broke while it was in them.
     """
 
     id: str
@@ -97,9 +103,11 @@ class LiveRequest:
     ask: Ask
     seed: int
     plan: RequestPlan
+    owner: str = ""
     since: float = 0.0
     trace: str | None = None
     conversation: Conversation | None = None
+    sizes: Sizes | None = None
     answer: tuple[int, ...] = ()
     beginning: Beginning = NOTHING
     node: Node | None = None
@@ -108,23 +116,34 @@ class LiveRequest:
     family: int | None = None
     deadline: float | None = None
     begun: bool = False
-    breaks: int = 0
+    forgotten: bool = False
+    record: Record = field(default_factory=Record)
     feed: Feed = field(init=False)
     alarms: Alarms = field(default_factory=Alarms)
     sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
     _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])
+    _making: dict[int, asyncio.Task[Turn]] = field(default_factory=dict[int, "asyncio.Task[Turn]"])
 
     def __post_init__(self) -> None:
-        self.feed = Feed(kept=self.ask.resumable)
+        self.feed = Feed(KEPT_EVENTS if self.ask.resumable else 0)
 
     @property
     def named(self) -> dict[str, str | None]:
         """What every log line about it carries, in whoever's task; never its words."""
         return {"request_id": self.id, "trace_id": trace_of(self.trace)}
 
+    def is_of(self, owner: str) -> bool:
+        return self.owner in ("", owner)
+
     @property
     def prompt_tokens(self) -> int:
+        """Of its first prompt, what it is told to plan included."""
         return len(self.conversation.skeleton.tokens) if self.conversation else len(self.answer)
+
+    @property
+    def asked_tokens(self) -> int:
+        """Of the prompt that a direct answer to the same messages has."""
+        return self.conversation.asked if self.conversation else len(self.answer)
 
     @property
     def first_turn(self) -> Turn:
@@ -132,7 +151,7 @@ class LiveRequest:
         return self.conversation.skeleton if self.conversation else Turn(self.answer, self.shared)
 
     def branch_turn(self, order: OpenBranch) -> Turn:
-        """A branch's prompt. Made once, though a branch may wait for pages many times."""
+        """A branch's prompt, made once though it may wait for pages many times. Raises InvalidRequest."""
         assert self.conversation is not None
         if order.point.id not in self._turns:
             length = min(order.point.length, order.budget)
@@ -140,9 +159,38 @@ class LiveRequest:
             self._turns[order.point.id] = turn
         return self._turns[order.point.id]
 
+    def has_turn(self, order: OpenBranch, made: Callable[[], object]) -> bool:
+        """Whether a branch's prompt is there, or made in no time. If not it is made in a thread, and `made`
+        is called. Raises what making it raised.
+        """
+        id = order.point.id
+        if id in self._turns or self._work(order) < LONG:
+            return True
+        if (task := self._making.get(id)) is None:
+            task = self._making[id] = asyncio.create_task(asyncio.to_thread(self.branch_turn, order))
+            task.add_done_callback(lambda _: made())
+        elif task.done():
+            task.result()
+        return False
+
+    def _work(self, order: OpenBranch) -> int:
+        """Characters to be made tokens."""
+        assert self.conversation is not None
+        return self.conversation.behind + sum(len(text) for _, text in order.parents)
+
     def turn(self, ordinal: int) -> Turn:
         """The prompt of a sequence that was opened."""
         return self._turns.get(ordinal) or self.first_turn
+
+    @property
+    def lineage(self) -> list[Node]:
+        """The beginnings that its sequences stand on."""
+        return list(lineage(self.node)) if self.node else []
+
+    @property
+    def inside(self) -> bool:
+        """Something of it is in the ring."""
+        return any(not sequence.lost for sequence in self.sequences.values())
 
     @property
     def lost(self) -> list[LiveSequence]:
@@ -152,7 +200,6 @@ class LiveRequest:
     def lose(self) -> None:
         """Its epoch is over, with all that was in the ring."""
         self.node, self.family = None, None
-        self.breaks += any(not sequence.lost for sequence in self.sequences.values())
         for sequence in self.sequences.values():
             sequence.lost = True
 
@@ -168,7 +215,7 @@ def drafts(request: LiveRequest, state: RingState) -> bool:
 def check_room(request: LiveRequest, turn: Turn, budget: int, state: RingState) -> None:
     """Raises InvalidRequest when a branch, with the plan before it, can never fit."""
     length = len(turn.tokens) + budget
-    held = sum(node.pages for node in lineage(request.node)) if request.node else 0
+    held = sum(node.pages for node in request.lineage)
     pages = own_pages(length, turn.shared, state, request.ask.policy) + held
     most = reach(request.ask, state)
     if length > most or pages > state.pages:

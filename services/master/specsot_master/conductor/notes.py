@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterable
 from specsot.errors import SpecsotError
 from specsot.frames import Outcome
 from specsot_master.conductor.live import LiveRequest
-from specsot_master.journal import Again, Begun, Branched, Failed, Heard, Journal, Kept, Record, Stopped
+from specsot_master.journal import (
+    Again,
+    Begun,
+    Branched,
+    Failed,
+    Heard,
+    Journal,
+    Kept,
+    Record,
+    Stopped,
+    fingerprint_of,
+)
 
 
 class Notes:
@@ -23,7 +34,11 @@ class Notes:
     def arrived(self, request: LiveRequest, now: float) -> None:
         if self._journal and request.ask.resumable:
             began = self._wall() - (now - request.since)
-            self._journal.begin(Kept(request.id, request.client, request.ask, request.seed, began))
+            wording = fingerprint_of(request.first_turn.tokens)
+            kept = Kept(
+                request.id, request.client, request.ask, request.seed, began, (), request.owner, wording
+            )
+            self._journal.begin(kept)
 
     def age(self, kept: Kept) -> float:
         """Seconds since it came."""
@@ -33,7 +48,8 @@ class Notes:
         self._note(request, Begun(now - request.since, request.found))
 
     def branched(self, request: LiveRequest, point: int) -> None:
-        self._note(request, Branched(point))
+        if self._journal:
+            self._note(request, Branched(point, fingerprint_of(request.turn(point).suffix)))
 
     def heard(self, request: LiveRequest, said: Iterable[tuple[int, Outcome]], now: float) -> None:
         self._note(request, Heard(now - request.since, tuple(said)))

@@ -9,22 +9,34 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+import structlog
+
 from specsot.errors import SpecsotError
 from specsot.frames import Order
+from specsot.tasks import start
+
+log = structlog.get_logger()
 
 
 class Outbox:
-    """`send` delivers one order; `broken` hears why it could not, and the rest is dropped."""
+    """`send` delivers one order; `broken` hears why the ring takes no more, and the rest is dropped. An order
+    that cannot be sent for any other reason is told to `spoiled`, and the rest goes on.
+    """
 
-    def __init__(self, send: Callable[[Order], Awaitable[None]], broken: Callable[[str], None]) -> None:
-        self._send, self._broken = send, broken
+    def __init__(
+        self,
+        send: Callable[[Order], Awaitable[None]],
+        broken: Callable[[str], None],
+        spoiled: Callable[[Order], None],
+    ) -> None:
+        self._send, self._broken, self._spoiled = send, broken, spoiled
         self._orders: deque[Order] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def put(self, order: Order) -> None:
         self._orders.append(order)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._drain())
+            self._task = start(self._drain())
 
     def clear(self) -> None:
         """Forget what was not sent yet."""
@@ -38,10 +50,19 @@ class Outbox:
     async def _drain(self) -> None:
         try:
             while self._orders:
-                await self._send(self._orders.popleft())
+                await self._deliver(self._orders.popleft())
         except SpecsotError as error:
             self._orders.clear()
             self._task = None  # what `broken` may put is sent by a task of its own
             self._broken(str(error))
         else:
             self._task = None
+
+    async def _deliver(self, order: Order) -> None:
+        try:
+            await self._send(order)
+        except SpecsotError:
+            raise
+        except Exception:
+            log.exception("an order could not be sent", order=type(order).__name__)
+            self._spoiled(order)

@@ -6,6 +6,7 @@ over; any other one ends with it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 
 import structlog
@@ -54,6 +55,7 @@ class Readers:
         feed = request.feed
         reader = feed.read(offset)
         request.alarms.clear(LEFT)
+        self._renew(request)  # it may have been paused while nobody read
         try:
             while (event := await reader.next()) is not None:
                 if feed.unread == self._config.unread - 1:  # it may have been paused until now
@@ -70,8 +72,9 @@ class Readers:
             self._watch(request)
 
     def pauses(self, request: LiveRequest) -> bool:
-        """Too much is unread. Nobody waits for a client that is away: what it misses is kept."""
-        return request.feed.listening and request.feed.unread >= self._config.unread
+        """Too much is unread. What a client that is away misses is kept, as far as it can be."""
+        feed = request.feed
+        return feed.unread >= (self._config.unread if feed.listening else max(feed.keeps, 1))
 
     def over(self, request: LiveRequest) -> None:
         """It has ended; its last events may still be unread."""
@@ -81,12 +84,14 @@ class Readers:
         if request.ask.resumable:
             self._shelf[request.id] = request
             while len(self._shelf) > self._config.keep:
-                self._forget(next(iter(self._shelf.values())))
+                self._forget(self._next_to_go())
             if not request.feed.listening:
                 self.set_aside(request)
 
     def set_aside(self, request: LiveRequest) -> None:
         """Nobody reads a resumable request; whoever wants it has this long to come back."""
+        if request.forgotten:
+            return
         request.alarms.set(LEFT, self._clock, self._config.keep_for, lambda: self._let_go(request))
 
     def clear(self) -> None:
@@ -105,8 +110,18 @@ class Readers:
         self._drop(request)
         self._forget(request)
 
+    def _next_to_go(self) -> LiveRequest:
+        """The oldest of the client that has most, so that nobody's answers go for another's."""
+        places = Counter(one.client for one in self._shelf.values())
+        return max(self._shelf.values(), key=lambda one: places[one.client])
+
     def _forget(self, request: LiveRequest) -> None:
-        self._shelf.pop(request.id, None)
+        """Once: from then on its id may be another's."""
+        if request.forgotten:
+            return
+        request.forgotten = True
+        if self._shelf.get(request.id) is request:
+            del self._shelf[request.id]
         self._notes.forget(request.id)
         request.alarms.clear(LEFT)
 

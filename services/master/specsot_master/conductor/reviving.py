@@ -5,20 +5,34 @@ Refuses to know rings: its sequences wait to be opened again, as after a repair.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import structlog
 
 from specsot import errors
-from specsot.errors import SpecsotError
+from specsot.errors import PlanError, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.frames import Outcome
 from specsot.skeleton import PlanRules
 from specsot_master.conductor.live import LiveRequest, LiveSequence
 from specsot_master.conductor.log import SequenceLog
 from specsot_master.conductor.openings import Openings
-from specsot_master.journal import Again, Begun, Branched, Failed, Heard, Record, Stopped
+from specsot_master.journal import (
+    Again,
+    Begun,
+    Branched,
+    Failed,
+    Heard,
+    Kept,
+    Record,
+    Stopped,
+    fingerprint_of,
+)
 from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.prompts import Turn
 from specsot_master.text import Text
+
+log = structlog.get_logger()
 
 
 class Revival:
@@ -32,24 +46,28 @@ class Revival:
     def over(self) -> bool:
         return self.error is not None or self._request.plan.finished
 
-    def play(self, records: Iterable[Record]) -> None:
-        """Nothing follows its end."""
-        for record in records:
-            if self.over:
-                return
-            try:
+    def play(self, kept: Kept) -> None:
+        """Nothing follows its end. What does not play ends it, too."""
+        try:
+            check_wording(kept.wording, self._request.first_turn.tokens)
+            for record in kept.records:
+                if self.over:
+                    return
                 self._take(record)
-            except SpecsotError as error:  # what ended it then ends it now
-                self.error = error
+        except SpecsotError as error:  # what ended it then ends it now
+            self.error = error
+        except Exception:
+            log.exception("request lost", **self._request.named)
+            self.error = Unavailable("what was written down of this request cannot be played again")
 
     def _take(self, record: Record) -> None:
         request = self._request
         match record:
             case Begun(at, found):
                 request.begun, request.found = True, found
-                self._obey(request.plan.start(request.prompt_tokens, request.since + at, found))
-            case Branched(id):
-                self._branch(id)
+                self._obey(request.plan.start(request.asked_tokens, request.since + at, found))
+            case Branched(id, wording):
+                self._branch(id, wording)
             case Heard(at, said):
                 request.plan.lapped((outcome for _, outcome in said), request.since + at)
                 for ordinal, outcome in said:
@@ -61,13 +79,15 @@ class Revival:
             case Stopped(at):
                 self._obey(request.plan.cancel(request.since + at))
             case Failed(name, message):
-                self.error = getattr(errors, name)(message)
+                self.error = _error_of(name, message)
 
-    def _branch(self, id: int) -> None:
+    def _branch(self, id: int, wording: str) -> None:
         plan = self._request.plan
         point = next(one for one in plan.ready() if one.id == id)
         order = plan.preview(point)
-        self._open(id, self._request.branch_turn(order), order.budget)
+        turn = self._request.branch_turn(order)
+        check_wording(wording, turn.suffix)
+        self._open(id, turn, order.budget)
         self._obey(plan.open_branch(point))
 
     def _learn(self, sequence: LiveSequence, outcome: Outcome, now: float) -> None:
@@ -112,3 +132,15 @@ class Revival:
         request.sequences[ordinal] = LiveSequence(
             log, 0, 0, self._text.detokenizer(), self._text.spell, lost=True
         )
+
+
+def check_wording(before: str, tokens: Sequence[int]) -> None:
+    """Raises Unavailable: what was written then answered another prompt. before: "" for unknown."""
+    if before and before != fingerprint_of(tokens):
+        raise Unavailable("the master was restarted, and words its prompts differently now; ask again")
+
+
+def _error_of(name: str, message: str) -> SpecsotError:
+    """As it was told then."""
+    kind = getattr(errors, name, SpecsotError)
+    return PlanError(message, "") if kind is PlanError else kind(message)

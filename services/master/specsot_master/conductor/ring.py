@@ -60,7 +60,7 @@ class ConductorConfig:
     unread: events a client may leave unread before its request pauses. unread_for: seconds for which it
             may read nothing, while there is something to read, before it is dropped.
     keep_for: seconds for which a resumable request is kept without a reader. keep: how many of those
-            that are over.
+            that are over: beyond that the oldest of the client with most of them goes.
     aging:  seconds of waiting that raise a request by one priority, up to the highest that waits.
     retry_after: seconds after which a refused caller may try again, while nothing better is known.
     repair_for: seconds for which requests wait for a new ring when theirs breaks.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specsot.errors import InvalidRequest
 from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.quarantine import Quarantine, Record
 from specsot_master.conductor.ring import ConductorConfig
 from specsot_master.schedule import Claim, displaced, fairest
 
@@ -20,8 +20,8 @@ class Full(Exception):
 class Roster:
     """Requests by id."""
 
-    def __init__(self, config: ConductorConfig) -> None:
-        self._config = config
+    def __init__(self, config: ConductorConfig, quarantine: Quarantine) -> None:
+        self._config, self._quarantine = config, quarantine
         self._waiting: dict[str, LiveRequest] = {}
         self._live: dict[str, LiveRequest] = {}
 
@@ -60,10 +60,11 @@ class Roster:
         """Those in the ring of which not all is there again."""
         return [request for request in self._live.values() if request.lost]
 
-    def check(self, id: str | None) -> None:
-        """Raises InvalidRequest (the id is in use)."""
-        if id is not None and self.find(id):
-            raise InvalidRequest(f"request {id} is already running", field="request_id")
+    @property
+    def suspects(self) -> list[Record]:
+        """Of those in the ring, the newest first: what came last is the likeliest to have broken it."""
+        inside = [request for request in self._live.values() if request.inside]
+        return [one.record for one in sorted(inside, key=lambda one: -one.arrival)]
 
     def make_room(self, client: str) -> LiveRequest | None:
         """Whom a newcomer of this client displaces from a full queue; None while there is room.
@@ -85,12 +86,13 @@ class Roster:
         """The next request that may run; None when nobody waits, or there is no room for whose turn it is.
 
         Strictly in turn: a large request is not passed by smaller ones for ever. Those that ran before their
-        ring broke come first.
+        ring broke come first; those in quarantine are not asked.
         """
         if self.live >= self._config.live:
             return None
-        interrupted = {id: one for id, one in self._waiting.items() if one.begun}
-        claims = self._claims(interrupted or self._waiting, self._admitted(), now)
+        free = {id: one for id, one in self._waiting.items() if self._quarantine.admits(one.record)}
+        interrupted = {id: one for id, one in free.items() if one.begun}
+        claims = self._claims(interrupted or free, self._admitted(), now)
         claim = fairest(claims, self._config.aging)
         request = self._waiting[claim.request] if claim else None
         if request is None or not admit(request):

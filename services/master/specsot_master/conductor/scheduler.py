@@ -87,6 +87,6 @@ class Scheduler:
         while (request := self._roster.next_to_branch(stuck)) is not None:
             before = len(request.sequences)
             point = request.plan.ready()[0]
-            self._guard(request, self._course.add_branch, request, point, self._roster.crowded)
+            self._guard(request, self._course.add_branch, request, point, self._roster.crowded, self.fill)
             if len(request.sequences) == before:
                 stuck.add(request.id)

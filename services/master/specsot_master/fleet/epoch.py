@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from specsot.members import Configuration, Range, Registration, Rejoined, StandBy
+from specsot.members import Configuration, Progress, Range, Registration, Rejoined, StandBy
 from specsot_master.fleet.formation import back_in, form
 from specsot_master.fleet.succession import Stages
 from specsot_master.fleet.wishes import Wishes
@@ -26,6 +26,7 @@ class Epoch:
     failed: set[str] = field(default_factory=set[str])
     _plan: dict[str, Configuration] = field(default_factory=dict[str, Configuration])  # empty after its end
     _ready: set[str] = field(default_factory=set[str])
+    _progress: dict[str, Progress] = field(default_factory=dict[str, Progress])
     _returning: tuple[str, Configuration] | None = None  # the drafter, into the running epoch
 
     def __contains__(self, name: str) -> bool:
@@ -41,6 +42,27 @@ class Epoch:
     def slow(self) -> list[str]:
         """Those who have not said yet that they are ready."""
         return [name for name in self._plan if name not in self._ready]
+
+    @property
+    def behind(self) -> list[str]:
+        """Of the slow ones those who have not done their own part: the others wait for them."""
+        told = [(name, self._progress.get(name)) for name in self.slow]
+        return [name for name, one in told if one is None or one.done < one.total]
+
+    @property
+    def standing(self) -> str:
+        """Of the slow ones, in words."""
+        told = [(name, self._progress.get(name)) for name in self.slow]
+        return ", ".join(
+            f"{name} {f'{one.done} of {one.total}' if one else 'not begun'}" for name, one in told
+        )
+
+    def move(self, name: str, progress: Progress) -> bool:
+        """It has got so far. Whether that is news."""
+        news = name in self._plan and self._progress.get(name) != progress
+        if news:
+            self._progress[name] = progress
+        return news
 
     @property
     def ring(self) -> Configuration | None:
@@ -65,6 +87,7 @@ class Epoch:
         self._plan = form(number, members, stages, wishes)
         self.stages = stages
         self._ready.clear()
+        self._progress.clear()
         spare = [one.name for one in members if one.kind == "worker" and one.name not in self._plan]
         return {**self._plan, **dict.fromkeys(spare, StandBy(number))}
 

@@ -6,13 +6,14 @@ Refuses to know how members come, go and speak, and who should run which layers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import structlog
 
 from specsot.errors import Refused, Unavailable
 from specsot.info import Rebalanced
-from specsot.members import Disband
+from specsot.members import Disband, Progress
+from specsot.rpc.pulse import Watch
 from specsot_master.fleet.epoch import Epoch
 from specsot_master.fleet.pace import pace_of
 from specsot_master.fleet.patience import Patience
@@ -23,19 +24,35 @@ from specsot_master.fleet.wishes import Wishes
 log = structlog.get_logger()
 
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  # seconds before a broken ring is tried again
+BARRIER = 180.0  # seconds in which somebody of those who get ready gets further: loads a layer, or is ready
+
+
+class Numbers:
+    """Of epochs to come: each is larger than all before, and than any that a member has heard of."""
+
+    def __init__(self, after: int = 0) -> None:
+        self._newest = after
+
+    def __next__(self) -> int:
+        self._newest += 1
+        return self._newest
+
+    def pass_over(self, epoch: int) -> None:
+        """A member has heard of this one: of a master whose clock was ahead of ours."""
+        self._newest = max(self._newest, epoch)
 
 
 class Epochs:
     """newest: running or not. complaint: why the last attempt failed; None once one has succeeded.
 
-    numbers: of epochs to come. on_ready(), on_end(reason) and idle() are the fleet's.
+    on_ready(), on_end(reason) and idle() are the fleet's.
     """
 
     def __init__(
         self,
         roll: Roll,
         wishes: Wishes,
-        numbers: Iterator[int],
+        numbers: Numbers,
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         idle: Callable[[], bool],
@@ -47,6 +64,7 @@ class Epochs:
         self._missing = ""  # as it was said last
         self._retry = FIRST_RETRY
         self._patience = Patience(self.reform)
+        self._barrier: Watch | None = None  # while somebody is not ready
 
     def waiting_for(self) -> str:
         """What keeps the ring from running, in words; empty when it runs."""
@@ -87,8 +105,15 @@ class Epochs:
             self._begin_anew(stages, "the ring is rebalanced")
         return Rebalanced(changed, self.newest.number, self.in_words(stages))
 
+    def move(self, name: str, progress: Progress) -> None:
+        """It gets ready, and is so far."""
+        if self.newest.move(name, progress) and self._barrier:
+            self._barrier.heard()
+
     def count(self, name: str) -> None:
         """One more is ready: of those whom the ring waits for, or a drafter that comes back."""
+        if self._barrier:
+            self._barrier.heard()
         told = self.newest.count(name)
         if told:
             self._roll.tell_all(told)
@@ -145,7 +170,21 @@ class Epochs:
             return
         self._patience.end()
         log.info("plan", epoch=self.newest.number, stages=self.in_words(stages))
+        self._barrier = Watch(BARRIER, self._give_up)
         self._roll.tell_all(told)
+
+    def _give_up(self) -> None:
+        """Nobody gets any further. Whoever has not done its part is lost; if all have, something that one of
+        them waits for is.
+        """
+        behind, standing = self.newest.behind, self.newest.standing
+        reason = f"no progress for {BARRIER:g} s in getting ready: {standing}"
+        log.error("the ring does not get ready", epoch=self.newest.number, standing=standing, lost=behind)
+        self.complaint = reason
+        self._break(reason, None)
+        for name in behind:
+            self._roll.drop(name, reason)
+        self._try_again()
 
     def _begin_anew(self, stages: Stages, reason: str) -> None:
         self._break(reason, None)
@@ -153,6 +192,7 @@ class Epochs:
 
     def _announce_if_ready(self) -> None:
         if ring := self.newest.ring:
+            self._stop_watching()
             self.complaint, self._retry = None, FIRST_RETRY
             self.newest.failed.clear()
             ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
@@ -161,9 +201,15 @@ class Epochs:
 
     def _break(self, reason: str, culprit: str | None) -> None:
         """End the epoch: everybody but the culprit is told, requests hear why."""
+        self._stop_watching()
         told = [name for name in self.newest.end() if name != culprit]
         self._roll.tell_all(dict.fromkeys(told, Disband(self.newest.number, reason)))
         self._on_end(reason)
+
+    def _stop_watching(self) -> None:
+        if self._barrier:
+            self._barrier.stop()
+        self._barrier = None
 
     def _try_again(self) -> None:
         asyncio.get_running_loop().call_later(self._retry, self.reform)

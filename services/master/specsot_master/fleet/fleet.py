@@ -7,8 +7,7 @@ begins and ends.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -16,9 +15,9 @@ from specsot.errors import Unavailable
 from specsot.frames import Order, Result
 from specsot.info import MemberInfo, Rebalanced
 from specsot.links import Link
-from specsot.members import Broken, Configuration, Leaving, Ready, Registration, StandBy
+from specsot.members import Broken, Configuration, Leaving, Progress, Ready, Registration, StandBy
 from specsot.params import DrafterName
-from specsot_master.fleet.epochs import Epochs
+from specsot_master.fleet.epochs import Epochs, Numbers
 from specsot_master.fleet.formation import belongs, check, with_gpu
 from specsot_master.fleet.roll import Member, Roll
 from specsot_master.fleet.succession import could_form
@@ -44,12 +43,13 @@ class Fleet:
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         idle: Callable[[], bool],
-        epochs: Iterator[int] | None = None,
+        numbers: Numbers | None = None,
     ) -> None:
-        """epochs: numbers of epochs to come, each larger than any that a member may have heard of."""
+        """numbers: of epochs to come."""
+        self._numbers = numbers or Numbers()
         self._wishes, self._on_result = wishes, on_result
         self._roll = Roll(self.lost)
-        self._epochs = Epochs(self._roll, wishes, epochs or itertools.count(1), on_ready, on_end, idle)
+        self._epochs = Epochs(self._roll, wishes, self._numbers, on_ready, on_end, idle)
         self._epoch = self._epochs.newest
 
     @property
@@ -140,6 +140,7 @@ class Fleet:
     def take(self, registration: Registration, downlink: Link) -> None:
         """One more member, or one that is back before its old link was known to be lost. Raises Refused."""
         check(registration, self.registrations, self._wishes)
+        self._numbers.pass_over(registration.epoch)
         if older := self._roll.find(registration.name):
             self._remove(registration.name, "another process took its place")
             self._roll.hang_up(older)
@@ -157,28 +158,35 @@ class Fleet:
         self._roll.remove(name)
         return member
 
-    def heard(self, name: str, message: object) -> None:
-        """Take a member's message."""
-        if name not in self._roll:
+    def knows(self, name: str, by: Link | None = None) -> bool:
+        """It is a member. by: the downlink of whoever is meant: another one may have its name by now."""
+        member = self._roll.find(name)
+        return member is not None and (by is None or by is member.downlink)
+
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+        """Take a member's message. by: see `knows`."""
+        if not self.knows(name, by):
             return
         match message:
-            case Result() if message.epoch == self.epoch:
-                self._on_result(message)
+            case Result() if message.epoch == self.epoch and self.formed:
+                self._take(name, message)
             case Ready(epoch) if epoch == self.epoch:
                 self._epochs.count(name)
+            case Progress(epoch) if epoch == self.epoch:
+                self._epochs.move(name, message)
             case Broken(epoch, reason) if epoch == self.epoch:
                 self._epochs.fail(name, reason)
             case Leaving(reason):
-                self.lost(name, reason, min(COMPANY, self._wishes.take_over_after))
+                self.lost(name, reason, by, min(COMPANY, self._wishes.take_over_after))
             case _:
                 pass
 
-    def lost(self, name: str, reason: str, patience: float | None = None) -> None:
+    def lost(self, name: str, reason: str, by: Link | None = None, patience: float | None = None) -> None:
         """A member is gone. A lost stage ends the epoch; a lost drafter is done without.
 
-        patience: seconds before the others take over, if nobody else can; None: as was wished.
+        by: see `knows`. patience: seconds before the others take over, if nobody else can; None: as wished.
         """
-        if name in self._roll:
+        if self.knows(name, by):
             self._remove(name, reason)
             self._epochs.be_patient(self._wishes.take_over_after if patience is None else patience)
             self.reform()
@@ -207,6 +215,15 @@ class Fleet:
         if ring is None:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
         await self._roll.order(ring.stages[0].name, order)
+
+    def _take(self, name: str, result: Result) -> None:
+        """The last stage's word (late: of no lap, number 0), or the first one's on what could not begin."""
+        first, last = self._epoch.stages[0].name, self._epoch.stages[-1].name
+        rejects = result.number == 0 and not any(one.tokens for one in result.outcomes)
+        if name == last or (name == first and rejects):
+            self._on_result(result)
+        else:
+            log.warning("a result by one that cannot have any", name=name, epoch=result.epoch)
 
     def _remove(self, name: str, reason: str) -> None:
         log.warning("member lost", name=name, reason=reason)

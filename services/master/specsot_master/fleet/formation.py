@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specsot.errors import Refused
-from specsot.members import PROTOCOL, Configuration, Curve, Registration, Stage, TreeShape
+from specsot.members import MASTER, PROTOCOL, Configuration, Curve, Registration, Stage, TreeShape
 from specsot_master.fleet.wishes import Wishes
 
 
@@ -127,6 +127,8 @@ def lap_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve
 
 
 def _check_identity(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> None:
+    if joining.name == MASTER:
+        raise Refused(f"a {joining.kind} cannot be named {MASTER}")
     if joining.protocol != PROTOCOL:
         raise Refused(f"{joining.name} speaks protocol {joining.protocol}, this master {PROTOCOL}")
     if joining.fingerprint != wishes.fingerprint:

@@ -14,6 +14,7 @@ from specsot.errors import SpecsotError
 from specsot.frames import Order
 from specsot.links import Link
 from specsot.members import Configuration, Disband, Registration, Rejoined, StandBy
+from specsot.tasks import Failed, start
 
 Word = Configuration | Disband | StandBy | Rejoined
 
@@ -53,7 +54,9 @@ class Roll:
 
     def tell(self, name: str, word: Word) -> None:
         """Soon, and in the order of the calls."""
-        self._soon(self._send(name, word))
+        self._soon(
+            self._send(name, word), lambda error: self._on_lost(name, f"{type(error).__name__} on the way")
+        )
 
     def tell_all(self, words: Mapping[str, Word]) -> None:
         """To each by name its own."""
@@ -63,6 +66,12 @@ class Roll:
     def hang_up(self, member: Member) -> None:
         """Another one took its place: what its link still says, and its end, is nobody's any more."""
         self._soon(member.downlink.close())
+
+    def drop(self, name: str, reason: str) -> None:
+        """It does not do what it must; once it does again, it may join again."""
+        if member := self._members.get(name):
+            self.hang_up(member)
+            self._on_lost(name, reason)
 
     async def order(self, name: str, order: Order) -> None:
         """Raises Unavailable."""
@@ -78,7 +87,7 @@ class Roll:
             if self._members.get(name) is member:
                 self._on_lost(name, str(error))
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _soon(self, work: Coroutine[Any, Any, None], failed: Failed | None = None) -> None:
+        task = start(work, failed)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -12,6 +12,8 @@ from specsot.members import CommMode, Layout, Transport, TreeShape
 
 Placement = Literal["measured", "even"]
 
+TAKE_OVER_AFTER = 0.5  # seconds; whose link broke is back at once, a process that starts again not within two
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -37,4 +39,4 @@ class Wishes:
     comm_mode: CommMode = "p2p"
     placement: Placement = "measured"
     max_stages: int | None = None
-    take_over_after: float = 10.0
+    take_over_after: float = TAKE_OVER_AFTER

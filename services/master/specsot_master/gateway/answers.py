@@ -32,13 +32,24 @@ class CachedTokens(BaseModel):
     cached_tokens: int
 
 
+class WrittenTokens(BaseModel):
+    """Parts of completion_tokens. reasoning_tokens: the plan, in OpenAI's word for what no content shows."""
+
+    reasoning_tokens: int
+    plan_tokens: int
+    heading_tokens: int
+
+
 class Usage(BaseModel):
-    """completion_tokens: of the answers' own text."""
+    """prompt_tokens: of the messages, without what the model is told to plan. completion_tokens: all that was
+    written, as max_tokens bounds it.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: WrittenTokens
 
 
 class Branch(BaseModel):
@@ -188,7 +199,7 @@ CALLERS: dict[str, Any] = {
         {
             "name": "x-request-id",
             "in": "header",
-            "description": "A name for the request, also in its answer's headers.",
+            "description": "A name for traces, also in the answer's headers; several calls may have one.",
             "schema": {"type": "string", "maxLength": 128},
             "example": "mine-1",
         },
@@ -196,7 +207,7 @@ CALLERS: dict[str, Any] = {
             "name": "x-request-timeout",
             "in": "header",
             "description": "Seconds that the answer may take.",
-            "schema": {"type": "number", "exclusiveMinimum": 0},
+            "schema": {"type": "number", "minimum": 0.001},
             "example": 60,
         },
     ]

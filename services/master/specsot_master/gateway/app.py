@@ -14,12 +14,11 @@ from starlette.types import ASGIApp
 
 from specsot import __version__
 from specsot.errors import SpecsotError
-from specsot.rpc.options import PUBLIC_BYTES
 from specsot.rpc.tokens import Tokens
 from specsot_master.gateway.answers import REFUSALS
 from specsot_master.gateway.bearer import OPEN, Bearer
 from specsot_master.gateway.house import House
-from specsot_master.gateway.intake import Intake
+from specsot_master.gateway.intake import Intake, largest_of
 from specsot_master.gateway.openai.routes import openai_routes
 from specsot_master.gateway.refusals import refuse, refuse_body, refuse_http
 from specsot_master.gateway.ring import ring_routes
@@ -28,9 +27,10 @@ from specsot_master.gateway.seeds import seed_routes
 
 def build_app(house: House, tokens: Tokens | None = None) -> ASGIApp:
     """Everything that is served, behind whatever looks at requests first."""
+    largest = largest_of(lambda: house.positions)
     if tokens is None:
-        return Intake(gather(house), PUBLIC_BYTES)
-    return Bearer(Intake(gather(house, Guarded), PUBLIC_BYTES), tokens)
+        return Intake(gather(house), largest)
+    return Bearer(Intake(gather(house, Guarded), largest), tokens)
 
 
 class Guarded(FastAPI):

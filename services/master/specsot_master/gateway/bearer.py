@@ -13,7 +13,8 @@ from specsot.errors import Unauthenticated
 from specsot.rpc.tokens import Tokens
 from specsot_master.gateway.refusals import response_of
 
-OPEN = frozenset({"/", "/health"})
+OPEN = frozenset({"/", "/health", "/ping"})
+OWNER = "specsot.owner"  # in a call's scope: whose token it shows
 
 
 class Bearer:
@@ -32,4 +33,4 @@ class Bearer:
         if scope["type"] != "http" or scope["path"] in OPEN:
             return
         shown = Headers(scope=scope).getlist("authorization")
-        self._tokens.check(shown[0] if len(shown) == 1 else None)
+        scope[OWNER] = self._tokens.owner(shown[0] if len(shown) == 1 else None)

@@ -16,15 +16,16 @@ from structlog.contextvars import bind_contextvars
 
 from specsot.errors import InvalidRequest
 from specsot.members import Head
-from specsot.params import Ask
+from specsot.params import Ask, Mode
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 from specsot_master.desk import Desk
+from specsot_master.gateway.bearer import OWNER
 from specsot_master.gateway.refusals import in_words
 from specsot_master.gateway.together import Events
 from specsot_master.server.master_service import checked_id
 
-LONGEST_TOKEN = 256  # characters; no tokenizer squeezes more text into one token
 TIMEOUT, REQUEST_ID = "x-request-timeout", "x-request-id"
+SHORTEST = 0.001  # seconds that a call may have; less is a mistake, not a deadline
 
 
 class Language(Protocol):
@@ -40,6 +41,7 @@ class House:
     """healthy: whether requests are answered now. head: what drafts, if anything does.
 
     figures: for Prometheus, in its text format. began: seconds since 1970 when the master started.
+    mode: of what OpenAI's clients ask, unless they say.
     """
 
     desk: Desk
@@ -48,40 +50,47 @@ class House:
     head: Callable[[], Head | None]
     figures: Callable[[], bytes]
     began: int
+    mode: Mode = "direct"
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """A bare text as tokens. Raises InvalidRequest for one that is too long to even look at."""
-        positions = max((model.max_positions for model in self.desk.info().models), default=0)
-        if len(text) > LONGEST_TOKEN * positions:
-            raise InvalidRequest(f"prompt: {len(text)} characters cannot fit the context", "prompt")
-        return self.language.encode_bare(text)
+    @property
+    def positions(self) -> int:
+        """The model's context, in tokens."""
+        return max((model.max_positions for model in self.desk.info().models), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """id: of this call, its own or drawn here. timeout: seconds it may take, None for no limit."""
+    """id: of this call, drawn here. name: what the caller wrote, for logs alone: proxies keep it when they
+    try again, so several may have one. timeout: seconds it may take, None for no limit.
+    owner: whose token it shows, "" where none is asked for.
+    """
 
     id: str
     client: str
     timeout: float | None
+    name: str = ""
+    owner: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
-        return {REQUEST_ID: self.id}
+        return {REQUEST_ID: self.name or self.id}
 
     def generate(self, desk: Desk, asks: Sequence[Ask]) -> list[Events]:
         """A stream for every ask. The first has the call's own id, further ones a number behind it."""
         ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
-        return [desk.generate(ask, id, self.client, self.timeout) for ask, id in zip(asks, ids)]
+        return [desk.generate(ask, id, self.client, self.timeout, self.owner) for ask, id in zip(asks, ids)]
 
 
 def caller_of(request: Request) -> Caller:
     """Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone."""
     caller.set(well_formed(request.headers.get(TRACEPARENT)))
     with in_words({"request_id": REQUEST_ID}):
-        id = checked_id(request.headers.get(REQUEST_ID, "")) or secrets.token_hex(12)
-    bind_contextvars(request_id=id, trace_id=trace_of(caller.get()))
-    return Caller(id, client_of(request), timeout_of(request.headers.get(TIMEOUT)))
+        name = checked_id(request.headers.get(REQUEST_ID, "")) or ""
+    id = secrets.token_hex(12)
+    named = {"x_request_id": name} if name else {}
+    bind_contextvars(request_id=id, trace_id=trace_of(caller.get()), **named)
+    owner = str(request.scope.get(OWNER, ""))
+    return Caller(id, owner or client_of(request), timeout_of(request.headers.get(TIMEOUT)), name, owner)
 
 
 def client_of(request: Request) -> str:
@@ -98,6 +107,6 @@ def timeout_of(header: str | None) -> float | None:
         seconds = float(header)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < 1e9:
-        raise InvalidRequest(f"{TIMEOUT} must be a number of seconds > 0", field=TIMEOUT)
+    if not SHORTEST <= seconds < 1e9:
+        raise InvalidRequest(f"{TIMEOUT} must be a number of seconds, at least {SHORTEST:g}", field=TIMEOUT)
     return seconds

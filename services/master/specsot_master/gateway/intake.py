@@ -1,77 +1,133 @@
 """Lets only requests in whose bodies are small enough, come in time, and say that they are JSON.
 
-Refuses to know what bodies mean. It stands before everything that reads them.
+All that are held at a time have one budget. Refuses to know what bodies mean. It stands before everything
+that reads them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specsot_master.gateway.refusals import refusal
+from specsot.errors import Overloaded
+from specsot.rpc.options import PUBLIC_BYTES
+from specsot_master.gateway.refusals import refusal, response_of
 
 BODY_SECONDS = 30.0
+BODIES_BYTES = 256 << 20  # of all bodies that are held at a time
+BASE_BYTES, POSITION_BYTES = 256 << 10, 1 << 10  # of a plain completion: for all else, and for each position
+RETRY = 1.0  # seconds after which somebody else's body may be gone
 PATIENCE = 4  # times the largest body, read before the line is cut
 WITH_BODY = ("POST", "PUT", "PATCH")
 
 
 class Intake:
-    """largest: bytes of a body. seconds: until the whole body must be here."""
+    """largest: bytes of a body at a path. seconds: until the whole body must be here. budget: bytes of all
+    bodies whose requests are not over yet.
+    """
 
-    def __init__(self, app: ASGIApp, largest: int, seconds: float = BODY_SECONDS) -> None:
-        self._app, self._largest, self._seconds = app, largest, seconds
+    def __init__(
+        self,
+        app: ASGIApp,
+        largest: Callable[[str], int],
+        seconds: float = BODY_SECONDS,
+        budget: int = BODIES_BYTES,
+    ) -> None:
+        self._app, self._largest, self._seconds, self._left = app, largest, seconds, budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in WITH_BODY:
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        held = _Held(self._largest(scope["path"]))
         try:
-            self._check(headers)
-            body = await self._read(receive)
+            self._check(Headers(scope=scope), held.most)
+            body = await self._read(receive, held)
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send)
         except Refusing as refusing:
             await refusal(refusing.status, refusing.line, {"connection": "close"})(scope, receive, send)
-            return
-        if body is not None:
-            await self._app(scope, _replay(body, receive), send)
+        except Overloaded as full:
+            response = response_of(full)
+            response.headers["connection"] = "close"
+            await response(scope, receive, send)
+        finally:
+            self._left += held.bytes
 
-    def _check(self, headers: Headers) -> None:
+    def _check(self, headers: Headers, most: int) -> None:
         if not headers.get("transfer-encoding") and headers.get("content-length", "0") == "0":
             return  # no body, so no kind of one: whether the path wants it is not known here
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise Refusing(415, "the body must be application/json")
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            raise Refusing(
+                415, f"the body must come as it is, not as {coding[:40]}: leave content-encoding out"
+            )
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > PATIENCE * self._largest:
-            raise self._too_large()
+        if length.isdecimal() and int(length) > PATIENCE * most:
+            raise _too_large(most)
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, held: _Held) -> bytes | None:
         """The whole body; None when the client went away meanwhile."""
         try:
             async with asyncio.timeout(self._seconds):
-                return await self._collect(receive)
+                return await self._collect(receive, held)
         except TimeoutError:
             raise Refusing(408, f"the body did not come within {self._seconds:g} seconds") from None
 
-    async def _collect(self, receive: Receive) -> bytes | None:
+    async def _collect(self, receive: Receive, held: _Held) -> bytes | None:
         """What is too large is read on for a while, and dropped: clients listen when they have spoken."""
         body, size, more = bytearray(), 0, True
-        while more and size <= PATIENCE * self._largest:
+        while more and size <= PATIENCE * held.most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             size += len(message.get("body", b""))
-            if size <= self._largest:
+            if size <= held.most:
+                self._hold(held, len(message.get("body", b"")))
                 body += message.get("body", b"")
             more = message.get("more_body", False)
-        if size > self._largest:
-            raise self._too_large()
+        if size > held.most:
+            raise _too_large(held.most)
         return bytes(body)
 
-    def _too_large(self) -> Refusing:
-        return Refusing(413, f"the body is larger than {self._largest} bytes")
+    def _hold(self, held: _Held, more: int) -> None:
+        """What has come counts, not what was announced: that costs nobody anything. Raises Overloaded."""
+        if more > self._left:
+            raise Overloaded("the bodies of other requests fill the memory for them", RETRY)
+        self._left -= more
+        held.bytes += more
+
+
+@dataclass(slots=True)
+class _Held:
+    """The body of one request. most: bytes it may have. bytes: that it has."""
+
+    most: int
+    bytes: int = 0
+
+
+def largest_of(positions: Callable[[], int]) -> Callable[[str], int]:
+    """Bytes of a body by path. positions: of the model: what plain completions are about, at most 128 prompts
+    of so many ids, is no larger.
+    """
+
+    def largest(path: str) -> int:
+        if path != "/v1/completions":
+            return PUBLIC_BYTES
+        return min(PUBLIC_BYTES, BASE_BYTES + POSITION_BYTES * positions())
+
+    return largest
+
+
+def _too_large(most: int) -> Refusing:
+    return Refusing(413, f"the body is larger than {most} bytes")
 
 
 class Refusing(Exception):

@@ -6,9 +6,10 @@ Refuses to know endpoints; it gathers what they need.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from specsot.members import Head
-from specsot.rpc.exposure import exposed
+from specsot.params import Mode
 from specsot.rpc.options import Terms
 from specsot_master.desk import Desk
 from specsot_master.gateway.app import build_app
@@ -21,9 +22,17 @@ from specsot_master.master import Master
 
 
 async def open_gateway(
-    listen: str, master: Master, desk: Desk, terms: Terms, metrics: Metrics | None = None
+    listen: str,
+    master: Master,
+    desk: Desk,
+    terms: Terms,
+    metrics: Metrics | None = None,
+    mode: Mode = "direct",
+    names: Iterable[str] = (),
 ) -> HttpDoor:
-    """metrics: those that are counted already, if any are.
+    """metrics: those that are counted already, if any are. mode: of OpenAI's clients who do not say.
+
+    names: what the door is called, where nobody is asked for a token.
 
     Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
     """
@@ -40,7 +49,7 @@ async def open_gateway(
         head=head,
         figures=metrics.written,
         began=int(time.time()),
+        mode=mode,
     )
     app = build_app(house, terms.tokens)
-    own = terms.tokens is None and not exposed(listen)
-    return await open_http_door(listen, OwnNames(app) if own else app, terms.tls)
+    return await open_http_door(listen, OwnNames(app, names) if terms.tokens is None else app, terms.tls)

@@ -20,6 +20,8 @@ from starlette.responses import Response
 
 from specsot.errors import (
     Cancelled,
+    ContextLengthExceeded,
+    Forbidden,
     InvalidRequest,
     ModelError,
     NotFound,
@@ -52,8 +54,10 @@ class Refusal:
 _WRONG = "invalid_request_error"
 _REFUSALS: dict[type[SpecsotError], Refusal] = {
     InvalidRequest: Refusal(400, _WRONG),
+    ContextLengthExceeded: Refusal(400, _WRONG, "context_length_exceeded"),
     WireError: Refusal(400, _WRONG),
     Unauthenticated: Refusal(401, _WRONG, "invalid_api_key"),
+    Forbidden: Refusal(403, _WRONG, "forbidden"),
     NotFound: Refusal(404, _WRONG, "model_not_found"),
     Refused: Refusal(409, "conflict_error", "refused"),
     PlanError: Refusal(422, "plan_error", "no_valid_plan"),
@@ -117,7 +121,8 @@ def in_words(words: Mapping[str, str]) -> Generator[None]:
         if error.field is None or error.field not in words:
             raise
         theirs = words[error.field]
-        raise InvalidRequest(str(error).replace(error.field, theirs, 1), theirs) from error
+        times = -1 if isinstance(error, ContextLengthExceeded) else 1
+        raise type(error)(str(error).replace(error.field, theirs, times), theirs) from error
 
 
 async def refuse(request: Request, error: Exception) -> Response:

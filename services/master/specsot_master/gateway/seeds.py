@@ -31,7 +31,7 @@ class GenerateBody(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    prompt: Annotated[Words, Field(examples=["Why is the sky blue?"])]
+    prompt: Annotated[Words, Field(min_length=1, examples=["Why is the sky blue?"])]
     max_new_tokens: int = 512
     temperature: float = 0.0
     top_p: float = 0.0
@@ -51,6 +51,7 @@ def seed_routes(house: House) -> APIRouter:
             finished = await unless_gone(request, last_of(events))
         return JSONResponse(told(finished), headers=caller.headers)
 
+    @router.get("/ping", include_in_schema=False)
     @router.get("/health", responses=answers.told(answers.Health, 200, 503))
     async def health() -> Response:
         """200 while requests are answered, 503 while they are not."""

@@ -4,7 +4,17 @@ Refuses to know rings and readers.
 """
 
 from specsot_master.journal.journal import Journal, open_journal
-from specsot_master.journal.records import Again, Begun, Branched, Failed, Heard, Kept, Record, Stopped
+from specsot_master.journal.records import (
+    Again,
+    Begun,
+    Branched,
+    Failed,
+    Heard,
+    Kept,
+    Record,
+    Stopped,
+    fingerprint_of,
+)
 
 __all__ = [
     "Again",
@@ -16,5 +26,6 @@ __all__ = [
     "Kept",
     "Record",
     "Stopped",
+    "fingerprint_of",
     "open_journal",
 ]

@@ -6,12 +6,14 @@ Refuses to know what happens to them. A journal that cannot be written any more 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
 
+from specsot.tasks import start
 from specsot_master.journal.records import Kept, Record
 from specsot_master.journal.store import Change, Store
 
@@ -57,7 +59,7 @@ class Journal:
         self._waiting.append(change)
         loop = asyncio.get_running_loop()
         self._landing = self._landing or loop.create_future()
-        self._writing = self._writing or loop.create_task(self._write())
+        self._writing = self._writing or start(self._write())
 
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
@@ -66,7 +68,7 @@ class Journal:
             self._flying, self._landing = self._landing, None
             try:
                 await loop.run_in_executor(self._thread, self._store.write, batch)
-            except (sqlite3.Error, OSError) as error:
+            except Exception as error:  # whatever it is: who waits must go on
                 self._give_up(error)
             self._flying.set_result(None)
         self._writing = self._flying = None
@@ -74,8 +76,9 @@ class Journal:
     def _give_up(self, error: Exception) -> None:
         self._lost = True
         self._waiting = []
-        self._store.remove()
-        log.error("the journal is given up: a restart will lose every request", reason=str(error))
+        log.error("the journal is given up: a restart will lose every request", exc_info=error)
+        with contextlib.suppress(sqlite3.Error, OSError):
+            self._store.remove()
 
 
 def open_journal(directory: Path, model: str, thread: Executor | None = None) -> Journal:

@@ -7,7 +7,10 @@ Pure. Refuses to know files. Times are seconds since the request came.
 from __future__ import annotations
 
 import json
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from specsot.frames import Chance, End, Outcome
@@ -24,9 +27,10 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Branched:
-    """The branch of this point was opened."""
+    """The branch of this point was opened. wording: a fingerprint of its prompt, "" for unknown."""
 
     point: int
+    wording: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,11 @@ Record = Begun | Branched | Heard | Again | Stopped | Failed
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A request and its records. began: seconds of the wall clock at which it came."""
+    """A request and its records. began: seconds of the wall clock at which it came.
+
+    owner: whose it is, "" for nobody in particular.
+    wording: a fingerprint of its first prompt, "" for unknown.
+    """
 
     id: str
     client: str
@@ -72,14 +80,21 @@ class Kept:
     seed: int
     began: float
     records: tuple[Record, ...] = ()
+    owner: str = ""
+    wording: str = ""
+
+
+def fingerprint_of(tokens: Sequence[int]) -> str:
+    """Of a prompt: another template, plan file or tokenizer gives another one."""
+    return blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
 
 
 def encode(record: Record) -> str:
     match record:
         case Begun(at, found):
             parts: list[Any] = ["begun", at, found]
-        case Branched(point):
-            parts = ["branched", point]
+        case Branched(point, wording):
+            parts = ["branched", point, wording]
         case Heard(at, said):
             parts = ["heard", at, [_encode_outcome(ordinal, outcome) for ordinal, outcome in said]]
         case Again(ordinal):
@@ -95,8 +110,8 @@ def decode(text: str) -> Record:
     match json.loads(text):
         case ["begun", float(at), int(found)]:
             return Begun(at, found)
-        case ["branched", int(point)]:
-            return Branched(point)
+        case ["branched", int(point), *wording]:
+            return Branched(point, *wording)
         case ["heard", float(at), [*said]]:
             return Heard(at, tuple(_decode_outcome(*one) for one in said))
         case ["again", int(ordinal)]:

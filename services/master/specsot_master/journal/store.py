@@ -10,14 +10,19 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
+import structlog
+
 from specsot.errors import InvalidRequest
-from specsot.params import Ask
 from specsot.v1 import master_pb2
 from specsot.wire.requests import decode_ask, encode_ask
-from specsot_master.journal.records import Kept, Record, decode, encode
+from specsot_master.journal.records import Failed, Kept, Record, decode, encode
+
+log = structlog.get_logger()
 
 FILE = "journal.sqlite"
-FORM = 1  # of what is in it
+FORM = 2  # of what is in it; the one before it is taken over
+
+_UNREADABLE = "what was written down of this request cannot be read any more"
 
 Change = Kept | tuple[str, Record] | str  # a request that came, what happened to one, one that is forgotten
 
@@ -40,20 +45,19 @@ class Store:
         """All requests, in the order in which they came."""
         records: dict[str, list[Record]] = {}
         for request, text in self._data.execute("SELECT request, record FROM records ORDER BY rowid"):
-            records.setdefault(request, []).append(decode(text))
-        return tuple(
-            Kept(id, client, _asked(ask), seed, began, tuple(records.get(id, ())))
-            for id, client, ask, seed, began in self._data.execute(
-                "SELECT id, client, ask, seed, began FROM requests ORDER BY rowid"
-            )
+            records.setdefault(request, []).append(_decoded(request, text))
+        rows = self._data.execute(
+            "SELECT id, client, ask, seed, began, owner, wording FROM requests ORDER BY rowid"
         )
+        read = (_kept(tuple(records.get(row[0], ())), *row) for row in rows.fetchall())
+        return tuple(one for one in read if one)
 
     def write(self, changes: Iterable[Change]) -> None:
         """All of them or none. Raises sqlite3.Error."""
         self._data.execute("BEGIN")
         try:
             for change in changes:
-                self._write(change)
+                self._try(change)
         except BaseException:
             self._data.execute("ROLLBACK")
             raise
@@ -74,23 +78,46 @@ class Store:
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=NORMAL")
         run("CREATE TABLE IF NOT EXISTS about(holds TEXT)")
-        if run("SELECT holds FROM about").fetchall() == [(about,)]:
-            return
+        holds = run("SELECT holds FROM about").fetchall()
+        if holds == [(about.replace(str(FORM), str(FORM - 1), 1),)]:
+            for column in ("owner", "wording"):
+                run(f"ALTER TABLE requests ADD COLUMN {column} TEXT NOT NULL DEFAULT ''")
+            run("UPDATE about SET holds = ?", (about,))
+        elif holds != [(about,)]:
+            self._begin(about)
+
+    def _begin(self, about: str) -> None:
+        run = self._data.execute
         for table in ("about", "requests", "records"):
             run(f"DROP TABLE IF EXISTS {table}")
         run("CREATE TABLE about(holds TEXT)")
-        run("CREATE TABLE requests(id TEXT UNIQUE, client TEXT, ask BLOB, seed INTEGER, began REAL)")
+        run(
+            "CREATE TABLE requests(id TEXT UNIQUE, client TEXT, ask BLOB, seed INTEGER, began REAL,"
+            " owner TEXT NOT NULL DEFAULT '', wording TEXT NOT NULL DEFAULT '')"
+        )
         run("CREATE TABLE records(request TEXT, record TEXT)")
         run("CREATE INDEX of_request ON records(request)")
         run("INSERT INTO about VALUES (?)", (about,))
 
+    def _try(self, change: Change) -> None:
+        """What cannot be written is lost alone: its request does not outlive this master."""
+        try:
+            self._write(change)
+        except (sqlite3.Error, OSError):
+            raise
+        except Exception as error:
+            id = change if isinstance(change, str) else change.id if isinstance(change, Kept) else change[0]
+            log.warning("a restart will lose this request", request_id=id, exc_info=error)
+            self._forget(id)
+
     def _write(self, change: Change) -> None:
         run = self._data.execute
         match change:
-            case Kept(id, client, ask, seed, began):
+            case Kept(id, client, ask, seed, began, _, owner, wording):
                 self._forget(id)
                 asked = encode_ask(ask, id).SerializeToString()
-                run("INSERT INTO requests VALUES (?, ?, ?, ?, ?)", (id, client, asked, seed, began))
+                row = (id, client, asked, seed, began, owner, wording)
+                run("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             case str():
                 self._forget(change)
             case request, record:
@@ -101,8 +128,31 @@ class Store:
         self._data.execute("DELETE FROM requests WHERE id = ?", (id,))
 
 
-def _asked(data: bytes) -> Ask:
-    return decode_ask(master_pb2.GenerateRequest.FromString(data))
+def _decoded(request: str, text: str) -> Record:
+    """One that makes no sense ends its request."""
+    try:
+        return decode(text)
+    except Exception as error:
+        log.warning("request lost", request_id=request, reason=_UNREADABLE, exc_info=error)
+        return Failed("Unavailable", _UNREADABLE)
+
+
+def _kept(
+    records: tuple[Record, ...],
+    id: str,
+    client: str,
+    ask: bytes,
+    seed: int,
+    began: float,
+    owner: str,
+    wording: str,
+) -> Kept | None:
+    try:
+        asked = decode_ask(master_pb2.GenerateRequest.FromString(ask))
+        return Kept(id, client, asked, seed, began, records, owner, wording)
+    except Exception as error:
+        log.warning("request lost", request_id=id, reason=_UNREADABLE, exc_info=error)
+        return None
 
 
 def _why(error: OSError | sqlite3.Error) -> str:

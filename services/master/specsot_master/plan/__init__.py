@@ -12,10 +12,18 @@ from specsot_master.plan.commands import (
     OpenBranch,
     OpenSkeleton,
 )
-from specsot_master.plan.limits import rules_of, skeleton_limit
+from specsot_master.plan.limits import (
+    POINT_TOKENS,
+    check_plan,
+    mode_of,
+    plan_limit,
+    rules_of,
+    skeleton_limit,
+)
 from specsot_master.plan.request import RequestPlan
 
 __all__ = [
+    "POINT_TOKENS",
     "CloseSequence",
     "Command",
     "GiveUp",
@@ -24,6 +32,9 @@ __all__ = [
     "OpenSkeleton",
     "Piece",
     "RequestPlan",
+    "check_plan",
+    "mode_of",
+    "plan_limit",
     "rules_of",
     "skeleton_limit",
 ]

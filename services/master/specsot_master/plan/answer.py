@@ -48,6 +48,9 @@ class Spans:
         if piece.logprobs is not None:
             self._logprobs.append(piece.logprobs)
 
+    def __len__(self) -> int:
+        return len(self._tokens)
+
     def count(self, first: int) -> int:
         """How many tokens wrote at or behind character `first`."""
         return len(self._tokens) - self._index(first)

@@ -5,12 +5,13 @@ Pure. Refuses to know events and sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specsot.events import Reason, TokenLogprobs
 from specsot.skeleton import Point
 from specsot_master.plan.answer import END, Answer, Piece, Spans
+from specsot_master.plan.budget import Shares
 from specsot_master.plan.merge import Merge
 from specsot_master.schedule import pick_ready
 
@@ -19,13 +20,14 @@ _WELL = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be 
 
 @dataclass(slots=True)
 class Branch:
-    """One point being written. `reason` None: not over yet."""
+    """One point being written. `reason` None: not over yet. ended: by an end token, which is one more."""
 
     point: Point
     budget: int
     answer: Answer
     spans: Spans = field(default_factory=Spans)
     opened: bool = False
+    ended: bool = False
     reason: Reason | None = None
 
     @property
@@ -53,16 +55,14 @@ class Branch:
 
 
 class Branches:
-    """All branches of a plan. `budgets`: tokens by point id."""
+    """All branches of a plan. cut: a limit has taken something of the plan itself."""
 
-    def __init__(
-        self, points: Sequence[Point], budgets: Mapping[int, int], stops: Iterable[str], max_parallel: int
-    ) -> None:
-        stops = (*stops, END)
-        self.points = tuple(points)
-        self.merge = Merge(points)
+    def __init__(self, shares: Shares, stops: Iterable[str], max_parallel: int, cut: bool = False) -> None:
+        stops, points = (*stops, END), shares.points
+        self.points, self._headings, self._cut = points, shares.headings, cut
+        self.merge = Merge(points, shares.headings)
         self._max_parallel = max_parallel
-        self._branches = {p.id: Branch(p, budgets[p.id], Answer(stops, trim=True)) for p in points}
+        self._branches = {p.id: Branch(p, shares.budgets[p.id], Answer(stops, trim=True)) for p in points}
 
     def __getitem__(self, id: int) -> Branch:
         return self._branches[id]
@@ -91,7 +91,17 @@ class Branches:
         reasons = {branch.reason for branch in self._branches.values()}
         if reasons & {Reason.FAILED, Reason.PARENT_FAILED}:
             return Reason.FAILED
-        return Reason.LENGTH if Reason.LENGTH in reasons else Reason.STOP
+        return Reason.LENGTH if self._cut or Reason.LENGTH in reasons else Reason.STOP
+
+    @property
+    def written(self) -> int:
+        """Tokens of all branches, those that are left out of the answer and end tokens too."""
+        return sum(len(branch.spans) + branch.ended for branch in self._branches.values())
+
+    @property
+    def heading_tokens(self) -> int:
+        """Of the headings that are in the answer."""
+        return sum(self._headings[id] for id in self.merge.headed)
 
     def ready(self) -> tuple[Point, ...]:
         """Points that may start now, the most urgent first, never more than may run beside each other."""

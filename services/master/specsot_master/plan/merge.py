@@ -5,26 +5,34 @@ Pure. Refuses to know tokens and how branches end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from specsot.events import TokenLogprobs
 from specsot.skeleton import Point
+
+GAP = "\n\n"
+
+
+def heading_of(point: Point) -> str:
+    """What stands between the text before and a point's own; the first one has no gap before it."""
+    return f"{GAP}## {point.id}. {point.title}\n"
 
 
 class Merge:
     """Branches write in any order; the first one that is not finished streams live, later ones wait.
 
-    A branch without text leaves no heading.
+    A branch without text leaves no heading. titled: ids of the points that have one.
     """
 
-    def __init__(self, points: Sequence[Point]) -> None:
-        self._points = tuple(points)
+    def __init__(self, points: Sequence[Point], titled: Collection[int]) -> None:
+        self._points, self._titled_ids = tuple(points), frozenset(titled)
         self._waiting: dict[int, list[str]] = {point.id: [] for point in points}
         self._told: dict[int, list[TokenLogprobs]] = {point.id: [] for point in points}
         self._logprobs: list[TokenLogprobs] = []
         self._done: set[int] = set()
         self._current = 0
         self._titled = self._begun = False
+        self.headed: list[int] = []  # points whose heading is out
         self._shown: list[str] = []
         self.length = 0
 
@@ -69,5 +77,9 @@ class Merge:
         self._told[point.id] = []
         if not body or self._titled:
             return body
-        gap, self._titled, self._begun = "\n\n" if self._begun else "", True, True
-        return f"{gap}## {point.id}. {point.title}\n{body}"
+        first, self._titled, self._begun = not self._begun, True, True
+        if point.id not in self._titled_ids:
+            return body
+        self.headed.append(point.id)
+        heading = heading_of(point)
+        return (heading.removeprefix(GAP) if first else heading) + body

@@ -8,7 +8,8 @@ Pure. Refuses to know sequences, pages, tokenizers, clocks (the time is passed i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from specsot.errors import PlanError
 from specsot.events import (
@@ -26,10 +27,10 @@ from specsot.events import (
 )
 from specsot.frames import End, Outcome
 from specsot.params import Ask
-from specsot.skeleton import PlanReader, Point
+from specsot.skeleton import MAX_POINTS, PlanReader, Point
 from specsot_master.plan.answer import Piece
 from specsot_master.plan.branches import Branches
-from specsot_master.plan.budget import split_budget
+from specsot_master.plan.budget import share_out
 from specsot_master.plan.commands import (
     CloseSequence,
     Command,
@@ -38,9 +39,10 @@ from specsot_master.plan.commands import (
     OpenBranch,
     OpenSkeleton,
 )
-from specsot_master.plan.limits import rules_of, skeleton_limit
+from specsot_master.plan.limits import LEAST_BRANCH, mode_of, plan_limit, rules_of, skeleton_limit
+from specsot_master.plan.merge import heading_of
 from specsot_master.plan.solo import Solo
-from specsot_master.plan.tally import Tally
+from specsot_master.plan.tally import Counts, Tally
 
 _REASONS = {
     End.STOP: Reason.STOP,
@@ -56,17 +58,26 @@ class RequestPlan:
 
     Every method returns commands in the order in which they are to be carried out; events among them
     are numbered without a gap. Once `finished`, every method returns nothing. `reason`: why, unless it
-    gave up.
+    gave up. size: tokens of a text that the answer holds and the model did not write.
     """
 
-    def __init__(self, ask: Ask, request: str, seed: int, model: str = "", now: float = 0.0) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        request: str,
+        seed: int,
+        model: str = "",
+        now: float = 0.0,
+        size: Callable[[str], int] = len,
+    ) -> None:
         self._ask, self._request, self._seed, self._model = ask, request, seed, model
+        self._mode, self._size = mode_of(ask), size
         self._tally = Tally(now)
         self._offset = 0
         self._branches: Branches | None = None
         self._solo = self._make_solo()
         self._solo_over = False
-        self._told_direct = ask.mode == "direct"
+        self._told_direct = self._mode == "direct"
         self.finished = False
         self.reason: str | None = None
 
@@ -78,10 +89,12 @@ class RequestPlan:
         return self._branches is not None and self._branches.all_opened
 
     def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
-        """Admitted: the first sequence is opened. found: prompt tokens that were in the ring already."""
-        self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, found
+        """Admitted: the first sequence is opened. prompt_tokens: as a direct answer's prompt counts them.
+        found: those of the first prompt that were in the ring already.
+        """
+        self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
         started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens)
-        if self._ask.mode == "direct":
+        if self._mode == "direct":
             self._tally.enter("direct", now)
             return [self._tell(started), OpenAnswer(self._ask.limits.max_new_tokens)]
         self._tally.enter("skeleton", now)
@@ -103,7 +116,11 @@ class RequestPlan:
         """A sequence is over by itself."""
         if self.finished:
             return []
-        return self._end_branch(ordinal, _REASONS[end], now) if ordinal else self._end_solo(end, now)
+        if not ordinal:
+            return self._end_solo(end, now)
+        if self._branches and self._branches[ordinal].live:
+            self._branches[ordinal].ended = end is End.STOP
+        return self._end_branch(ordinal, _REASONS[end], now)
 
     def ready(self) -> tuple[Point, ...]:
         """Points whose branches may be opened now, the most urgent first."""
@@ -127,9 +144,9 @@ class RequestPlan:
         return [] if self.finished else self._abandon(Reason.CANCELLED, now)
 
     def _make_solo(self) -> Solo:
-        limits = self._ask.limits
-        reader = None if self._ask.mode == "direct" else PlanReader(rules_of(self._ask))
-        return Solo(self._ask.stop, limits.max_new_tokens, reader, limits.max_skeleton_tokens)
+        rules = replace(rules_of(self._ask), max_points=MAX_POINTS)
+        reader = None if self._mode == "direct" else PlanReader(rules)
+        return Solo(self._ask.stop, self._ask.limits.max_new_tokens, reader, plan_limit(self._ask))
 
     # --- ordinal 0 ---
 
@@ -151,6 +168,7 @@ class RequestPlan:
             return []
         if end in (End.FAILED, End.CANCELLED):
             return self._abandon(_REASONS[end], now)
+        self._solo.ended = end is End.STOP
         try:
             self._solo.finish()
         except PlanError as error:
@@ -176,12 +194,15 @@ class RequestPlan:
         self._solo_over = True
         if not self._solo.planned:
             return [self._finish(reason, now)]
-        points = self._solo.points
-        limits = self._ask.limits
-        budgets = split_budget(points, limits.max_new_tokens, limits.max_branch_tokens)
-        self._branches = Branches(points, budgets, self._ask.stop, limits.max_parallel)
+        limits, points = self._ask.limits, self._solo.points
+        rest = limits.max_new_tokens - self._solo.written
+        headings = {point.id: self._size(heading_of(point)) for point in points}
+        among = points[: rules_of(self._ask).max_points]
+        shares = share_out(among, headings, rest, LEAST_BRANCH, limits.max_branch_tokens)
+        cut = reason is Reason.LENGTH or len(shares.points) < len(points)
+        self._branches = Branches(shares, self._ask.stop, limits.max_parallel, cut)
         self._tally.enter("branches", now)
-        return [self._tell(Planned(points))]
+        return [self._tell(Planned(shares.points))]
 
     # --- branches ---
 
@@ -248,12 +269,15 @@ class RequestPlan:
 
     def _finish(self, reason: Reason, now: float) -> Numbered:
         self.finished, self.reason = True, reason.value
-        if self._branches is None:
-            mode, text, tokens, count = "direct", self._solo.text, self._solo.tokens, 0
+        solo, branches = self._solo, self._branches
+        if branches is None:
+            mode, text, tokens, count = "direct", solo.text, solo.tokens, 0
+            counts = Counts(solo.written, solo.plan_tokens, len(tokens))
         else:
-            mode, text = "sot", self._branches.merge.text
-            tokens, count = self._branches.tokens, len(self._branches.points)
-        return self._tell(Finished(reason, text, tokens, self._tally.close(mode, len(tokens), count, now)))
+            mode, text, tokens, count = "sot", branches.merge.text, branches.tokens, len(branches.points)
+            written = solo.written + branches.written
+            counts = Counts(written, solo.written, len(tokens), branches.heading_tokens)
+        return self._tell(Finished(reason, text, tokens, self._tally.close(mode, counts, count, now)))
 
     def _tell(self, event: Event) -> Numbered:
         offset, self._offset = self._offset, self._offset + 1

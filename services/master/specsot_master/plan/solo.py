@@ -16,7 +16,7 @@ class Solo:
     """Feed it pieces. `over` is set when the master, not the model's own end, must end it.
 
     reader:      None for a plain answer.
-    limit:       tokens of a direct answer.
+    limit:       tokens of a direct answer, the markers around it included.
     plan_tokens: tokens after which an unfinished plan is taken as it stands.
     """
 
@@ -30,6 +30,7 @@ class Solo:
         self._raw, self._delta = "", ""
         self._raw_logprobs: list[TokenLogprobs] = []
         self._marked_end = self._concluded = False
+        self.ended = False  # by an end token
         self.over: Reason | None = None
 
     @property
@@ -61,6 +62,18 @@ class Solo:
         if self._start is None:
             return ()
         return self._spans.within(self._start, self._reach if self._is_cut else None)
+
+    @property
+    def written(self) -> int:
+        """All tokens, an end token too."""
+        return len(self._spans) + self.ended
+
+    @property
+    def plan_tokens(self) -> int:
+        """Those that are not of the answer: the plan, or the markers that say that there is none."""
+        if self._reader is None:
+            return 0
+        return self.written if self._start is None else len(self._spans) - len(self.tokens)
 
     def write(self, piece: Piece) -> None:
         """Take a token's text; ignored once it is over. Raises PlanError."""
@@ -131,14 +144,12 @@ class Solo:
         reader = self._reader
         if self._answer.stopped:
             return Reason.STOP
-        if reader and reader.finished:
+        planning = reader is not None and self._start is None and reader.kind != "direct"
+        full = len(self._spans) >= (self._plan_tokens if planning else self._limit)
+        if reader and reader.finished:  # when full, the grammar had to end it
             self._marked_end = True
-            return Reason.STOP
-        if self._start is not None:
-            return Reason.LENGTH if self._spans.count(self._start) >= self._limit else None
-        if reader and reader.kind != "direct" and self._spans.count(0) >= self._plan_tokens:
-            return Reason.LENGTH
-        return None
+            return Reason.LENGTH if full else Reason.STOP
+        return Reason.LENGTH if full else None
 
     def _conclude(self) -> None:
         if self._reader and not self._reader.finished:

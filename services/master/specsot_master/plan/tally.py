@@ -12,6 +12,19 @@ from specsot.events import Statistics
 from specsot.frames import Outcome
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tokens of a request's output. written: by the model, up to where each sequence was over; what drafts
+    brought behind that is not counted, so the count does not depend on them. plan: those of them that no
+    answer holds. merged: of the answer. headings: what its headings take.
+    """
+
+    written: int
+    plan: int
+    merged: int
+    headings: int = 0
+
+
 @dataclass(slots=True)
 class Tally:
     """Running figures of one request that arrived at `began`."""
@@ -19,7 +32,6 @@ class Tally:
     began: float
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    completion_tokens: int = 0
     laps: int = 0
     trees: int = 0
     tree_tokens: int = 0
@@ -42,14 +54,13 @@ class Tally:
         """One lap of the ring that brought these outcomes for this request."""
         self.laps += 1
         for outcome in outcomes:
-            self.completion_tokens += len(outcome.tokens)
             if outcome.step:
                 self.trees += 1
                 self.tree_tokens += len(outcome.tokens)
-        if self.first_token is None and self.completion_tokens:
-            self.first_token = now
+            if self.first_token is None and outcome.tokens:
+                self.first_token = now
 
-    def close(self, mode: str, merged_tokens: int, branches: int, now: float) -> Statistics:
+    def close(self, mode: str, counts: Counts, branches: int, now: float) -> Statistics:
         """The figures as the client gets them."""
         self.enter(None, now)
         seconds = now - self.began
@@ -57,11 +68,13 @@ class Tally:
             mode=mode,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
-            completion_tokens=self.completion_tokens,
-            merged_tokens=merged_tokens,
+            completion_tokens=counts.written + counts.headings,
+            merged_tokens=counts.merged,
+            plan_tokens=counts.plan,
+            heading_tokens=counts.headings,
             seconds=seconds,
             seconds_to_first_token=self.first_token - self.began if self.first_token is not None else 0.0,
-            tokens_per_second=merged_tokens / seconds if seconds > 0 else 0.0,
+            tokens_per_second=counts.merged / seconds if seconds > 0 else 0.0,
             laps=self.laps,
             mean_accepted=self.tree_tokens / self.trees if self.trees else 1.0,
             branches=branches,

@@ -29,6 +29,10 @@ class Prompts:
         """A plain answer's prompt. Raises TemplateRefused."""
         return self._text.encode(render_chat(self._text, tuple(messages)))
 
+    def size(self, text: str) -> int:
+        """Tokens of a text of ours in the answer."""
+        return len(self._text.encode(text))
+
     def plan(self, messages: Sequence[Message], rules: PlanRules) -> Conversation:
         """A planned answer's prompts. Raises TemplateRefused."""
         if self._parts is not None:

@@ -1,7 +1,7 @@
 """Prompts of a model that was never trained to plan: instructions through its own chat template.
 
-Refuses to know which model it is. Whole conversations are rendered and tokenised; the prefix is what
-their tokens have in common.
+Refuses to know which model it is. The prefix is what the tokens of a conversation's whole renderings have in
+common; most of it stands before a control token, where text can be cut, and is tokenised once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from specsot.params import Message
 from specsot.skeleton import PlanRules, Point
-from specsot_master.prompts.turns import Turn, shared_length, turn_from
+from specsot_master.prompts.turns import Place, Turn, find_place, shared_length, shared_text, turn_from
 from specsot_master.prompts.wording import choose_wording, tell_to_plan, tell_to_write
 from specsot_master.text import TemplateRefused, Text
 
@@ -24,19 +24,37 @@ class GenericConversation:
         """Raises TemplateRefused when the template takes the conversation in no form."""
         self._text, self._messages = text, tuple(messages)
         self._wording = choose_wording(messages[-1].content)
-        skeleton = self._tokens(tell_to_plan(self._wording, rules))
-        probe = self._tokens(tell_to_write(self._wording, _PROBE, [_PROBE], [], 1))
-        self.prefix = skeleton[: shared_length(skeleton, probe)]
-        self.skeleton: Turn = turn_from(self.prefix, skeleton)
+        self._place: Place | None = find_place(self._render, text.mark)
+        plan = self._place_words(tell_to_plan(self._wording, rules))
+        probe = self._place_words(tell_to_write(self._wording, _PROBE, [_PROBE], [], 1))
+        cut, end = text.cut(plan, shared_text(plan, probe))
+        self._head, self._joint = plan[:cut], plan[cut:end]
+        self._known = text.encode(self._head) if self._head else ()
+        skeleton, branch = self._tokens(plan), self._tokens(probe)
+        self.prefix = skeleton[: shared_length(skeleton, branch, len(self._known))]
+        self.skeleton: Turn = turn_from(self.prefix, skeleton, len(self._known))
+        self.asked = len(self._tokens(render_chat(text, self._messages)))
+        self.behind = len(plan) - (len(self._head) if self._place else 0)
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
     ) -> Turn:
         told = tell_to_write(self._wording, point, points, parents, length)
-        return turn_from(self.prefix, self._tokens(told))
+        return turn_from(self.prefix, self._tokens(self._place_words(told)), len(self._known))
 
-    def _tokens(self, instruction: str) -> tuple[int, ...]:
-        return self._text.encode(render_instructed(self._text, self._messages, instruction))
+    def _render(self, instruction: str) -> str:
+        return render_instructed(self._text, self._messages, instruction)
+
+    def _place_words(self, instruction: str) -> str:
+        place = self._place
+        return place.fill(self._text.mark(instruction)) if place else self._render(instruction)
+
+    def _tokens(self, rendering: str) -> tuple[int, ...]:
+        """What stands before the cut is known."""
+        cut = len(self._head)
+        if self._joint and rendering.startswith(self._joint, cut) and rendering.startswith(self._head):
+            return self._known + self._text.encode(rendering[cut:])
+        return self._text.encode(rendering)
 
 
 def render_instructed(text: Text, messages: tuple[Message, ...], instruction: str) -> str:

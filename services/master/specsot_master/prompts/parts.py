@@ -13,7 +13,8 @@ from pathlib import Path
 from specsot.errors import ModelError
 from specsot.params import Message
 from specsot.skeleton import Point
-from specsot_master.prompts.turns import Turn
+from specsot_master.prompts.generic import render_chat
+from specsot_master.prompts.turns import Turn, find_place
 from specsot_master.text import Text
 
 FILE = "specsot.json"
@@ -57,7 +58,12 @@ class PartsConversation:
         self._messages = _with_system(parts.system, tuple(messages))
         self._opening = text.render(self._messages, answer=False)
         self.prefix = text.encode(self._opening)
+        self._place = find_place(self._ask, text.mark)
+        self._head = text.encode(self._answer(parts.skeleton_turn) + parts.answer_prefix)
         self.skeleton: Turn = self._turn(parts.skeleton_turn)
+        asked = len(self._ask(parts.skeleton_turn))
+        self.behind = asked - (len(self._opening) if self._place else 0)
+        self.asked = len(text.encode(render_chat(text, tuple(messages))))
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
@@ -66,14 +72,27 @@ class PartsConversation:
 
     def _turn(self, words: str) -> Turn:
         """prefix | turn | head of the answer, each tokenised alone."""
-        messages = (*self._messages, Message("user", words))
-        asked = self._text.render(messages, answer=False)
-        answered = self._text.render(messages)
-        if not (asked.startswith(self._opening) and answered.startswith(asked)):
-            raise ModelError(f"{FILE} needs a chat template that renders turns one behind the other")
+        place = self._place
+        asked = place.fill(self._text.mark(words)) if place else self._ask(words)
+        if not asked.startswith(self._opening):
+            raise _misplaced()
         turn = self._text.encode(asked[len(self._opening) :])
-        head = self._text.encode(answered[len(asked) :] + self._parts.answer_prefix)
-        return Turn(self.prefix + turn + head, len(self.prefix))
+        return Turn(self.prefix + turn + self._head, len(self.prefix))
+
+    def _ask(self, words: str) -> str:
+        return self._text.render((*self._messages, Message("user", words)), answer=False)
+
+    def _answer(self, words: str) -> str:
+        """The head of the answer to a turn, whatever its words. Raises ModelError."""
+        asked = self._ask(words)
+        answered = self._text.render((*self._messages, Message("user", words)))
+        if not (asked.startswith(self._opening) and answered.startswith(asked)):
+            raise _misplaced()
+        return answered[len(asked) :]
+
+
+def _misplaced() -> ModelError:
+    return ModelError(f"{FILE} needs a chat template that renders turns one behind the other")
 
 
 _PROBE = Point(id=1, length=1, title="-")

@@ -37,14 +37,17 @@ class Enrolment:
         self._enter(fleet or self._choose(registration), registration, downlink)
         self._changed()
 
-    def heard(self, name: str, message: object) -> None:
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
         if fleet := self._homes.get(name):
-            fleet.heard(name, message)
+            fleet.heard(name, message, by)
 
-    def lost(self, name: str, reason: str) -> None:
-        if fleet := self._homes.pop(name, None):
-            fleet.lost(name, reason)
-            self._changed()
+    def lost(self, name: str, reason: str, by: Link | None = None) -> None:
+        fleet = self._homes.get(name)
+        if fleet is None or (fleet.knows(name) and not fleet.knows(name, by)):
+            return
+        del self._homes[name]
+        fleet.lost(name, reason)
+        self._changed()
 
     def lend(self) -> None:
         """Workers without work go to rings that they complete."""

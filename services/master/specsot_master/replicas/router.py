@@ -5,8 +5,8 @@ Refuses to know members and how a ring answers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from contextlib import aclosing, contextmanager
 
 import structlog
 
@@ -28,27 +28,40 @@ class Router:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._beginnings = Beginnings()
+        self._arriving: dict[str, list[Replica]] = {}  # where calls with an id of their own went
 
     async def generate(
-        self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
+        self,
+        ask: Ask,
+        request_id: str | None = None,
+        client: str = "",
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """As the conductor's, of the ring that has the request already, or of the least loaded one."""
-        replica = self.home(request_id) or self._choose(ask)
-        async with aclosing(replica.conductor.generate(ask, request_id, client, timeout)) as events:
-            async for event in events:
-                yield event
+        with self._reserved(request_id, ask) as replica:
+            async with aclosing(
+                replica.conductor.generate(ask, request_id, client, timeout, owner)
+            ) as events:
+                async for event in events:
+                    yield event
 
     async def resume(
-        self, request_id: str, offset: int = 0, ask: Ask | None = None, timeout: float | None = None
+        self,
+        request_id: str,
+        offset: int = 0,
+        ask: Ask | None = None,
+        timeout: float | None = None,
+        owner: str = "",
     ) -> AsyncGenerator[Numbered, None]:
         """As the conductor's."""
         replica = self.home(request_id) or self._replicas[0]
-        async with aclosing(replica.conductor.resume(request_id, offset, ask, timeout)) as events:
+        async with aclosing(replica.conductor.resume(request_id, offset, ask, timeout, owner)) as events:
             async for event in events:
                 yield event
 
-    def cancel(self, request_id: str) -> bool:
-        return any(replica.conductor.cancel(request_id) for replica in self._replicas)
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        return any(replica.conductor.cancel(request_id, owner) for replica in self._replicas)
 
     def home(self, request_id: str | None) -> Replica | None:
         """The ring that has a request, running or over."""
@@ -76,6 +89,25 @@ class Router:
         for replica in self._replicas:
             if replica.fleet.lacking:
                 self._move(replica)
+
+    @contextmanager
+    def _reserved(self, id: str | None, ask: Ask) -> Generator[Replica]:
+        """The ring for a call, the same for all calls with this id: a ring knows a request only once it was
+        looked into.
+        """
+        arriving = self._arriving.get(id or "", ())
+        replica = self.home(id) or next(iter(arriving), None) or self._choose(ask)
+        if id is None:
+            yield replica
+            return
+        calls = self._arriving.setdefault(id, [])
+        calls.append(replica)
+        try:
+            yield replica
+        finally:
+            calls.remove(replica)
+            if not calls:
+                del self._arriving[id]
 
     def _move(self, source: Replica) -> None:
         for request in source.conductor.everybody:

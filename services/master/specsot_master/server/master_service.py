@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any
 
 from grpc.aio import ServicerContext
 
 from specsot.errors import Cancelled, InvalidRequest, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info, Rebalanced
+from specsot.params import Ask
+from specsot.rpc.bearer import shown
+from specsot.rpc.tokens import Tokens
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot.wire.events import encode_event
 from specsot.wire.info import encode_info, encode_rebalanced
@@ -26,7 +30,8 @@ LONGEST_ID = 128
 class MasterService(master_pb2_grpc.MasterServicer):
     """`info` tells how the ring stands at the moment it is called. `rebalance` forms it anew.
 
-    patience: seconds one event may wait for a client that does not read.
+    patience: seconds one event may wait for a client that does not read. tokens: what clients show; who shows
+    one owns what it asked for.
     """
 
     def __init__(
@@ -35,9 +40,10 @@ class MasterService(master_pb2_grpc.MasterServicer):
         info: Callable[[], Info],
         patience: float = 60.0,
         rebalance: Callable[[], Rebalanced] | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         self._leader, self._info, self._patience = leader, info, patience
-        self._rebalance = rebalance
+        self._rebalance, self._tokens = rebalance, tokens
 
     async def Generate(
         self,
@@ -56,7 +62,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
     ) -> master_pb2.CancelResponse:
         if not request.request_id:
             raise InvalidRequest("request_id must be given", field="request_id")
-        return master_pb2.CancelResponse(cancelled=self._leader.cancel(request.request_id))
+        cancelled = self._leader.cancel(request.request_id, self._owner(context))
+        return master_pb2.CancelResponse(cancelled=cancelled)
 
     async def GetInfo(
         self,
@@ -70,6 +77,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         request: master_pb2.RebalanceRequest,
         context: ServicerContext[master_pb2.RebalanceRequest, master_pb2.RebalanceResponse],
     ) -> master_pb2.RebalanceResponse:
+        if self._tokens:
+            self._tokens.check_admin(shown(context.invocation_metadata()))
         if self._rebalance is None:
             raise Unavailable("there is no ring here")
         return encode_rebalanced(self._rebalance())
@@ -81,10 +90,20 @@ class MasterService(master_pb2_grpc.MasterServicer):
     ) -> AsyncGenerator[Numbered, None]:
         """Of a new request, or the rest of a known one."""
         id, timeout = checked_id(request.request_id), context.time_remaining()
+        owner = self._owner(context)
         if resumes(request):
-            ask = decode_ask(request) if has_words(request) else None
-            return self._leader.resume(request.request_id, request.resume_offset, ask, timeout)
-        return self._leader.generate(decode_ask(request), id, client_of(context.peer()), timeout)
+            ask = self._ask_of(request) if has_words(request) else None
+            return self._leader.resume(request.request_id, request.resume_offset, ask, timeout, owner)
+        client = owner or client_of(context.peer())
+        return self._leader.generate(self._ask_of(request), id, client, timeout, owner)
+
+    def _owner(self, context: ServicerContext[Any, Any]) -> str:
+        return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""
+
+    def _ask_of(self, request: master_pb2.GenerateRequest) -> Ask:
+        """Raises InvalidRequest, at once for what no model here can hold."""
+        positions = [model.max_positions for model in self._info().models]
+        return decode_ask(request, max(positions)) if positions else decode_ask(request)
 
     async def _write(
         self,

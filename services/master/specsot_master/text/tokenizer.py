@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from specsot.errors import ModelError
+from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.params import Message
+from specsot_master.text.control import MARK, Control
 from specsot_master.text.detokenizer import Detokenizer
 from specsot_master.text.spelling import TokenBytes
 from specsot_master.text.template import PLAIN, ChatTemplate
@@ -27,8 +29,10 @@ class Text:
     vocabulary: how many ids the tokenizer knows.
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        """The text side of a Hugging Face model directory. Raises ModelError."""
+    def __init__(self, directory: str | Path, limit: int | None = None) -> None:
+        """The text side of a Hugging Face model directory. limit: how many ids the model knows, where its
+        tokenizer may know more. Raises ModelError.
+        """
         folder = Path(directory)
         config = _read_json(folder / "tokenizer_config.json")
         names = _special_names(config)
@@ -37,16 +41,19 @@ class Text:
         self.spell = TokenBytes(self._tokenizer)
         self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self._limit = None if limit is None or max(self._largest(), 0) < limit else limit
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of exactly this text: nothing is put before or behind it."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        """Token ids of exactly this text: nothing is put before or behind it. In a rendering what is marked
+        is plain text. Raises InvalidRequest for a token that the model does not have.
+        """
+        return self._check(self._control.encode(text) if MARK in text else self._split(text, bare=True))
 
     def encode_bare(self, text: str) -> tuple[int, ...]:
         """Token ids of a text that is to be gone on with: what the tokenizer itself puts before it (such as
-        a bos token) included.
+        a bos token) included. Control tokens may stand in it. Raises InvalidRequest as `encode`.
         """
-        return tuple(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        return self._check(self._split(text, bare=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of these tokens; special ones are left out."""
@@ -56,8 +63,57 @@ class Text:
         return Detokenizer(self.decode)
 
     def render(self, messages: Sequence[Message], answer: bool = True) -> str:
-        """A conversation through the chat template. Raises TemplateRefused."""
-        return self._template.render(messages, answer)
+        """A conversation through the chat template; what in its contents spells a control token is marked.
+
+        Raises TemplateRefused.
+        """
+        marked = [Message(message.role, self.mark(message.content)) for message in messages]
+        return self._template.render(marked, answer)
+
+    def mark(self, words: str) -> str:
+        """Somebody's words as they stand in a rendering."""
+        return self._control.mark(words)
+
+    def cut(self, rendering: str, end: int) -> tuple[int, int]:
+        """The last control token before `end` at which a rendering can be cut: where it begins and ends. Both
+        parts, the second one beginning with it, then have the tokens of the whole. (0, 0): there is none.
+        """
+        return self._control.last(rendering, end)
+
+    def _split(self, text: str, bare: bool) -> tuple[int, ...]:
+        """Others' Python goes on meanwhile."""
+        try:
+            return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=not bare)[0].ids)
+        except TypeError as error:  # what tokenizers makes of a string that UTF-8 cannot write
+            raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
+
+    def _check(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        if self._limit is not None and (last := max(tokens, default=0)) >= self._limit:
+            name = self._tokenizer.id_to_token(last)
+            raise InvalidRequest(
+                f"{name!r} is token {last} of the tokenizer, the model's are 0 .. {self._limit - 1}",
+                field="prompt",
+            )
+        return tokens
+
+    def _largest(self) -> int:
+        added = max(self._tokenizer.get_added_tokens_decoder(), default=0)
+        return max(added, self._tokenizer.get_vocab_size(with_added_tokens=False) - 1)
+
+    @cached_property
+    def _control(self) -> Control:
+        added = self._tokenizer.get_added_tokens_decoder()
+        said = self._sample()
+        ids = (id for id, one in added.items() if one.special or id in self.end_ids or one.content in said)
+        return Control(self._tokenizer, ids)
+
+    def _sample(self) -> str:
+        """A short conversation, by which a template shows what its turns begin and end with."""
+        roles = ("user", "assistant", "user")
+        try:
+            return self._template.render([Message(role, "-") for role in roles], answer=False)
+        except SpecsotError:
+            return ""
 
 
 def _load_tokenizer(folder: Path) -> Any:
@@ -68,9 +124,12 @@ def _load_tokenizer(folder: Path) -> Any:
     if not path.is_file():
         return _convert_tokenizer(folder)
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
+    tokenizer.no_truncation()  # as some were saved
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _convert_tokenizer(folder: Path) -> Any:

@@ -5,12 +5,11 @@ Refuses to know transports and events. Defaults are SpecSoT's own wherever the b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specsot.errors import InvalidRequest
-from specsot.params import Ask, Limits, Message, Pruning, Sampling, Window
+from specsot.params import MAX_TOKENS, Ask, Limits, Message, Mode, Pruning, Sampling, Window, check_length
 from specsot_master.gateway.openai.bodies import (
     MOST_CHOICES,
     Asking,
@@ -34,7 +33,6 @@ _PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
 # Our fields under the names their callers know.
 CHAT_WORDS: Mapping[str, str] = {
     "prompt": "messages",
-    "request_id": "x-request-id",
     "max_new_tokens": "max_tokens",
     "logprobs": "top_logprobs",
     **{name: f"specsot.{name}" for name in (*_PLANNING, "window", "pruning", "head_aware")},
@@ -60,39 +58,59 @@ def words_of(body: Asking) -> Mapping[str, str]:
     }
 
 
-def chat_asks(body: ChatBody) -> list[Ask]:
-    """Raises InvalidRequest."""
+def chat_asks(body: ChatBody, mode: Mode, positions: int) -> list[Ask]:
+    """mode: where the body names none and asks for nothing that rules a plan out. positions: of the model.
+
+    Raises InvalidRequest.
+    """
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages))
+    check_length(reach_of(body, positions), characters=sum(len(message.content) for message in messages))
     ask = Ask(
-        messages=tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages)),
-        **_shared(body),
+        messages=messages,
+        **_shared(body, mode),
         limits=limits_of(body, body.max_completion_tokens, body.max_tokens),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     return copies_of(ask, body)
 
 
-def completion_asks(body: CompletionBody, encode: Encode) -> list[Ask]:
-    """Every prompt, `n` times each. Raises InvalidRequest."""
+def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> list[Ask]:
+    """Every prompt, `n` times each; what is too many or too long is refused before any is encoded or copied.
+
+    Raises InvalidRequest.
+    """
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo cannot come with logprobs: prompts have none here", "echo")
-    shared: dict[str, Any] = _shared(body) | {"mode": "direct"}
+    shared: dict[str, Any] = _shared(body, "direct") | {"mode": "direct"}
     limits = limits_of(body, body.max_tokens, COMPLETION_TOKENS)
-    asks: list[Ask] = []
-    for tokens in prompts_of(body, encode):
-        ask = Ask(tokens=tokens, **shared, limits=limits, logprobs=body.logprobs)
-        asks += copies_of(ask, body)
-    if len(asks) > MOST_CHOICES:
-        raise InvalidRequest(f"{len(asks)} answers to one call, {MOST_CHOICES} are allowed", "prompt")
-    return asks
+    given, most = prompts_of(body), reach_of(body, positions)
+    for one in given:
+        check_length(most, characters=len(one) if isinstance(one, str) else 0)
+    check_ids([one for one in given if not isinstance(one, str)], most, limits)
+    prompts = [encode(one) if isinstance(one, str) else tuple(one) for one in given]
+    check_ids(prompts, most, limits)
+    asks = [Ask(tokens=tokens, **shared, limits=limits, logprobs=body.logprobs) for tokens in prompts]
+    return [copy for ask in asks for copy in copies_of(ask, body)]
+
+
+def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: Limits) -> None:
+    """By their number. Raises InvalidRequest."""
+    for ids in prompts:
+        if not ids:
+            raise InvalidRequest("prompt must not be empty", "prompt")
+        check_length(positions, len(ids), completion=limits.max_new_tokens)
 
 
 def message_of(turn: Turn, field: str) -> Message:
     """One turn; its text parts joined. `developer` is OpenAI's newer word for `system`."""
     for name in ("tool_calls", "function_call"):
         if (turn.model_extra or {}).get(name):
-            raise InvalidRequest(f"{field}.{name} is not served here: leave it out", f"{field}.{name}")
+            raise InvalidRequest(
+                f"{field}.{name} is not served here: a conversation goes on from its texts alone",
+                f"{field}.{name}",
+            )
     return Message("system" if turn.role == "developer" else turn.role, text_of(turn, f"{field}.content"))
 
 
@@ -106,17 +124,21 @@ def text_of(turn: Turn, field: str) -> str:
     return "".join(part.text or "" for part in turn.content)
 
 
-def prompts_of(body: CompletionBody, encode: Encode) -> list[tuple[int, ...]]:
-    """Every prompt as token ids."""
+def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+    """Every prompt as it was given. Raises InvalidRequest where there are none, or too many."""
     given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     if given and isinstance(given[0], int):
         given = [given]
     if not 0 < len(given) <= MOST_CHOICES:
         raise InvalidRequest(f"prompt: {len(given)} prompts, from 1 to {MOST_CHOICES} are allowed", "prompt")
-    prompts = [encode(one) if isinstance(one, str) else tuple(one) for one in given]
-    if not all(prompts):
-        raise InvalidRequest("prompt must not be empty", "prompt")
-    return prompts
+    if (answers := len(given) * (body.n or 1)) > MOST_CHOICES:
+        raise InvalidRequest(f"{answers} answers to one call, {MOST_CHOICES} are allowed", "prompt")
+    return given
+
+
+def reach_of(body: Asking, positions: int) -> int:
+    """Tokens that prompt and answer may have together; more than the model's context only behind a window."""
+    return MAX_TOKENS if body.specsot and body.specsot.window else positions
 
 
 def limits_of(body: Asking, *tokens: int | None) -> Limits:
@@ -129,15 +151,16 @@ def limits_of(body: Asking, *tokens: int | None) -> Limits:
 def copies_of(ask: Ask, body: Asking) -> list[Ask]:
     """As many as are wanted, each with a seed of its own that follows from the one given, if one is."""
     seed = ask.seed
-    return [replace(ask, seed=None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
+    return [ask.seeded(None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
 
 
-def _shared(body: Asking) -> dict[str, Any]:
-    """Fields of Ask that every body may set."""
-    planning = body.specsot or Planning()
+def _shared(body: Asking, mode: Mode) -> dict[str, Any]:
+    """Fields of Ask that every body may set. mode: where it names none."""
+    planning, form = body.specsot or Planning(), form_of(body)
     given = {name: getattr(planning, name) for name in _GIVEN}
     return {
-        "form": form_of(body),
+        "form": form,
+        "mode": "direct" if form or planning.pruning or planning.head_aware else mode,
         "model": body.model or "",
         "sampling": sampling_of(body),
         "stop": stops_of(body),

@@ -67,10 +67,12 @@ def piece_of(numbered: Numbered, telling: Telling) -> Piece | None:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of one call: each prompt once, every answer's own."""
+    """Tokens of one call: each prompt once, and everything that was written for every answer."""
 
     prompts: dict[int, int] = field(default_factory=dict[int, int])
     completion: int = 0
+    plans: int = 0
+    headings: int = 0
     cached: dict[int, int] = field(default_factory=dict[int, int])
 
     def count(self, prompt: int, event: Event) -> None:
@@ -78,8 +80,11 @@ class Usage:
         if isinstance(event, Started):
             self.prompts[prompt] = event.prompt_tokens
         elif isinstance(event, Finished):
-            self.completion += event.statistics.merged_tokens
-            self.cached[prompt] = max(self.cached.get(prompt, 0), event.statistics.cached_tokens)
+            figures = event.statistics
+            self.completion += figures.completion_tokens
+            self.plans += figures.plan_tokens
+            self.headings += figures.heading_tokens
+            self.cached[prompt] = max(self.cached.get(prompt, 0), figures.cached_tokens)
 
     def told(self) -> dict[str, Any]:
         prompt = sum(self.prompts.values())
@@ -88,6 +93,11 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.plans,  # OpenAI's word for what no content shows
+                "plan_tokens": self.plans,
+                "heading_tokens": self.headings,
+            },
         }
 
 

@@ -55,7 +55,7 @@ def openai_routes(house: House) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with in_words(words):
-            asks = tuple(chat_asks(body))
+            asks = tuple(chat_asks(body, house.mode, house.positions))
         call = Call(asks, CHAT, telling_of(body, bool(body.logprobs)), words, body.n or 1)
         return await answer(house, request, body, call)
 
@@ -65,16 +65,20 @@ def openai_routes(house: House) -> APIRouter:
         refuse_unserved(body)
         words = words_of(body)
         with in_words(words):
-            asks = tuple(completion_asks(body, house.encode))
-        echoes = tuple(house.language.decode(ask.tokens) for ask in asks) if body.echo else ()
+            asks = tuple(completion_asks(body, house.language.encode_bare, house.positions))
+        copies = body.n or 1
+        echoed = [house.language.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
+        echoes = tuple(echo for echo in echoed for _ in range(copies))
         telling = telling_of(body, body.logprobs is not None)
-        call = Call(asks, COMPLETION, telling, words, body.n or 1, echoes)
+        call = Call(asks, COMPLETION, telling, words, copies, echoes)
         return await answer(house, request, body, call)
 
     @router.get("/models", response_model=ModelList)
     async def list_models() -> dict[str, Any]:
         """What can be asked for."""
         return {"object": "list", "data": [model_of(house, model) for model in house.desk.info().models]}
+
+    router.add_api_route("/models/", list_models, include_in_schema=False)
 
     @router.get("/models/{name:path}", response_model=ModelCard)
     async def show_model(name: str) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""Finds the request that breaks rings: after repeated breaks, suspects enter the ring group by group.
+
+Pure. Refuses to know rings, pages and why a ring broke. A request is given up only for rings that broke while
+it was in them alone, so one that breaks every ring takes nobody along, and finding it among n suspects costs
+about log2(n) rings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+HALF_LIFE = 64  # tokens a request writes that halve what a break counts against it
+SUSPECT = 1.5  # two breaks in a row, with little written before and between
+MOST_BREAKS = 8  # under one request, however much it wrote in between, before it is suspect for good
+PROOF, LONGEST_PROOF = 16, 256  # tokens that clear a suspect; the longest is within a first lease
+ENOUGH = 1.5  # breaks in a row with nobody else in the ring, each halved by every PROOF tokens
+MOST_ALONE = 8  # breaks with nobody else in the ring, over its whole life
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A request's history with rings that broke. blame: breaks, halved by every HALF_LIFE tokens.
+
+    breaks: all of them. alone: those on trial with nobody else in the ring; guilt: those since it was cleared
+            last, halved by every PROOF tokens. written: tokens since it entered this ring.
+    """
+
+    blame: float = 0.0
+    guilt: float = 0.0
+    breaks: int = 0
+    alone: int = 0
+    written: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        return self.blame > SUSPECT or self.breaks > MOST_BREAKS
+
+    @property
+    def guilty(self) -> bool:
+        return self.guilt > ENOUGH or self.alone >= MOST_ALONE
+
+    @property
+    def proof(self) -> int:
+        """Tokens that clear it; with every break beyond MOST_BREAKS twice as many."""
+        return min(PROOF << min(max(self.breaks - MOST_BREAKS, 0), 8), LONGEST_PROOF)
+
+    @property
+    def told(self) -> str:
+        """What its client is told when it is given up."""
+        return f"{self.breaks} rings broke while this request ran, {self.alone} of them with it alone in them"
+
+    def broke(self, alone: bool) -> None:
+        """Its ring broke. alone: on trial, with nobody else in the ring."""
+        self.breaks += 1
+        if alone:
+            self.alone += 1
+            self.guilt = (self.guilt + 1) * 0.5 ** (self.written / PROOF)
+        self.blame = (self.blame + 1) * 0.5 ** (self.written / HALF_LIFE)
+        self.written = 0
+
+
+class Quarantine:
+    """Who may be in the ring. While somebody is on trial, only those on trial and those cleared are."""
+
+    def __init__(self) -> None:
+        self._moved = False
+        self._pending: list[Record] = []
+        self._trial: list[Record] = []
+        self._cleared: list[Record] = []
+
+    def admits(self, record: Record) -> bool:
+        """Whether this request may enter the ring now."""
+        return not self._trial or record in self._trial or record in self._cleared
+
+    def moved(self) -> bool:
+        """Whether others may enter, since this was asked last."""
+        moved, self._moved = self._moved, False
+        return moved
+
+    def broke(self, present: Sequence[Record]) -> Record | None:
+        """The ring broke with these in it, the most likely culprits first. Returns who is to be given up."""
+        tried = [one for one in present if one in self._trial]
+        alone = len(present) == len(tried) == 1
+        for one in present:
+            one.broke(alone)
+        if alone and tried[0].guilty:
+            self.leave(tried[0])
+            return tried[0]
+        if present:
+            untried = [*self._trial, *self._pending]
+            suspects = tried or [*(one for one in present if one.suspect), *untried]
+            self._begin(sorted(suspects, key=lambda one: -one.blame))
+        return None
+
+    def wrote(self, record: Record, tokens: int) -> None:
+        """A request wrote tokens: perhaps enough to be cleared."""
+        record.written += tokens
+        if record in self._trial and record.written >= record.proof:
+            record.guilt = 0.0
+            self._cleared.append(record)
+            self._end_trial(record)
+
+    def leave(self, record: Record) -> None:
+        """A request is over, or elsewhere."""
+        for group in (self._pending, self._cleared):
+            if record in group:
+                group.remove(record)
+        if record in self._trial:
+            self._end_trial(record)
+
+    def clear(self) -> None:
+        """Nobody is there any more."""
+        self._begin([])
+
+    def _begin(self, suspects: list[Record]) -> None:
+        self._pending, self._cleared = suspects, []
+        self._take_half()
+
+    def _end_trial(self, record: Record) -> None:
+        """Once nobody is on trial, the next half of those who wait for theirs."""
+        self._trial.remove(record)
+        if not self._trial:
+            self._take_half()
+            self._moved = True
+
+    def _take_half(self) -> None:
+        half = (len(self._pending) + 1) // 2
+        self._trial, self._pending = self._pending[:half], self._pending[half:]

@@ -1,0 +1,181 @@
+"""Flaws that a review found by reading, and that the harness finds: each is put back, and caught.
+
+`MENDED` says of which the flaw is gone from the code. Of the others there is nothing to plant, and no run is
+clean. Plants name what mends the flaw; where that has another name by now, `plant` fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from specsot.params import Ask
+from tests.faults.campaign import ASKS, LONG, Campaign, Fault, judge
+from tests.faults.clients import Habit
+from tests.faults.parts import AT_GRAMMAR, AT_LAP, AT_PROMPT
+from tests.faults.world import Shape
+
+pytestmark = pytest.mark.slow
+
+DIRECT, PLANNED = ASKS[0], ASKS[2]
+MENDED = frozenset[str]()
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """rule: how a line of the verdict begins. plant: puts the flaw back where it is mended."""
+
+    name: str
+    campaign: Campaign
+    rule: str
+    plant: Plant
+    seed: int = 0
+
+
+class Impatient:
+    """specsot.rpc.pulse.Watch as it was: it compares wall clocks, also where its own loop stood still."""
+
+    def __init__(self, silence: float, on_silence: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._silence, self._on_silence, self._heard = silence, on_silence, self._loop.time()
+        self._timer = self._loop.call_later(silence, self._check)
+
+    def heard(self) -> None:
+        self._heard = self._loop.time()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        due = self._heard + self._silence
+        if due <= self._loop.time():
+            self._on_silence()
+        else:
+            self._timer = self._loop.call_at(due, self._check)
+
+
+def plant_impatience(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("specsot.rpc.uplink.Watch", Impatient)
+    patch.setattr("specsot_master.server.fleet_service.Watch", Impatient)
+
+
+def plant_starving(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("specsot_worker.sequencer.Sequencer._kept_for_prompts", lambda _: 0)
+
+
+def plant_blame(patch: pytest.MonkeyPatch) -> None:
+    """Everybody is in every ring, and whoever was in four that broke fails."""
+
+    def broke(_: object, present: list[object]) -> object | None:
+        for one in present:
+            one.breaks += 1  # type: ignore[attr-defined]
+        return next((one for one in present if one.breaks > 3), None)  # type: ignore[attr-defined]
+
+    def wrote(_: object, record: object, tokens: int) -> None:
+        record.breaks = 0  # type: ignore[attr-defined]
+
+    quarantine = "specsot_master.conductor.quarantine.Quarantine"
+    patch.setattr(f"{quarantine}.broke", broke)
+    patch.setattr(f"{quarantine}.wrote", wrote)
+    patch.setattr(f"{quarantine}.admits", lambda *_: True)
+
+
+def plant_contagion(patch: pytest.MonkeyPatch) -> None:
+    """What goes wrong with one sequence's grammar leaves the judge."""
+    patch.setattr("specsot_worker.judge.Isolated._ask", lambda _, question, otherwise: question())
+
+
+def plant_forgetting(patch: pytest.MonkeyPatch) -> None:
+    """What came before the Configuration is thrown away with the epoch before."""
+    from specsot_worker.part import WorkerPart
+
+    disband = WorkerPart.disband
+
+    async def forget(self: WorkerPart) -> None:
+        await disband(self)
+        self._early = type(self._early)()
+
+    patch.setattr(WorkerPart, "disband", forget)
+
+
+def plant_names(patch: pytest.MonkeyPatch) -> None:
+    """The end of a stream is that of whoever has the name now."""
+    raise NotImplementedError("once it is known what mends it")
+
+
+def plant_no_reservation(patch: pytest.MonkeyPatch) -> None:
+    """Where an id lives is asked before the request is looked into, and never again."""
+    raise NotImplementedError("once it is known what mends it")
+
+
+def everybody(*asks: Ask) -> tuple[tuple[float, Ask, Habit], ...]:
+    return tuple((0.1 * n, ask, Habit()) for n, ask in enumerate(asks))
+
+
+def poisoned(seed: int, stages: int) -> Campaign:
+    """Two who are being answered, and a third one of which a worker dies."""
+    ask = replace(PLANNED if seed == AT_GRAMMAR else DIRECT, seed=seed)
+    return Campaign(Shape(stages), (*everybody(DIRECT, PLANNED), (0.3, ask, Habit(once=True))), ())
+
+
+STALL = (Fault("stall", "master", 1.0, 6.0), Fault("kill", "worker-1", 1.1))
+TWIN = ((0.0, LONG[0], Habit(twin=0.002, once=True)),)
+FINDINGS = (
+    Finding(
+        "H2 silence is counted while one's own loop stands still",
+        Campaign(Shape(2), everybody(DIRECT), (Fault("pause", "everybody", 1.0, 30.0),)),
+        "8 worker-0 lost the master, which was there",
+        plant_impatience,
+    ),
+    Finding(
+        "H3 prompts starve behind trees",
+        Campaign(Shape(1, rows=16, nodes=24), everybody(*ASKS[:4]), ()),
+        "3 sequence",
+        plant_starving,
+    ),
+    Finding("H6 the innocent fail", poisoned(AT_PROMPT, 1), "6 it failed with Unavailable", plant_blame),
+    Finding("H6 poison is tried for ever", poisoned(AT_LAP, 1), "6 one request ended", plant_blame),
+    Finding(
+        "H6 one grammar ends everybody's epoch",
+        poisoned(AT_GRAMMAR, 2),
+        "8 an epoch ended for nothing",
+        plant_contagion,
+    ),
+    Finding(
+        "H7 a tap before its Configuration is lost",
+        Campaign(Shape(2, taps=True, losses=0.3), everybody(DIRECT), ()),
+        "13 the ring still waits for",
+        plant_forgetting,
+    ),
+    Finding(
+        "M1 the end of an old stream removes the new member",
+        Campaign(Shape(2, drafter=False), everybody(DIRECT), STALL),
+        "10 worker-1 has a stream, and is not in the roll",
+        plant_names,
+        seed=2,
+    ),
+    Finding(
+        "M4 one id in two rings",
+        Campaign(Shape(1, drafter=False, replicas=2), TWIN, ()),
+        "7 request r0 is in rings (0, 1)",
+        plant_no_reservation,
+    ),
+)
+
+
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda one: one.name)
+def test_it_is_found(finding: Finding, monkeypatch: pytest.MonkeyPatch) -> None:
+    if finding.name in MENDED:
+        finding.plant(monkeypatch)
+    found = judge(finding.campaign, finding.seed)
+    assert any(line.startswith(finding.rule) for line in found), found
+
+
+@pytest.mark.parametrize("finding", [one for one in FINDINGS if one.name in MENDED], ids=lambda one: one.name)
+def test_without_it_nothing_is_found(finding: Finding) -> None:
+    assert judge(finding.campaign, finding.seed) == []

@@ -1,0 +1,165 @@
+"""More to do than a frame has rows for: prompts get their share, trees take turns, and no text changes."""
+
+import random
+
+import pytest
+
+from specsot.frames import Chunk, Draft, Drafts, Fork, Frame, Growth, Open, Opening, Outcome, Result
+from specsot.pages import PageTable
+from specsot.tree import Tree
+from specsot_worker.flow import CHUNKS, Flow
+from specsot_worker.patience import Patience
+from specsot_worker.sequencer import PREFILL_SHARE, Budget, Sequencer
+from tests.conftest import seeds
+from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
+
+PROMPT = 40  # rows
+
+
+class Laps:
+    """A ring of one frame at a time, whose drafter always sends trees of so many nodes."""
+
+    def __init__(self, rows: int, nodes: int = 1, flow: Flow | None = None) -> None:
+        patience = Patience(1.0, nodes > 1)
+        self.nodes, self.now, self.written = nodes, 0.0, dict[int, int]()
+        self.sequencer = Sequencer(1, Budget(rows, 1, max(nodes, 1)), PageTable(1 << 14, 16), patience, flow)
+
+    def open(self, sequence: int, prompt: int = 1, fork: Fork | None = None, **more) -> None:
+        length = prompt + (fork.length if fork else 0)
+        opening = Opening(sequence, length, fork=fork, limit=10**6, drafted=self.nodes > 1, **more)
+        self.sequencer.obey(Open(opening, (5,) * prompt, 1 << 30))
+
+    def turn(self) -> Frame:
+        self.now += 1.0
+        frame = self.sequencer.compose(self.now)
+        assert frame is not None
+        judged = [one for one in frame.segments if isinstance(one, Growth) or one.final]
+        outcomes = tuple(_outcome(one) for one in judged)
+        for one in judged:
+            self.written[one.sequence] = self.written.get(one.sequence, 0) + 1
+        self.sequencer.learn(Result(1, frame.number, outcomes), self.now)
+        if self.nodes > 1:
+            tree = Tree((7,) * self.nodes, (0,) * self.nodes)
+            drafts = tuple(Draft(one.sequence, one.step + 1, tree) for one in outcomes)
+            self.sequencer.offer(Drafts(1, drafts), self.now)
+        return frame
+
+
+def _outcome(segment: Chunk | Growth) -> Outcome:
+    if isinstance(segment, Chunk):
+        return Outcome(segment.sequence, 0, (), (7,))
+    return Outcome(segment.sequence, segment.step, (0,), (7,))
+
+
+def within(prompts: list[int], share: int) -> int:
+    """The law: laps from admission to the last one's first token, for prompts that wait in this order."""
+    return -(-sum(prompts) // share)
+
+
+@pytest.mark.parametrize(
+    ("rows", "writers", "nodes"), [(8, 8, 1), (512, 9, 60), (64, 200, 4), (2, 5, 1), (1, 3, 1)]
+)
+def test_a_prompt_writes_its_first_token_within_so_many_laps_whoever_else_writes(rows, writers, nodes):
+    laps = Laps(rows, nodes)
+    for sequence in range(1, writers + 1):
+        laps.open(sequence)
+    while len(laps.written) < writers:
+        laps.turn()
+    prompts = [PROMPT, 3, 2 * PROMPT]
+    for n, prompt in enumerate(prompts):
+        laps.open(1000 + n, prompt)
+    share = max(rows // PREFILL_SHARE, 1)
+    for lap in range(2 * within(prompts, share) if rows == 1 else within(prompts, share)):
+        laps.turn()
+        for n in range(len(prompts)):
+            due = within(prompts[: n + 1], share) * (2 if rows == 1 else 1)
+            assert lap + 1 < due or laps.written.get(1000 + n, 0) > 0, (n, lap, due)
+
+
+def test_branches_of_a_prefix_begin_beside_full_trees():
+    laps = Laps(64, 16)
+    for sequence in range(1, 9):
+        laps.open(sequence)
+    for _ in range(5):
+        laps.turn()
+    laps.open(100, PROMPT, decodes=False)
+    for branch in range(4):
+        laps.open(101 + branch, 5, Fork(100, PROMPT))
+    for _ in range(within([PROMPT], 16) + within([5] * 4, 16) + 1):
+        laps.turn()
+    assert all(laps.written.get(101 + branch) for branch in range(4))
+
+
+def test_with_several_stages_a_chunk_may_be_shorter_but_comes_with_every_frame():
+    rows = 64
+    laps = Laps(rows, 16, Flow(2, ((1, 1.0), (rows, 2.0))))
+    for sequence in range(1, 9):
+        laps.open(sequence)
+    for _ in range(5):
+        laps.turn()
+    laps.open(100, PROMPT)
+    for _ in range(within([PROMPT], rows // CHUNKS[-1])):
+        laps.turn()
+    assert laps.written.get(100)
+
+
+def test_trees_give_up_rows_only_while_a_prompt_waits():
+    laps = Laps(64, 16)
+    for sequence in range(1, 5):
+        laps.open(sequence)
+    laps.turn()
+    assert sum(len(one.tree) for one in laps.turn().segments if isinstance(one, Growth)) == 64
+    laps.open(9, 4)
+    frame = laps.turn()
+    assert sum(len(one.tree) for one in frame.segments if isinstance(one, Growth)) == 60, (
+        "no more than it needs"
+    )
+    laps.open(10, 400, Fork(777, 4))  # waits for what never comes: nobody gives anything up for it
+    assert sum(len(one.tree) for one in laps.turn().segments if isinstance(one, Growth)) == 64
+
+
+@pytest.mark.parametrize(("rows", "writers"), [(8, 12), (512, 1024), (8, 9)])
+def test_where_rows_run_short_everybody_writes_as_much(rows, writers):
+    laps = Laps(rows)
+    for sequence in range(1, writers + 1):
+        laps.open(sequence)
+    while len(laps.written) < writers:
+        laps.turn()
+    before = dict(laps.written)
+    for _ in range(20):
+        laps.turn()
+    gains = [laps.written[one] - before[one] for one in laps.written]
+    assert max(gains) - min(gains) <= 1, (min(gains), max(gains))
+
+
+def test_where_rows_run_short_every_tree_is_whole_now_and_then():
+    laps = Laps(20, 12)
+    for sequence in range(1, 6):
+        laps.open(sequence)
+    for _ in range(8):
+        laps.turn()
+    frames = [laps.turn() for _ in range(30)]
+    sizes = [
+        (one.sequence, len(one.tree)) for frame in frames for one in frame.segments if isinstance(one, Growth)
+    ]
+    whole = [sum(who == sequence and size == 12 for who, size in sizes) for sequence in range(1, 6)]
+    assert max(whole) - min(whole) <= 1, whole
+    assert min(whole) > 0, whole
+
+
+@pytest.mark.parametrize("seed", seeds(8, quick=3))
+def test_law_1_prompts_that_come_while_others_write_change_no_text(seed):
+    rng = random.Random(seed)
+    budget = Budget(rng.choice([2, 5, 9, 17]), rng.choice([1, 2, 3]), 9)
+    sequencer = Sequencer(1, budget, PageTable(96, 8), Patience(0.5))
+    ring = MockRing(sequencer, [MockStage(PageTable(96, 8)) for _ in range(2)], rng, 0.7)
+    wanted = {}
+    for sequence in range(1, 9):
+        prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 40))]
+        sequencer.obey(Open(Opening(sequence, len(prompt), limit=20), tuple(prompt), 10**6))
+        wanted[sequence] = write_plainly(prompt, 20)
+        for _ in range(rng.randrange(12)):
+            ring.turn()
+    while ring.turn():
+        pass
+    assert ring.log == wanted
