@@ -42,6 +42,7 @@ CLIENTS = 16
 ENDLESS = 1 << 30  # attempts
 MOST_SLOWER = 3.0  # times the wait between texts without an attack, at the 99th percentile
 WARMING = 16  # requests that do not count
+TIMES = 2  # as many requests a level as a level of `bench load` has: the 99th percentile is of few waits
 LOOPBACK = "127.0.0.1"
 
 
@@ -100,7 +101,7 @@ def measure(load: Load, kinds: Sequence[str], memory: bool, output: Path | None)
         raise InvalidRequest("hostile: only against a fleet that is started here, not --master", "hostile")
     if strange := set(kinds) - set(KINDS):
         raise InvalidRequest(f"hostile: no attack is called {min(strange)}: {', '.join(KINDS)}", "hostile")
-    load = replace(load, clients=(CLIENTS,))
+    load = replace(load, clients=(CLIENTS,), requests=TIMES * load.requests)
     if memory:
         return _measure_memory(load, kinds, output)
     info, found = run(_measure(load, kinds))

@@ -101,6 +101,8 @@ def load(
     output: Output = None,
 ) -> int:
     """Requests per second and waits of 1 to 64 clients at once, of a fleet of processes."""
+    if hostile is not None:  # processes are started while calls are under way: gRPC would warn of each
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from specsot_app.bench import load as room
     from specsot_app.bench import memory as other_room
 
