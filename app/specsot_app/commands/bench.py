@@ -92,14 +92,27 @@ def load(
     memory: Annotated[
         bool, typer.Option("--memory", help="Instead: what the processes hold after 2,000 short requests.")
     ] = False,
+    hostile: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: 16 clients beside attacks, `all` or some of those that docs/bench.md lists."
+        ),
+    ] = None,
     output: Output = None,
 ) -> int:
     """Requests per second and waits of 1 to 64 clients at once, of a fleet of processes."""
+    if hostile is not None:  # processes are started while calls are under way: gRPC would warn of each
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from specsot_app.bench import load as room
     from specsot_app.bench import memory as other_room
 
     wanted = options.wanted_by({**ctx.params, "fleet": "processes"})
     what = room.Load(counts_of(clients), requests, tokens, mode, wanted)
+    if hostile is not None:
+        from specsot_app.bench.attacks import KINDS
+        from specsot_app.bench.hostile import measure
+
+        return measure(what, KINDS if hostile == "all" else tuple(hostile.split(",")), memory, output)
     return (other_room if memory else room).measure(what, output)
 
 

@@ -10,7 +10,7 @@ from typing import ParamSpec
 
 import structlog
 
-from specsot.errors import SpecsotError
+from specsot.errors import SpecsotError, Unavailable, WireError
 from specsot_master.conductor.live import LiveRequest
 
 log = structlog.get_logger()
@@ -31,6 +31,9 @@ class Guard:
     ) -> None:
         try:
             act(*args, **kwargs)
+        except WireError as error:  # of a member, never of the client
+            log.error("a member told what cannot be", **request.named, reason=str(error))
+            self._fail(request, Unavailable(f"the ring lost its place in this answer: {error}"))
         except SpecsotError as error:
             self._fail(request, error)
         except Exception:

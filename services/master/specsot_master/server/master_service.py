@@ -44,6 +44,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     ) -> None:
         self._leader, self._info, self._patience = leader, info, patience
         self._rebalance, self._tokens = rebalance, tokens
+        self._positions: int | None = None
 
     async def Generate(
         self,
@@ -102,8 +103,9 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     def _ask_of(self, request: master_pb2.GenerateRequest) -> Ask:
         """Raises InvalidRequest, at once for what no model here can hold."""
-        positions = [model.max_positions for model in self._info().models]
-        return decode_ask(request, max(positions)) if positions else decode_ask(request)
+        if self._positions is None:  # models do not change, and telling all of a fleet takes a while
+            self._positions = max((model.max_positions for model in self._info().models), default=None)
+        return decode_ask(request) if self._positions is None else decode_ask(request, self._positions)
 
     async def _write(
         self,
