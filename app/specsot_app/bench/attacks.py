@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -27,7 +28,6 @@ import grpc
 from specsot.errors import InvalidRequest
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_app.bench.waits import spread
-from specsot_app.running import run
 
 PAUSE = 0.02  # seconds between two calls of the probe
 PATIENCE = 60.0  # seconds an attacker waits for one answer
@@ -253,17 +253,23 @@ async def attack(kind: str, target: Target, count: int) -> None:
     await asyncio.gather(*(go_on() for _ in range(min(chosen.at_once, count))))
 
 
-def main() -> int:
+async def attack_until_told(kind: str, target: Target, count: int) -> None:
+    """Then tell what came of it, and end the process as it is: attempts under way are left."""
+    leaving, attacking = asyncio.Event(), asyncio.ensure_future(attack(kind, target, count))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
+    attacking.add_done_callback(lambda _: leaving.set())
+    await leaving.wait()
+    told = {"attempts": sum(target.came.values()), "came": target.came, "waits": spread(target.waits)}
+    print(json.dumps(told | {"longest": max(target.waits, default=None)}), flush=True)
+    os._exit(0)
+
+
+def main() -> None:
     kind, at_grpc, at_http, count = sys.argv[1:5]
     if not all(at.startswith("127.") for at in (at_grpc, at_http)):
         raise InvalidRequest("an attack is only made on this machine's own loopback", field="hostile")
-    target = Target(at_grpc, at_http)
-    with suppress(KeyboardInterrupt):  # SIGTERM, too
-        run(attack(kind, target, int(count)))
-    told = {"attempts": sum(target.came.values()), "came": target.came, "waits": spread(target.waits)}
-    print(json.dumps(told | {"longest": max(target.waits, default=None)}), flush=True)
-    os._exit(0)  # what hangs in a closing channel is of no interest
+    asyncio.run(attack_until_told(kind, Target(at_grpc, at_http), int(count)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

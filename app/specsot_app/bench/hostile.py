@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -156,8 +157,9 @@ async def attacked_fleet(load: Load) -> AsyncGenerator[tuple[ProcessFleet, Doors
 
 
 async def start(kind: str, doors: Doors, count: int = ENDLESS) -> Process:
-    command = ("-m", "specsot_app.bench.attacks", kind, doors.grpc, doors.http, str(count))
-    return await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
+    leashed = ("-m", "specsot_app.leash", str(os.getpid()), "specsot_app.bench.attacks")
+    asked = (kind, doors.grpc, doors.http, str(count))
+    return await asyncio.create_subprocess_exec(sys.executable, *leashed, *asked, stdout=PIPE)
 
 
 async def end(process: Process) -> Row:
