@@ -30,7 +30,7 @@ class Serving:
     """How a fleet serves, whatever it is made of.
 
     host: where the master's doors listen. master, members: further flags of theirs, as on a command line.
-    grace: seconds that answers have to end once the master is told to.
+    grace: seconds that answers have to end once the master is told to; None: as its environment says.
     replicas: how many rings. places: of each stage, ring by ring, if chosen; `here` are those hosts among
     them that are this machine.
     fleet: the door of members, if they have one apart. certificates: a folder of docker/certificates.sh.
@@ -39,7 +39,7 @@ class Serving:
     host: str = LOOPBACK
     master: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
-    grace: float = 5.0
+    grace: float | None = None
     replicas: int = 1
     places: tuple[Place, ...] = ()
     here: frozenset[str] = frozenset()
@@ -140,8 +140,8 @@ def master_of(
     steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
     if serving.certificates:
         steer += ("--token-file", str(serving.certificates / "master" / "tokens"))
-    steer += ("--grace", f"{serving.grace:g}")
-    grace = serving.grace + GRACE
+    steer += flags_of(grace=serving.grace)
+    grace = GRACE + (serving.grace or 0)
     return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED, grace=grace)
 
 

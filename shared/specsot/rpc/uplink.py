@@ -96,16 +96,22 @@ async def _register(
 
 
 class Uplink:
-    """The member's end of the stream. `send` takes Ready, Broken, Leaving, Beat and Result."""
+    """The member's end of the stream. `send` takes Ready, Broken, Leaving, Beat, Progress and Result.
+
+    What is sent once the master's loss is in the inbox goes nowhere, quietly: a result that a member had under
+    way when its master left in good order is no failure of this member's.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Pulse) -> None:
         self._channel, self._call, self._inbox, self.pulse = channel, call, inbox, pulse
         self._outbox: Outbox[bytes] = Outbox()
-        self._closing = False
+        self._closing = self._parted = False
         self._watch = Watch(pulse.silence, self._silent)
         self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:
+        if self._parted:
+            return
         data = encode_upward(message).SerializeToString()
         self._outbox.put(data, len(data))
 
@@ -153,6 +159,7 @@ class Uplink:
     def _lose(self, reason: str) -> None:
         if self._closing or self._outbox.lost is not None:
             return
+        self._parted = True
         self._outbox.lose(f"lost the master: {reason}")
         self._inbox.put(MASTER, Lost(MASTER, reason))
         self._farewell = start(self._hang_up())
