@@ -114,7 +114,7 @@ def draw(seed: int) -> Campaign:
 
 
 def _apart(faults: list[Fault]) -> Iterator[Fault]:
-    """Without short stalls of a loop that stands still already, or hardly goes on again: both are a long one."""
+    """Without short stalls of a loop that stands still already, or has hardly gone on: that is a long one."""
     until: dict[str, float] = {}
     for fault in sorted(faults, key=lambda one: one.at):
         if fault.kind == "stall":
