@@ -1,5 +1,5 @@
 """`python -m tests.faults SEED` tells one seed's run line by line; `--minutes M` tries random seeds so long,
-`--seeds N` so many.
+`--seeds N` so many, in so many `--processes`.
 
 The exit status says whether every rule held; a seed that broke one is printed, and does the same again, to
 the last moment.
@@ -12,6 +12,7 @@ import math
 import random
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
 import structlog
 
@@ -32,20 +33,35 @@ def tell(seed: int) -> int:
     return bool(found)
 
 
-def hunt(minutes: float, count: float) -> int:
+def hunt(minutes: float, count: float, processes: int) -> int:
     """So long, or so many."""
-    begun, spent, seeds = time.monotonic(), time.process_time(), random.SystemRandom()
-    tried, broken = 0, 0
-    while tried < count and time.monotonic() < begun + 60 * minutes:
-        seed = seeds.randrange(1 << 31)
-        found = verdict(seed)
-        tried += 1
-        if found:
-            broken += 1
-            print(f"make faults SEED={seed}", *found[:3], sep="\n  ", flush=True)
-    each = (time.process_time() - spent) / max(tried, 1)
-    print(f"{tried} seeds, {broken} broke a rule; {each:.1f} CPU seconds each")
+    begun, seeds = time.monotonic(), random.SystemRandom()
+    begins, tried, broken, spent = 0, 0, 0, 0.0
+    under_way = set[Future[tuple[int, list[str], float]]]()
+    with ProcessPoolExecutor(processes) as pool:
+        while True:
+            while (
+                begins < count and len(under_way) < 2 * processes and time.monotonic() < begun + 60 * minutes
+            ):
+                under_way.add(pool.submit(measure, seeds.randrange(1 << 31)))
+                begins += 1
+            if not under_way:
+                break
+            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for seed, found, seconds in (one.result() for one in done):
+                tried, broken, spent = tried + 1, broken + bool(found), spent + seconds
+                if found:
+                    print(f"make faults SEED={seed}", *found[:3], sep="\n  ", flush=True)
+                elif tried % 50 == 0:
+                    print(f"{tried} seeds", flush=True)
+    print(f"{tried} seeds, {broken} broke a rule; {spent / max(tried, 1):.1f} CPU seconds each")
     return bool(broken)
+
+
+def measure(seed: int) -> tuple[int, list[str], float]:
+    """The seed, its verdict, and CPU seconds."""
+    begun = time.process_time()
+    return seed, verdict(seed), time.process_time() - begun
 
 
 def verdict(seed: int) -> list[str]:
@@ -61,10 +77,11 @@ def main() -> int:
     flags.add_argument("seed", type=int, nargs="?", default=0)
     flags.add_argument("--minutes", type=float, default=math.inf)
     flags.add_argument("--seeds", type=float, default=math.inf)
+    flags.add_argument("--processes", type=int, default=2)
     given = flags.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     if min(given.minutes, given.seeds) < math.inf:
-        return hunt(given.minutes, given.seeds)
+        return hunt(given.minutes, given.seeds, given.processes)
     return tell(given.seed)
 
 

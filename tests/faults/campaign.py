@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
 from specsot.info import ReplicaInfo
 from specsot.params import Ask, Limits
+from specsot.rpc.pulse import LENIENT, Pulse
 from tests.faults.checker import HARMLESS, check, tell
 from tests.faults.clients import Client, Habit
 from tests.faults.history import History, Hurt, Incomplete, Looked, Rested
-from tests.faults.net import KEEPALIVE
 from tests.faults.parts import AT_GRAMMAR, LIES, POISONS
 from tests.faults.virtual import run
-from tests.faults.world import CONDUCT, Honest, Shape, World
+from tests.faults.world import CONDUCT, GLANCE, Honest, Shape, World
 
 QUESTIONS = ("What is a ring?", "Explain laps.")
 ASKS = [
@@ -41,7 +44,7 @@ REFUSED = (
     Ask(tokens=(300, 8192), mode="direct"),
     Ask(tokens=(300,) * 4096, mode="direct"),
 )
-NOTICE = KEEPALIVE + 3.0  # seconds within which a peer that cannot be reached must have been noticed
+NOTICE = LENIENT * Pulse().silence + 3.0  # seconds of the master's within which who is frozen is noticed
 KINDS = (
     "kill",
     "kill",
@@ -107,7 +110,18 @@ def draw(seed: int) -> Campaign:
             shape = replace(shape, rows=16, nodes=24)
         case _:
             faults = [_fault(rng, rng.choice(("kill", "leave")), victims, False)] * (rng.random() < 0.3)
-    return Campaign(shape, tuple(clients), tuple(faults))
+    return Campaign(shape, tuple(clients), tuple(_apart(faults)))
+
+
+def _apart(faults: list[Fault]) -> Iterator[Fault]:
+    """Without short stalls of a loop that stands still already, or has hardly gone on: that is a long one."""
+    until: dict[str, float] = {}
+    for fault in sorted(faults, key=lambda one: one.at):
+        if fault.kind == "stall":
+            if fault.at < until.get(fault.whom, 0.0) and fault.lasts <= HARMLESS:
+                continue
+            until[fault.whom] = fault.at + fault.lasts + Pulse().silence - HARMLESS
+        yield fault
 
 
 def _shape(rng: random.Random, theme: str) -> Shape:
@@ -216,8 +230,17 @@ def judge(campaign: Campaign, seed: int = 0, between: Honest | None = None) -> l
 
 
 def play(campaign: Campaign, seed: int, between: Honest | None = None) -> History:
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory() as place, _one_thread():
         return run(_play(campaign, seed, between, Path(place)))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors are tiny here: others would only wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 async def _play(campaign: Campaign, seed: int, between: Honest | None, place: Path) -> History:
@@ -293,18 +316,18 @@ async def _hurt(world: World, fault: Fault) -> None:
 
 
 async def _lasting(world: World, fault: Fault, whom: str) -> None:
-    """Halfway it must have been noticed, if it lasts that long and the ring needs what is hurt."""
+    """Who is frozen so long must have been noticed, if the ring needs it and the master runs meanwhile."""
     house, before = world.house, _ring_of(world, whom)
-    needed = before.ready and "drafter" not in fault.whom
-    if fault.lasts <= NOTICE:
-        await asyncio.sleep(fault.lasts)
-        return
-    await asyncio.sleep(NOTICE)
-    now = _ring_of(world, whom)
-    same = world.house is house and now.epoch == before.epoch and now.ready
-    if fault.kind == "freeze":
+    needed = before.ready and "drafter" not in whom
+    awake, until = 0.0, world.net.now + fault.lasts
+    while awake < NOTICE and world.net.now < until:
+        await asyncio.sleep(min(GLANCE, until - world.net.now))
+        awake += GLANCE * (not world.house.host.stalled)
+    if fault.kind == "freeze" and awake >= NOTICE:
+        now = _ring_of(world, whom)
+        same = world.house is house and now.epoch == before.epoch and now.ready
         world.recorder.note(Looked(whom, needed and same))
-    await asyncio.sleep(fault.lasts - NOTICE)
+    await asyncio.sleep(until - world.net.now)
 
 
 def _ring_of(world: World, whom: str) -> ReplicaInfo:

@@ -28,7 +28,7 @@ from tests.faults.history import Asked, Ended, Got, History, Hurt, Resumed, Stop
 from tests.faults.parts import POISONS
 from tests.faults.rules import HARMLESS, check_ring, harmless
 
-REFUSALS = ("InvalidRequest", "NotFound", "Overloaded", "Unavailable")
+REFUSALS = ("InvalidRequest", "ContextLengthExceeded", "NotFound", "Overloaded", "Unavailable")
 LATE = 1.0  # seconds a call may outlive its deadline
 __all__ = ["HARMLESS", "check", "tell"]
 

@@ -22,6 +22,7 @@ from specsot_worker.watching import Watch
 from tests.faults.history import Closed, Composed, Formed, Hurt, Missed, Opened, Worked
 from tests.faults.net import Host
 from tests.faults.streams import Stream, join
+from tests.faults.virtual import forget_grammars
 
 if TYPE_CHECKING:
     from tests.faults.world import World
@@ -92,6 +93,7 @@ class Member:
     def _live(self) -> None:
         world = self._world
         self._lives += 1
+        forget_grammars()
         self.host = host = Host(self.name)
         self.inbox = inbox = Ear(world, host)
         self.leaving = asyncio.Event()

@@ -19,9 +19,12 @@ from contextvars import Context, ContextVar
 from typing import Any, Protocol, TypeVar
 from unittest.mock import patch
 
+from specsot.constraint import held
+
 T = TypeVar("T")
 
 THREAD = 0.01  # seconds that work in a thread takes
+BUILDING = 1.0  # seconds until a grammar is built
 
 
 class Stuck(Exception):
@@ -130,12 +133,28 @@ def clocks(loop: VirtualLoop) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def building(loop: VirtualLoop) -> Iterator[None]:
+    """Grammars are built in virtual time, and none that was built before is known."""
+    later = Labour(lambda work: loop.call_later(BUILDING, work, context=Context()))
+    forget_grammars()
+    with patch.object(held, "COMPILER", later):
+        yield
+    forget_grammars()
+
+
+def forget_grammars() -> None:
+    """As a process that begins."""
+    held._building.cache_clear()
+    held._compiling.cache_clear()
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end in virtual time. Raises Stuck."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, VirtualLoop)
-        with clocks(loop):
+        with clocks(loop), building(loop):
             return runner.run(work)
 
 
@@ -147,6 +166,7 @@ class Labour(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # as of a thread that has begun: it goes on whoever waits
 
         def work() -> None:
             try:
