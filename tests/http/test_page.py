@@ -254,7 +254,8 @@ async def test_a_busy_server_and_an_impossible_limit() -> None:
         await page.fill("[name=max_tokens]", "50000")
         await ask(page, LETTERS)
         await page.wait_for_selector("#notice")
-        assert "cannot be answered as it stands. This model's maximum context length is" in await text_of(page, "#notice")
+        said = await text_of(page, "#notice")
+        assert "cannot be answered as it stands. This model's maximum context length is" in said
 
 
 async def test_what_cannot_be_is_not_even_sent(house: Served) -> None:

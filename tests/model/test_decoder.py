@@ -42,7 +42,11 @@ def test_a_prompt_in_chunks_is_the_prompt(llama: tuple[Path, torch.nn.Module]) -
     whole, _ = Ring.of(load(llama[0], (5,))).feed(PROMPT, 0)
     ring = Ring.of(load(llama[0], (5,)))
     parts = [ring.feed(PROMPT[a:b], a)[0] for a, b in [(0, 3), (3, 15), (15, 16), (16, 20)]]
-    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-5, rtol=1e-5)
+    # Other numbers of rows, other kernels, other orders of the same sums. Logits are sums of terms as large
+    # as the largest of them (here 6, root mean square 1.5), so one near 0 has their error, not its own:
+    # 5 layers of fp32 (1.2e-7 of 6 at each rounding) differ by 1.5e-5 with AVX-512.
+    assert whole.abs().max() < 10
+    torch.testing.assert_close(torch.cat(parts), whole, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("prompt", [PROMPT[:5], PROMPT[:13]])  # the second tree crosses a page's end

@@ -147,7 +147,8 @@ def test_rows_of_mixed_experts_are_what_they_are_alone(tmp_path: Path) -> None:
     together, _ = Ring.of(load(tmp_path)).feed(PROMPT, 0)
     ring = Ring.of(load(tmp_path))
     apart = torch.cat([ring.feed([token], at)[0] for at, token in enumerate(PROMPT)])
-    torch.testing.assert_close(together, apart, atol=1e-5, rtol=0)
+    # Logits as large as these differ so much by the order of their sums: 1.3e-5 with AVX-512.
+    torch.testing.assert_close(together, apart, atol=5e-5, rtol=0)
 
 
 def test_within_its_window_a_sliding_model_is_a_full_one(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_they_find_each_other_in_any_order_and_leave_in_order(start: Start, demo
     leader.wait_for("member lost.*shutting down")
     status, lines = leader.told_to_leave()
     assert (status, [line for line in lines if "Traceback" in line]) == (0, [])
-    first.wait_for("lost the master")
+    first.wait_for("the master leaves")
     assert first.told_to_leave(signal.SIGINT)[0] == 0
     assert drafter.told_to_leave()[0] == 0
 

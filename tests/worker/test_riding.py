@@ -94,7 +94,7 @@ async def test_a_lost_stage_ends_the_epoch() -> None:
 class OneLayerRange:
     """A stage and its provider, both in name only."""
 
-    name, table, layers, loaded = "w0", PageTable(4, 16), Range(0, 2), 0
+    name, table, layers, loaded, vocabulary = "w0", PageTable(4, 16), Range(0, 2), 0, 100
 
     def stage(self, configuration: Configuration, layers: Range) -> OneLayerRange:
         return self

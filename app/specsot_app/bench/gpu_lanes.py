@@ -20,7 +20,7 @@ from specsot.direct.crossing import CrossingDialer
 from specsot.direct.standing import stand_on
 from specsot.frames import Chunk, Frame, Growth, Opening, Outcome, Result
 from specsot.links import Exchange, Link, LocalLink
-from specsot.members import Broken, Configuration, Ready, Registration
+from specsot.members import Broken, Configuration, Progress, Ready, Registration
 from specsot.members import Stage as Place
 from specsot.membership import Connect, take_part
 from specsot.model.decoder import Decoder
@@ -168,12 +168,13 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class _Uplink:
-    """Everything that any member says to the master."""
+    """Everything that any member says to the master, but for how far it is."""
 
     heard: asyncio.Queue[Any]
 
     async def send(self, message: Any) -> None:
-        self.heard.put_nowait(message)
+        if not isinstance(message, Progress):
+            self.heard.put_nowait(message)
 
     async def close(self) -> None: ...
 

@@ -98,8 +98,8 @@ async def _register(
 class Uplink:
     """The member's end of the stream. `send` takes Ready, Broken, Leaving, Beat, Progress and Result.
 
-    What is sent once the master's loss is in the inbox goes nowhere, quietly: a result that a member had under
-    way when its master left in good order is no failure of this member's.
+    What is sent once the master's loss is in the inbox goes nowhere, quietly: a result under way when the
+    master left in good order is no failure of this member's.
     """
 
     def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Pulse) -> None:
