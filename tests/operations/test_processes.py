@@ -34,7 +34,7 @@ MARKER = "Zanzibar"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"
 BOARD = REPOSITORY / "deploy" / "grafana" / "dashboards" / "specsot.json"
-ASK = Ask(prompt=f"Explain {MARKER}.", mode="sot", seed=1, limits=Limits(max_new_tokens=120))
+ASK = Ask(prompt=f"Explain {MARKER}.", mode="sot", seed=1, limits=Limits(max_new_tokens=400))
 
 
 @dataclass

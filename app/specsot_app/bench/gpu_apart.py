@@ -27,9 +27,8 @@ from specsot.model.decoder import Decoder
 from specsot.process.habits import settle_habits
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.serve import open_door
-from specsot_app.bench.gpu_lanes import EPOCH, Held, Lanes, joining
+from specsot_app.bench.gpu_lanes import EPOCH, Held, Lanes, LaneWorker, joining
 from specsot_app.bench.gpu_laps import PAGE
-from specsot_worker.part import WorkerPart
 
 PATIENCE = 10.0  # seconds in which a process may leave
 
@@ -139,7 +138,7 @@ async def _member(
         dialer = DirectDialer(place.name, dialer, rows)
     decoder, thread = spread.load(number), ThreadPoolExecutor(1)
     reading = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
-    part = WorkerPart(Held(place.name, decoder), dialer, thread, reading=reading)
+    part = LaneWorker(Held(place.name, decoder), dialer, thread, reading=reading)
     life = asyncio.create_task(take_part(part, inbox, joining(heard), leaving))
     try:
         yield inbox

@@ -19,7 +19,7 @@ from typing import Any
 from specsot.direct.crossing import CrossingDialer
 from specsot.direct.standing import stand_on
 from specsot.frames import Chunk, Frame, Growth, Opening, Outcome, Result
-from specsot.links import Exchange, Link, LocalLink
+from specsot.links import Arrival, Exchange, Link, LocalLink
 from specsot.members import Broken, Configuration, Progress, Ready, Registration
 from specsot.members import Stage as Place
 from specsot.membership import Connect, take_part
@@ -179,6 +179,13 @@ class _Uplink:
     async def close(self) -> None: ...
 
 
+class LaneWorker(WorkerPart):
+    """Its first stage takes frames as they are made here; there is no sequencer."""
+
+    def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
+        return isinstance(arrival.message, Frame) or super()._believes(configuration, arrival)
+
+
 @asynccontextmanager
 async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[Lanes]:
     """decoders: ranges that follow each other, each on a device of its own."""
@@ -189,7 +196,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     threads = [ThreadPoolExecutor(1) for _ in names]
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
-        part = WorkerPart(Held(name, decoder), CrossingDialer(exchange.dialer(name)), thread)
+        part = LaneWorker(Held(name, decoder), CrossingDialer(exchange.dialer(name)), thread)
         lives.append(asyncio.create_task(take_part(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
         await LocalLink("master", inbox).send(configuration)

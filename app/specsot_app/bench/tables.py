@@ -33,7 +33,7 @@ Row = dict[str, object]
 Answers = dict[tuple[str, int], list[Answer]]
 Clock = Callable[[], float]
 
-WARM = 24  # tokens that each method writes before it counts
+WARM = 64  # tokens that each method writes before it counts; a plan wants as many
 SLACK = 16  # positions that drafts may need behind the last token
 
 QUESTIONS = (

@@ -122,6 +122,9 @@ class WorkerPart:
             self._now.reading = Reading(self._source.name, self._reading, self._read)
         self._watch.formed(configuration, stage.table)
 
+    def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
+        return belongs(configuration, arrival)
+
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
         now, message = self._now, arrival.message
@@ -133,7 +136,7 @@ class WorkerPart:
             self._early.keep(epoch, arrival)
         if now is None or epoch != self.epoch:
             return
-        if not belongs(now.configuration, arrival):
+        if not self._believes(now.configuration, arrival):
             log.warning("out of its role", sender=arrival.sender, message=type(message).__name__)
             return
         match message:
