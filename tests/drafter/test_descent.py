@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from specsot.members import TreeShape
 from specsot.model.laps import Captured, Graphs, Work
+from specsot_drafter import following
 from specsot_drafter.descent import Descents, Seed
+from specsot_drafter.drafters import eagle
 from specsot_drafter.extension import Stretch, extend
 from specsot_drafter.growth import Growth
+from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import FusedHead, can_fuse
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.memory import Memory
@@ -25,7 +30,7 @@ pytestmark = pytest.mark.torch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 K, LEVELS, PAGE, TREES = (3, 3, 16, 3) if DEVICE == "cuda" else (2, 2, 16, 2)
 KIND = torch.float16  # what no library packs on a CPU
-TEXTS = {1: (19, 2), 2: (12, 1)}  # rows in all, of which so many are due
+TEXTS = {1: (19, 3), 2: (12, 1)}  # rows in all, of which so many are due
 
 
 def later(work: Work) -> Captured:
@@ -69,6 +74,52 @@ def test_one_graph_grows_what_levels_grow(folder: Path) -> None:
             torch.tensor(found.scores), torch.tensor(wanted.scores), atol=2e-2, rtol=2e-2
         )
     assert graphs.run([Seed(*each) for each in zip(due * 2, grounds * 2)], LEVELS) is None, "too many"  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def test_graphs_have_room_for_all_rows_that_a_tree_brings(folder: Path) -> None:
+    """A tree accepted to its last level brings one token more than it has levels, however narrow it is."""
+    head = load_head(folder / "head", folder / "base", KIND, DEVICE)
+    due = LEVELS + 1
+    memory, stretches = remembering(head, {1: (19, due), 2: (12, due + 1)})
+    capture = Graphs() if DEVICE == "cuda" else later
+    graphs = Descents(FusedHead(head), memory, K, LEVELS, capture, grow, (1,))  # type: ignore[arg-type]
+    all_due, one_more = (
+        Seed(each, memory.ground(each.sequence, each.stop, (LEVELS - 1) * K))  # type: ignore[arg-type]
+        for each in stretches
+    )
+    assert graphs.due == due > K
+    assert graphs.run([all_due], 1) is not None
+    assert graphs.run([one_more], 1) is None
+
+
+def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Level by level and in graphs; and nothing of it stays."""
+    caught, grown = list[int](), list[int]()
+
+    class Recorded:
+        due = 6
+
+        def fits(self, trees: int) -> bool:
+            return trees == 1
+
+        def run(self, seeds: Sequence[Seed], levels: int) -> None:
+            grown.append(len(seeds[0].due.tokens))
+
+    def recorded(head: DraftHead, memory: Memory, stretches: Sequence[Stretch]) -> torch.Tensor:
+        caught.append(len(stretches[0].tokens))
+        return extend(head, memory, stretches)
+
+    monkeypatch.setattr(eagle, "_graphs", lambda *_: Recorded())
+    monkeypatch.setattr(following, "extend", recorded)
+    head = load_head(folder / "head", folder / "base", torch.float32, "cpu")
+    drafter = eagle.EagleDrafter(head, TreeShape(), 40, PAGE)
+    assert set(caught) >= set(eagle.WARMED)
+    assert grown, "by graphs, too"
+    assert max(grown) <= Recorded.due
+    assert drafter.free_pages == 40
 
 
 def test_only_heads_as_published_are_fused(folder: Path) -> None:

@@ -288,6 +288,16 @@ def test_first_drafts_that_load_their_kernels_are_not_what_drafts_cost(slow: int
     assert drafted > 55
 
 
+def test_a_first_prompt_that_loads_kernels_is_not_what_catching_up_costs() -> None:
+    """65 ms for 31 rows, as on a GPU whose kernels were cold: the next prompt is drafted for at once."""
+    tuner = Tuner(SHAPE, LARGE, QUICK_HEAD)
+    before = tuner.costs.catching(31)
+    tuner.note_growth(1, 4, 31, 65e-3)
+    assert tuner.costs.catching(31) == before
+    tuner.note_growth(1, 4, 31, 5e-3)
+    assert before < tuner.costs.catching(31) < 5e-3
+
+
 def test_drafts_that_always_take_that_long_soon_rest() -> None:
     tuner, drafted = Tuner(SHAPE, LARGE, QUICK_HEAD), 0
     while tuner.rest <= 1 and drafted < 60:

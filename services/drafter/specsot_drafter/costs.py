@@ -24,6 +24,7 @@ MOST_HOP = 4.0  # times a lap's computing and the least that hops took lately, w
 RECENT = 16  # laps that are lately
 TYPICAL = {True: 9, False: 3}  # laps with drafts and without, of which the median is taken for the next one
 WEIGHT = 0.2  # of one lap in what is typical
+CAUGHT = 0.0, 1.0  # of the first two times that rows were caught up with; the very first loads kernels
 DUE = 0.1  # of what a grown row costs: a row that is only caught up with, until it is measured
 
 
@@ -40,7 +41,7 @@ class Costs:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._strain = 1.0
         self._row = DUE * float(self.level.at(64) - self.level.at(1)) / 63
-        self._caught = 1.0  # weight of the next observation of it
+        self._caught = iter(CAUGHT)  # weights of the next observations of it
 
     def plain(self, live: int) -> float:
         """A lap without drafts, hops included."""
@@ -73,8 +74,8 @@ class Costs:
         if due <= live * (len(self._widths) + 2):  # what the lap before brought
             self.level.note(expected, seconds)
         else:
-            self._row += self._caught * (max(seconds - expected, 0.0) / due - self._row)
-            self._caught = WEIGHT
+            weight = next(self._caught, WEIGHT)
+            self._row += weight * (max(seconds - expected, 0.0) / due - self._row)
 
     def note_lap(self, live: int, rows: int, seconds: float) -> None:
         """All stages took so long for it.

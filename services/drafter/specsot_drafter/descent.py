@@ -31,7 +31,7 @@ from specsot_drafter.selection import Offer
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
 
-TREES = (1, 2, 4, 8, 16, 32)
+TREES = (1, 2, 4, 8, 16, 32, 64)
 
 Grow = Callable[[Tensor, int, int, int, Pool, Frontier | None, Tensor | None], Frontier]
 
@@ -46,11 +46,12 @@ class Seed:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a graph: so many trees of `k` nodes a level, and `levels` levels."""
+    """Of a graph: so many trees of `k` nodes a level, and `levels` levels, behind at most `due` rows each."""
 
     trees: int
     k: int
     levels: int
+    due: int
 
     @property
     def rows(self) -> int:
@@ -88,8 +89,12 @@ class Descents:
         trees: Sequence[int] = TREES,
     ) -> None:
         """levels: at most. grow: a level's choice, see `kernels.growing`. Takes a second or two on a GPU."""
-        self.k, self._memory = k, memory
-        sizes = [Size(many, k, deep) for many in sorted(trees, reverse=True) for deep in range(levels, 0, -1)]
+        self.due, self._memory = due_of(k, levels), memory
+        sizes = [
+            Size(many, k, deep, self.due)
+            for many in sorted(trees, reverse=True)
+            for deep in range(levels, 0, -1)
+        ]
         self._descents = {
             (size.trees, size.levels): _Descent(head, memory, size, capture, grow) for size in sizes
         }
@@ -108,12 +113,19 @@ class Descents:
         return None if descent is None else descent.run(seeds, self._staging)
 
 
-def descents_of(head: FusedHead, k: int) -> int:
-    """Bytes that graphs of `k` nodes a level take at most."""
+def due_of(k: int, levels: int) -> int:
+    """Rows of a tree that its graphs can catch up with: all that a tree of as many levels brings."""
+    return max(k, levels + 1)
+
+
+def descents_of(head: FusedHead, k: int, levels: int) -> int:
+    """Bytes that graphs of `k` nodes a level, and so many levels, take at most."""
     shape = head.shape
     heads = shape.heads, shape.kv_heads, shape.head_dim
     stream = 8 * shape.hidden + 3 * shape.intermediate + 2 * shape.vocab
-    columns = stream + 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    own = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    caught_up = -(-due_of(k, levels) // k) * (3 * shape.hidden + own)
+    columns = stream + own + caught_up
     return graph_bytes(max(TREES) * k, heads, columns, head.dtype.itemsize)
 
 
@@ -127,13 +139,14 @@ class _Descent:
         rows, pages = size.rows, memory.kv.pages
         self._room = room_for(rows, pages + rows, head.group)
         pieces, _, _, _, starts, parts, named = self._room.shapes
-        shapes = ((7, rows), (size.trees,), (2, size.levels - 1, rows), pieces, starts, parts, named)
+        own = (4, size.trees * size.due), (2, size.trees), (2, rows), (2, size.levels - 1, rows)
+        shapes = (*own, pieces, starts, parts, named)
         self.size = size_of(shapes)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=head.device)
-        self._rows, self._asked, self._grown, *tables = views(self._numbers, shapes)
-        self._rows[2].fill_(-1)
+        self._due, self._asked, (self._bases, nothing), self._grown, *tables = views(self._numbers, shapes)
+        self._due[2].fill_(-1)
         self._grown[1].fill_(-1)
-        whole = [tables[0], *self._rows[4:6], self._rows[6:7], *tables[1:]]
+        whole = [tables[0], self._bases, self._bases, nothing.view(1, -1), *tables[1:]]
         self._plan = plan_over(whole, self._room, memory.kv.page_rows, head.group)
         self._flat = torch.zeros(size.trees * size.candidates * 5, dtype=torch.int32, device=head.device)
         on_gpu = head.device.type == "cuda"
@@ -157,19 +170,22 @@ class _Descent:
     def _descend(self) -> Tensor:
         """What is captured: catch up, then level by level."""
         head, size, pool = self._head, self._size, _pool(self._flat, self._size)
-        tokens, positions, slots, origins, _, bases, _ = self._rows
-        due = self._seen(self._rows[4], bases, None)
-        outputs = head.step(tokens, self._memory.features, origins, positions, slots, due, self._memory.kv)
-        outputs = outputs[self._asked]
+        tokens, positions, slots, origins = self._due
+        asked, leads = (
+            self._asked.unsqueeze(2).expand(-1, -1, size.k).flatten(1)
+        )  # the plan's rows: k of a tree
+        bases = self._bases
+        due = self._seen(leads, bases, None)
+        features, kv = self._memory.features, self._memory.kv
+        outputs = head.step(tokens, features, origins, positions, slots, due, kv, asked)
+        outputs = outputs.view(size.trees, size.k, -1)[:, 0].contiguous()
         frontier: Frontier | None = None
         for level in range(size.levels):
             if frontier is not None:
                 places = self._grown[0, level - 1], self._grown[1, level - 1]
                 seen = self._seen(bases, bases, frontier.bits)
                 origins = frontier.origins.flatten()
-                outputs = head.step(
-                    frontier.tokens.flatten(), outputs, origins, *places, seen, self._memory.kv
-                )
+                outputs = head.step(frontier.tokens.flatten(), outputs, origins, *places, seen, kv)
             frontier = self._grow(
                 head.logits(outputs), size.k, level, size.words, pool, frontier, head.offsets
             )
@@ -185,19 +201,20 @@ class _Descent:
     def _fill(self, seeds: Sequence[Seed]) -> list[Numbers] | None:
         """All numbers of a run; None where a tree's due rows or the pages do not fit."""
         size = self._size
-        tables = self._tables(seeds) if all(len(seed.due.tokens) <= size.k for seed in seeds) else None
+        tables = self._tables(seeds) if all(len(seed.due.tokens) <= size.due for seed in seeds) else None
         if tables is None:
             return None
-        rows, asked = np.zeros((7, size.rows), np.int32), np.zeros(size.trees, np.int32)
-        grown = np.zeros((2, size.levels - 1, size.rows), np.int32)
-        rows[2], grown[1] = -1, -1
+        due, asked = np.zeros((4, size.trees * size.due), np.int32), np.zeros((2, size.trees), np.int32)
+        rows, grown = np.zeros((2, size.rows), np.int32), np.zeros((2, size.levels - 1, size.rows), np.int32)
+        due[2], grown[1] = -1, -1
         for tree, seed in enumerate(seeds):
-            place = slice(tree * size.k, (tree + 1) * size.k)
-            asked[tree] = _fill_due(rows[:, place], seed, self._memory) + place.start
-            rows[5, place] = seed.ground.base
+            first, place = tree * size.due, slice(tree * size.k, (tree + 1) * size.k)
+            last = _fill_due(due[:, first : first + size.due], seed, self._memory)
+            asked[:, tree] = first + last, seed.due.stop
+            rows[0, place] = seed.ground.base
             grown[0, :, place] = seed.ground.base + np.arange(size.levels - 1)[:, None]
             grown[1, :, place] = np.reshape(seed.ground.slots[: size.grown], (-1, size.k))
-        return [rows, asked, grown, *tables]
+        return [due, asked, rows, grown, *tables]
 
     def _tables(self, seeds: Sequence[Seed]) -> list[Numbers] | None:
         """Which pages are read; of whole pages, so that they stay the same for many laps."""
@@ -215,12 +232,11 @@ class _Descent:
 
 
 def _fill_due(rows: Numbers, seed: Seed, memory: Memory) -> int:
-    """A tree's rows of tokens, positions, slots, origins and leads; returns the number of the last."""
+    """A tree's rows of tokens, positions, slots and origins; returns the number of the last."""
     due, many = seed.due, len(seed.due.tokens)
     at = np.arange(due.first, due.stop)
     rows[0, :many], rows[1, :many] = due.tokens, at
     rows[2, :many] = rows[3, :many] = memory.table.slots(due.sequence, due.first, due.stop)
-    rows[4, :many] = at + 1
     return many - 1
 
 

@@ -154,7 +154,8 @@ class EagleWay:
 
     def graph_bytes(self, configuration: Configuration) -> int:
         fused = fuse_head(self._head)
-        return descents_of(fused, configuration.shape.top_k) if fused else 0
+        shape = configuration.shape
+        return descents_of(fused, shape.top_k, shape.depth + 1) if fused else 0
 
     def drafter(self, configuration: Configuration) -> Drafter:
         return EagleDrafter(self._head, configuration.shape, configuration.pages, configuration.page_rows)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from specsot.arrange import window_of
-from specsot.frames import Features
+from specsot.frames import Features, Lesson, Opening
 from specsot.members import TreeShape
 from specsot.model.laps import Graphs
 from specsot_drafter.descent import Descents, Seed
@@ -23,6 +25,8 @@ from specsot_drafter.selection import Deserves, Offer, for_all
 from specsot_drafter.streams import Stream
 from specsot_drafter.texts import Text
 
+WARMED = (512, 128, 32, 8, 1)  # rows of made-up prompts
+
 
 class EagleDrafter:
     """See `Drafter`. A text whose features were missed once is drafted no more."""
@@ -31,7 +35,11 @@ class EagleDrafter:
         self.widths = (shape.top_k,) * shape.depth
         self._head, self._top_k, self._most = head, shape.top_k, shape.nodes - 1
         self._following = Following(head, pages, page_rows)
-        self._graphs = _graphs(head, self._following.memory, shape)
+        self._graphs: Descents | None = None
+        if graphs := _graphs(head, self._following.memory, shape):
+            self._warm()
+            self._graphs = graphs
+            self._warm()
 
     @property
     def free_pages(self) -> int:
@@ -75,6 +83,22 @@ class EagleDrafter:
             offer = growth.run(last, levels, deserves)
         return for_all(offer, [bool(stream and ground) for stream, ground in found])
 
+    @torch.inference_mode()
+    def _warm(self) -> None:
+        """Follow made-up texts and draft for them: what a GPU compiles and loads for such rows is there when
+        somebody waits, and no clock takes it for what drafts cost.
+        """
+        for rows in WARMED:
+            text = Text(Opening(0, prompt=rows, limit=rows))
+            self.open(text)
+            for told in (rows, 1):
+                lesson = Lesson(0, text.committed, (0,) * told, 0, 1)
+                text.hear(lesson)
+                payload = torch.zeros(told, self._head.width, dtype=self._head.dtype)
+                self.hear(Features(0, 0, lessons=(lesson,), rows=payload))
+                self.offer([text], min(2, len(self.widths) + 1))
+            self.close(text.sequence)
+
     def _descend(self, streams: Sequence[Stream], grounds: Sequence[Ground], levels: int) -> Offer | None:
         """All of it in one graph, where there is one. A level more costs less than asking whether it pays,
         and a wrong guess less than asking a grammar between levels.
@@ -83,7 +107,7 @@ class EagleDrafter:
         windows = any(window_of(stream.text.opening) for stream in streams)
         if graphs is None or windows or not graphs.fits(len(streams)):
             return None
-        if any(stream.due > graphs.k for stream in streams) or following.due > sum(s.due for s in streams):
+        if any(stream.due > graphs.due for stream in streams) or following.due > sum(s.due for s in streams):
             following.catch_up(())  # what no graph has room for; the last row of each is due again
         due = following.take(streams)
         offer = graphs.run([Seed(*each) for each in zip(due, grounds)], levels)

@@ -50,8 +50,12 @@ class FusedHead:
         slots: Tensor,
         plan: AttentionPlan,
         kv: KVPages,
+        asked: Tensor | None = None,
     ) -> Tensor:
-        """See `DraftHead.forward`; row i is fed with features[origins[i]]. Returns [rows, hidden]."""
+        """See `DraftHead.forward`; row i is fed with features[origins[i]]. Returns [rows, hidden].
+
+        asked: [n], numbers of the rows whose outputs are wanted, which are those of the plan; None: all.
+        """
         from specsot.kernels.gpu.rows import join_rows, norm_rows, turn_and_store
 
         parts, shape = self.parts, self.shape
@@ -61,7 +65,10 @@ class FusedHead:
         )
         heads = self._qkv(inputs).view(len(tokens), -1, shape.head_dim)
         turn_and_store(heads, positions, slots, kv.layers[0], self._turning)
-        queries = heads.narrow(1, 0, shape.heads).unflatten(1, (shape.kv_heads, self.group))
+        queries = heads.narrow(1, 0, shape.heads)
+        if asked is not None:
+            queries, hidden = queries[asked], hidden[asked]
+        queries = queries.unflatten(1, (shape.kv_heads, self.group))
         self._out.add_to(hidden, attend(queries, kv.layers[0], plan))
         inner = self._gate_up(norm_rows(hidden, self._mlp_norm.weight, self._mlp_norm.eps), gated=True)
         self._down.add_to(hidden, inner)
