@@ -12,7 +12,7 @@ import pytest
 
 from specsot.errors import ModelError, Unavailable
 from specsot.members import Range
-from specsot_app.children import Service, start
+from specsot_app.children import Service, environment_of, start
 from specsot_app.fleets import Models, Wanted, demo, models_of
 from specsot_app.lineup import services_of
 from specsot_app.processes import free_port, unless_one_ends
@@ -126,3 +126,11 @@ def test_a_fleet_s_services_are_told_all_that_variables_could_mean_otherwise(
     assert (configs[0].ring.name, configs[1].name, configs[2].name) == ("demo", "worker-0", "drafter")
     assert configs[1].layers == Range(0, 4)
     assert {config.setting.grace for config in configs} == {0.5}
+
+
+def test_the_clients_token_is_the_masters_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPECSOT_TOKEN", "secret")
+    wanted = Wanted(kind="processes")
+    services = services_of(wanted, models_of(wanted), 50999, tmp_path)
+    told = {service.name: environment_of(service).get("SPECSOT_TOKEN") for service in services}
+    assert told == {"master": "secret", "worker-0": None, "worker-1": None, "drafter": None}

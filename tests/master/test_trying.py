@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -227,3 +229,18 @@ def test_what_cannot_work_is_refused_in_good_time(form: Form, reason: str) -> No
 )
 def test_what_looks_dangerous_and_is_not_passes(form: Form) -> None:
     assert try_apart(form) == ""
+
+
+def test_a_trial_knows_no_token_and_no_module_of_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever lies there under the name of a module that the trial imports."""
+    (tmp_path / "specsot").mkdir()
+    (tmp_path / "specsot" / "__init__.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECSOT_TOKEN", "secret")
+    seen: list[dict[str, str]] = []
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: (seen.append(k["env"]), real(*a, **k))[1])
+    assert try_apart(Form("regex", ("[ab]+",))) == ""
+    assert "SPECSOT_TOKEN" not in seen[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -96,11 +97,16 @@ class Forms:
 
 
 def try_apart(form: Form) -> str:
-    """What is wrong with a form, "" for nothing. Raises Unavailable where no process can be started."""
-    command = [sys.executable, "-m", "specsot.constraint.trial"]
+    """What is wrong with a form, "" for nothing. Raises Unavailable where no process can be started.
+
+    The process imports nothing from the current folder (-P), and does not get the token of the master's clients.
+    """
+    command = [sys.executable, "-P", "-m", "specsot.constraint.trial"]
+    known = {name: value for name, value in os.environ.items() if name != "SPECSOT_TOKEN"}
+    said = json.dumps(asdict(form))
     try:
         done = subprocess.run(
-            command, input=json.dumps(asdict(form)), capture_output=True, text=True, timeout=PATIENCE
+            command, input=said, capture_output=True, text=True, timeout=PATIENCE, env=known
         )
     except subprocess.TimeoutExpired:
         return str(refuse(f"{form.kind} {_SLOW}"))
