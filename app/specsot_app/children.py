@@ -18,7 +18,6 @@ from specsot.errors import ModelError, SpecsotError, Unavailable
 Tell = Callable[[str, str], None]  # (service, line)
 
 GRACE = 10.0  # seconds a child may take to end by itself
-TOKEN, MASTER = "SPECSOT_TOKEN", "specsot_master"
 WRONG_INPUT = 2  # the exit status of a service that was given something unusable
 
 
@@ -87,12 +86,6 @@ class Child:
                 self._tell(self.service.name, line)
 
 
-def environment_of(service: Service) -> dict[str, str]:
-    """Ours and its own. Clients' token is for the master alone."""
-    ours = {name: value for name, value in os.environ.items() if name != TOKEN or service.module == MASTER}
-    return ours | dict(service.environment)
-
-
 async def start(service: Service, tell: Tell) -> Child:
     """Start one service in a session of its own: Ctrl-C reaches only us, and we end it in order."""
     process = await asyncio.create_subprocess_exec(
@@ -105,7 +98,7 @@ async def start(service: Service, tell: Tell) -> Child:
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=STDOUT,
-        env=environment_of(service),
+        env={**os.environ, **dict(service.environment)},
         start_new_session=True,
         limit=1 << 20,
     )

@@ -12,7 +12,7 @@ import pytest
 
 from specsot.errors import ModelError, Unavailable
 from specsot.members import Range
-from specsot_app.children import Service, environment_of, start
+from specsot_app.children import Service, start
 from specsot_app.fleets import Models, Wanted, demo, models_of
 from specsot_app.lineup import services_of
 from specsot_app.processes import free_port, unless_one_ends
@@ -128,9 +128,9 @@ def test_a_fleet_s_services_are_told_all_that_variables_could_mean_otherwise(
     assert {config.setting.grace for config in configs} == {0.5}
 
 
-def test_the_clients_token_is_the_masters_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_service_gets_the_token_of_who_starts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is what a client shows; the master of a fleet with tokens has a file of them."""
     monkeypatch.setenv("SPECSOT_TOKEN", "secret")
     wanted = Wanted(kind="processes")
     services = services_of(wanted, models_of(wanted), 50999, tmp_path)
-    told = {service.name: environment_of(service).get("SPECSOT_TOKEN") for service in services}
-    assert told == {"master": "secret", "worker-0": None, "worker-1": None, "drafter": None}
+    assert {dict(service.environment).get("SPECSOT_TOKEN") for service in services} == {""}

@@ -99,7 +99,7 @@ class Forms:
 def try_apart(form: Form) -> str:
     """What is wrong with a form, "" for nothing. Raises Unavailable where no process can be started.
 
-    The process imports nothing from the current folder (-P), and does not get the token of the master's clients.
+    The process imports nothing from the current folder (-P), and does not get the clients' token.
     """
     command = [sys.executable, "-P", "-m", "specsot.constraint.trial"]
     known = {name: value for name, value in os.environ.items() if name != "SPECSOT_TOKEN"}
