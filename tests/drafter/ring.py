@@ -17,8 +17,9 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.tree import Tree, single
 from specsot_drafter import growth
-from specsot_drafter.descent import Seed, due_of, due_of
+from specsot_drafter.descent import Seed, due_of
 from specsot_drafter.engine import DraftEngine
+from specsot_drafter.extension import extend
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.memory import Memory
 from specsot_drafter.selection import Offer
