@@ -29,6 +29,7 @@ T = TypeVar("T")
 Absent = Callable[[Sequence[Service]], None]  # hears who of the other machines has not joined yet
 
 PAUSE = 0.05  # seconds between looks at a ring that is not complete yet
+LAST_WORDS = 2.0  # seconds that a child may take to end behind the call that it cut off
 
 
 def keep_quiet(service: str, line: str) -> None:
@@ -137,11 +138,13 @@ async def ready_client(
 
 
 async def unless_one_ends(children: list[Child], work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; raises why a child ended, if one does first."""
+    """The work's result; raises why a child ended, if one does first, or as the work fails."""
     working, ending = asyncio.ensure_future(work), asyncio.ensure_future(first_end(children))
     try:
         await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if working.done() and working.exception():  # perhaps because one is about to end, which says why
+            await asyncio.wait([ending], timeout=LAST_WORDS)
+        if ending.done() and not (working.done() and working.exception() is None):
             raise ending.result()
         return working.result()
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot.errors import ModelError, Unavailable
+from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
 from specsot_app.children import Service, start
 from specsot_app.fleets import Models, Wanted, demo, models_of
@@ -75,6 +75,17 @@ async def test_waiting_ends_with_the_first_child_that_does() -> None:
     children = [await start(little("wait"), Ear()), await start(little("fail"), Ear())]
     with pytest.raises(ModelError, match="no such model directory"):
         await unless_one_ends(children, asyncio.Event().wait())
+    await asyncio.gather(*(child.end() for child in children))
+
+
+async def test_a_call_that_an_ending_child_cut_off_does_not_hide_why_it_ended() -> None:
+    children = [await start(little("fail"), Ear())]
+
+    async def cut_off() -> None:
+        raise Cancelled("CANCELLED")
+
+    with pytest.raises(ModelError, match="no such model directory"):
+        await unless_one_ends(children, cut_off())
     await asyncio.gather(*(child.end() for child in children))
 
 

@@ -17,7 +17,7 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.tree import Tree, single
 from specsot_drafter import growth
-from specsot_drafter.descent import Seed
+from specsot_drafter.descent import Seed, due_of
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.extension import extend
 from specsot_drafter.heads import DraftHead
@@ -34,13 +34,14 @@ class Unguided:
     """See `Descents`: grows as a graph does, asking nobody between levels, on any device."""
 
     def __init__(self, head: DraftHead, memory: Memory, shape: TreeShape) -> None:
-        self.k, self.runs, self._head, self._memory = shape.top_k, 0, head, memory
+        self.k, self.due = shape.top_k, due_of(shape.top_k, shape.depth + 1)
+        self.runs, self._head, self._memory = 0, head, memory
 
     def fits(self, trees: int) -> bool:
         return True
 
     def run(self, seeds: Sequence[Seed], levels: int) -> Offer:
-        self.runs += 1
+        self.runs += seeds[0].due.sequence != 0  # that one is made up, before anybody asks
         last = extend(self._head, self._memory, [seed.due for seed in seeds])
         grounds = [seed.ground for seed in seeds]
         return growth.Growth(self._head, self._memory.kv, grounds, self.k).run(last, levels)

@@ -120,6 +120,9 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
     assert grown, "by graphs, too"
     assert max(grown) <= Recorded.due
     assert drafter.free_pages == 40
+    assert eagle.EagleDrafter(head, TreeShape(), 2, PAGE).free_pages == 2, (
+        "where there is no room for such prompts"
+    )
 
 
 def test_only_heads_as_published_are_fused(folder: Path) -> None:

@@ -31,7 +31,7 @@ from specsot_drafter.selection import Offer
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
 
-TREES = (1, 2, 4, 8, 16, 32, 64)
+TREES = (1, 2, 4, 8, 16, 32)
 
 Grow = Callable[[Tensor, int, int, int, Pool, Frontier | None, Tensor | None], Frontier]
 
