@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LENIENT = 4  # times the silence limit: for so long members wait for the master, and it for one that loads
+# Times the silence limit: for so long members wait for the master, and it for one that loads, or that
+# computes on a GPU, whose kernels may be compiled in the middle of an answer (a guess: not measured there).
+LENIENT = 4
 
 
 @dataclass(frozen=True, slots=True)

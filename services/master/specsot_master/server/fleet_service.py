@@ -79,7 +79,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         await self._members.join(registration, downlink)
         self._downlinks.add(downlink)
         try:
-            await self._attend(registration.name, request_iterator, outbox, downlink, context)
+            await self._attend(registration, request_iterator, outbox, downlink, context)
         finally:
             self._downlinks.discard(downlink)
             if not downlink.closed:
@@ -95,7 +95,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     async def _attend(
         self,
-        name: str,
+        registration: Registration,
         requests: AsyncIterator[fleet_pb2.JoinRequest],
         outbox: Outbox[fleet_pb2.JoinResponse],
         downlink: Downlink,
@@ -104,8 +104,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         """Both directions, until either ends. Raises WireError for what does not decode."""
         silence = self._pulse.silence
         told = f"silent for {silence:g} s"
-        watch = Vigil(silence, lambda: downlink.busy, lambda: outbox.lose(told))
-        hearing = asyncio.create_task(self._hear(name, requests, outbox, downlink, watch))
+        compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
+        watch = Vigil(silence, lambda: downlink.busy or compiles, lambda: outbox.lose(told))
+        hearing = asyncio.create_task(self._hear(registration.name, requests, outbox, downlink, watch))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
             if hearing.done():
