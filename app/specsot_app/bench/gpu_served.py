@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from specsot.params import Ask, DrafterName, Limits, Sampling
 from specsot_app.bench.clients import ask_at_once
@@ -119,16 +119,16 @@ def _replaying(service: Service) -> Service:
     return replace(service, module=DRAFTER) if service.module == "specsot_drafter" else service
 
 
-class Ways:
+class Ways(Protocol):
     """A door and who asks there."""
 
     async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> Level:
         """So many requests by so many clients at once."""
-        raise NotImplementedError
+        ...
 
 
 @dataclass(slots=True)
-class GrpcClients(Ways):
+class GrpcClients:
     address: str
 
     async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> Level:
@@ -143,7 +143,7 @@ class GrpcClients(Ways):
 
 
 @dataclass(slots=True)
-class HttpClients(Ways):
+class HttpClients:
     address: str
 
     async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> Level:

@@ -30,8 +30,7 @@ from specsot.process.member import QUIET
 from specsot_app.bench.attacks import KINDS
 from specsot_app.bench.clients import ask_at_once
 from specsot_app.bench.load import Load, info_of, settings_of
-from specsot_app.bench.memory import AIM, STEPS, Look, grown, resident
-from specsot_app.bench.memory import table_of as memory_table
+from specsot_app.bench.memory import STEPS, Look, report, resident
 from specsot_app.bench.results import Row, write_results
 from specsot_app.bench.waits import Level
 from specsot_app.fleets import models_of
@@ -176,11 +175,7 @@ async def told_by(process: Process) -> Row:
 
 def _measure_memory(load: Load, kinds: Sequence[str], output: Path | None) -> int:
     info, looks = run(_look(load, kinds))
-    Console().print(memory_table(looks))
-    if output is not None:
-        growth = {"name": "growth", "grown_bytes": grown(looks), "allowed_bytes": AIM}
-        write_results(output, "hostile-memory", settings_of(load, info), [*(x.row() for x in looks), growth])
-    return 0 if max(grown(looks).values()) <= AIM else 1
+    return report("hostile-memory", settings_of(load, info), looks, output)
 
 
 async def _look(load: Load, kinds: Sequence[str]) -> tuple[Info, list[Look]]:

@@ -60,10 +60,15 @@ def measure(load: Load, output: Path | None) -> int:
         raise InvalidRequest("memory: only of a fleet that is started here, not of --master", "memory")
     load = replace(load, tokens=SHORT, clients=(AT_ONCE,), requests=STEPS[-1])
     info, looks = run(_measure(load))
+    return report("memory", settings_of(load, info), looks, output)
+
+
+def report(bench: str, settings: Row, looks: Sequence[Look], output: Path | None) -> int:
+    """A table, and JSON where asked to. 1 when a process grew more than it may."""
     Console().print(table_of(looks))
     if output is not None:
         growth = {"name": "growth", "grown_bytes": grown(looks), "allowed_bytes": AIM}
-        write_results(output, "memory", settings_of(load, info), [*(look.row() for look in looks), growth])
+        write_results(output, bench, settings, [*(look.row() for look in looks), growth])
     return 0 if max(grown(looks).values()) <= AIM else 1
 
 
