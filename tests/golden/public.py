@@ -36,17 +36,21 @@ NAMED = {  # what docs/eagle.md and the docstrings of `SpecSoT` and `Eagle` name
 WHOLE = ("errors", "events")  # every class
 ASKED = {  # a value for every option of a question
     "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "repetition_penalty": 1.5,
-    "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {3: 1.5}, "max_new_tokens": 100, "max_branch_tokens": 50,
+    "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {3: 1.5},
+    "max_new_tokens": 100, "max_branch_tokens": 50,
     "max_skeleton_tokens": 70, "max_parallel": 3, "sinks": 8, "recent": 100, "keep_ratio": 0.5,
-    "prune_every": 32, "skip_layers": 1, "model": "m", "mode": "sot", "drafter": "none", "stop": "end", "tools": ["search"],
+    "prune_every": 32, "skip_layers": 1, "model": "m", "mode": "sot", "drafter": "none",
+    "stop": "end", "tools": ["search"],
     "constraint": False, "seed": 7, "ignore_eos": True, "logprobs": 3, "head_aware": True,
     "json_object": True, "json_schema": {"type": "object"}, "regex": "a+", "choice": ["a", "b"],
 }  # fmt: skip
 OF_ALL = {"mode": "direct"}  # in which all of them can be
 SEEDS = {  # and for other systems' names
     "base_model_path": "m", "eagle_model_path": "m", "ea_model_path": "m", "use_eagle3": True,
-    "device_map": {"": 1}, "dtype": "torch.bfloat16", "torch_dtype": "float16", "gpu_ids": "0,1", "world_size": 2,
-    "layer_splits": "14,28", "task_prompt": "q", "enable_parallel": False, "use_semantic_constraint": False, "use_scheduling": True,
+    "device_map": {"": 1}, "dtype": "torch.bfloat16", "torch_dtype": "float16", "gpu_ids": "0,1",
+    "world_size": 2,
+    "layer_splits": "14,28", "task_prompt": "q", "enable_parallel": False,
+    "use_semantic_constraint": False, "use_scheduling": True,
     "num_samples": 3, "comm_mode": "ring",
 }  # fmt: skip
 
