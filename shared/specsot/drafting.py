@@ -45,7 +45,10 @@ class DraftOptions:
     tokens: Annotated[
         int | None,
         Option(
-            "Depth of drafts at most.", flag="draft-tokens", aliases=("num-speculative-tokens",), kind=POSITIVE
+            "Depth of drafts at most.",
+            flag="draft-tokens",
+            aliases=("num-speculative-tokens",),
+            kind=POSITIVE,
         ),
     ] = None
     breadth: Annotated[

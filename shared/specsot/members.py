@@ -83,7 +83,9 @@ class Overrides:
 
     rope_theta: Annotated[
         float | None,
-        Option("Rotary base of the head, if its config is wrong.", flag="drafter-rope-theta", kind=ABOVE_ZERO),
+        Option(
+            "Rotary base of the head, if its config is wrong.", flag="drafter-rope-theta", kind=ABOVE_ZERO
+        ),
     ] = None
     aux_layers: Annotated[
         tuple[int, ...] | None,

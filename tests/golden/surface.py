@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import typer
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.process.flags import Flags
+from specsot.process.command import TableCommand
 from specsot_app.cli import GROUPS, WORDS, command_with, main
 
 SERVICES = ("master", "worker", "drafter")
@@ -31,7 +33,7 @@ class Refused(Exception):
     @property
     def unknown(self) -> bool:
         """There is no such flag."""
-        return "No such option" in str(self) or "unrecognized arguments" in str(self)
+        return re.search(r"No such option:? '?--", str(self)) is not None
 
 
 class _Parsed(Exception):
@@ -83,6 +85,8 @@ def plain(value: Any) -> Any:
             return SWITCHED.get(value, value)
         case Enum():
             return plain(value.value)
+        case _ if value is MISSING:
+            return None
         case bool() | int() | float() | None:
             return value
         case list() | tuple() | set():
@@ -112,20 +116,27 @@ def _name_of(parameter: Any) -> str:
 
 
 def _parse_service(name: str, words: Sequence[str]) -> dict[str, Any]:
-    read = Flags.read
-
-    def stop(flags: Flags, arguments: Sequence[str] | None = None) -> Any:
-        raise _Parsed(read(flags, arguments))
+    def stop(command: TableCommand[Any], context: Any) -> Any:
+        raise _Parsed(values_in(command, context))
 
     said = io.StringIO()
-    with patch.object(Flags, "read", stop), redirect_stderr(said):
+    with patch.object(TableCommand, "invoke", stop), redirect_stderr(said):
         try:
             _service(name)(list(words))
         except _Parsed as parsed:
-            return {one.replace("_", "-"): value for one, value in vars(parsed.args[0]).items()}
+            return parsed.args[0]
         except SystemExit:
             raise Refused(said.getvalue()) from None
     raise AssertionError("flags were not read")
+
+
+def values_in(command: TableCommand[Any], context: Any) -> dict[str, Any]:
+    """Of every flag and argument; its default where nothing is given."""
+    given = command.values(context)
+    shown = [one for one in command.entries if not (one.option.secret or one.option.keyword_only)]
+    found = {one.flag: given.get(one.flag, one.default) for one in shown}
+    words = {one.flag: one for one in shown if one.switch and one.option.words[1] not in SWITCHED}
+    return found | {flag: one.kind.write(found[flag]) for flag, one in words.items()}
 
 
 def _service(name: str) -> Any:

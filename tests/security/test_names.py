@@ -12,8 +12,7 @@ import pytest
 from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.tokens import Tokens
 from specsot_master.assembly import assemble
-from specsot_master.config import RingOptions
-from specsot_master.config import read_config
+from specsot_master.config import RingOptions, read_config
 from specsot_master.desk import Desk
 from specsot_master.gateway.door import HttpDoor
 from specsot_master.gateway.opening import open_gateway

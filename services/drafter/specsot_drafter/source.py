@@ -58,7 +58,7 @@ class Source:
     def _ids(self) -> int:
         """Token ids that all ways can be fed; a small model may have fewer than the base."""
         options, own = self._options, self._config.vocab
-        return min(own, read_config(options.draft).vocab) if options.drafter == "model" else own
+        return min(own, read_config(options.draft).vocab) if options.drafts == "model" else own
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
         return self._first.tap_slices()
@@ -111,7 +111,7 @@ class Source:
         files = WeightFiles(options.draft, options.draft_format == "bin")
         held = Held(numbers_of(options).itemsize, options.draft_quantization)
         need = Need(drafts_of(files, held), options.page_bytes)
-        check_fit(f"{options.drafter} drafts", need, options.device, self._room(options.device))
+        check_fit(f"{options.drafts} drafts", need, options.device, self._room(options.device))
 
     def _check_graphs(self, configuration: Configuration) -> None:
         """Before they are captured, where there are any."""
@@ -119,7 +119,7 @@ class Source:
         pages = configuration.pages * configuration.page_rows * way.row_bytes
         if graphs := way.graph_bytes(configuration):
             need = Need(0, pages, graphs)
-            check_fit(f"{options.drafter} drafts", need, options.device, self._room(options.device))
+            check_fit(f"{options.drafts} drafts", need, options.device, self._room(options.device))
 
     def _rule(self, name: DrafterName, drafter: Drafter, configuration: Configuration) -> Rule:
         shape, levels = configuration.shape, len(drafter.widths)

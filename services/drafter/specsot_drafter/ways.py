@@ -190,12 +190,12 @@ class NgramWay:
 def ways_of(options: DraftModelOptions) -> dict[DrafterName, Way]:
     """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
     ways: dict[DrafterName, Way] = {}
-    if options.drafter == "eagle":
+    if options.drafts == "eagle":
         ways["eagle"] = EagleWay(options)
-    elif options.drafter == "model":
+    elif options.drafts == "model":
         ways["model"] = ModelWay(options)
-    elif options.drafter != "ngram":
-        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {options.drafter!r}", "drafter")
+    elif options.drafts != "ngram":
+        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {options.drafts!r}", "drafter")
     return {**ways, "ngram": NgramWay(options)}
 
 

@@ -58,9 +58,9 @@ class RingOptions:
             "Seconds that a lost worker has to come back before the others share its layers.", kind=SECONDS
         ),
     ] = TAKE_OVER_AFTER
-    drafter: Annotated[
-        DrafterName, Option("`none`, or any other: whichever drafter joins the ring.")
-    ] = "eagle"
+    drafter: Annotated[DrafterName, Option("`none`, or any other: whichever drafter joins the ring.")] = (
+        "eagle"
+    )
     page_rows: Annotated[
         int | None,
         Option(
@@ -75,15 +75,15 @@ class RingOptions:
     ] = 512
     shape: TreeShape = field(default_factory=TreeShape)
     layout: Annotated[Layout, Option("Layout of branches in a frame.", flag="branch-layout")] = "batched"
-    draft_timeout: Annotated[
-        float, Option("Seconds that stage 0 waits for a draft tree.", kind=SECONDS)
-    ] = 1.0
+    draft_timeout: Annotated[float, Option("Seconds that stage 0 waits for a draft tree.", kind=SECONDS)] = (
+        1.0
+    )
     transport: Annotated[Transport, Option("What carries messages between members.")] = "grpc"
     comm_mode: Annotated[
         CommMode,
         Option(
-            "`p2p`: results and features go straight to whoever needs them. `ring`: stages talk to neighbours "
-            "only, and the drafter to the last stage."
+            "`p2p`: results and features go straight to whoever needs them. `ring`: stages talk to "
+            "neighbours only, and the drafter to the last stage."
         ),
     ] = "p2p"
     conduct: ConductorConfig = field(default_factory=ConductorConfig)
@@ -103,9 +103,7 @@ class MasterConfig:
 
     HEADING: ClassVar[str] = "Doors"
 
-    model: Annotated[
-        Path, Option("Directory of the base model (its tokenizer and config).", metavar="DIR")
-    ]
+    model: Annotated[Path, Option("Directory of the base model (its tokenizer and config).", metavar="DIR")]
     ring: RingOptions = field(default_factory=RingOptions)
     http: Annotated[
         str | None, Option("Serve HTTP, too, on this host:port (port 0: any free port).", metavar="ADDRESS")
@@ -118,9 +116,7 @@ class MasterConfig:
             kind=HOST_NAMES,
         ),
     ] = ()
-    default_mode: Annotated[
-        Mode, Option("How OpenAI clients that name no mode are answered.")
-    ] = "direct"
+    default_mode: Annotated[Mode, Option("How OpenAI clients that name no mode are answered.")] = "direct"
     fleet_listen: Annotated[
         str | None, Option("Address on which members join.", metavar="ADDRESS", unset="--listen")
     ] = None

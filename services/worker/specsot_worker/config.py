@@ -20,25 +20,25 @@ from specsot.process.options import (
     ServiceOptions,
     check_member,
 )
-from specsot_worker.failpoints import Failpoint, failpoint
+from specsot_worker.failpoints import Failpoint
+from specsot_worker.failpoints import failpoint as read_failpoint
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """layers None: the master assigns a range. trace_laps: of the laps of a traced request, one in so many."""
+    """layers None: the master assigns a range. failpoint: for tests."""
 
     HEADING: ClassVar[str] = "Worker"
 
     model: Annotated[ModelOptions, OF_WORKER]
     layers: Annotated[
-        Range | None, Option("Layers to run, such as 0:4.", kind=LAYERS, unset="those that the master assigns")
+        Range | None,
+        Option("Layers to run, such as 0:4.", kind=LAYERS, unset="those that the master assigns"),
     ] = None
-    trace_laps: Annotated[
-        int, Option("Trace one in so many laps of a traced request.", kind=POSITIVE)
-    ] = 16
+    trace_laps: Annotated[int, Option("Trace one in so many laps of a traced request.", kind=POSITIVE)] = 16
     failpoint: Annotated[
         Failpoint | None,
-        Option("For tests: [NAME:]hang@FRAME or [NAME:]die@FRAME.", kind=Kind("FAULT", failpoint)),
+        Option("For tests: [NAME:]hang@FRAME or [NAME:]die@FRAME.", kind=Kind("FAULT", read_failpoint)),
     ] = None
     member: MemberOptions = field(default_factory=MemberOptions)
     service: ServiceOptions = field(default_factory=ServiceOptions)
@@ -47,4 +47,6 @@ class WorkerConfig:
 def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
     """Exits with status 2 and one line when something is wrong."""
     about = "Run a range of the base model's layers in a SpecSoT ring."
-    return read("specsot-worker", WorkerConfig, about, arguments, check=lambda given: check_member(given.service))
+    return read(
+        "specsot-worker", WorkerConfig, about, arguments, check=lambda given: check_member(given.service)
+    )

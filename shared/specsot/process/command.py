@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from specsot._version import __version__
 from specsot.errors import InvalidRequest
@@ -24,6 +26,7 @@ T = TypeVar("T")
 
 WRONG_INPUT = 2  # exit status
 WIDEST = 120  # columns of --help, where the terminal has as many
+COLUMN = 32  # where descriptions begin
 SOURCES = "specsot.sources"  # in a context's meta: parameter -> where its value was found
 OWN = "Common options"
 
@@ -38,7 +41,7 @@ class Example:
     purpose: str
 
 
-class Typed(click.ParamType):
+class Typed(click.ParamType[Any, Any]):
     """A kind of value as click reads it."""
 
     def __init__(self, entry: Entry) -> None:
@@ -54,12 +57,12 @@ class Typed(click.ParamType):
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
+    ) -> list[CompletionItem]:
         if self._entry.kind.metavar in ("PATH", "DIR", "FILE"):
             kind = "dir" if self._entry.kind.metavar == "DIR" else "file"
-            return [click.shell_completion.CompletionItem(incomplete, type=kind)]
+            return [CompletionItem(incomplete, type=kind)]
         words = self._entry.kind.choices
-        return [click.shell_completion.CompletionItem(one) for one in words if one.startswith(incomplete)]
+        return [CompletionItem(one) for one in words if one.startswith(incomplete)]
 
 
 class TableOption(click.Option):
@@ -143,14 +146,14 @@ class TableCommand(click.Command, Generic[T]):
     def invoke(self, ctx: click.Context) -> Any:
         """Raises what the program raises; a value from elsewhere is named with its source."""
         try:
-            return self.run(build(self.settings, self._values(ctx), self.offer))
+            return self.run(build(self.settings, self.values(ctx), self.offer))
         except InvalidRequest as error:
             source = source_of(ctx, error.field)
             if source is None:
                 raise
             raise InvalidRequest(f"{source}: {error}", error.field) from None
 
-    def _values(self, ctx: click.Context) -> dict[str, Any]:
+    def values(self, ctx: click.Context) -> dict[str, Any]:
         """By flag; what was not given is not there."""
         values: dict[str, Any] = {}
         for entry in self.entries:
@@ -158,9 +161,7 @@ class TableCommand(click.Command, Generic[T]):
             if entry.option.secret:
                 found = in_environment(entry.flag, self.environment)
                 value = found and found.words[0].strip()
-            if value not in (None, (), ""):
-                values[entry.flag] = value
-            elif value == "" and not entry.option.secret:
+            if value not in (None, (), "") or (value == "" and not entry.option.secret):
                 values[entry.flag] = value
         return values
 
@@ -178,7 +179,7 @@ class TableCommand(click.Command, Generic[T]):
                 rest.append(record)
         for heading, records in (*groups.items(), (OWN, rest)):
             with formatter.section(heading):
-                formatter.write_dl(records, col_max=30)
+                write_list(formatter, records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.examples:
@@ -188,6 +189,20 @@ class TableCommand(click.Command, Generic[T]):
                     formatter.write(f"{'':{formatter.current_indent}}  {one.line}\n")
 
 
+def write_list(formatter: click.HelpFormatter, records: Sequence[tuple[str, str]]) -> None:
+    """As formatter.write_dl, in columns that are the same in every group, and no name is broken in two."""
+    indent = formatter.current_indent
+    left = " " * COLUMN
+    for name, told in records:
+        lines = textwrap.wrap(told, formatter.width - COLUMN, break_on_hyphens=False) or [""]
+        head = f"{'':{indent}}{name}"
+        if len(head) + 2 > COLUMN:
+            formatter.write(f"{head}\n{left}{lines[0]}\n")
+        else:
+            formatter.write(f"{head:{COLUMN}}{lines[0]}\n")
+        formatter.write("".join(f"{left}{line}\n" for line in lines[1:]))
+
+
 def with_dashes(token: str) -> str:
     """--layer_splits is --layer-splits."""
     return token.replace("_", "-")
@@ -195,25 +210,26 @@ def with_dashes(token: str) -> str:
 
 def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:
     if entry.option.positional:
-        return click.Argument([entry_key(entry)], required=entry.required, type=Typed(entry), default=None)
+        return click.Argument([entry_key(entry)], required=entry.required, type=Typed(entry))
     names = [f"--{one}" for one in entry.names]
     if entry.switch and switches == "flags":
         if entry.option.paired:
             names[0] += f"/--no-{entry.flag}"
         return TableOption(entry, names, is_flag=True, default=None)
-    bare = {"is_flag": False, "flag_value": "on"} if entry.switch and entry.option.words == ("off", "on") else {}
+    bare = (
+        {"is_flag": False, "flag_value": "on"} if entry.switch and entry.option.words == ("off", "on") else {}
+    )
     return TableOption(
         entry,
         names,
         type=type_of(entry),
         multiple=entry.several,
         required=entry.required,
-        default=None,
         **bare,
     )
 
 
-def type_of(entry: Entry) -> click.ParamType:
+def type_of(entry: Entry) -> click.ParamType[Any, Any]:
     return click.Choice(entry.kind.choices) if entry.kind.choices and not entry.switch else Typed(entry)
 
 

@@ -12,9 +12,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
+from inspect import get_annotations
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from specsot.errors import InvalidRequest
 
@@ -85,7 +97,7 @@ ALL = Offer()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One option of a program. path: attribute names that lead to it. default: MISSING where one must be given.
+    """One option of a program. path: attribute names that lead to it. default: MISSING where it is required.
 
     several: it may be given more than once. heading: the group it is shown in.
     """
@@ -122,7 +134,7 @@ class Entry:
     def read(self, given: Any) -> Any:
         """The value that text means; what is no text is a value already. Raises ValueError."""
         if self.several:
-            listed = (given,) if isinstance(given, str) else cast("tuple[Any, ...]", tuple(given))
+            listed = (given,) if isinstance(given, str) else tuple(given)
             return tuple(self.kind.read(one) if isinstance(one, str) else one for one in listed)
         return self.kind.read(given) if isinstance(given, str) else given
 
@@ -158,7 +170,7 @@ def _entries(kind: type, offer: Offer, heading: str, path: tuple[str, ...]) -> I
 
 def _heading(kind: type, name: str, heading: str) -> str:
     """That of the class which declares the field."""
-    owner = next(one for one in kind.__mro__ if name in one.__dict__.get("__annotations__", {}))
+    owner = next(one for one in kind.__mro__ if name in get_annotations(one))
     return getattr(owner, "HEADING", heading) if "HEADING" in owner.__dict__ else heading
 
 

@@ -50,9 +50,9 @@ class ServiceOptions:
     ] = None
     channelz: Annotated[bool, Option("gRPC channelz: connections can be inspected.")] = False
     tls: Tls = PLAIN
-    insecure: Annotated[
-        bool, Option("Allow access from other machines without certificates or tokens.")
-    ] = False
+    insecure: Annotated[bool, Option("Allow access from other machines without certificates or tokens.")] = (
+        False
+    )
 
     def check(self) -> None:
         """Raises InvalidRequest for metrics that strangers could read and nobody said that they may."""
@@ -159,9 +159,7 @@ class DraftModelOptions(ModelOptions):
     draft_model: Annotated[
         str | Path | None, Option("Directory of the EAGLE head, or of the small model.", metavar="DIR")
     ] = None
-    draft_format: Annotated[
-        WeightFormat, Option("As --model-format, for the draft model.")
-    ] = "safetensors"
+    draft_format: Annotated[WeightFormat, Option("As --model-format, for the draft model.")] = "safetensors"
     overrides: Overrides = field(default_factory=Overrides)
     draft_dtype: Annotated[Dtype | None, Option("Data type the drafter computes in.", unset="--dtype")] = None
     draft_quantization: Annotated[
@@ -170,10 +168,15 @@ class DraftModelOptions(ModelOptions):
     drafting: DraftOptions = field(default_factory=DraftOptions)
 
     @property
+    def drafts(self) -> DrafterName:
+        """What does."""
+        return self.drafter or ("none" if self.draft_model is None else "eagle")
+
+    @property
     def draft(self) -> Path:
         """The draft model's directory. Raises InvalidRequest where none was given."""
         if self.draft_model is None:
-            raise InvalidRequest(f"drafter {self.drafter} needs a draft_model", "draft_model")
+            raise InvalidRequest(f"drafter {self.drafts} needs a draft_model", "draft_model")
         return Path(self.draft_model)
 
     @property

@@ -34,10 +34,13 @@ class Tls:
     ] = None
     cert: Annotated[
         Path | None,
-        Option("Certificate of this service (PEM).", flag="tls-cert", aliases=("ssl-certfile",), metavar="FILE"),
+        Option(
+            "Certificate of this service (PEM).", flag="tls-cert", aliases=("ssl-certfile",), metavar="FILE"
+        ),
     ] = None
     key: Annotated[
-        Path | None, Option("Its private key (PEM).", flag="tls-key", aliases=("ssl-keyfile",), metavar="FILE")
+        Path | None,
+        Option("Its private key (PEM).", flag="tls-key", aliases=("ssl-keyfile",), metavar="FILE"),
     ] = None
 
     def __post_init__(self) -> None:

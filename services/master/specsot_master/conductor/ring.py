@@ -74,7 +74,9 @@ class ConductorConfig:
     heads: HeadWindows | None = None
     live: Annotated[
         int,
-        Option("Most requests in the ring at once.", "max-requests", aliases=("max-num-seqs",), kind=POSITIVE),
+        Option(
+            "Most requests in the ring at once.", "max-requests", aliases=("max-num-seqs",), kind=POSITIVE
+        ),
     ] = 64
     queue: Annotated[
         int, Option("Most requests that wait for that; further ones are refused.", "max-queue", kind=POSITIVE)
@@ -90,9 +92,7 @@ class ConductorConfig:
     keep_for: Annotated[
         float, Option("Seconds for which a resumable request is kept without a reader.", kind=SECONDS)
     ] = 60.0
-    keep: Annotated[
-        int, Option("Most finished resumable requests that are kept.", kind=POSITIVE)
-    ] = 64
+    keep: Annotated[int, Option("Most finished resumable requests that are kept.", kind=POSITIVE)] = 64
     aging: float = 10.0
     retry_after: float = 1.0
     repair_for: Annotated[
