@@ -6,12 +6,12 @@ and leases; here, in the course and by the readers they are carried out, on one 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from contextlib import aclosing, contextmanager
 
 import structlog
 
-from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable
+from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable, WireError
 from specsot.events import Finished, Numbered
 from specsot.frames import End, Open, Order, Outcome, Result
 from specsot.info import RequestsInfo
@@ -21,7 +21,6 @@ from specsot_master.conductor.arrivals import Arrivals, check_time
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
-from specsot_master.conductor.guard import INTERNAL, Guard
 from specsot_master.conductor.limits import Limits
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.notes import Notes
@@ -41,6 +40,8 @@ from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 log = structlog.get_logger()
+
+INTERNAL = "internal error; the master's log has the details"
 
 
 class Conductor:
@@ -70,7 +71,6 @@ class Conductor:
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
         self._quarantine = Quarantine()
         self._roster, self._counts = Roster(config, self._quarantine), Counts()
-        self._guard = Guard(self._fail)
         self._course = Course(
             ring, self._sequences, self._sharing, self._notes, self._counts, self._tell, self._fail
         )
@@ -85,7 +85,7 @@ class Conductor:
             self._course,
             self._sequences,
             self._sharing,
-            self._guard,
+            self._isolate,
             self._clock,
             self._begin,
         )
@@ -221,7 +221,8 @@ class Conductor:
         for outcome in result.outcomes:
             self._sharing.heard(outcome)
         for request, outcomes in self._sequences.group(result.outcomes):
-            self._guard(request, self._learn, request, outcomes, now)
+            with self._isolate(request):
+                self._learn(request, outcomes, now)
         if self._quarantine.moved() or self._sequences.freed:
             self._scheduler.fill()
 
@@ -371,12 +372,27 @@ class Conductor:
         request.feed.end(error)
         self.drop(request)
 
+    @contextmanager
+    def _isolate(self, request: LiveRequest) -> Generator[None]:
+        """What goes wrong meanwhile ends this request alone."""
+        try:
+            yield
+        except WireError as error:  # of a member, never of the client
+            log.error("a member told what cannot be", **request.named, reason=str(error))
+            self._fail(request, Unavailable(f"the ring lost its place in this answer: {error}"))
+        except SpecsotError as error:
+            self._fail(request, error)
+        except Exception:
+            log.exception("a request broke the master's rules", **request.named)
+            self._fail(request, SpecsotError(INTERNAL))
+
     def _begin(self, state: RingState) -> None:
         """A new ring, perhaps of another size."""
         self._acceptance.remember(state)
         for request in self._roster.everybody:
             self._limits.has_ring(request)
-            self._guard(request, fit, request, state)
+            with self._isolate(request):
+                fit(request, state)
 
     def _spoil(self, order: Order) -> None:
         """This one never came to the ring: whose it is cannot go on, and nobody may stand on it."""
