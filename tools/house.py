@@ -23,18 +23,24 @@ Origin = tuple[str, str]  # module, name
 
 @dataclass
 class House:
-    """Every file of the work tree that git does not ignore: path -> text; None where it is data that only moves."""
+    """Every file of the work tree that git does not ignore: path -> text; None for data that only moves."""
 
     root: Path
     files: dict[str, str | None]
     moved: dict[str, str] = field(default_factory=dict[str, str])  # data files: new path -> old path
-    _known: tuple[tuple[int, int], dict[str, str]] = field(default_factory=lambda: ((0, 0), dict[str, str]()), init=False, compare=False)
-    _tops: dict[str, dict[str, Origin | None]] = field(default_factory=dict[str, "dict[str, Origin | None]"], init=False)
+    _known: tuple[tuple[int, int], dict[str, str]] = field(
+        default_factory=lambda: ((0, 0), dict[str, str]()), init=False, compare=False
+    )
+    _tops: dict[str, dict[str, Origin | None]] = field(
+        default_factory=dict[str, "dict[str, Origin | None]"], init=False
+    )
 
     @staticmethod
     def read(root: Path) -> House:
         listed = git(root, "ls-files", "-co", "--exclude-standard", "-z").split("\0")
-        return House(root, {path: text_of(root / path) for path in listed if path and (root / path).is_file()})
+        return House(
+            root, {path: text_of(root / path) for path in listed if path and (root / path).is_file()}
+        )
 
     def python(self) -> Iterator[tuple[str, str]]:
         """Every Python file that is not generated: path, text."""
@@ -86,7 +92,9 @@ class House:
         gone = [path for path in before.files if path not in self.files and (self.root / path).exists()]
         for path in gone:
             (self.root / path).unlink()
-        changed = [path for path, text in self.files.items() if text is not None and text != before.files.get(path)]
+        changed = [
+            path for path, text in self.files.items() if text is not None and text != before.files.get(path)
+        ]
         for path in changed:
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             (self.root / path).write_text(self.files[path] or "", encoding="utf-8")
@@ -136,7 +144,9 @@ def top_level(text: str) -> dict[str, Origin | None]:
             case ast.ImportFrom(module=str(module)):
                 found |= {alias.asname or alias.name: (module, alias.name) for alias in node.names}
             case ast.Import():
-                found |= {alias.asname or alias.name.partition(".")[0]: (alias.name, "") for alias in node.names}
+                found |= {
+                    alias.asname or alias.name.partition(".")[0]: (alias.name, "") for alias in node.names
+                }
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 found[node.name] = None
             case ast.Assign() | ast.AnnAssign() | ast.For() | ast.With() | ast.AugAssign():
@@ -163,7 +173,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from statements(handler.body)
 
 
-# Circles ---------------------------------------------------------------------------------------------------------
+# Circles --------------------
 
 
 def edges_of(house: House) -> dict[str, set[str]]:
@@ -233,7 +243,7 @@ def way_round(house: House, ring: list[str]) -> list[str]:
     return ring
 
 
-# Sizes -----------------------------------------------------------------------------------------------------------
+# Sizes --------------------
 
 
 def room_of(path: str) -> str:
@@ -253,18 +263,28 @@ def sizes(house: House) -> str:
         for room in rooms
     ]
     tops = sorted({room.rpartition("/")[0] if room.count("/") > 1 else room for room in rooms})
-    whole = [row(f"all of {top}", {p: t for p, t in (product | lab).items() if p.startswith(top + "/")}) for top in tops]
+    whole = [
+        row(f"all of {top}", {p: t for p, t in (product | lab).items() if p.startswith(top + "/")})
+        for top in tops
+    ]
     tests = {path: text for path, text in house.python() if path.startswith("tests/")}
     rows += ["", *whole, "", row("PRODUCT", product), row("LAB", lab), row("tests", tests)]
     rings = circles(house)
-    rows += ["", f"{len(rings)} import circles (lazy imports counted)", *(" -> ".join(way_round(house, ring)) for ring in rings)]
+    rows += [
+        "",
+        f"{len(rings)} import circles (lazy imports counted)",
+        *(" -> ".join(way_round(house, ring)) for ring in rings),
+    ]
     return "\n".join([f"{'room':44} {'files':>5} {'lines':>6} {'median/p90/max':>15} {'classes':>7}", *rows])
 
 
 def row(name: str, texts: dict[str, str]) -> str:
     lines = [text.count("\n") for text in texts.values()]
-    classes = sum(isinstance(node, ast.ClassDef) for text in texts.values() for node in ast.walk(ast.parse(text)))
+    classes = sum(
+        isinstance(node, ast.ClassDef) for text in texts.values() for node in ast.walk(ast.parse(text))
+    )
     if not lines:
         return f"{name:44} {0:5}"
     p90 = quantiles(lines, n=10)[-1] if len(lines) > 1 else lines[0]
-    return f"{name:44} {len(lines):5} {sum(lines):6} {f'{median(lines):.0f}/{p90:.0f}/{max(lines)}':>15} {classes:7}"
+    spread = f"{median(lines):.0f}/{p90:.0f}/{max(lines)}"
+    return f"{name:44} {len(lines):5} {sum(lines):6} {spread:>15} {classes:7}"

@@ -93,9 +93,15 @@ def definitions(text: str, tree: ast.Module) -> dict[str, str]:
     own = {name for name, origin in top_level(text).items() if origin is None} - {"__all__"}
     found: dict[str, str] = {}
     for node in statements(tree.body):
-        names = [node.name] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else [
-            name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-        ]
+        names = (
+            [node.name]
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            else [
+                name.id
+                for name in ast.walk(node)
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            ]
+        )
         for name in own.intersection(names):
             found[name] = ast.get_source_segment(text, node) or ""
     return found
@@ -106,9 +112,13 @@ def needed_at_import(body: list[ast.stmt]) -> Iterator[str]:
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield from names_in([*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)])
+                yield from names_in(
+                    [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
+                )
             case ast.ClassDef():
-                yield from names_in([*node.decorator_list, *node.bases, *(word.value for word in node.keywords)])
+                yield from names_in(
+                    [*node.decorator_list, *node.bases, *(word.value for word in node.keywords)]
+                )
                 yield from needed_at_import(node.body)
             case ast.AnnAssign():
                 yield from names_in([node.value] if node.value else [])
@@ -171,10 +181,19 @@ def merged(parts: list[Part], docstring: str | None) -> str:
     run = unique(item for part in parts for item in part.imports)
     types = [item for item in unique(item for part in parts for item in part.for_types) if item not in run]
     future = [item for item in run if item[0] == "__future__"]
-    quote = docstring if docstring is not None else next((part.docstring for part in parts if part.docstring), "")
+    quote = (
+        docstring if docstring is not None else next((part.docstring for part in parts if part.docstring), "")
+    )
     blocks = [f'"""{quote}"""'] if quote else []
     blocks += ["\n".join(lines_of(future))] if future else []
-    blocks += ["\n".join([*lines_of([item for item in run if item not in future]), *unique(raw for part in parts for raw in part.raw)])]
+    blocks += [
+        "\n".join(
+            [
+                *lines_of([item for item in run if item not in future]),
+                *unique(raw for part in parts for raw in part.raw),
+            ]
+        )
+    ]
     blocks += ["if TYPE_CHECKING:\n    " + "\n    ".join(lines_of(types))] if types else []
     if names := unique(name for part in parts for name in part.exported):
         blocks.append("__all__ = [" + ", ".join(f'"{name}"' for name in sorted(names)) + "]")

@@ -1,7 +1,7 @@
-"""Rewrites one file's references to what is renamed or moved, by token positions, so that format and comments stay.
+"""Rewrites one file's references to what is renamed or moved: by positions, so format and comments stay.
 
-Scopes are followed as Python does: a parameter or local of the same name is not touched, and a new name that something
-else already has here is refused (an import then keeps its old name by `as`).
+Scopes are followed as Python does: a parameter or local of the same name is not touched, and a new name that
+something else already has here is refused (an import then keeps its old name by `as`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 
 from house import House, module_of
 
@@ -21,7 +22,7 @@ BY_STRING = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodca
 
 @dataclass
 class Plan:
-    """What changes at once. `late`: the definitions have moved already, only references are left to follow."""
+    """What changes at once. `late`: the definitions have moved already, only references are left."""
 
     house: House
     modules: dict[str, str] = field(default_factory=dict[str, str])
@@ -51,7 +52,7 @@ class Plan:
     def is_name(self, module: str, name: str) -> bool:
         """Whether `from module import name` means a name of the module, not a module below it."""
         full = f"{module}.{name}"
-        return full not in self.known or name in self.house.tops(module) and full not in self.house.modules
+        return full not in self.known or (name in self.house.tops(module) and full not in self.house.modules)
 
     def in_text(self, text: str) -> str:
         """Dotted names in a string, a comment or a document."""
@@ -167,7 +168,7 @@ class Reader(ast.NodeVisitor):
             self.visit(part)
         self.inside(node, [*arguments(node.args), *node.body])
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - the name is ast's
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._signature(node.args)
@@ -196,7 +197,7 @@ class Reader(ast.NodeVisitor):
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         self.inside(node, [*node.generators, *parts])
 
-    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # noqa: N815
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         if node.name and node.type:
@@ -223,17 +224,19 @@ class Reader(ast.NodeVisitor):
         for name in node.names:
             self.use_in(node, name, bind=False)
 
-    visit_Nonlocal = visit_Global  # noqa: N815
+    visit_Nonlocal = visit_Global
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.imports.append((node, self.scope))
         for alias in node.names:
-            local = alias.asname or (alias.name.partition(".")[0] if isinstance(node, ast.Import) else alias.name)
+            local = alias.asname or (
+                alias.name.partition(".")[0] if isinstance(node, ast.Import) else alias.name
+            )
             self.scope.bound.add(local)
             whole = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
             self.scope.imports[local] = whole if alias.asname or isinstance(node, ast.ImportFrom) else local
 
-    visit_ImportFrom = visit_Import  # noqa: N815
+    visit_ImportFrom = visit_Import
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self.chains.append((node, self.scope, self.within))
@@ -264,7 +267,9 @@ class Rewriter:
         self.read = Reader(text)
         self.edits: dict[int, tuple[int, str]] = {}
         self.in_fstrings: dict[ast.JoinedStr, set[tuple[str, str]]] = {}
-        self.keep_as: set[tuple[int, str]] = set()  # (scope, local name) of imports that keep their name by `as`
+        self.keep_as: set[tuple[int, str]] = (
+            set()
+        )  # (scope, local name) of imports that keep their name by `as`
         self.flat: dict[tuple[int, str], str] = {}  # (scope, local name) of a module that becomes this one
 
     def text(self) -> str:
@@ -327,7 +332,7 @@ class Rewriter:
         for (module, old), new in self.plan.names.items():
             home = read.top.imports.get(new)
             here = new in read.top.bound and home is None and self.old in (module, self.plan.module(module))
-            if old in used and (here or home and home.rpartition(".")[0] in self._places(module)):
+            if old in used and (here or (home and home.rpartition(".")[0] in self._places(module))):
                 read.top.renames[old] = new
         for old, new in self.plan.modules.items():
             stem, now = old.rpartition(".")[2], new.rpartition(".")[2]
@@ -354,7 +359,11 @@ class Rewriter:
         return self._becomes_this(whole.rpartition(".")[0])
 
     def _scopes(self) -> list[Scope]:
-        return [self.read.top, *(use.scope for use in self.read.uses), *(scope for _, scope in self.read.imports)]
+        return [
+            self.read.top,
+            *(use.scope for use in self.read.uses),
+            *(scope for _, scope in self.read.imports),
+        ]
 
     def _clash(self, scope: Scope, old: str, new: str) -> str | None:
         if new in scope.bound and new not in scope.renames and not self._same(scope, old, new):
@@ -369,7 +378,12 @@ class Rewriter:
                     if new in between.bound and new not in between.renames and not between.is_class:
                         return f"a local of {getattr(between.node, 'name', 'a comprehension')}"
                     between = between.parent
-            elif use.name == new and not scope.is_class and new not in scope.bound and self._below(use.scope, scope):
+            elif (
+                use.name == new
+                and not scope.is_class
+                and new not in scope.bound
+                and self._below(use.scope, scope)
+            ):
                 home = use.scope.home(new)
                 if home is None and new in scope.imports.values():
                     return "used"
@@ -378,7 +392,9 @@ class Rewriter:
     def _same(self, scope: Scope, one: str, other: str) -> bool:
         """Two imported names that stand for the same thing after the plan."""
         wholes = [self._whole(scope.imports.get(name)) for name in (one, other)]
-        return wholes[0] is not None and wholes[0] == wholes[1] or self.plan.late and one not in scope.bound
+        if wholes[0] is not None and wholes[0] == wholes[1]:
+            return True
+        return self.plan.late and one not in scope.bound
 
     def _whole(self, whole: str | None) -> str | None:
         if whole is None:
@@ -429,32 +445,37 @@ class Rewriter:
         """An attribute of a module that is not ours."""
         if root is None or not (home := scope.home(root.id)) or root.id not in home.imports:
             return False
-        return home.imports[root.id].partition(".")[0] not in {name.partition(".")[0] for name in self.plan.known}
+        return home.imports[root.id].partition(".")[0] not in {
+            name.partition(".")[0] for name in self.plan.known
+        }
 
     def _module_of(self, root: ast.Name | None, names: list[str], scope: Scope) -> tuple[str | None, int]:
         """The module that a chain starts with, and how many of its attributes belong to the module's name."""
         if root is None or not (home := scope.home(root.id)) or root.id not in home.imports:
             return None, 0
         module, depth = home.imports[root.id], 0
-        if module not in self.plan.known:
-            if module not in {name.partition(".")[0] for name in self.plan.known}:
-                return None, 0
         while depth < len(names) and f"{module}.{names[depth]}" in self.plan.known:
             module, depth = f"{module}.{names[depth]}", depth + 1
         return (module, depth) if module in self.plan.known else (None, 0)
 
-    def _module_name(self, node: ast.Attribute, root: ast.Name, module: str, scope: Scope, within: ast.JoinedStr | None) -> None:
+    def _module_name(
+        self, node: ast.Attribute, root: ast.Name, module: str, scope: Scope, within: ast.JoinedStr | None
+    ) -> None:
         """`module.Name`: the name, and the module where it is spelled out."""
         name = self.plan.name(module, node.attr)
         home = scope.home(root.id)
         key = (id(home), root.id)
         if within:
             if name != node.attr:
-                self.in_fstrings.setdefault(within, set()).add((f"{root.id}.{node.attr}", f"{root.id}.{name}"))
+                self.in_fstrings.setdefault(within, set()).add(
+                    (f"{root.id}.{node.attr}", f"{root.id}.{name}")
+                )
             return
         start, end = self.read.span(node)
         if key in self.flat or (self._becomes_this(module) and not isinstance(node.value, ast.Name)):
-            if scope.home(name) not in (None, self.read.top) or (name in self.read.top.bound and not self._defines(module, name)):
+            if scope.home(name) not in (None, self.read.top) or (
+                name in self.read.top.bound and not self._defines(module, name)
+            ):
                 self.plan.refused.append(f"{self.path}: {module}.{name} cannot be just {name} here")
             self.edit(start, end, name)
             return
@@ -485,7 +506,7 @@ class Rewriter:
 
     def _takes(self, called: str, keyword: str) -> bool:
         fields = self.plan.attributes[keyword][1]
-        return called in ("replace", "cls") or called in fields or not fields and called[:1].isupper()
+        return called in ("replace", "cls") or called in fields or (not fields and called[:1].isupper())
 
     def _by_string(self, owner: ast.expr, what: ast.expr, scope: Scope) -> None:
         if not (isinstance(what, ast.Constant) and isinstance(what.value, str)):
@@ -502,11 +523,17 @@ class Rewriter:
     def _imports(self) -> None:
         for node, scope in self.read.imports:
             pieces = [self._piece(node, alias, scope) for alias in node.names]
-            old = [(node.module if isinstance(node, ast.ImportFrom) else "", alias.name, alias.asname) for alias in node.names]
+            old = [
+                (node.module if isinstance(node, ast.ImportFrom) else "", alias.name, alias.asname)
+                for alias in node.names
+            ]
             if pieces == old or (isinstance(node, ast.ImportFrom) and node.level):
                 continue
             start, end = self.read.span(node)
-            if "#" in re.sub(r"\(\s*# .*", "(", self.read.text[start:end]) or "#" in self.read.text[start:end]:
+            if (
+                "#" in re.sub(r"\(\s*# .*", "(", self.read.text[start:end])
+                or "#" in self.read.text[start:end]
+            ):
                 self.plan.noted.append(f"{self.path}:{node.lineno}: a comment inside this import is lost")
             written = lines_of([piece for piece in pieces if piece])
             indent = "\n" + " " * node.col_offset
@@ -543,16 +570,18 @@ class Rewriter:
                 return None
             into, name = plan.module(module), plan.name(module, alias.name)
         wanted = scope.renames.get(local, local)
-        return into, name, None if wanted == name and not (alias.asname == alias.name) else wanted
+        return into, name, None if wanted == name and alias.asname != alias.name else wanted
 
     def _strings(self) -> None:
         """Dotted names in strings and comments; names in `__all__` and in casts."""
-        keep = any(ast_match(self.path, glob) for glob in self.plan.keep_strings)
+        keep = any(fnmatch(self.path, glob) for glob in self.plan.keep_strings)
         for token in tokenize.generate_tokens(io.StringIO(self.read.text).readline):
             if token.type in (tokenize.STRING, tokenize.COMMENT) and not keep:
                 new = self.plan.in_text(token.string)
                 if new != token.string and "f" in token.string.partition(token.string[-1])[0].lower():
-                    self.plan.noted.append(f"{self.path}:{token.start[0]}: left in an f-string: {token.string}")
+                    self.plan.noted.append(
+                        f"{self.path}:{token.start[0]}: left in an f-string: {token.string}"
+                    )
                 elif new != token.string:
                     start = self.read.starts[token.start[0] - 1] + token.start[1]
                     self.edit(start, start + len(token.string), new)
@@ -578,12 +607,12 @@ class Rewriter:
 
 
 def spelled(node: ast.AST) -> list[ast.Constant]:
-    """Strings that name what this file has at its top: `__all__`, and the type of a cast."""
+    """Strings that name what a file has at its top: `__all__`, the type of a cast, a type variable."""
     found: list[ast.expr] = []
     match node:
         case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names) | ast.Tuple(elts=names)):
             found = names
-        case ast.Call(func=ast.Name(id="cast"), args=[first, _]):
+        case ast.Call(func=ast.Name(id="cast" | "TypeVar"), args=[first, *_]):
             found = [first]
         case _:
             pass
@@ -607,8 +636,10 @@ def lines_of(pieces: list[tuple[str | None, str, str | None]]) -> list[str]:
         if words not in found.setdefault(module, []):
             found[module].append(words)
     return [
-        f"from {module} import ({', '.join(names)})" if module and len(names) > 1
-        else f"from {module} import {names[0]}" if module
+        f"from {module} import ({', '.join(names)})"
+        if module and len(names) > 1
+        else f"from {module} import {names[0]}"
+        if module
         else "import " + ", ".join(names)
         for module, names in found.items()
     ]
@@ -624,9 +655,3 @@ def in_braces(text: str, words: set[tuple[str, str]]) -> str:
         return inner
 
     return re.sub(r"(?<!\{)\{(?!\{)[^{}]*(?:\{[^{}]*\}[^{}]*)*\}", one, text)
-
-
-def ast_match(path: str, glob: str) -> bool:
-    from fnmatch import fnmatch
-
-    return fnmatch(path, glob)

@@ -1,36 +1,37 @@
 """Moves, merges and renames the house by tables, and rewrites every reference to what it moved.
 
-    python tools/restructure.py check  tools/moves/30_master.toml     # dry run: what is refused, circles, sizes after
-    python tools/restructure.py apply  tools/moves/30_master.toml --only names    # then: words, modules; a commit each
-    python tools/restructure.py refs       # only references, by all tables marked applied: after merging a moved main
-    python tools/restructure.py sizes | circles [MODULE-PREFIX...]    # the report; a gate (exit 1 and the way round)
+    python tools/restructure.py check  tools/moves/30_master.toml   # a dry run
+    python tools/restructure.py apply  tools/moves/30_master.toml --only names  # words, modules
+    python tools/restructure.py refs     # references only: after merging a moved main
+    python tools/restructure.py sizes | circles [MODULE-PREFIX...]  # the report; a gate
 
 A table, any part of it:
 
-    [names]      # while the modules still have the names on the left of [modules], if `names` is applied first
-    "specsot_worker.part:WorkerPart" = "Worker"           # class, function, constant at the top of a module
-    "specsot_worker.part:WorkerPart.hear" = "receive"     # method or field: refused while another class has `hear` too
-    "*.lie_down" = "pause"                                # this attribute, keyword or method in every class
+    [names]      # with the modules' names of the moment when this part is applied: usually before [modules]
+    "specsot_worker.part:WorkerPart" = "Worker"          # class, function, constant at the top of a module
+    "specsot_worker.part:WorkerPart.hear" = "receive"    # a member; refused where others have `hear`
+    "*.lie_down" = "pause"                               # this attribute, field or method in every class
     [modules]
-    "specsot_worker.part" = "specsot_worker.worker"       # a move; to a module that exists (or twice to one): a merge
-    "specsot_app.bench.*" = "specsot_lab.bench.*"         # a package with all it holds, data too
+    "specsot_worker.part" = "specsot_worker.worker"      # a move; to what exists, or twice to one: a merge
+    "specsot_app.bench.*" = "specsot_lab.bench.*"        # a package with all it holds, data too
     [docstrings]
-    "specsot_worker.worker" = "Turns one worker's part of the ring.\\n"     # of a merge or of a new package
+    "specsot_worker.worker" = "Turns one worker's part of the ring."    # of a merge, a move, a new package
     [options]
-    keep_strings = ["services/master/specsot_master/gateway/*"]   # strings here are not module names
+    keep_strings = ["services/master/specsot_master/gateway/*"]  # strings here are not module names
     [[words]]
-    files = ["services/worker/specsot_worker/*.py"]       # renames of identifiers, never in strings
+    files = ["services/worker/specsot_worker/*.py"]      # renames of identifiers, never in strings
     old = "patience"
     new = "draft_timeout"
 
-Files of a merge follow the table's order (the standing target first, unless the table lists it); what is needed while
-importing comes first all the same. `apply` marks the table (`applied = [...]`), formats what it changed, and prints
-what to look at by hand. It commits nothing.
+Files of a merge follow the table's order (the standing target first, unless it is listed); what is needed while
+importing comes first all the same. `apply` marks the table (`applied = [...]`), formats what it changed
+and says what to look at by hand. It commits nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import subprocess
 import sys
@@ -43,13 +44,21 @@ from pathlib import Path
 from tokenize import NAME, STRING, generate_tokens
 from typing import Any
 
-import ast
-from house import ALARM, House, circles, module_of, sizes, statements, top_level, way_round
+from house import ALARM, House, circles, module_of, sizes, top_level, way_round
 from merging import clashes, merged, part_of
 from references import Plan, Rewriter, in_braces
 
 KINDS = ("names", "words", "modules")
-HISTORY = ("CHANGELOG.md", "docs/results/*", "tools/*", "tests/golden/*.json", "tests/vectors/*", "tests/fuzz/corpus/*", "protos/*", "*.json")
+HISTORY = (
+    "CHANGELOG.md",
+    "docs/results/*",
+    "tools/*",
+    "tests/golden/*.json",
+    "tests/vectors/*",
+    "tests/fuzz/corpus/*",
+    "protos/*",
+    "*.json",
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Table:
         self.path.write_text(f"applied = [{listed}]\n\n{text}", encoding="utf-8")
 
 
-# A table as a plan for this tree ---------------------------------------------------------------------------------
+# A table as a plan for this tree --------------------
 
 
 def plan_of(house: House, table: Table, kind: str, *, late: bool = False) -> Plan:
@@ -97,11 +106,13 @@ def plan_of(house: House, table: Table, kind: str, *, late: bool = False) -> Pla
         modules = expanded(house, table.modules, late)
         return Plan(house, modules=modules, late=late, keep_strings=table.keep_strings)
     names, attributes, refused = named(house, table.names, late)
-    return Plan(house, names=names, attributes=attributes, late=late, keep_strings=table.keep_strings, refused=refused)
+    return Plan(
+        house, names=names, attributes=attributes, late=late, keep_strings=table.keep_strings, refused=refused
+    )
 
 
 def expanded(house: House, table: dict[str, str], late: bool) -> dict[str, str]:
-    """Old module -> new module, with prefixes written out; late ones only where nothing has the old name today."""
+    """Old module -> new module, prefixes written out; late ones only where nothing has the old name today."""
     modules = house.modules
     found: dict[str, str] = {}
     for old, new in table.items():
@@ -110,7 +121,11 @@ def expanded(house: House, table: dict[str, str], late: bool) -> dict[str, str]:
             here, there = (into, stem) if late else (stem, into)
             inside = [name for name in modules if name == here or name.startswith(here + ".")]
             pairs = {name: there + name.removeprefix(here) for name in inside}
-            found |= {o: n for n, o in pairs.items()} if late else {o: n for o, n in pairs.items() if o not in table}
+            found |= (
+                {o: n for n, o in pairs.items()}
+                if late
+                else {o: n for o, n in pairs.items() if o not in table}
+            )
         else:
             found[old] = new
     if late:
@@ -138,7 +153,12 @@ def named(
         elif late or house.tops(module).get(name, "no") is None:
             if not (late and name in house.tops(module)):
                 names[module, name] = new
-            if not late and new in house.tops(module) and (module, new) not in names and f"{module}:{new}" not in table:
+            if (
+                not late
+                and new in house.tops(module)
+                and (module, new) not in names
+                and f"{module}:{new}" not in table
+            ):
                 refused.append(f"{key}: {module} has {new} already")
         else:
             refused.append(f"{key}: not defined there")
@@ -152,7 +172,7 @@ def alone(house: House, attributes: dict[str, tuple[str, set[str]]]) -> Iterator
     owners = owners_of(house, set(attributes))
     for member, (new, classes) in attributes.items():
         if classes and (others := owners.get(member, set()) - classes):
-            yield f"{member} -> {new}: {', '.join(sorted(others))} has it too; list them, or use \"*.{member}\" or [[words]]"
+            yield f'{member} -> {new}: {", ".join(sorted(others))} has it too; list them, or "*.{member}"'
         if missing := classes - owners.get(member, set()):
             yield f"{member}: not in {', '.join(sorted(missing))}"
         if not owners.get(member):
@@ -184,13 +204,15 @@ def members_of(node: ast.ClassDef) -> set[str]:
             case _:
                 pass
     for part in ast.walk(node):
-        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
-            if isinstance(part.value, ast.Name) and part.value.id == "self":
-                found.add(part.attr)
+        match part:
+            case ast.Attribute(ctx=ast.Store(), value=ast.Name(id="self"), attr=name):
+                found.add(name)
+            case _:
+                pass
     return found
 
 
-# Doing it to the tree in memory ----------------------------------------------------------------------------------
+# Doing it to the tree in memory --------------------
 
 
 def rewritten(house: House, plan: Plan) -> House:
@@ -200,16 +222,20 @@ def rewritten(house: House, plan: Plan) -> House:
     for path, text in house.python():
         if not fnmatch(path, "tools/*") and (touched.search(text) or module_of(path) in plan.modules):
             files[path] = Rewriter(plan, path, text).text()
-    paths = moved_paths(house, plan)
+    paths, ticked = moved_paths(house, plan), unmistakable(plan)
     for path, text in files.items():
         if text is not None and not any(fnmatch(path, glob) for glob in HISTORY):
-            files[path] = in_document(plan, paths, path, text)
+            files[path] = in_document(plan, paths, ticked, path, text)
     return replace(house, files=files)
 
 
 def words_of(plan: Plan) -> re.Pattern[str]:
     """What a file must say somewhere to be worth reading."""
-    words = {old.rpartition(".")[2] for old in plan.modules} | set(plan.attributes) | {name for _, name in plan.names}
+    words = (
+        {old.rpartition(".")[2] for old in plan.modules}
+        | set(plan.attributes)
+        | {name for _, name in plan.names}
+    )
     return re.compile(rf"\b({'|'.join(map(re.escape, sorted(words))) or '(?!)'})\b")
 
 
@@ -221,13 +247,15 @@ def moved_paths(house: House, plan: Plan) -> dict[str, str]:
         here = house.modules.get(old) or house.path_of(old)
         top = old.partition(".")[0]
         if here.endswith("/__init__.py"):
-            found[here.removesuffix("__init__.py")] = there.removesuffix(".py").removesuffix("__init__") .rstrip("/") + "/"
+            found[here.removesuffix("__init__.py")] = (
+                there.removesuffix(".py").removesuffix("__init__").rstrip("/") + "/"
+            )
         found[here] = there
         found[here[here.index(top) :]] = there[there.index(new.partition(".")[0]) :]
     return {old: new for old, new in found.items() if old != new}
 
 
-def in_document(plan: Plan, paths: dict[str, str], path: str, text: str) -> str:
+def in_document(plan: Plan, paths: dict[str, str], ticked: dict[str, str], path: str, text: str) -> str:
     """Paths everywhere; dotted and backticked names outside Python."""
     if paths:
         words = "|".join(re.escape(old) for old in sorted(paths, key=len, reverse=True))
@@ -236,15 +264,18 @@ def in_document(plan: Plan, paths: dict[str, str], path: str, text: str) -> str:
         return text
     text = plan.in_text(text)
     if path.endswith(".md"):
-        for (module, old), new in plan.names.items():
-            if sum(old in top_level(text) for _, text in plan.house.python()) <= 1 or plan.late is False and is_single(plan.house, old):
-                text = re.sub(rf"`{re.escape(old)}`", f"`{new}`", text)
+        for old, new in ticked.items():
+            text = text.replace(f"`{old}`", f"`{new}`")
     return without_repeats(text) if path == "pyproject.toml" else text
 
 
-def is_single(house: House, name: str) -> bool:
-    """Whether only one module of the product defines this name."""
-    return sum(top_level(text).get(name, "no") is None for _, text in house.python()) == 1
+def unmistakable(plan: Plan) -> dict[str, str]:
+    """Renamed names that no second module defines: safe to follow in documents."""
+    defined = [
+        name for _, text in plan.house.python() for name, origin in top_level(text).items() if origin is None
+    ]
+    most = 0 if plan.late else 1
+    return {old: new for (_, old), new in plan.names.items() if defined.count(old) <= most}
 
 
 def without_repeats(text: str) -> str:
@@ -269,14 +300,24 @@ def relocated(house: House, plan: Plan, table: Table) -> House:
             gathered[new] = [new]  # the standing target first
         gathered.setdefault(new, []).append(old)
     now = replace(house, files=dict(house.files), moved={})
-    for new, olds in gathered.items():
+    for olds in gathered.values():
         for old in olds:
             now.files.pop(modules[old], None)
-    packages = {".".join(new.split(".")[:depth]) for new in gathered for depth in range(1, new.count(".") + 1)}
+    packages = {
+        ".".join(new.split(".")[:depth]) for new in gathered for depth in range(1, new.count(".") + 1)
+    }
     for new, olds in gathered.items():
-        path = destination(now, new, packages | {o for o in olds if modules[o].endswith("/__init__.py") and o == new}, house, olds)
+        path = destination(
+            now,
+            new,
+            packages | {o for o in olds if modules[o].endswith("/__init__.py") and o == new},
+            house,
+            olds,
+        )
         texts = [house.files[modules[old]] or "" for old in olds]
-        now.files[path] = texts[0] if len(olds) == 1 else joined(plan, olds, modules, texts, table.docstrings.get(new))
+        now.files[path] = (
+            texts[0] if len(olds) == 1 else joined(plan, olds, modules, texts, table.docstrings.get(new))
+        )
         if len(olds) == 1 and new in table.docstrings:
             now.files[path] = with_docstring(texts[0], table.docstrings[new])
     with_data(house, now, plan)
@@ -286,10 +327,14 @@ def relocated(house: House, plan: Plan, table: Table) -> House:
 def destination(now: House, new: str, packages: set[str], house: House, olds: list[str]) -> str:
     path = now.path_of(new)
     package = new in packages or (len(olds) == 1 and house.modules[olds[0]].endswith("/__init__.py"))
-    return path.removesuffix(".py") + "/__init__.py" if package and not path.endswith("/__init__.py") else path
+    return (
+        path.removesuffix(".py") + "/__init__.py" if package and not path.endswith("/__init__.py") else path
+    )
 
 
-def joined(plan: Plan, olds: list[str], modules: dict[str, str], texts: list[str], docstring: str | None) -> str:
+def joined(
+    plan: Plan, olds: list[str], modules: dict[str, str], texts: list[str], docstring: str | None
+) -> str:
     parts = [part_of(modules[old], text) for old, text in zip(olds, texts)]
     plan.refused += clashes(parts)
     return merged(parts, docstring)
@@ -313,7 +358,11 @@ def with_data(house: House, now: House, plan: Plan) -> None:
             there = now.path_of(new).removesuffix("__init__.py").removesuffix(".py").rstrip("/") + "/"
             for path in [path for path in now.files if path.startswith(here) and not path.endswith(".py")]:
                 below = path.removeprefix(here)
-                if not any(modules[o].startswith(here + below.partition("/")[0] + "/") for o in plan.modules if "/" in below and o != old and o.startswith(old + ".")) :
+                if not any(
+                    modules[o].startswith(here + below.partition("/")[0] + "/")
+                    for o in plan.modules
+                    if "/" in below and o != old and o.startswith(old + ".")
+                ):
                     now.files[there + below] = now.files.pop(path)
                     if now.files[there + below] is None:
                         now.moved[there + below] = path
@@ -343,12 +392,17 @@ def with_packages(now: House, table: Table, plan: Plan) -> House:
 
 
 def worded(house: House, words: Iterable[Word], formerly: dict[str, str] | None = None) -> House:
-    """Identifiers renamed in the files that a pattern names; `formerly`: path -> path when the table was applied."""
+    """Identifiers renamed in the files that a pattern names; `formerly`: path -> path then."""
     files = dict(house.files)
     for word in words:
         for path, text in files.items():
             before = (formerly or {}).get(path, path)
-            if text and path.endswith(".py") and word.old in text and any(fnmatch(before, glob) for glob in word.files):
+            if (
+                text
+                and path.endswith(".py")
+                and word.old in text
+                and any(fnmatch(before, glob) for glob in word.files)
+            ):
                 files[path] = retoken(text, word)
     return replace(house, files=files)
 
@@ -361,13 +415,17 @@ def retoken(text: str, word: Word) -> str:
         if token.type == NAME and token.string == word.old:
             line = lines[row - 1]
             lines[row - 1] = line[:column] + word.new + line[column + len(word.old) :]
-        elif token.type == STRING and "f" in token.string.partition(token.string[-1])[0].lower() and row == token.end[0]:
+        elif (
+            token.type == STRING
+            and "f" in token.string.partition(token.string[-1])[0].lower()
+            and row == token.end[0]
+        ):
             line, last = lines[row - 1], token.end[1]
             lines[row - 1] = line[:column] + in_braces(token.string, {(word.old, word.new)}) + line[last:]
     return "".join(lines)
 
 
-# What still points nowhere ---------------------------------------------------------------------------------------
+# What still points nowhere --------------------
 
 
 def lost(house: House) -> Iterator[str]:
@@ -381,11 +439,17 @@ def lost(house: House) -> Iterator[str]:
                 tops = house.tops(node.module)
                 for alias in node.names:
                     full = f"{node.module}.{alias.name}"
-                    if full not in modules and full not in packages and alias.name not in tops and "__getattr__" not in tops and ".v1" not in node.module:
+                    if (
+                        full not in modules
+                        and full not in packages
+                        and alias.name not in tops
+                        and "__getattr__" not in tops
+                        and ".v1" not in node.module
+                    ):
                         yield f"{path}:{node.lineno}: no {alias.name} in {node.module}"
 
 
-# Verbs -----------------------------------------------------------------------------------------------------------
+# Verbs --------------------
 
 
 def one_kind(house: House, table: Table, kind: str) -> tuple[House, Plan]:
@@ -399,7 +463,9 @@ def one_kind(house: House, table: Table, kind: str) -> tuple[House, Plan]:
 def apply(root: Path, table: Table, only: str | None, *, dry: bool) -> int:
     before = now = House.read(root)
     refused: list[str] = []
-    kinds = [kind for kind in KINDS if getattr(table, kind) and kind not in table.applied and only in (None, kind)]
+    kinds = [
+        kind for kind in KINDS if getattr(table, kind) and kind not in table.applied and only in (None, kind)
+    ]
     for kind in kinds:
         now, plan = one_kind(now, table, kind)
         refused += [f"{kind}: {why}" for why in plan.refused]
@@ -423,7 +489,7 @@ def report(now: House, table: Table) -> None:
         print("circle:", " -> ".join(way_round(now, ring)))
     for module in sorted(set(table.modules.values())):
         text = now.files.get(now.modules.get(module, "")) or ""
-        print(f"{text.count(chr(10)):5} {module}{'   over ' + str(ALARM) if text.count(chr(10)) > ALARM else ''}")
+        print(f"{text.count(chr(10)):5} {module}{'   too long' if text.count(chr(10)) > ALARM else ''}")
 
 
 def refs(root: Path) -> int:
@@ -448,13 +514,17 @@ def tidy(root: Path, changed: list[str]) -> None:
     python = [path for path in changed if path.endswith(".py")]
     if python:
         ruff = [str(root / ".venv" / "bin" / "ruff")]
-        subprocess.run([*ruff, "check", "--quiet", "--fix", "--select", "I,F401", *python], cwd=root, check=False)
+        subprocess.run(
+            [*ruff, "check", "--quiet", "--fix", "--select", "I,F401", *python], cwd=root, check=False
+        )
         subprocess.run([*ruff, "format", "--quiet", *python], cwd=root, check=False)
     print(f"{len(changed)} files changed")
 
 
 def main(words: list[str] | None = None, root: Path | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("verb", choices=["apply", "check", "refs", "sizes", "circles"])
     parser.add_argument("table", nargs="*")
     parser.add_argument("--only", choices=KINDS)
@@ -471,7 +541,11 @@ def main(words: list[str] | None = None, root: Path | None = None) -> int:
             return 0
         case _:
             house = House.read(root)
-            rings = [ring for ring in circles(house) if not given.table or any(m.startswith(tuple(given.table)) for m in ring)]
+            rings = [
+                ring
+                for ring in circles(house)
+                if not given.table or any(m.startswith(tuple(given.table)) for m in ring)
+            ]
             print(*(" -> ".join(way_round(house, ring)) for ring in rings), sep="\n")
             return bool(rings)
 
