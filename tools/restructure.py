@@ -23,7 +23,7 @@ A table, any part of it:
     old = "patience"
     new = "draft_timeout"
 
-Files of a merge follow the table's order (the standing target first, unless it is listed); what is needed while
+Files of a merge follow the table's order (the standing target first if not listed); what is needed while
 importing comes first all the same. `apply` marks the table (`applied = [...]`), formats what it changed
 and says what to look at by hand. It commits nothing.
 """
