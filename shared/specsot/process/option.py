@@ -54,6 +54,7 @@ class Option:
     kind: where the field's type does not say how text becomes a value. least: the smallest number.
     unset: what holds when nothing is given and the default is None, for --help.
     words: how "off" and "on" are written where a switch takes a value. paired: `--no-x` exists, too.
+    fills: with its value and all that is given, by flag: what is given with what it fills in.
     positional: an argument without a flag. secret: from the environment alone, since everybody on a machine
     may read command lines and files travel. keyword_only: in Python calls alone.
     """
@@ -68,6 +69,7 @@ class Option:
     unset: str | None = None
     words: tuple[str, str] = ("off", "on")
     paired: bool = False
+    fills: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
     positional: bool = False
     secret: bool = False
     keyword_only: bool = False
@@ -78,6 +80,7 @@ class Offer:
     """What a program offers of a dataclass it holds. only, without: by the names of fields.
 
     defaults, unset, flags, help, choices: other ones here, by the names of fields.
+    inner: of dataclasses within it.
     """
 
     only: tuple[str, ...] = ()
@@ -87,9 +90,15 @@ class Offer:
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
     help: Mapping[str, str] = field(default_factory=dict[str, str])
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    inner: Mapping[str, Offer] = field(default_factory=dict[str, "Offer"])
 
     def offers(self, name: str) -> bool:
         return name not in self.without and (not self.only or name in self.only)
+
+    def of(self, name: str, notes: tuple[Any, ...]) -> Offer:
+        """What is offered of a dataclass within it: as here, else as the field is annotated."""
+        noted = next((note for note in notes if isinstance(note, Offer)), ALL)
+        return self.inner.get(name, noted)
 
 
 ALL = Offer()
@@ -164,8 +173,7 @@ def _entries(kind: type, offer: Offer, heading: str, path: tuple[str, ...]) -> I
         if option is not None:
             yield _entry(one, option, hint, offer, here, (*path, one.name))
         elif held is not None:
-            inner = next((note for note in notes if isinstance(note, Offer)), ALL)
-            yield from _entries(held, inner, here, (*path, one.name))
+            yield from _entries(held, offer.of(one.name, notes), here, (*path, one.name))
 
 
 def _heading(kind: type, name: str, heading: str) -> str:
@@ -274,6 +282,9 @@ def in_words(entry: Entry, text: str) -> str:
 def build(kind: type[T], values: Mapping[str, Any], offer: Offer = ALL) -> T:
     """A settings dataclass of what is given, by flag. Raises what its `__post_init__` raises."""
     entries = {entry.path: entry for entry in entries_of(kind, offer)}
+    for entry in entries.values():
+        if entry.option.fills and values.get(entry.flag) is not None:
+            values = entry.option.fills(values[entry.flag], values)
     return cast("T", _build(kind, values, offer, entries, ()))
 
 
@@ -293,8 +304,7 @@ def _build(
         elif offer.defaults.get(one.name, MISSING) is not MISSING:
             made[one.name] = offer.defaults[one.name]
         elif entry is None and any(other[: len(here)] == here for other in entries):
-            inner = next((note for note in notes if isinstance(note, Offer)), ALL)
-            made[one.name] = _build(hint, values, inner, entries, here)
+            made[one.name] = _build(hint, values, offer.of(one.name, notes), entries, here)
     return kind(**made)
 
 
@@ -409,6 +419,10 @@ def checked(entry: Entry, name: str, given: Any) -> Any:
     if entry.kind.choices and not entry.switch and given not in entry.kind.choices:
         said = ", ".join(entry.kind.choices)
         raise InvalidRequest(f"{name} must be one of {said}, got {given!r}", field=name)
+    if isinstance(given, list | tuple) and not entry.several:
+        given = ",".join(map(str, given))
+    if entry.option.kind is not None and isinstance(given, int | float):
+        given = str(given)
     try:
         return entry.read(given)
     except ValueError as error:
