@@ -1,15 +1,17 @@
-"""Small faults planted in the product, one at a time, to see which tests notice: a measure of what tests cover.
+"""Samples small faults of the product, plants them one at a time, and tells which test notices each.
 
     python tools/mutants.py sample --seed 18 --count 100   # choose them: tests/mutants.json
-    python tools/mutants.py find                           # where each lies in today's tree; which are lost
-    python tools/mutants.py record OUT -- tests/...        # run tests under coverage: which test touches which line
-    python tools/mutants.py judge OUT COPY [--only 3,7]    # plant each in COPY, run the tests that touch it
-    python tools/mutants.py table                          # the verdicts, by room
+    python tools/mutants.py find                       # where each lies in today's tree; which are lost
+    python tools/mutants.py record OUT -- tests/...    # run tests under coverage: which touches which line
+    python tools/mutants.py judge OUT COPY             # plant each in COPY, run the tests that touch it
+    python tools/mutants.py take OUT/verdicts.json     # keep the verdicts; --fast: the fast suite's
+    python tools/mutants.py table                      # the verdicts, by room
 
-A mutant is one line of one function, old and new. It is found again after moves and renames: by its function and text,
-then by its text alone, then by its tokens with other names. `record` needs the package `coverage`; processes that tests
-start count too, where COVERAGE_PROCESS_START reaches them (a line `import coverage; coverage.process_startup()` in a .pth
-file of the environment). COPY is a work tree of its own: a mutant is never planted in the tree the tool runs from.
+A mutant is one line of one function, old and new. After moves and renames it is found again by its function
+and text, then by its text alone, then by its tokens with other names. `record` needs the package `coverage`;
+processes that tests start count where COVERAGE_PROCESS_START reaches them (`import coverage;
+coverage.process_startup()` in a .pth file of the environment). COPY is a work tree of its own, with its own
+environment: a mutant is never planted in the tree the tool runs from.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ HOMES = ("shared/specsot", "services/*/specsot_*", "app/specsot_app")
 LEFT_OUT = ("specsot/v1/", "specsot_app/bench/", "specsot_app/eval/", "specsot_app/train/")  # stubs, the lab
 LOGS = {"log", "logger", "warnings"}
 FLIPS = {
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
 }  # fmt: skip
 SUMS = {
     ast.Add: ("+", "-"),
@@ -74,7 +76,7 @@ class Mutant:
 Edit = tuple[str, int, int, int, str]  # operator, line, first and last column, new text
 
 
-# --- what can be changed -------------------------------------------------------------------------------------------
+# --- what can be changed ----------------------------------------------------------------------------
 
 
 class Sites(ast.NodeVisitor):
@@ -265,7 +267,7 @@ def compiles(text: str) -> bool:
     return True
 
 
-# --- sampling ------------------------------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------------
 
 
 def sources(root: Path) -> Iterator[str]:
@@ -311,7 +313,7 @@ def shares(sizes: dict[str, int], count: int) -> dict[str, int]:
 
 
 def drawn(files: list[tuple[str, Sites]], share: int, rng: random.Random) -> list[tuple[str, Sites, Edit]]:
-    """An operator first, each as likely, then where: what the code is full of weighs no more than what is rare."""
+    """An operator first, each as likely, then where: what is frequent weighs no more than what is rare."""
     places = defaultdict[str, list[tuple[str, Sites, Edit]]](list)
     for path, sites in files:
         for edit in sites.edits:
@@ -328,7 +330,7 @@ def drawn(files: list[tuple[str, Sites]], share: int, rng: random.Random) -> lis
     return chosen
 
 
-# --- finding again -------------------------------------------------------------------------------------------------
+# --- finding again ----------------------------------------------------------------------------------
 
 
 def tokens_of(line: str) -> list[tuple[int, str]]:
@@ -343,7 +345,8 @@ def tokens_of(line: str) -> list[tuple[int, str]]:
     return found
 
 
-WORDS = set(["and", "or", "not", "in", "is", "if", "else", "for", "while", "return", "yield", "await", "lambda", "None", "True", "False", "pass"])
+WORDS = {"and", "or", "not", "in", "is", "if", "else", "for", "while", "return", "yield", "await", "lambda"}
+WORDS |= {"None", "True", "False", "pass"}
 
 
 def shape_of(line: str) -> tuple[str, ...]:
@@ -363,7 +366,7 @@ def renamed(mutant: Mutant, line: str) -> str:
     """The new line, in the words of the line that stands there now."""
     words = {a: b for (_, a), (_, b) in zip(tokens_of(mutant.old), tokens_of(line))}
     old, new = mutant.old, mutant.new
-    start = len(os.path.commonprefix([old, new]))
+    start = next((n for n, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
     while start and (old[start - 1].isalnum() or old[start - 1] == "_"):
         start -= 1
     tail = 0
@@ -456,7 +459,7 @@ class Tree:
         return here[: len(here) - len(here.lstrip())] + new.strip()
 
 
-# --- recording -----------------------------------------------------------------------------------------------------
+# --- recording --------------------------------------------------------------------------------------
 
 
 def record(out: Path, chosen: list[str]) -> None:
@@ -509,7 +512,7 @@ def has(bits: bytes, line: int) -> bool:
     return byte < len(bits) and bool(bits[byte] >> bit & 1)
 
 
-# --- judging -------------------------------------------------------------------------------------------------------
+# --- judging ----------------------------------------------------------------------------------------
 
 
 def ordered(tests: set[str], seconds: dict[str, float], first: tuple[str, ...] = ()) -> list[str]:
@@ -580,9 +583,14 @@ def run(tests: list[str], copy: Path, seconds: float) -> str:
     more = {"MUTANTS_ORDER": str(order), "PYTHONDONTWRITEBYTECODE": "1"}
     limit = 60 + HANG * seconds
     process = subprocess.Popen(
-        [*command, "--timeout", "100", "-o", "addopts=-q --tb=no -rfE"], cwd=copy, env=with_tools(more), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        [*command, "--timeout", "100", "-o", "addopts=-q --tb=no -rfE"],
+        cwd=copy,
+        env=with_tools(more),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         said, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -609,10 +617,8 @@ def judge_all(args: argparse.Namespace) -> None:
         done = json.loads(results.read_text()) if results.exists() else {}
         done[str(mutant.id)] = verdict
         results.write_text(json.dumps(done, indent=1))
-        print(
-            f"{mutant.id:3} {time.monotonic() - started:5.0f} s  {mutant.operator:12} {verdict[0]:9} {verdict[1]}",
-            flush=True,
-        )
+        spent = time.monotonic() - started
+        print(f"{mutant.id:3} {spent:5.0f} s  {mutant.operator:12} {verdict[0]:9} {verdict[1]}", flush=True)
 
 
 def chosen_by(args: argparse.Namespace, id: int) -> bool:
@@ -707,7 +713,8 @@ def main() -> None:
         record(args.out.resolve(), args.tests)
     else:
         acts: dict[str, Callable[[], None]] = {
-            "judge": lambda: judge_all(args), "take": lambda: take_in(args), "find": find_all, "table": tell_table
+            "judge": lambda: judge_all(args), "take": lambda: take_in(args),
+            "find": find_all, "table": tell_table,
         }  # fmt: skip
         acts[args.verb]()
 

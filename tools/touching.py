@@ -1,4 +1,4 @@
-"""A pytest plugin of `mutants.py`: tells coverage which test runs, writes down how long each took, keeps an order."""
+"""A pytest plugin of `mutants.py`: tells coverage which test runs, how long each took, and keeps an order."""
 
 from __future__ import annotations
 
