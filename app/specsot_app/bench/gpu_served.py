@@ -50,7 +50,8 @@ def measure_served(name: str, device: str = "cuda", clients: tuple[int, ...] = C
         lent = demo() / "base"
         base = write_base(Path(folder) / "base", SHAPES[name], lent, device)
         head = write_head(Path(folder) / "head", SHAPES[name], device)
-        yield from run(_measure(base, head, device, clients))
+        for tree in TREES:
+            yield from run(_measure(base, head, device, clients, tree))
 
 
 def _folder() -> str | None:
@@ -59,19 +60,19 @@ def _folder() -> str | None:
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > ROOM else None
 
 
-async def _measure(base: Path, head: Path, device: str, clients: tuple[int, ...]) -> list[Row]:
+async def _measure(base: Path, head: Path, device: str, clients: tuple[int, ...], tree: Tree) -> list[Row]:
+    """Of one fleet, whose drafter begins anew."""
     rows: list[Row] = []
-    for tree, drafters in TREES.items():
-        async with fleet_of(base, head, device, tree) as (grpc, http):
-            doors: dict[str, Ways] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
-            for drafter in drafters:
-                await doors["gRPC"].ask(1, 99, WARMING, drafter)
-                said = f"drafter {drafter}" + (", whole trees" if tree == "fixed" else "")
-                for many in clients:
-                    await doors["gRPC"].ask(many, 32, many, drafter)
-                    for door, ways in doors.items():
-                        level = await ways.ask(many, TOKENS[many], PER_CLIENT[many] * many, drafter)
-                        rows.append(row_of(level, door, said, TOKENS[many]))
+    async with fleet_of(base, head, device, tree) as (grpc, http):
+        doors: dict[str, Ways] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
+        for drafter in TREES[tree]:
+            await doors["gRPC"].ask(1, 99, WARMING, drafter)
+            said = f"drafter {drafter}" + (", whole trees" if tree == "fixed" else "")
+            for many in clients:
+                await doors["gRPC"].ask(many, 32, many, drafter)
+                for door, ways in doors.items():
+                    level = await ways.ask(many, TOKENS[many], PER_CLIENT[many] * many, drafter)
+                    rows.append(row_of(level, door, said, TOKENS[many]))
     return rows
 
 
