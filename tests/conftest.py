@@ -10,6 +10,7 @@ import importlib.abc
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ class HeavyRefusal(importlib.abc.MetaPathFinder):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pure", action="store_true", help="only what needs no tensors, network, processes")
+    parser.addoption("--full", action="store_true", help="the full grids too, which CI leaves out")
+    parser.addoption("--times", type=Path, help="a file for how long every test took, the slowest first")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,6 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("reference")
     if config.getoption("--pure"):
         leave_out(config, items, markers=MARKERS)
+    if not config.getoption("--full"):
+        leave_out(config, items, markers=("full",))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -96,6 +101,19 @@ def pytest_report_teststatus(config: pytest.Config) -> Generator[None, tuple[Any
     category, letter, word = yield
     shown = not config.getoption("--pure") or category in ("failed", "error")
     return (category, letter if shown else "", word)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write down how long every test took, with what it set up and took down."""
+    path: Path | None = config.getoption("--times")
+    if path is None:
+        return
+    spent = Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            spent[getattr(report, "nodeid", "")] += getattr(report, "duration", 0.0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{seconds:8.2f} {test}\n" for test, seconds in spent.most_common() if test))
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:
