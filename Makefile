@@ -6,6 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 UV     := uv==0.13.9
+SERVE  := --editable '.[model,http]'
+DEVELOP := --editable '.[model,dev]'
 TOOLS  := .venv-protos
 QUESTION ?= Tell me about Internal Structure of the Heart.
 # Files go side by side, as they come: what a file's tests share is made once. The slowest are named at the end;
@@ -108,11 +110,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(call get,--editable '.[model,http]')
+	$(call get,$(SERVE))
 	@touch $@
 
 $(VENV)/developed: pyproject.toml constraints.txt | $(BIN)/python
-	$(call get,--editable '.[model,dev]')
+	$(call get,$(DEVELOP))
 	@touch $@ $(VENV)/installed
 
 # The generator pins an older protobuf than the services run on, so that the stubs load on both.
