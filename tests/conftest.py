@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,12 @@ os.environ.setdefault("SPECSOT_KV_MEMORY", "128M")  # of those services: a GiB t
 def seeds(count: int, quick: int) -> list[Any]:
     """0 ... count - 1 for `parametrize`; `--pure` has time for the first `quick` ones."""
     return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(count)]
+
+
+def some(values: Iterable[Any], *kept: int) -> list[Any]:
+    """Values for `parametrize`: those at these places; all others are left to `make test-all`."""
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=[pytest.mark.full] * (n not in kept)) for n, row in enumerate(rows)]
 
 
 class HeavyRefusal(importlib.abc.MetaPathFinder):
