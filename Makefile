@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 UV     := uv==0.13.9
 SERVE  := --editable '.[model,http]'
-DEVELOP := --editable '.[model,dev]'
+DEVELOP := --editable '.[model,dev]' --editable ./lab
 TOOLS  := .venv-protos
 QUESTION ?= Tell me about Internal Structure of the Heart.
 # Files go side by side, as they come: what a file's tests share is made once. The slowest are named at the end;
@@ -16,7 +16,7 @@ SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-re
 # Pure tests are so quick that xdist's workers, which each collect all of them, would cost more than they save.
 # Two processes take a half each instead: these rooms, and all others. They take about equally long.
 PURE := $(BIN)/python -m pytest --pure -p no:anyio -p no:schemathesis -p no:xdist
-LAB  := tests/eval tests/train tests/vectors $(wildcard tests/lab tests/bench)
+LAB  := tests/lab tests/vectors
 HALF := tests/drafter tests/fleet tests/master tests/pure tests/skeleton tests/worker
 
 # pip takes pins for the build's own environment too (older pips read the first, newer the second).
@@ -41,7 +41,7 @@ demo: $(VENV)/installed ## install, then answer one question through master, wor
 
 install: $(VENV)/installed ## leave .venv with the `specsot` command
 
-develop: $(VENV)/developed ## the same with what tests and checks need
+develop: $(VENV)/developed ## the same with the lab, and what tests and checks need
 
 test: $(VENV)/developed ## run every test but the full grids of the laws
 	$(BIN)/python -m pytest $(SPREAD)
@@ -113,7 +113,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(call get,$(SERVE))
 	@touch $@
 
-$(VENV)/developed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/developed: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
 	$(call get,$(DEVELOP))
 	@touch $@ $(VENV)/installed
 
