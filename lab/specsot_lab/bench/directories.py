@@ -19,11 +19,15 @@ from torch import Tensor
 
 from specsot_app.fleets import demo
 
-SEED, SPREAD, FAINT = 0, 0.02, 1e-5  # FAINT: of what layers add, far below what tells the next token
+SEED, WEIGHT_SPREAD, FAINT_BLOCKS = (
+    0,
+    0.02,
+    1e-5,
+)  # FAINT: of what layers add, far below what tells the next token
 LOGIT = 14.0  # of the next token; all others have about 0, so among 50,000 it has 96 %
 NeoX = dict[str, int]
 
-SHAPES: dict[str, NeoX] = {
+DIRECTORY_SHAPES: dict[str, NeoX] = {
     "Pythia-2.8B": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32},
     "Pythia-70M": {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8},
 }
@@ -78,10 +82,10 @@ def tensors_of(shape: NeoX, after: Tensor, device: str) -> Iterator[tuple[str, T
         layer = f"gpt_neox.layers.{number}"
         norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
         for name, out, size, spread in (
-            ("attention.query_key_value", 3 * hidden, hidden, SPREAD),
-            ("attention.dense", hidden, hidden, FAINT),
-            ("mlp.dense_h_to_4h", 4 * hidden, hidden, SPREAD),
-            ("mlp.dense_4h_to_h", hidden, 4 * hidden, FAINT),
+            ("attention.query_key_value", 3 * hidden, hidden, WEIGHT_SPREAD),
+            ("attention.dense", hidden, hidden, FAINT_BLOCKS),
+            ("mlp.dense_h_to_4h", 4 * hidden, hidden, WEIGHT_SPREAD),
+            ("mlp.dense_4h_to_h", hidden, 4 * hidden, FAINT_BLOCKS),
         ):
             yield f"{layer}.{name}.weight", drawn(spread, out, size)
             yield f"{layer}.{name}.bias", drawn(0.0, out)
@@ -90,7 +94,9 @@ def tensors_of(shape: NeoX, after: Tensor, device: str) -> Iterator[tuple[str, T
         yield f"{name}.bias", drawn(0.0, hidden)
 
 
-def write(shape: NeoX, folder: Path, tokenizer: Path, share: float = 1.0, device: str = "cpu") -> None:
+def write_directory(
+    shape: NeoX, folder: Path, tokenizer: Path, share: float = 1.0, device: str = "cpu"
+) -> None:
     """A directory as Transformers would leave it, with the tokenizer of another model."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in tokenizer.glob("token*.json"):
@@ -103,7 +109,7 @@ def write(shape: NeoX, folder: Path, tokenizer: Path, share: float = 1.0, device
 
 
 def main(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(DIRECTORY_SHAPES)}.")],
     folder: Annotated[Path, typer.Argument(help="Where the model goes.")],
     share: Annotated[float, typer.Option(min=0, max=1, help="Of tokens that are followed as with 1.")] = 1.0,
     tokenizer: Annotated[
@@ -111,9 +117,9 @@ def main(
     ] = None,
     device: str = "cpu",
 ) -> None:
-    if name not in SHAPES:
-        raise typer.BadParameter(f"no shape is called {name!r}, only {', '.join(SHAPES)}")
-    write(SHAPES[name], folder, tokenizer or demo() / "base", share, device)
+    if name not in DIRECTORY_SHAPES:
+        raise typer.BadParameter(f"no shape is called {name!r}, only {', '.join(DIRECTORY_SHAPES)}")
+    write_directory(DIRECTORY_SHAPES[name], folder, tokenizer or demo() / "base", share, device)
 
 
 if __name__ == "__main__":

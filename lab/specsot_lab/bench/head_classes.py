@@ -33,7 +33,7 @@ KEEPS = {  # by class: sinks and recent tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class HeadAttention:
     """A query head's means. sink, local: shares of its attention, the latter of what sinks leave.
     entropy: nats. even: entropy over that of a head that looks at everything alike."""
 
@@ -54,7 +54,7 @@ class Looks:
         return "positional" if self.local > 0.6 else "mixed"
 
 
-def measure_heads(decoder: Decoder, texts: Iterable[Sequence[int]]) -> list[list[Looks]]:
+def measure_heads(decoder: Decoder, texts: Iterable[Sequence[int]]) -> list[list[HeadAttention]]:
     """By layer and query head. Each text is one pass, no longer than the model's context."""
     sums: list[Tensor] | None = None
     rows = 0
@@ -62,10 +62,12 @@ def measure_heads(decoder: Decoder, texts: Iterable[Sequence[int]]) -> list[list
         found = _sums(decoder, tokens)
         sums = found if sums is None else [a + b for a, b in zip(sums, found)]
         rows += len(tokens) - SKIPPED
-    return [[Looks(*head) for head in (layer / rows).tolist()] for layer in sums or ()]
+    return [[HeadAttention(*head) for head in (layer / rows).tolist()] for layer in sums or ()]
 
 
-def keep_by_head(looks: Sequence[Looks], kv_heads: int, gathering: int | None) -> list[dict[str, Any]]:
+def keep_by_head(
+    looks: Sequence[HeadAttention], kv_heads: int, gathering: int | None
+) -> list[dict[str, Any]]:
     """What each KV head of a layer keeps, as `write_heads` wants it, with the classes of its group.
 
     gathering: how many recent tokens heads of that class keep beside the sinks; None: all.

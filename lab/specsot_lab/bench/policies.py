@@ -40,7 +40,7 @@ POLICIES: tuple[tuple[str, Policy], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PolicyScore:
     """rows: that the last token of a piece attends to, mean over layers and heads."""
 
     name: str
@@ -49,7 +49,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadingOptions:
     """What is read: pieces of `length` tokens from the beginning of a text on, `pieces` at most.
 
     text: None: the one that `specsot bench quick` reads. dtype, quantization, kv_dtype: what the model
@@ -78,12 +78,12 @@ class Reading:
         return decoder, [tuple(tokens[at : at + self.length]) for at in whole[: self.pieces]]
 
 
-def measure(reading: Reading, output: Path | None) -> int:
+def measure(reading: ReadingOptions, output: Path | None) -> int:
     """A table, and JSON where asked to."""
     decoder, pieces = reading.load()
     heads = read_heads(reading.model, decoder.config)
     named = POLICIES if heads is None else (*POLICIES, ("head-aware", heads))
-    scores: list[Score] = []
+    scores: list[PolicyScore] = []
     with counting(sys.stderr, "policies", len(named)) as count:
         for name, policy in named:
             scores.append(_score(decoder, pieces, name, policy))
@@ -96,7 +96,7 @@ def measure(reading: Reading, output: Path | None) -> int:
     return 0
 
 
-def find_heads(reading: Reading, gathering: int | None) -> int:
+def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
     """Writes what the model's heads look at beside its weights; gathering: see `keep_by_head`."""
     decoder, pieces = reading.load()
     looks, config = measure_heads(decoder, pieces), decoder.config
@@ -112,13 +112,13 @@ def find_heads(reading: Reading, gathering: int | None) -> int:
     return 0
 
 
-def _score(decoder: Decoder, read: Sequence[Sequence[int]], name: str, policy: Policy) -> Score:
+def _score(decoder: Decoder, read: Sequence[Sequence[int]], name: str, policy: Policy) -> PolicyScore:
     found = [loss for tokens in read for loss in losses(decoder, tokens, policy)]
     perplexity = math.exp(sum(found) / len(found))
-    return Score(name, perplexity, rows_seen(decoder.config, len(read[0]), policy))
+    return PolicyScore(name, perplexity, rows_seen(decoder.config, len(read[0]), policy))
 
 
-def _show(scores: Sequence[Score], pieces: int, length: int) -> None:
+def _show(scores: Sequence[PolicyScore], pieces: int, length: int) -> None:
     table = Table("policy", "rows", "perplexity", "against full", box=SIMPLE_HEAD)
     for one in scores:
         more = f"{one.perplexity / scores[0].perplexity - 1:+.1%}" if one is not scores[0] else ""

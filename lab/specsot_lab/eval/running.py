@@ -19,7 +19,7 @@ from specsot_lab.eval.answering import about, answer_to, is_broken_off
 from specsot_lab.eval.folder import Folder, Key, Record, append, key_of, read_records, whose
 from specsot_lab.eval.judging import Judge
 from specsot_lab.eval.settings import served_by, settings_of
-from specsot_lab.eval.summing import Line, Pair, pairs_of, sum_up
+from specsot_lab.eval.summing import CategoryRow, Pair, pairs_of, sum_up
 from specsot_lab.eval.table import lines_of
 from specsot_lab.eval.tasks import Prompt, score
 from specsot_lab.eval.verdicts import has_failed, judge_pair
@@ -31,7 +31,7 @@ OF_THE_DEMO = (
 WARM, WARM_TOKENS = Prompt("", "", "", ("Explain how to plan a day, point by point.",)), 64
 NO_PLOT = "no plot: matplotlib, which draws it, is not installed"
 
-Draw = Callable[[Sequence[Line], Path, TextIO], None]
+Draw = Callable[[Sequence[CategoryRow], Path, TextIO], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Run:
     folder: Folder
 
 
-def plot_of(lines: Sequence[Line], file: Path, out: TextIO) -> None:
+def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
     """Where matplotlib is there."""
     try:
         from specsot_lab.eval.plotting import plot
@@ -136,7 +136,7 @@ async def judge_all(folder: Folder, judge: Judge, pairs: Sequence[Pair], err: Te
     return [kept[key] for _, _, key in wanted]
 
 
-def tell(run: Run, lines: Sequence[Line], missing: Sequence[str], out: TextIO) -> None:
+def tell(run: Run, lines: Sequence[CategoryRow], missing: Sequence[str], out: TextIO) -> None:
     """The table, what is missing in it, and summary.json."""
     out.writelines(f"{line}\n" for line in lines_of(lines))
     if run.wanted.model is None and run.wanted.master is None:

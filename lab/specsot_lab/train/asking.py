@@ -13,7 +13,7 @@ from specsot.errors import PlanError
 from specsot.params import Message
 from specsot.skeleton import PlanRules, Point, read_plan
 from specsot_lab.train.rows import Row, row_of
-from specsot_lab.train.settings import Asking
+from specsot_lab.train.settings import AnswerOptions
 from specsot_lab.train.writing import Writer
 from specsot_master.prompts import Conversation, Prompts
 from specsot_master.text import Text
@@ -30,7 +30,12 @@ class _Asked:
 
 
 def answer_all(
-    questions: Sequence[str], prompts: Prompts, text: Text, writer: Writer, asking: Asking, watch: Watch
+    questions: Sequence[str],
+    prompts: Prompts,
+    text: Text,
+    writer: Writer,
+    asking: AnswerOptions,
+    watch: Watch,
 ) -> list[Row]:
     """Rows of everything the base writes to these questions; the answers are what is learned."""
     rules = PlanRules(plan_tokens=asking.plan_tokens)
