@@ -9,23 +9,7 @@ import pytest
 import typer
 
 from specsot.errors import InvalidRequest
-from specsot_app.bench.advice import recommend
-from specsot_app.bench.against import SpeedupChange, StoredRun, compare, read_run
-from specsot_app.bench.methods import (
-    HEAD,
-    HF_BASELINES,
-    PLAINLY,
-    Method,
-    MethodTable,
-    full,
-    linear,
-    quick,
-    sight_of,
-    windowed,
-)
-from specsot_app.bench.moments import LapSample, Recording
-from specsot_app.bench.report import look_back
-from specsot_app.bench.summing import (
+from specsot_app.bench.core.aggregate import (
     Perplexities,
     Runs,
     name_of,
@@ -37,7 +21,23 @@ from specsot_app.bench.summing import (
     skipped,
     unwritten,
 )
-from specsot_app.bench.typeset import COLUMNS, advised, escape, latex, markdown
+from specsot_app.bench.core.methods import (
+    HEAD,
+    HF_BASELINES,
+    PLAINLY,
+    Method,
+    MethodTable,
+    full,
+    linear,
+    quick,
+    sight_of,
+    windowed,
+)
+from specsot_app.bench.core.recommend import recommend
+from specsot_app.bench.core.samples import LapSample, Recording
+from specsot_app.bench.core.tables import COLUMNS, advised, escape, latex, markdown
+from specsot_app.bench.report import look_back
+from specsot_app.bench.stored_run import SpeedupChange, StoredRun, compare, read_run
 from specsot_app.commands.options import place_for
 from specsot_app.fleets import Wanted
 
@@ -275,8 +275,8 @@ def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> N
 
 @pytest.mark.torch
 def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
+    from specsot_app.bench.rounds import models_of
     from specsot_app.bench.scores import Scores
-    from specsot_app.bench.tables import models_of
 
     with pytest.raises(InvalidRequest, match="fewer than two tokens"):
         Scores(models_of(Wanted(), None), "")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import Unavailable
-from specsot_app.bench.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
-from specsot_app.bench.moments import LapSample, Recording
-from specsot_app.bench.stands import ModelSet
+from specsot_app.bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
+from specsot_app.bench.core.samples import LapSample, Recording
+from specsot_app.bench.runners import ModelSet
 from specsot_app.fleets import Wanted, demo
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,14 +26,14 @@ def test_what_transformers_can_not_load_is_told_and_ends_no_run(
     pytest.importorskip("transformers")
     import torch
 
-    from specsot_app.bench import rivals
+    from specsot_app.bench import hf_baseline
 
     with ThreadPoolExecutor(1) as here:  # in place of the other process
-        monkeypatch.setattr(rivals, "ProcessPoolExecutor", lambda *_: here)
-        monkeypatch.setattr(rivals, "_held", [])
-        rivals._load(tmp_path / "none", torch.float32, "cpu", None)
+        monkeypatch.setattr(hf_baseline, "ProcessPoolExecutor", lambda *_: here)
+        monkeypatch.setattr(hf_baseline, "_held", [])
+        hf_baseline._load(tmp_path / "none", torch.float32, "cpu", None)
         with pytest.raises(Unavailable, match="Transformers: OSError: "):
-            rivals.HfBaseline(tmp_path, torch.float32).write((1,), 2)
+            hf_baseline.HfBaseline(tmp_path, torch.float32).write((1,), 2)
 
 
 @pytest.mark.torch
@@ -41,13 +41,13 @@ def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     import torch
 
-    from specsot_app.bench import rivals
+    from specsot_app.bench import hf_baseline
 
     with ThreadPoolExecutor(1) as here:
-        monkeypatch.setattr(rivals, "ProcessPoolExecutor", lambda *_: here)
-        monkeypatch.setattr(rivals, "_held", [])
-        rivals._load(demo() / "base", torch.float32, "cpu", demo() / "small")
-        rival = rivals.HfBaseline(demo() / "base", torch.float32)
+        monkeypatch.setattr(hf_baseline, "ProcessPoolExecutor", lambda *_: here)
+        monkeypatch.setattr(hf_baseline, "_held", [])
+        hf_baseline._load(demo() / "base", torch.float32, "cpu", demo() / "small")
+        rival = hf_baseline.HfBaseline(demo() / "base", torch.float32)
         for assisted in (False, True):
             assert len(rival.write((1,), 4, assisted, seconds=600.0).tokens) == 4
             with pytest.raises(TimeoutError):
@@ -56,8 +56,8 @@ def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.torch
 async def test_an_answer_ends_in_time_and_the_next_is_whole() -> None:
-    from specsot_app.bench.stands import Runners
-    from specsot_app.bench.tables import models_of
+    from specsot_app.bench.rounds import models_of
+    from specsot_app.bench.runners import Runners
 
     async with Runners(models_of(Wanted(dtype="fp32"), None)) as stands:
         with pytest.raises(TimeoutError):
@@ -80,7 +80,7 @@ async def test_an_answer_ends_in_time_and_the_next_is_whole() -> None:
 )
 def test_what_time_allows_is_written(seconds: float, written: list[int | None]) -> None:
     """Three methods in three rounds, each answer a second."""
-    from specsot_app.bench.tables import TableRun, write_rounds
+    from specsot_app.bench.rounds import TableRun, write_rounds
 
     methods, passed = (PLAINLY, linear(4), linear(5)), [0.0]
 
@@ -108,7 +108,7 @@ def test_what_time_allows_is_written(seconds: float, written: list[int | None]) 
 def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     """The demo model, drafts in 8 bits; Transformers left out: a process of its own takes seconds."""
     from specsot_app.bench.report import ReportOptions, publish
-    from specsot_app.bench.tables import TableRun, models_of, read_reference
+    from specsot_app.bench.rounds import TableRun, models_of, read_reference
 
     methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
     wanted = Wanted(dtype="fp32", draft_quantization="fp8")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specsot_app.fleets import demo
-from specsot_lab.bench.directories import followers, write_directory
+from specsot_lab.bench.synthetic_models import followers, write_directory
 
 pytestmark = pytest.mark.torch
 

@@ -22,9 +22,9 @@ from specsot_app.bench.results import write_results
 from specsot_app.cli import main
 from specsot_app.fleets import Wanted
 from specsot_lab.bench.clients import ask_at_once
+from specsot_lab.bench.latencies import LoadLevel, RequestTimes, spread
 from specsot_lab.bench.load import LoadOptions, table_of
 from specsot_lab.bench.memory import MemorySample, grown, resident_of
-from specsot_lab.bench.waits import LoadLevel, RequestTimes, spread
 from specsot_master.conductor import ConductorConfig
 from tests.doors.front import front
 from tests.master.letters import DIRECT, SOT

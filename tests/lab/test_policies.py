@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot_app.bench.perplexity import Policy, load_whole, losses, perplexity, rows_seen  # noqa: E402
-from specsot_lab.bench.head_classes import HeadAttention, keep_by_head, measure_heads  # noqa: E402
+from specsot_lab.bench.policies import HeadAttention, keep_by_head, measure_heads  # noqa: E402
 
 TEXT = tuple(random.Random(5).choices(range(200), k=300))
 

@@ -10,10 +10,10 @@ import uvloop
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Range, Stage
 from specsot.pages import PageTable
+from specsot_lab.bench.delay_proxy import DelayProxy
+from specsot_lab.bench.lap_probe import LapProbe
 from specsot_lab.bench.ring import RingOptions, measure, set_up, table_of, wanted
-from specsot_lab.bench.ring_ears import LapProbe
 from specsot_lab.bench.ring_fleet import RingFleet, Written, ring_of
-from specsot_lab.bench.ring_proxy import DelayProxy
 from specsot_lab.bench.ring_runs import WAYS, RingTask, TextsDiffer, check, go, same
 
 

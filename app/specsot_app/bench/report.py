@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
-from specsot_app.bench.advice import recommend
-from specsot_app.bench.against import StoredRun, compare, lost, read_run, unlike
+from specsot_app.bench.core.aggregate import names_of
+from specsot_app.bench.core.recommend import recommend
+from specsot_app.bench.core.tables import latex, markdown
 from specsot_app.bench.plots import draw
 from specsot_app.bench.results import Row, describe_machine, write_results
-from specsot_app.bench.summing import names_of
-from specsot_app.bench.tables import TableRun, measure
-from specsot_app.bench.typeset import latex, markdown
+from specsot_app.bench.rounds import TableRun, measure
+from specsot_app.bench.stored_run import StoredRun, compare, lost, read_run, unlike
 
 
 @dataclass(frozen=True, slots=True)

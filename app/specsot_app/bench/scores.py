@@ -11,9 +11,9 @@ from specsot.errors import InvalidRequest
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.params import Window
+from specsot_app.bench.core.aggregate import Perplexities, Runs, perplexity
 from specsot_app.bench.perplexity import load_whole, losses
-from specsot_app.bench.stands import ModelSet
-from specsot_app.bench.summing import Perplexities, Runs, perplexity
+from specsot_app.bench.runners import ModelSet
 from specsot_master.text import Text
 
 READ = 1536  # tokens of the reference text

@@ -57,8 +57,8 @@ def tables(
     output: options.Output = None,
 ) -> int:
     """`quick` and `full` differ in the methods alone."""
-    from specsot_app.bench import methods
-    from specsot_app.bench import tables as room
+    from specsot_app.bench import rounds as room
+    from specsot_app.bench.core import methods
     from specsot_app.bench.report import ReportOptions, publish
 
     name = str(ctx.info_name)

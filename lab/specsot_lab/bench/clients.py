@@ -15,7 +15,7 @@ from specsot.events import BranchText, Event, Finished, MergedText, Reason, Skel
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot_app.reaching import Reach
-from specsot_lab.bench.waits import LoadLevel, RequestTimes
+from specsot_lab.bench.latencies import LoadLevel, RequestTimes
 
 Asks = Callable[[int], Ask]
 

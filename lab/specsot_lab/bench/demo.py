@@ -21,9 +21,9 @@ from specsot.events import Finished
 from specsot.model.precision import resolve_dtype
 from specsot.params import Ask
 from specsot_app.asking import ask_of
-from specsot_app.bench.pairs import Comparison, Run, Sample, as_json, compare
+from specsot_app.bench.core.pairing import Comparison, Run, Sample, as_json, compare
+from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.results import Row, write_results
-from specsot_app.bench.rivals import HfBaseline
 from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting

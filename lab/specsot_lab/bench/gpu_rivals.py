@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specsot_app.bench.rivals import TokenTimes, answered
+from specsot_app.bench.hf_baseline import TokenTimes, answered
 from specsot_lab.bench.acceptance import even_runs
-from specsot_lab.bench.shapes import ASSISTANTS, FAINT, SHAPES
+from specsot_lab.bench.synthetic_models import ASSISTANTS, FAINT, SHAPES
 
 Row = dict[str, object]
 Settings = Mapping[str, Any]

@@ -27,8 +27,8 @@ from specsot_app.reaching import Reach
 from specsot_app.running import run
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.gpu_checkpoints import write_base, write_head
-from specsot_lab.bench.shapes import SHAPES
-from specsot_lab.bench.waits import LoadLevel, RequestTimes
+from specsot_lab.bench.latencies import LoadLevel, RequestTimes
+from specsot_lab.bench.synthetic_models import SHAPES
 
 Row = dict[str, object]
 Tree = Literal["tuned", "fixed"]

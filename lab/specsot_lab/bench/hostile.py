@@ -34,9 +34,9 @@ from specsot_app.running import run
 from specsot_app.terminal.progress import counting
 from specsot_lab.bench.attacks import KINDS
 from specsot_lab.bench.clients import ask_at_once
+from specsot_lab.bench.latencies import LoadLevel
 from specsot_lab.bench.load import LoadOptions, info_of, settings_of
 from specsot_lab.bench.memory import STEPS, MemorySample, report, resident
-from specsot_lab.bench.waits import LoadLevel
 
 CLIENTS = 16
 ENDLESS = 1 << 30  # attempts

@@ -27,7 +27,7 @@ from specsot_app.processes import ProcessFleet
 from specsot_app.reaching import Reach
 from specsot_app.running import run
 from specsot_lab.bench.clients import ask_at_once
-from specsot_lab.bench.waits import LoadLevel
+from specsot_lab.bench.latencies import LoadLevel
 
 QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
 WARMING = 8  # requests that do not count

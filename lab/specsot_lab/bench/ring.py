@@ -32,8 +32,8 @@ from specsot_app.hush import hush
 from specsot_app.mock.members import Mock
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
+from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
-from specsot_lab.bench.ring_proxy import exact_loop
 from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go
 from specsot_worker.watching import Watch
 

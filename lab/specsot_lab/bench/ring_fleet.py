@@ -26,8 +26,8 @@ from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.rpc.links import GrpcDialer, RingService
 from specsot.rpc.serve import open_door
-from specsot_lab.bench.ring_ears import LapProbe, LapTimes
-from specsot_lab.bench.ring_proxy import DelayProxy
+from specsot_lab.bench.delay_proxy import DelayProxy
+from specsot_lab.bench.lap_probe import LapProbe, LapTimes
 from specsot_master.fleet import Fleet, Wishes
 from specsot_worker.watching import Watch
 

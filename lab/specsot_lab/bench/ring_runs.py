@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specsot.errors import SpecsotError
-from specsot_app.bench.pairs import Comparison, Sample
+from specsot_app.bench.core.pairing import Comparison, Sample
 from specsot_lab.bench.ring_fleet import BranchJob, RingFleet, Written
 
 WAYS = ("plain", "eagle", "sot", "both")

@@ -15,14 +15,13 @@ from specsot_app.bench.results import named, write_results
 from specsot_app.fleets import Fleet, Opener, Wanted
 from specsot_app.presets import request_with
 from specsot_app.terminal.progress import counting
+from specsot_lab.eval.aggregate import CategoryRow, Pair, pairs_of, sum_up
 from specsot_lab.eval.answering import about, answer_to, is_broken_off
-from specsot_lab.eval.folder import Folder, Key, Record, append, key_of, read_records, whose
-from specsot_lab.eval.judging import Judge
+from specsot_lab.eval.judge import Judge, has_failed, judge_pair
+from specsot_lab.eval.records import Folder, Key, Record, append, key_of, read_records, whose
+from specsot_lab.eval.report import lines_of
 from specsot_lab.eval.settings import served_by, settings_of
-from specsot_lab.eval.summing import CategoryRow, Pair, pairs_of, sum_up
-from specsot_lab.eval.table import lines_of
 from specsot_lab.eval.tasks import Prompt, score
-from specsot_lab.eval.verdicts import has_failed, judge_pair
 
 MODES: tuple[Mode, ...] = ("direct", "sot")
 OF_THE_DEMO = (
@@ -50,7 +49,7 @@ class Run:
 def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
     """Where matplotlib is there."""
     try:
-        from specsot_lab.eval.plotting import plot
+        from specsot_lab.eval.plots import plot
     except ImportError:
         out.write(f"{NO_PLOT}\n")
     else:

@@ -20,10 +20,10 @@ from specsot.model.norms import Norm
 from specsot.model.precision import resolve_dtype
 from specsot_app.terminal.progress import bars
 from specsot_lab.train import rows as stock
-from specsot_lab.train.asking import Watch
+from specsot_lab.train.answers import Watch
 from specsot_lab.train.head import LearningHead, begin, take
-from specsot_lab.train.making import ROWS, digest_of, kept_rows, make_rows
-from specsot_lab.train.publishing import HeadFormat, frame_like, frame_new, read_head, write_head
+from specsot_lab.train.head_files import HeadFormat, frame_like, frame_new, read_head, write_head
+from specsot_lab.train.row_cache import ROWS, digest_of, kept_rows, make_rows
 from specsot_lab.train.rows import Row
 from specsot_lab.train.settings import VOCABULARY, TrainOptions
 from specsot_lab.train.teacher import Teacher

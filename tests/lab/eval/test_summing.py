@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specsot_lab.eval.summing import CategoryRow, Wins, pairs_of, sum_up
-from specsot_lab.eval.table import UNCLEAR, lines_of
+from specsot_lab.eval.aggregate import CategoryRow, Wins, pairs_of, sum_up
+from specsot_lab.eval.report import UNCLEAR, lines_of
 
 FOUND = ("planning", "a")
 
@@ -81,7 +81,7 @@ def test_the_table_fits_eighty_columns() -> None:
 
 @pytest.mark.slow
 def test_every_category_is_in_the_plot() -> None:
-    from specsot_lab.eval.plotting import figure_of
+    from specsot_lab.eval.plots import figure_of
 
     lines = [line_of(0.5, 0.4, 1.0, "sot"), line_of(None, None, 3.0)]
     speed, quality, wins = figure_of(lines).axes

@@ -20,9 +20,9 @@ from specsot.members import Range  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot_lab.train import checkpoints  # noqa: E402
 from specsot_lab.train import rows as stock  # noqa: E402
+from specsot_lab.train.answers import Writer  # noqa: E402
 from specsot_lab.train.running import train  # noqa: E402
 from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions  # noqa: E402
-from specsot_lab.train.writing import Writer  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=60)

@@ -24,10 +24,10 @@ from specsot.model.precision import resolve_dtype
 from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
-from specsot_app.bench.ledger import DraftRecorder, LapRecorder
-from specsot_app.bench.methods import Method
-from specsot_app.bench.moments import LapSample, Recording
-from specsot_app.bench.rivals import HfBaseline
+from specsot_app.bench.core.methods import Method
+from specsot_app.bench.core.samples import LapSample, Recording
+from specsot_app.bench.hf_baseline import HfBaseline
+from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
 from specsot_drafter.part import DrafterPart

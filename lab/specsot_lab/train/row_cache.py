@@ -14,11 +14,10 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot_lab.train import rows as stock
-from specsot_lab.train.asking import Watch, answer_all
-from specsot_lab.train.reading import files_in, read_questions, rows_of
+from specsot_lab.train.answers import Watch, Writer, answer_all
 from specsot_lab.train.rows import Row
 from specsot_lab.train.settings import TrainOptions
-from specsot_lab.train.writing import Writer
+from specsot_lab.train.text_files import files_in, read_questions, rows_of
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 

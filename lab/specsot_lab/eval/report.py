@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
-from specsot_lab.eval.summing import CategoryRow, Wins
+from specsot_lab.eval.aggregate import CategoryRow, Wins
 
 Column = tuple[int, str, str, Callable[[CategoryRow], str]]  # width, two rows of heading, cell
 

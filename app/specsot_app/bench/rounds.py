@@ -19,11 +19,11 @@ from typing import Protocol
 import torch
 
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
-from specsot_app.bench.methods import PLAIN, Method, MethodTable
-from specsot_app.bench.moments import Recording
+from specsot_app.bench.core.aggregate import name_of, plain_of, row_of, runs_of, skipped, unwritten
+from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
+from specsot_app.bench.core.samples import Recording
+from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
 from specsot_app.bench.scores import Scores
-from specsot_app.bench.stands import PAGE_ROWS, ModelSet, Runners
-from specsot_app.bench.summing import name_of, plain_of, row_of, runs_of, skipped, unwritten
 from specsot_app.fleets import Wanted, demo, model_directory
 from specsot_app.hush import hush
 from specsot_app.running import run

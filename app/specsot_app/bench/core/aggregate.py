@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specsot_app.bench.methods import PLAIN, Method, MethodTable
-from specsot_app.bench.moments import Excerpt, Recording
+from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
+from specsot_app.bench.core.samples import Excerpt, Recording
 
 
 @dataclass(frozen=True, slots=True)

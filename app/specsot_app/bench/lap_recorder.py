@@ -11,7 +11,7 @@ from collections.abc import Callable
 from specsot.frames import Drafts, Frame, Outcome, Result
 from specsot.members import Configuration
 from specsot.pages import PageTable
-from specsot_app.bench.moments import LapSample
+from specsot_app.bench.core.samples import LapSample
 from specsot_drafter.watching import Watch as DrafterWatch
 from specsot_worker.watching import Watch as WorkerWatch
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from specsot_lab.eval.summing import SLOWER, CategoryRow
+from specsot_lab.eval.aggregate import SLOWER, CategoryRow
 
 DIRECT, SOT, TIE = "#8c96a3", "#1f6feb", "#d7dbe0"
 DPI = 120
