@@ -321,3 +321,17 @@ def readers() -> dict[str, Any]:
         "info": (master_pb2.GetInfoResponse, decode_info),
     }
     return {"carry": carry, **{name: single(name, *rest) for name, rest in kinds.items()}}
+
+
+def generate(master: Any, ask: Any, request: str, client: str = "", owner: str = "") -> Any:
+    """Events of one request at a master's conductor."""
+    from specsot_master.conductor import Caller
+
+    return master.generate(ask, Caller(request, client, owner=owner))
+
+
+def resume(master: Any, request: str, offset: int, owner: str = "") -> Any:
+    """The rest of them."""
+    from specsot_master.conductor import Caller
+
+    return master.resume(request, offset, caller=Caller(owner=owner))
