@@ -16,6 +16,7 @@ from specsot.process.options import DraftModelOptions  # noqa: E402
 from specsot.wire.values import MAX_NODES  # noqa: E402
 from specsot_drafter.part import DrafterPart  # noqa: E402
 from specsot_drafter.source import Source  # noqa: E402
+from tests.conftest import some  # noqa: E402
 from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
@@ -90,7 +91,7 @@ async def test_law_1_a_model_that_is_the_base_is_always_right(models, mode):
         assert max(laps) == whole
 
 
-@pytest.mark.parametrize(("stages", "sampling"), [(1, WARM), (2, GREEDY)], ids=["1-T0.8", "2-T0"])
+@pytest.mark.parametrize(("stages", "sampling"), some([(1, WARM), (2, GREEDY)], 1), ids=["1-T0.8", "2-T0"])
 @pytest.mark.parametrize("mode", MODES)
 async def test_law_1_a_model_that_knows_nothing_changes_nothing(models, mode, stages, sampling):
     base, _, small = models
@@ -100,7 +101,7 @@ async def test_law_1_a_model_that_knows_nothing_changes_nothing(models, mode, st
 
 @pytest.mark.parametrize(
     ("tuner", "sampling"),
-    [("measured", GREEDY), ("measured", WARM), ("seed", WARM), ("fixed", GREEDY)],
+    some([("measured", GREEDY), ("measured", WARM), ("seed", WARM), ("fixed", GREEDY)], 1, 2),
     ids=["measured-T0", "measured-T0.8", "seed-T0.8", "fixed-T0"],
 )
 @pytest.mark.parametrize("drafter", ["eagle", "model", "ngram"])
@@ -135,7 +136,8 @@ async def test_law_1_every_request_with_a_drafter_of_its_own(models, links):
 
 
 @pytest.mark.parametrize(
-    ("stages", "links", "sampling"), [(1, "local", GREEDY), (1, "local", WARM), (2, "grpc", GREEDY)]
+    ("stages", "links", "sampling"),
+    some([(1, "local", GREEDY), (1, "local", WARM), (2, "grpc", GREEDY)], 1, 2),
 )
 async def test_law_1_and_4_a_hostile_drafter_changes_no_token_and_stops_nobody(
     models, stages, links, sampling
@@ -160,8 +162,8 @@ async def test_law_1_and_4_a_hostile_drafter_changes_no_token_and_stops_nobody(
 
 
 @pytest.mark.parametrize("layout", ["packed", "batched"])
-@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("spoilt", some([float("nan"), float("inf"), -float("inf")], 0))
+@pytest.mark.parametrize("stages", some([1, 2], 1))
 async def test_law_1_a_draft_whose_rows_are_not_finite_changes_no_token(
     models, tmp_path, stages, spoilt, layout
 ):
