@@ -32,7 +32,7 @@ from specsot.members import (
 )
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
-from specsot.process.options import DraftModelOptions, Dtype
+from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot_master.assembly import assemble
 from specsot_master.conductor import ConductorConfig
 from specsot_master.config import RingOptions
@@ -49,72 +49,38 @@ KV_MEMORY = 1 << 29  # bytes of each member, where nobody says how many
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """An embedded fleet. Without a draft_model nothing drafts, unless the drafter needs none.
+    """An embedded fleet. weights: what its members load. ring: what its master makes of them.
 
-    name: the model's public one; empty: its directory's.
     stages: how many workers share the layers. layers, devices: of each of them, if chosen; the drafter is
     beside the last one.
-    dtype, quantization, kv_dtype, batch_invariant: of the base; draft_dtype (None: the same),
-    draft_quantization: of what drafts.
-    kv_memory: bytes for the KV pages of each member. draft_timeout: seconds stage 0 waits for a tree.
-    conduct: how requests are treated.
     """
 
-    model: Path
-    draft_model: Path | None = None
-    name: str = ""
-    draft_format: WeightFormat = "safetensors"
-    model_format: WeightFormat = "safetensors"
-    overrides: Overrides = AS_PUBLISHED
-    dtype: Dtype = "auto"
-    quantization: Quantization | None = None
-    kv_dtype: KvDtype = "auto"
-    batch_invariant: bool = False
-    draft_dtype: Dtype | None = None
-    draft_quantization: Quantization | None = None
-    device: str = "cpu"
+    weights: DraftModelOptions
+    ring: RingOptions = field(default_factory=RingOptions)
     stages: int | None = None
     layers: tuple[Range, ...] = ()
     devices: tuple[str, ...] = ()
-    drafter: DrafterName = "eagle"
-    drafting: DraftOptions = DEFAULT
-    layout: Layout = "batched"
-    kv_memory: int = KV_MEMORY
-    page_rows: int | None = None
-    shape: TreeShape = field(default_factory=TreeShape)
-    draft_timeout: float = 1.0
-    conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
     @property
     def drafts(self) -> bool:
-        return self.drafter == "ngram" or (self.drafter != "none" and self.draft_model is not None)
-
-    @property
-    def weights(self) -> DraftModelOptions:
-        """What members load."""
-        return DraftModelOptions(
-            model=self.model,
-            model_format=self.model_format,
-            dtype=self.dtype,
-            quantization=self.quantization,
-            kv_cache_dtype=self.kv_dtype,
-            kv_memory=self.kv_memory,
-            batch_invariant=self.batch_invariant,
-            device=self.device,
-            drafter=self.drafter,
-            draft_model=self.draft_model,
-            draft_format=self.draft_format,
-            overrides=self.overrides,
-            draft_dtype=self.draft_dtype,
-            draft_quantization=self.draft_quantization,
-            drafting=self.drafting,
-        )
+        drafter = self.weights.drafts
+        return drafter == "ngram" or (drafter != "none" and self.weights.draft_model is not None)
 
     @property
     def crosses(self) -> bool:
         """Rows may pass from one GPU to another."""
-        on_gpus = any(device.startswith("cuda") for device in self.devices or (self.device,))
+        on_gpus = any(device.startswith("cuda") for device in self.devices or (self.weights.device,))
         return on_gpus and len(_ranges(self)) > 1
+
+    @property
+    def led(self) -> RingOptions:
+        """What its master is told."""
+        drafter = self.weights.drafts if self.drafts else "none"
+        return replace(self.ring, workers=len(_ranges(self)), drafter=drafter)
+
+    def of(self, member: str) -> DraftModelOptions:
+        """What one member loads, and where."""
+        return replace(self.weights, device=_device(self, member))
 
 
 class LocalFleet:
@@ -137,7 +103,7 @@ class LocalFleet:
         loaded: called on the thread that loads.
         threads: to compute on; fleets of one process that take turns share them.
         """
-        master, parts = assemble(options.model, _ring_options(options)), parts or _parts(options, loaded)
+        master, parts = assemble(options.weights.base, options.led), parts or _parts(options, loaded)
         seats, leaving = _Seats(options, threads or Threads()), asyncio.Event()
         members = [
             asyncio.create_task(_live(name, make, master.members, seats.of(name), leaving))
@@ -281,19 +247,6 @@ async def _live(name: str, make: PartMaker, fleet: Members, seat: _Seat, leaving
     await take_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
 
 
-def _ring_options(options: LocalOptions) -> RingOptions:
-    return RingOptions(
-        name=options.name,
-        workers=len(_ranges(options)),
-        drafter=options.drafter if options.drafts else "none",
-        page_rows=options.page_rows,
-        layout=options.layout,
-        shape=options.shape,
-        draft_timeout=options.draft_timeout,
-        conduct=options.conduct,
-    )
-
-
 def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
     """Of each worker, in ring order; None where the master decides."""
     return options.layers or (None,) * (options.stages or 1)
@@ -302,39 +255,35 @@ def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
 def _parts(options: LocalOptions, loaded: Loaded | None) -> dict[str, PartMaker]:
     """Workers in ring order, and the drafter."""
     workers = [(f"worker-{n}", layers) for n, layers in enumerate(_ranges(options))]
-    parts = {name: _worker_maker(_placed(options, name), layers, loaded) for name, layers in workers}
+    parts = {name: _worker_maker(options.of(name), layers, loaded) for name, layers in workers}
     if options.drafts:
-        parts[DRAFTER] = _drafter_maker(_placed(options, DRAFTER))
+        parts[DRAFTER] = _drafter_maker(options.of(DRAFTER))
     return parts
-
-
-def _placed(options: LocalOptions, name: str) -> LocalOptions:
-    return replace(options, device=_device(options, name))
 
 
 def _device(options: LocalOptions, name: str) -> str:
     """The drafter is beside the last worker."""
     if not options.devices:
-        return options.device
+        return options.weights.device
     return options.devices[-1 if name == DRAFTER else int(name.removeprefix("worker-"))]
 
 
-def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
+def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_worker.part import WorkerPart
         from specsot_worker.source import Source
 
         told = partial(loaded, name) if loaded else None
-        return WorkerPart(Source(options.weights, name, layers=layers, loaded=told), dialer, compute)
+        return WorkerPart(Source(options, name, layers=layers, loaded=told), dialer, compute)
 
     return make
 
 
-def _drafter_maker(options: LocalOptions) -> PartMaker:
+def _drafter_maker(options: DraftModelOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_drafter.part import DrafterPart
         from specsot_drafter.source import Source
 
-        return DrafterPart(Source(options.weights, name), dialer, compute)
+        return DrafterPart(Source(options, name), dialer, compute)
 
     return make

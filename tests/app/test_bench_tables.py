@@ -39,7 +39,7 @@ from specsot_app.bench.core.tables import COLUMNS, advised, escape, latex, markd
 from specsot_app.bench.report import look_back
 from specsot_app.bench.stored_run import SpeedupChange, StoredRun, compare, read_run
 from specsot_app.commands.options import place_for
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -279,7 +279,7 @@ def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
     from specsot_app.bench.scores import Scores
 
     with pytest.raises(InvalidRequest, match="fewer than two tokens"):
-        Scores(models_of(Wanted(), None), "")
+        Scores(models_of(FleetOptions(), None), "")
 
 
 def test_tables_as_markdown_and_latex() -> None:

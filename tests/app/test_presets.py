@@ -17,14 +17,14 @@ from specsot_app.commands.chat import chat
 from specsot_app.commands.infer import infer
 from specsot_app.commands.options import asked_by, wanted_by
 from specsot_app.commands.serve import serve
-from specsot_app.fleets import Wanted, kv_memory_of, models_of
-from specsot_app.lineup import services_of
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.service_specs import services_of
 from specsot_app.presets import PRESETS, fleet_with, request_with
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_made_of_settings_that_there_are(preset: str) -> None:
-    models_of(Wanted(**fleet_with(preset, {})))
+    models_of(FleetOptions(**fleet_with(preset, {})))
     request = request_with(preset, {})
     assert set(request) <= set(OPTIONS)
     assert (ask_of("What?", **request).window is None) == (preset == "short")
@@ -63,12 +63,12 @@ def test_in_python_a_preset_is_for_every_question() -> None:
 )
 def test_a_word_that_nobody_knows_is_refused(field: str, value: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field} must be one of .*, got {value!r}"):
-        models_of(Wanted(**{field: value}))
+        models_of(FleetOptions(**{field: value}))
 
 
 def test_base_and_head_hear_of_their_own(tmp_path: Path) -> None:
     given = {"kind": "processes", "dtype": "fp32", "draft_dtype": "bf16"}
-    wanted = Wanted(**fleet_with("small", given))
+    wanted = FleetOptions(**fleet_with("small", given))
     master, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
     for worker in workers:
         said = " ".join(worker.arguments)
@@ -78,7 +78,7 @@ def test_base_and_head_hear_of_their_own(tmp_path: Path) -> None:
 
 
 def test_workers_hear_of_the_same_bits(tmp_path: Path) -> None:
-    wanted = Wanted(kind="processes", batch_invariant=True)
+    wanted = FleetOptions(kind="processes", batch_invariant=True)
     _, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
     assert all("--batch-invariant on" in " ".join(worker.arguments) for worker in workers)
     assert "--batch-invariant" not in drafter.arguments
@@ -91,7 +91,7 @@ def test_every_member_hears_how_much_memory_its_pages_may_take(tmp_path: Path) -
     assert "--kv-memory" not in master.arguments
     assert kv_memory_of(wanted) == 64 << 20
     with pytest.raises(InvalidRequest, match="kv_memory: 'lots' is no amount of memory"):
-        models_of(Wanted(kv_memory="lots"))
+        models_of(FleetOptions(kv_memory="lots"))
 
 
 @pytest.mark.parametrize("word", [infer, chat, serve])

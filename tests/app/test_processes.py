@@ -15,8 +15,9 @@ import pytest
 from specsot_app.aliases import translate
 from specsot_app.api import wanted_of
 from specsot_app.cli import main
-from specsot_app.fleets import Wanted, models_of, open_fleet
-from specsot_app.lineup import services_of
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleets import open_fleet
+from specsot_app.service_specs import services_of
 
 pytestmark = pytest.mark.processes
 
@@ -46,7 +47,7 @@ def test_three_kinds_of_processes_answer() -> None:
 
 
 def test_stages_run_the_layers_they_are_given(demo_model: Path, tmp_path: Path) -> None:
-    wanted = Wanted(kind="processes", model=str(demo_model / "base"), layers="0:3,3:")
+    wanted = FleetOptions(kind="processes", model=str(demo_model / "base"), layers="0:3,3:")
     _, first, second = services_of(wanted, models_of(wanted), 1, tmp_path)
     for service, layers in ((first, "0:3"), (second, "3:8")):
         assert service.arguments[service.arguments.index("--layers") + 1] == layers

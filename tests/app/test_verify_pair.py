@@ -13,7 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Finished, Reason, Statistics
 from specsot.members import Overrides, Quantization
 from specsot_app.cli import main
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 from specsot_app.verify.fit import Acceptance, Fit, choose_trial, flags_of, think_of_trials
 from specsot_app.verify.questions import QUESTIONS, choose_questions
 from specsot_app.verify.report import Answer, Difference, Report, as_json, lines_of
@@ -190,12 +190,12 @@ def test_a_fleet_that_lies_is_found_out(
 
     told = Finished(Reason.STOP, "x", (5, 6, 7), Statistics(mean_accepted=1.5))
 
-    async def opener(wanted: Wanted) -> StoryFleet:
+    async def opener(wanted: FleetOptions) -> StoryFleet:
         return StoryFleet([told])
 
     file = tmp_path / "prompts"
     file.write_text("Explain tides.\n")
-    wanted = Wanted(dtype="fp32", drafter="none", quantization=rounding)
+    wanted = FleetOptions(dtype="fp32", drafter="none", quantization=rounding)
     assert pair.verify(wanted, file, 8, 1e-4, as_object=False, opener=opener) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("DIFFERS    3 tokens")

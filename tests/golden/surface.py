@@ -174,9 +174,9 @@ def fleet_options() -> dict[str, Any]:
     from dataclasses import asdict
 
     from specsot_app.api import wanted_of
-    from specsot_app.fleets import Wanted
+    from specsot_app.fleet_options import FleetOptions
 
-    given = asdict(Wanted())
+    given = asdict(FleetOptions())
     try:
         wanted_of({"nobody-knows-this": 1})
     except InvalidRequest as error:

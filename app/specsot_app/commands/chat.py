@@ -16,7 +16,8 @@ import typer
 from specsot.params import Ask
 from specsot_app.asking import ask_of
 from specsot_app.commands import options
-from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleets import Opener, open_fleet
 
 if TYPE_CHECKING:
     from specsot_app.terminal.keyboard import Keyboard
@@ -106,7 +107,7 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 
 def converse(
-    wanted: Wanted,
+    wanted: FleetOptions,
     talk: Talk,
     asked: Mapping[str, Any],
     keyboard: Keyboard,

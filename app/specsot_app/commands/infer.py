@@ -19,7 +19,8 @@ from specsot.forms import MAX_FORM_BYTES, refuse
 from specsot.params import Ask
 from specsot_app.asking import ask_of
 from specsot_app.commands import options
-from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleets import Opener, open_fleet
 from specsot_app.running import run
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def read_schema(given: str) -> str:
 
 
 async def answer(
-    ask: Ask, wanted: Wanted, streams: Streams, manner: Manner, opener: Opener = open_fleet
+    ask: Ask, wanted: FleetOptions, streams: Streams, manner: Manner, opener: Opener = open_fleet
 ) -> int:
     """Open the fleet, show the request, close the fleet; 1 when the request failed."""
     from specsot_app.terminal.show import show

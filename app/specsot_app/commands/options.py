@@ -18,7 +18,8 @@ from specsot.members import CommMode, KvDtype, Layout, Quantization, Transport, 
 from specsot.params import DrafterName, Mode
 from specsot_app.asking import OPTIONS
 from specsot_app.commands.health import TlsCa as TlsCa
-from specsot_app.fleets import Dtype, Kind, Wanted
+from specsot.process.options import Dtype
+from specsot_app.fleet_options import FleetOptions, Kind
 from specsot_app.presets import Preset, fleet_with, request_with
 from specsot_app.reaching import Reach, reach_of
 
@@ -125,16 +126,16 @@ Output = Annotated[
 ]
 ReferenceText = Annotated[Path | None, typer.Option(help="Text for perplexity, if not the one it brings.")]
 
-_ELSEWHERE = {"fleet": "kind", "branch_layout": "layout"}  # options that Wanted has other names for
-_FIELDS = {field.name for field in fields(Wanted)}
+_ELSEWHERE = {"fleet": "kind", "branch_layout": "layout"}  # options that FleetOptions has other names for
+_FIELDS = {field.name for field in fields(FleetOptions)}
 
 
-def wanted_by(given: Mapping[str, Any]) -> Wanted:
+def wanted_by(given: Mapping[str, Any]) -> FleetOptions:
     """The fleet that a word's options ask for."""
     filled = fleet_with(given.get("preset"), given)
     named = {_ELSEWHERE.get(name, name): value for name, value in filled.items()}
     reach = reach_of(given.get("tls_ca"), given.get("token_file")) if given.get("master") else Reach()
-    return Wanted(reach=reach, **{name: value for name, value in named.items() if name in _FIELDS})
+    return FleetOptions(reach=reach, **{name: value for name, value in named.items() if name in _FIELDS})
 
 
 def asked_by(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,14 +19,14 @@ from specsot.members import CommMode, Transport
 from specsot.model.config import read_config
 from specsot.params import Mode
 from specsot_app.commands import options
-from specsot_app.fleets import Models, Wanted, models_of
+from specsot_app.fleet_options import FleetOptions, Models, models_of
 from specsot_app.places import check_stages, places_of
 from specsot_app.ranges import ranges_between
 from specsot_app.running import run
 
 if TYPE_CHECKING:
     from specsot_app.children import Service
-    from specsot_app.lineup import Serving
+    from specsot_app.service_specs import Serving
     from specsot_app.processes import Absent
 
 HTTP_PORT = 8000
@@ -115,8 +115,9 @@ def serve(
     device: options.Device = "cpu",
 ) -> int:
     """Start a whole fleet; Ctrl-C ends it. For --devices elsewhere it prints commands, and waits for them."""
-    from specsot_app.lineup import Serving, flags_of
-    from specsot_app.spreading import hosts_here, spread
+    from specsot_app.service_specs import Serving, flags_of
+    from specsot_app.remote_hosts import hosts_here
+from specsot_app.service_specs import spread
 
     wanted = replace(options.wanted_by(ctx.params), kind="processes", devices=None)  # some may be elsewhere
     models = cut(models_of(wanted), layer_splits)
@@ -151,7 +152,7 @@ def http_port_of(asked: int | None) -> int | None:
     return asked or free_port()
 
 
-async def keep(wanted: Wanted, models: Models, port: int, http_port: int | None, serving: Serving) -> None:
+async def keep(wanted: FleetOptions, models: Models, port: int, http_port: int | None, serving: Serving) -> None:
     """Run the fleet until it is told to stop, or one of its processes ends."""
     from specsot_app.processes import ProcessFleet
 
@@ -171,7 +172,7 @@ async def keep(wanted: Wanted, models: Models, port: int, http_port: int | None,
 
 def asking() -> Absent:
     """Says how those elsewhere are started, once; then who of them is still missing."""
-    from specsot_app.lineup import command_of
+    from specsot_app.service_specs import command_of
 
     told: set[str] = set()
 

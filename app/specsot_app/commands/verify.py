@@ -13,7 +13,7 @@ import typer
 
 from specsot.errors import InvalidRequest
 from specsot_app.commands import options
-from specsot_app.fleets import Dtype
+from specsot.process.options import Dtype
 
 
 def verify(

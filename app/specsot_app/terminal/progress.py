@@ -12,7 +12,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from specsot_app.fleets import Fleet, Opener, Wanted, open_fleet
+from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleets import Fleet, Opener, open_fleet
 
 
 def bars(err: TextIO) -> Progress:
@@ -33,7 +34,7 @@ def counting(err: TextIO, what: str, total: int) -> Generator[Callable[[], None]
 def opening(err: TextIO) -> Opener:
     """open_fleet, with a bar while it loads."""
 
-    async def opener(wanted: Wanted) -> Fleet:
+    async def opener(wanted: FleetOptions) -> Fleet:
         if wanted.master is not None:
             return await open_fleet(wanted)
         with bars(err) as progress:

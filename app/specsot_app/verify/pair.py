@@ -14,7 +14,8 @@ from pathlib import Path
 from specsot.model.config import read_config
 from specsot.model.precision import resolve_dtype
 from specsot.params import DrafterName
-from specsot_app.fleets import Opener, Wanted, models_of, open_fleet, overrides_of
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleets import Opener, open_fleet
 from specsot_app.hush import hush
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
@@ -36,14 +37,14 @@ class Task:
     tokens: of each answer. near: top-2 gap below which a difference is a matter of rounding.
     """
 
-    wanted: Wanted
+    wanted: FleetOptions
     questions: tuple[str, ...]
     tokens: int
     near: float
 
 
 def verify(
-    wanted: Wanted,
+    wanted: FleetOptions,
     file: Path | None,
     tokens: int,
     near: float,
@@ -75,7 +76,7 @@ def examine(task: Task, opener: Opener) -> Report:
     return Report(answers, task.near, drafter, fit, _rounding(task.wanted))
 
 
-def _drafter(wanted: Wanted) -> DrafterName:
+def _drafter(wanted: FleetOptions) -> DrafterName:
     """Who drafts: in an own fleet whoever it has, elsewhere whom it is asked for."""
     return models_of(wanted).drafts if wanted.master is None else wanted.drafter or "eagle"
 
@@ -104,19 +105,19 @@ def _compare(task: Task, served: list[Served]) -> tuple[Answer, ...]:
     return tuple(answers)
 
 
-def _reference(wanted: Wanted, base: Path) -> Reference | Itself:
+def _reference(wanted: FleetOptions, base: Path) -> Reference | Itself:
     if _rounding(wanted):
         return Itself(_pair(wanted, base, base).base())
     return Reference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
 
 
-def _rounding(wanted: Wanted) -> str:
+def _rounding(wanted: FleetOptions) -> str:
     """What the base is held in, where that makes another model of it."""
     kept = "int8 KV" if wanted.kv_cache_dtype == "int8" else None
     return ", ".join(filter(None, (wanted.quantization, kept)))
 
 
-def _pair(wanted: Wanted, base: Path, draft: Path) -> Pair:
+def _pair(wanted: FleetOptions, base: Path, draft: Path) -> Pair:
     own = wanted.draft_dtype and resolve_dtype(wanted.draft_dtype, wanted.device)
     return Pair(
         base,
@@ -133,7 +134,7 @@ def _pair(wanted: Wanted, base: Path, draft: Path) -> Pair:
     )
 
 
-def _put_to_the_test(wanted: Wanted) -> Wanted:
+def _put_to_the_test(wanted: FleetOptions) -> FleetOptions:
     """A tree in every lap; two stages, where nothing else is asked and the model has as many layers."""
     if wanted.stages is None and wanted.layers is None:
         wanted = replace(wanted, stages=min(STAGES, read_config(models_of(wanted).base).layers))

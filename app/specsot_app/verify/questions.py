@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
-from specsot_app.fleets import demo
+from specsot_app.fleet_options import demo
 
 QUESTIONS = (
     "Explain how photosynthesis works.",

@@ -24,7 +24,8 @@ from specsot_app.asking import ask_of
 from specsot_app.bench.core.pairing import Comparison, Run, Sample, as_json, compare
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.results import Row, write_results
-from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
+from specsot_app.fleet_options import FleetOptions, demo
+from specsot_app.fleets import Fleet, open_fleet
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
 from specsot_master.prompts import Prompts, messages_of
@@ -53,7 +54,7 @@ class TimedAnswer:
         return Sample(statistics.merged_tokens, statistics.phases["branches"])
 
 
-def measure(runs: int, wanted: Wanted, output: Path | None) -> int:
+def measure(runs: int, wanted: FleetOptions, output: Path | None) -> int:
     """Run everything, print the table, write JSON where asked to. wanted: the precision of all our fleets."""
     comparisons = run(_measure(runs, wanted))
     Console().print(table_of(comparisons))
@@ -67,7 +68,7 @@ class Series:
     """How often each comparison is made, with what fleet, and who hears of every run."""
 
     runs: int
-    wanted: Wanted
+    wanted: FleetOptions
     step: Callable[[], None]
 
     async def compare(self, name: str, a: Run, b: Run, aim: float) -> Comparison:
@@ -77,7 +78,7 @@ class Series:
         return await compare(name, a, b, self.runs, aim, self.step)
 
 
-async def _measure(runs: int, wanted: Wanted) -> list[Comparison]:
+async def _measure(runs: int, wanted: FleetOptions) -> list[Comparison]:
     with counting(sys.stderr, "measuring", COMPARISONS * 2 * runs) as step:
         series = Series(runs, wanted, step)
         rooms = _against_transformers, _drafted, _planned, _apart
@@ -194,7 +195,7 @@ async def _apart(series: Series) -> list[Comparison]:
 
 
 @asynccontextmanager
-async def opened(wanted: Wanted) -> AsyncGenerator[Fleet]:
+async def opened(wanted: FleetOptions) -> AsyncGenerator[Fleet]:
     fleet = await open_fleet(wanted)
     try:
         yield fleet
@@ -227,7 +228,7 @@ def topic(number: int) -> str:
     return lines[number * 127 % len(lines)]
 
 
-def settings_of(runs: int, wanted: Wanted) -> Row:
+def settings_of(runs: int, wanted: FleetOptions) -> Row:
     """How the figures were taken."""
     return {
         "runs": runs,

@@ -20,8 +20,8 @@ from typing import Literal, Protocol
 
 from specsot.params import Ask, DrafterName, Limits, Sampling
 from specsot_app.children import Child, Service, start
-from specsot_app.fleets import Models, Wanted, demo
-from specsot_app.lineup import PRIVATE, services_of
+from specsot_app.fleet_options import FleetOptions, Models, demo
+from specsot_app.service_specs import PRIVATE, services_of
 from specsot_app.processes import end_all, free_port, keep_quiet, miss_nobody, ready_client, unless_one_ends
 from specsot_app.reaching import Reach
 from specsot_app.running import run
@@ -98,7 +98,7 @@ def row_of(level: LoadLevel, door: str, said: str, tokens: int) -> Row:
 @asynccontextmanager
 async def fleet_of(base: Path, head: Path, device: str, tree: Tree) -> AsyncGenerator[tuple[str, str]]:
     """Addresses of a fleet of processes: its gRPC, and its HTTP door."""
-    wanted = Wanted(
+    wanted = FleetOptions(
         kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=tree
     )
     serving = replace(PRIVATE, members=("--kv-memory", KV_MEMORY))

@@ -28,7 +28,7 @@ from specsot.errors import InvalidRequest
 from specsot.info import Info
 from specsot.process.member import QUIET
 from specsot_app.bench.results import Row, write_results
-from specsot_app.fleets import models_of
+from specsot_app.fleet_options import models_of
 from specsot_app.processes import ProcessFleet, free_port
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting

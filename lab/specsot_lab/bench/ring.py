@@ -28,7 +28,7 @@ from specsot.params import Message
 from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot.skeleton import PlanRules, Point
 from specsot_app.bench.results import describe_machine, named, write_results
-from specsot_app.fleets import demo
+from specsot_app.fleet_options import demo
 from specsot_app.hush import hush
 from specsot_app.mock.members import Mock
 from specsot_app.running import run

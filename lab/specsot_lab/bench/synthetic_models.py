@@ -20,7 +20,7 @@ from specsot.errors import InvalidRequest
 from specsot.model.config import ModelConfig, make_config
 from specsot.model.fields import Json
 from specsot.model.weights import Weights
-from specsot_app.fleets import demo
+from specsot_app.fleet_options import demo
 
 SPREAD = 0.02  # of the weights, as most models begin
 FAINT = 1e-4  # of their usual size: what layers add, so that a token says which one follows

@@ -12,7 +12,8 @@ from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
 from specsot_app.commands import options
-from specsot_app.fleets import Dtype, Wanted, models_of
+from specsot.process.options import Dtype
+from specsot_app.fleet_options import FleetOptions, models_of
 
 if TYPE_CHECKING:
     from specsot_lab.bench.policies import ReadingOptions
@@ -171,7 +172,7 @@ def precision(
     return room.measure(reading, writing, output)
 
 
-def _reading(wanted: Wanted, text: Path | None, length: int, pieces: int) -> ReadingOptions:
+def _reading(wanted: FleetOptions, text: Path | None, length: int, pieces: int) -> ReadingOptions:
     from specsot_lab.bench.policies import ReadingOptions
 
     held, kept = wanted.quantization, wanted.kv_cache_dtype or "auto"

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from specsot_app.commands import options
-from specsot_app.fleets import Dtype, overrides_of
-from specsot_app.fleets import Wanted as Fleet
+from specsot.process.options import Dtype
+from specsot_app.fleet_options import FleetOptions as Fleet
 
 
 def train(

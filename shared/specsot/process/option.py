@@ -309,13 +309,16 @@ def _build(
 
 
 def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
-    """A child's arguments: every option that has a value, as on a command line."""
+    """A child's arguments: every option that has a value, as on a command line; of switches those that are
+    not what they are by default.
+    """
     words: list[str] = []
     for entry in entries_of(type(settings), offer):
         value = settings
         for name in entry.path:
             value = getattr(value, name)
-        if value is None or value == () or entry.option.secret or entry.option.keyword_only:
+        silent = value is None or value == () or (value is False and entry.default is False)
+        if silent or entry.option.secret or entry.option.keyword_only:
             continue
         for one in value if entry.several else (value,):
             words += (f"--{entry.flag}", entry.kind.write(one))
@@ -397,12 +400,12 @@ LAYER_NUMBERS = Kind("LAYERS", layer_numbers, listed)
 HOST_NAMES = Kind("NAMES", host_names, listed)
 
 
-def made_of(kind: type[T], keywords: Mapping[str, Any]) -> T:
+def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T:
     """A settings dataclass from Python keywords, by the names of flags with underscores.
 
     Text is read as on a command line. Raises InvalidRequest: no such option, or no such value.
     """
-    entries = {entry.keyword: entry for entry in entries_of(kind)}
+    entries = {entry.keyword: entry for entry in entries_of(kind, offer)}
     values: dict[str, Any] = {}
     for name, given in keywords.items():
         entry = entries.get(name)
@@ -411,7 +414,7 @@ def made_of(kind: type[T], keywords: Mapping[str, Any]) -> T:
             raise InvalidRequest(f"no option is called {name!r}; known: {known}", field=name)
         if given is not None:
             values[entry.flag] = checked(entry, name, given)
-    return build(kind, values)
+    return build(kind, values, offer)
 
 
 def checked(entry: Entry, name: str, given: Any) -> Any:
