@@ -44,9 +44,7 @@ class ClientOptions:
     token_file: Annotated[
         Path | None, Option("File with the token to show; or set SPECSOT_TOKEN.", metavar="FILE")
     ] = None
-    token: Annotated[str | None, Option("The token to show.", secret=True)] = field(
-        default=None, repr=False
-    )
+    token: Annotated[str | None, Option("The token to show.", secret=True)] = field(default=None, repr=False)
 
     @property
     def reach(self) -> Reach:

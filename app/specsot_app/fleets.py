@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import replace
 from typing import Any, Protocol
 
 from specsot.events import Numbered
@@ -52,13 +51,12 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
 async def open_local(options: FleetOptions, models: Models, watch: Watch | None = None) -> Fleet:
     """In this process."""
     from specsot_app.hush import hush
-    from specsot_app.local import KV_MEMORY, LocalFleet, LocalOptions
+    from specsot_app.local import LocalFleet, LocalOptions
     from specsot_master.config import RingOptions
 
     hush()
-    weights = resolved(options, models)
     local = LocalOptions(
-        replace(weights, kv_memory=KV_MEMORY) if weights.kv_memory is None else weights,
+        resolved(options, models),
         RingOptions(
             name=public_name(options),
             layout=options.layout,

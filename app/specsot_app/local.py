@@ -10,31 +10,21 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import structlog
 
-from specsot.drafting import DEFAULT, DraftOptions
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
 from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot.members import (
-    AS_PUBLISHED,
-    KvDtype,
-    Layout,
-    Overrides,
-    Quantization,
     Range,
     Registration,
-    TreeShape,
-    WeightFormat,
 )
 from specsot.membership import Connect, Part, take_part
-from specsot.params import Ask, DrafterName
+from specsot.params import Ask
 from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot_master.assembly import assemble
-from specsot_master.conductor import ConductorConfig
 from specsot_master.config import RingOptions
 from specsot_master.master import Master, Members
 
@@ -80,7 +70,9 @@ class LocalOptions:
 
     def of(self, member: str) -> DraftModelOptions:
         """What one member loads, and where."""
-        return replace(self.weights, device=_device(self, member))
+        weights = self.weights
+        memory = KV_MEMORY if weights.kv_memory is None else weights.kv_memory
+        return replace(weights, device=_device(self, member), kv_memory=memory)
 
 
 class LocalFleet:

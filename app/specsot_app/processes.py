@@ -21,8 +21,8 @@ from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import check_free
 from specsot_app.children import Child, Service, Tell, start
 from specsot_app.fleet_options import FleetOptions, Models
-from specsot_app.service_specs import LOOPBACK, PRIVATE, Serving, services_of
 from specsot_app.reaching import Reach
+from specsot_app.service_specs import LOOPBACK, PRIVATE, Serving, services_of
 
 T = TypeVar("T")
 

@@ -114,7 +114,14 @@ def services_of(
         own = replace(weights, device=place.device)
         loaded = drafts(own) if role.stage is None else runs(own, models, role.stage)
         joins = MemberOptions(serving.fleet or serving.reached(port), address, role.name)
-        words = (*loaded, *serving.members, *serving.papers(role.kind), *arguments_of(joins), "--listen", address)
+        words = (
+            *loaded,
+            *serving.members,
+            *serving.papers(role.kind),
+            *arguments_of(joins),
+            "--listen",
+            address,
+        )
         elsewhere = place.host if serving.spread and place.host not in serving.here else None
         services.append(Service(role.name, f"specsot_{role.kind}", address, words, host=elsewhere))
     return shared(services)

@@ -14,8 +14,8 @@ from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
 from specsot_app.children import Service, start
 from specsot_app.fleet_options import FleetOptions, Models, demo, models_of
-from specsot_app.service_specs import services_of
 from specsot_app.processes import free_port, unless_one_ends
+from specsot_app.service_specs import services_of
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker

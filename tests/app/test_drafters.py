@@ -1,7 +1,6 @@
 """Who drafts, from the outside: options, refusals, and answers that do not depend on it."""
 
 import asyncio
-import json
 
 import pytest
 
@@ -9,10 +8,12 @@ pytest.importorskip("torch")
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
+from specsot.process.option import arguments_of
+from specsot_app.api import fleet_of
 from specsot_app.asking import ask_of
 from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.fleets import open_fleet
-from specsot_app.service_specs import drafting_flags, services_of
+from specsot_app.service_specs import services_of
 from specsot_drafter.config import read_config
 
 pytestmark = pytest.mark.torch
@@ -41,7 +42,10 @@ async def test_the_answer_is_the_same_whoever_drafts(demo_model):
     for wanted, drafters in (
         (FleetOptions(dtype="fp32"), (None, "eagle", "ngram", "none")),
         (FleetOptions(dtype="fp32", drafter="ngram"), (None, "ngram", "none")),
-        (FleetOptions(dtype="fp32", drafter="model", draft_model=base, draft_tokens=3), (None, "model", "ngram")),
+        (
+            fleet_of(dict(dtype="fp32", drafter="model", draft_model=base, draft_tokens=3)),
+            (None, "model", "ngram"),
+        ),
     ):
         assert await answers(wanted, *drafters) == [plain] * len(drafters), wanted
 
@@ -68,30 +72,28 @@ async def test_a_drafter_the_fleet_has_not_is_refused_naming_those_it_has():
 def test_what_cannot_be_is_told_before_anything_is_loaded(demo_model, wrong, field):
     given = {name: str(demo_model / "base") if value == "BASE" else value for name, value in wrong.items()}
     with pytest.raises(InvalidRequest) as refused:
-        models_of(FleetOptions(**given))
+        models_of(fleet_of(given))
     assert refused.value.field == field
 
 
 def test_processes_are_told_what_the_embedded_drafter_is_told(tmp_path, demo_model):
     sizes = dict(draft_tokens=6, draft_breadth=3, draft_nodes=40, draft_threshold=0.2)
     how = dict(drafter="model", draft_mode="pruned", tuner="seed", blend=False, **sizes)
-    wanted = FleetOptions(draft_model=str(demo_model / "base"), **how)
-    options = options_of(wanted)
-    assert options == DraftOptions("pruned", 6, 3, 40, 0.2, "seed", False)
+    wanted = fleet_of(dict(draft_model=str(demo_model / "base"), **how))
+    assert wanted.drafting == DraftOptions("pruned", 6, 3, 40, 0.2, "seed", False)
     drafter = services_of(wanted, models_of(wanted), 50999, tmp_path)[-1]
     read = read_config(list(drafter.arguments))
-    assert (read.drafter, read.options) == ("model", options)
-    assert read.draft_model == demo_model / "base"
-    assert json.dumps(drafting_flags(DraftOptions())) == json.dumps(
-        ["--draft-threshold", "0.03", "--tuner", "measured", "--blend", "yes"]
-    )
+    assert (read.draft.drafter, read.draft.drafting) == ("model", wanted.drafting)
+    assert read.draft.draft == demo_model / "base"
+    usual = ("--draft-threshold", "0.03", "--tuner", "measured", "--blend", "yes")
+    assert arguments_of(DraftOptions()) == usual
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--drafter", "model"], "--drafter model needs --draft-model"),
-        (["--drafter", "magic", "--draft-model", "x"], "invalid choice: 'magic'"),
+        (["--drafter", "magic", "--draft-model", "x"], "'magic' is not one of"),
         (["--draft-model", "x", "--draft-mode", "pruned"], "draft_mode pruned is for a draft model"),
         (["--drafter", "ngram", "--draft-tokens", "99"], "draft_tokens must be in 1 .. 64"),
         (["--drafter", "ngram", "--draft-threshold", "1"], "draft_threshold must be a probability below 1"),

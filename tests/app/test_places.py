@@ -12,11 +12,10 @@ from specsot.members import Range
 from specsot_app.children import Service
 from specsot_app.fleet_options import FleetOptions, Models, models_of
 from specsot_app.fleets import open_local
-from specsot_app.service_specs import PRIVATE, Serving, command_of, services_of
 from specsot_app.places import Place, check_stages, places_of, ports_of
 from specsot_app.ranges import ranges_between
 from specsot_app.remote_hosts import hosts_here
-from specsot_app.service_specs import spread
+from specsot_app.service_specs import PRIVATE, Serving, command_of, services_of, spread
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
 
@@ -195,7 +194,9 @@ def test_a_fleet_of_ones_own_is_on_this_machine(wanted: FleetOptions, said: str)
 @pytest.mark.torch
 async def test_devices_of_an_embedded_fleet(demo_model: Path) -> None:
     """Two CPUs are as good as two GPUs to see who gets which."""
-    wanted = FleetOptions(devices="127.0.0.1#cpu,127.0.0.1#cpu", drafter="none", model=str(demo_model / "base"))
+    wanted = FleetOptions(
+        devices="127.0.0.1#cpu,127.0.0.1#cpu", drafter="none", model=str(demo_model / "base")
+    )
     fleet = await open_local(wanted, models_of(wanted))
     try:
         layers = [str(one.layers) for one in (await fleet.info()).members]

@@ -62,7 +62,9 @@ async def test_law_4_a_frozen_worker_is_missed_by_its_silence_and_its_heir_has_i
 async def apart(demo_model, tell=keep_quiet):
     """The three kinds of services, each a process."""
     models = Models(demo_model / "base", demo_model / "eagle3")
-    fleet = await ProcessFleet.start(FleetOptions(kind="processes", stages=2, dtype="fp32"), models, tell=tell)
+    fleet = await ProcessFleet.start(
+        FleetOptions(kind="processes", stages=2, dtype="fp32"), models, tell=tell
+    )
     try:
         yield fleet
     finally:

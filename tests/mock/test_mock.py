@@ -9,6 +9,7 @@ from specsot.errors import WireError
 from specsot.events import Finished
 from specsot.frames import Chunk, Frame, Growth, Opening
 from specsot.members import Range
+from specsot.process.options import DraftModelOptions
 from specsot.tree import Tree
 from specsot_app.asking import ask_of
 from specsot_app.local import LocalFleet, LocalOptions
@@ -28,7 +29,7 @@ async def answers_of(demo_model, drafter: str, mode: str = "direct") -> list[Fin
     mock = Mock(base, VOICE, plan=plan_of(base, 3, 10), sleep=unslept)
     parts = {name: partial(mock_worker, mock) for name in ("worker-0", "worker-1", "worker-2")}
     parts["drafter"] = lambda name, dialer, compute: mock.drafter(name, name, dialer, compute)
-    options = LocalOptions(base, demo_model / "eagle3", stages=3)
+    options = LocalOptions(DraftModelOptions(base, draft_model=demo_model / "eagle3"), stages=3)
     fleet = await LocalFleet.start(options, parts)
     try:
         asks = [

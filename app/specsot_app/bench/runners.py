@@ -33,6 +33,7 @@ from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
 from specsot_drafter.part import DrafterPart
 from specsot_master.conductor import ConductorConfig
+from specsot_master.config import RingOptions
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker import source as workers
@@ -173,12 +174,13 @@ class Runners:
 
         parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
         told = LocalOptions(
-            models.base,
-            models.drafts(drafter) if source else None,
-            device=models.device,
-            drafter=drafter,
-            page_rows=PAGE_ROWS,
-            conduct=ConductorConfig(prefix_cache=False),
+            DraftModelOptions(
+                models.base,
+                device=models.device,
+                drafter=drafter,
+                draft_model=models.drafts(drafter) if source else None,
+            ),
+            RingOptions(page_rows=PAGE_ROWS, conduct=ConductorConfig(prefix_cache=False)),
         )
         fleet = await LocalFleet.start(told, parts, threads=self._threads)
         self._stack.push_async_callback(fleet.close)

@@ -126,9 +126,9 @@ def _pair(wanted: FleetOptions, base: Path, draft: Path) -> Pair:
         wanted.device,
         wanted.model_format,
         wanted.draft_format,
-        overrides_of(wanted),
+        wanted.overrides,
         wanted.quantization,
-        wanted.kv_cache_dtype or "auto",
+        wanted.kv_cache_dtype,
         own,
         wanted.draft_quantization,
     )

@@ -51,7 +51,8 @@ class Option:
     (vLLM's) that mean the same. keywords: names of it in Python calls, each with what turns its value into
     ours.
 
-    kind: where the field's type does not say how text becomes a value. least: the smallest number.
+    kind: where the field's type does not say how text becomes a value. least, most: bounds of
+    a number.
     unset: what holds when nothing is given and the default is None, for --help.
     words: how "off" and "on" are written where a switch takes a value. paired: `--no-x` exists, too.
     fills: with its value and all that is given, by flag: what is given with what it fills in.
@@ -66,6 +67,7 @@ class Option:
     kind: Kind[Any] | None = None
     metavar: str | None = None
     least: float | None = None
+    most: float | None = None
     unset: str | None = None
     words: tuple[str, str] = ("off", "on")
     paired: bool = False
@@ -237,9 +239,9 @@ def kind_of(hint: Any, option: Option) -> Kind[Any]:
     if hint is Path:
         return Kind(option.metavar or "PATH", Path)
     if hint is int:
-        return Kind(option.metavar or "N", _number(int, option.least, "a whole number"))
+        return Kind(option.metavar or "N", _number(int, option, "a whole number"))
     if hint is float:
-        return Kind(option.metavar or "X", _number(float, option.least, "a number"))
+        return Kind(option.metavar or "X", _number(float, option, "a number"))
     return Kind(option.metavar or "TEXT", str)
 
 
@@ -252,15 +254,18 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
     return read
 
 
-def _number(kind: Callable[[str], Any], least: float | None, told: str) -> Callable[[str], Any]:
+def _number(kind: Callable[[str], Any], option: Option, told: str) -> Callable[[str], Any]:
+    least, most = option.least, option.most
     bound = "" if least is None else f" >= {least:g}"
+    bound = bound if most is None else f" in {least or 0:g} .. {most:g}"
 
     def read(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
             value = None
-        if value is None or (least is not None and not value >= least):
+        high = most is not None and value is not None and not value <= most
+        if value is None or high or (least is not None and not value >= least):
             raise ValueError(f"{text!r} is not {told}{bound}")
         return value
 
@@ -317,8 +322,9 @@ def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
         value = settings
         for name in entry.path:
             value = getattr(value, name)
-        silent = value is None or value == () or (value is False and entry.default is False)
-        if silent or entry.option.secret or entry.option.keyword_only:
+        if value is None or value == () or (value is False and entry.default is False):
+            continue
+        if entry.option.secret or entry.option.keyword_only:
             continue
         for one in value if entry.several else (value,):
             words += (f"--{entry.flag}", entry.kind.write(one))
