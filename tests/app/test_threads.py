@@ -31,12 +31,12 @@ asyncio.run(main())
 TABLES = """
 import asyncio, os
 from specsot_app.bench.core.methods import HEAD, PLAINLY
-from specsot_app.bench.runners import Stands
+from specsot_app.bench.runners import Runners
 from specsot_app.bench.rounds import models_of
 from specsot_app.fleet_options import FleetOptions
 
 async def main():
-    async with Stands(models_of(FleetOptions(dtype="fp32"), None)) as stands:
+    async with Runners(models_of(FleetOptions(dtype="fp32"), None)) as stands:
         for method in (PLAINLY, HEAD[0]):
             await stands.write(method, "Explain Photosynthesis.", 4)
             counts.append(len(os.listdir("/proc/self/task")))

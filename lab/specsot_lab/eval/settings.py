@@ -18,8 +18,8 @@ Settings = dict[str, Any]
 
 def settings_of(wanted: FleetOptions, tokens: int) -> Settings:
     """As far as they are known before the fleet is open, and as JSON gives them back. Raises ModelError."""
-    asked = asdict(wanted)
-    del asked["reach"]  # the way there, and a token
+    asked: Settings = asdict(wanted)
+    del asked["client"]  # the way there, and a token
     if wanted.master is None:
         models = models_of(wanted)
         asked["fingerprint"] = fingerprint(models.base)

@@ -319,14 +319,15 @@ def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
     """
     words: list[str] = []
     for entry in entries_of(type(settings), offer):
-        value = settings
+        value: Any = settings
         for name in entry.path:
             value = getattr(value, name)
         if value is None or value == () or (value is False and entry.default is False):
             continue
         if entry.option.secret or entry.option.keyword_only:
             continue
-        for one in value if entry.several else (value,):
+        several: tuple[Any, ...] = value if entry.several else (value,)
+        for one in several:
             words += (f"--{entry.flag}", entry.kind.write(one))
     return tuple(words)
 

@@ -190,6 +190,7 @@ OF_WORKER = Offer(
     defaults={"model": MISSING, "kv_memory": SERVICE_KV_MEMORY},
 )
 OF_DRAFTER = Offer(
+    only=tuple(DraftModelOptions.__dataclass_fields__),
     without=("dtype", "quantization", "kv_cache_dtype", "batch_invariant"),
     defaults={
         "model": MISSING, "kv_memory": SERVICE_KV_MEMORY, "drafter": "eagle", "draft_dtype": "auto",

@@ -13,9 +13,8 @@ import pytest
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Window
-from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleet_options import ClientOptions, FleetOptions
 from specsot_app.fleets import Fleet
-from specsot_app.reaching import Reach
 from specsot_lab.eval.aggregate import CategoryRow
 from specsot_lab.eval.judge import Judge
 from specsot_lab.eval.records import Folder, read_records
@@ -25,7 +24,7 @@ from tests.lab.eval.speaker import Broken, Referee, Speaker
 
 MATHS = read_task("gsm8k")[:2]
 TALK = [Prompt("mt_bench", "81", "writing", ("Write.", "Again, shorter."))]
-ELSEWHERE = FleetOptions(master="127.0.0.1:1", reach=Reach(token="secret"))
+ELSEWHERE = FleetOptions(master="127.0.0.1:1", client=ClientOptions(token="secret"))
 
 
 async def ask(
