@@ -237,6 +237,8 @@ def test_pages_of_features_go_back_with_their_sequences():
         script.tell(script.chunk(sequence, 20), openings=[Opening(sequence, 20)])
     script.tell(script.grow(1), ends=[1])
     script.tell(closings=[1, 2], resting=True)
+    assert script.store.free_pages < 400, "nobody was told: that is noted while the next frame is computed"
+    script.teaching.catch_up()
     assert script.store.free_pages == 400
 
 

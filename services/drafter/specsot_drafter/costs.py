@@ -24,8 +24,7 @@ MOST_HOP = 4.0  # times a lap's computing and the least that hops took lately, w
 RECENT = 16  # laps that are lately
 TYPICAL = {True: 9, False: 3}  # laps with drafts and without, of which the median is taken for the next one
 WEIGHT = 0.2  # of one lap in what is typical
-CAUGHT = 0.0, 1.0  # of the first two times that rows were caught up with; the very first loads kernels
-DUE = 0.1  # of what a grown row costs: a row that is only caught up with, until it is measured
+DUE = 0.1  # of a pass over as many grown rows: over rows that are only caught up with, until it is measured
 
 
 class Costs:
@@ -40,8 +39,7 @@ class Costs:
         self._hops = {drafted: deque[float](maxlen=laps) for drafted, laps in TYPICAL.items()}
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._strain = 1.0
-        self._row = DUE * float(self.level.at(64) - self.level.at(1)) / 63
-        self._caught = iter(CAUGHT)  # weights of the next observations of it
+        self._pass = Timing(tuple((rows, DUE * seconds) for rows, seconds in level))
 
     def plain(self, live: int) -> float:
         """A lap without drafts, hops included."""
@@ -62,7 +60,7 @@ class Costs:
 
     def catching(self, rows: int) -> float:
         """Rows that must be caught up with before anything grows."""
-        return rows * self._row
+        return float(self._pass.at(rows)) if rows else 0.0
 
     def handover(self) -> float:
         """What waiting for trees adds to a lap."""
@@ -74,8 +72,7 @@ class Costs:
         if due <= live * (len(self._widths) + 2):  # what the lap before brought
             self.level.note(expected, seconds)
         else:
-            weight = next(self._caught, WEIGHT)
-            self._row += weight * (max(seconds - expected, 0.0) / due - self._row)
+            self._pass.note(self.catching(due), seconds - expected)
 
     def note_lap(self, live: int, rows: int, seconds: float) -> None:
         """All stages took so long for it.
