@@ -203,7 +203,7 @@ def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
         hear(messages, heard)
         counts.append([len(heard[1]), len(heard[2])])
         assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) <= AT_ONCE
-    assert counts == [[1019, 5], [2042, 6], [2503, 7], [2504, 8]]
+    assert counts == [[507, 5], [1018, 6], [1529, 7], [2040, 8]]
 
 
 def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():

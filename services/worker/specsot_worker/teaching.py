@@ -14,7 +14,7 @@ from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Outc
 from specsot_worker.features import FeatureStore, Rows
 from specsot_worker.pace import Pace
 
-AT_ONCE = 1024  # rows of features that go along with one lap at most
+AT_ONCE = 512  # rows of features that go along with one lap at most: as many as a frame has
 
 
 @dataclass(slots=True)
