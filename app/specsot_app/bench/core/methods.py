@@ -1,0 +1,136 @@
+"""The ways to write that `specsot bench quick` and `full` put side by side, each a line of their tables.
+
+Pure. Refuses to know models and clocks. Names, sizes and defaults are those of the systems SpecSoT grew from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from specsot.drafting import DEFAULT, DraftOptions
+from specsot.params import DrafterName, Window
+
+HfMode = Literal["generate", "assisted"]
+
+SINKS = 4
+PLAIN = "plain"
+DEPTH, BREADTH, THRESHOLD = 5, 2, 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to write.
+
+    window:  what tokens attend to; None: all before them.
+    planned: the answer is written as branches of a plan.
+    rival:   Transformers writes, with or without the small model to assist.
+    lengthy: it is written up to every length that was asked for, not to the shortest alone.
+    """
+
+    name: str
+    drafter: DrafterName = "none"
+    options: DraftOptions = DEFAULT
+    window: Window | None = None
+    planned: bool = False
+    rival: HfMode | None = None
+    lengthy: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether it must write what plain decoding writes (in fp32)."""
+        return self.window is None and not self.planned
+
+    @property
+    def small(self) -> bool:
+        """Whether it needs the small language model."""
+        return self.drafter == "model" or self.rival == "assisted"
+
+
+@dataclass(frozen=True, slots=True)
+class MethodTable:
+    """What is measured: every method to every length, in so many rounds, each with a question of its own."""
+
+    methods: tuple[Method, ...]
+    lengths: tuple[int, ...]
+    rounds: int
+
+    def lengths_of(self, method: Method) -> tuple[int, ...]:
+        return self.lengths if method.lengthy else self.lengths[:1]
+
+
+def linear(tokens: int, lengthy: bool = False) -> Method:
+    """A chain of so many drafts, always."""
+    options = DraftOptions("linear", tokens, tuner="fixed", blend=False)
+    return Method(f"linear K={tokens}", "model", options, lengthy=lengthy)
+
+
+def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Method:
+    """V1: every node that is fed has `breadth` children, down to a depth or a number of nodes."""
+    options = DraftOptions("tree", depth, breadth, nodes, tuner="fixed", blend=False)
+    return Method(f"tree V1 D={depth} B={breadth}", "model", options, lengthy=lengthy)
+
+
+def pruned(
+    depth: int, breadth: int, threshold: float, lengthy: bool = False, window: int | None = None
+) -> Method:
+    """V2: nothing grows below nodes less likely than the threshold."""
+    options = DraftOptions("pruned", depth, breadth, 32, threshold, "fixed", blend=False)
+    name, sight = f"tree V2 D={depth} B={breadth} p={threshold:g}", None
+    if window is not None:
+        name, sight = f"{name}, window {window}", sight_of(window)
+    return Method(name, "model", options, sight, lengthy=lengthy)
+
+
+def windowed(tokens: int) -> Method:
+    """Plain decoding that attends to so many tokens."""
+    return Method(f"window {tokens}", window=sight_of(tokens))
+
+
+def sight_of(tokens: int) -> Window:
+    """Sinks and recent tokens, so many together."""
+    return Window(SINKS, tokens - SINKS)
+
+
+PLAINLY = Method(PLAIN)
+HF_BASELINES = (
+    Method("Transformers generate", rival="generate"),
+    Method("Transformers assisted", rival="assisted"),
+)
+HEAD = (
+    Method("EAGLE", "eagle"),
+    Method("SoT", planned=True),
+    Method("SoT + EAGLE", "eagle", planned=True),
+)
+EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", blend=False), lengthy=False)
+
+
+def quick(rounds: int | None = None) -> MethodTable:
+    """A look, in minutes on two cores."""
+    middle = (
+        linear(4, lengthy=True),
+        linear(8, lengthy=True),
+        tree(DEPTH, BREADTH, lengthy=True),
+        pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True),
+        windowed(256),
+        pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=256),
+    )
+    return MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), rounds or 2)
+
+
+def full(rounds: int | None = None) -> MethodTable:
+    """Everything."""
+    return MethodTable(
+        (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE), (500, 1000, 2000), rounds or 2
+    )
+
+
+def _middle() -> Iterator[Method]:
+    """Each family's usual member goes to every length, its others to the shortest."""
+    yield from (linear(tokens, lengthy=tokens == DEPTH) for tokens in range(4, 9))
+    yield from (tree(DEPTH, BREADTH, lengthy=True), tree(4, 3), tree(6, BREADTH))
+    yield pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True)
+    yield from (pruned(DEPTH, BREADTH, 0.1), pruned(6, BREADTH, 0.02), pruned(4, 3, THRESHOLD))
+    yield from (windowed(tokens) for tokens in (256, 512, 1024))
+    yield pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=512)

@@ -1,0 +1,159 @@
+"""Transformers' own `generate`, as the outside yardstick, alone or assisted by a small model.
+
+Refuses to know SpecSoT's engine. Greedy, batch 1, its default attention and settings, the same dtype and
+threads; in a process of its own: two OpenMP teams of one process would stand in each other's way.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specsot.errors import Unavailable
+from specsot_app.hush import hushed
+
+Ids = tuple[int, ...]
+MOST_SAID = 200  # characters of an error
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What was written. steps: after how many seconds so many tokens had come; the last is the whole."""
+
+    tokens: Ids
+    steps: tuple[tuple[float, int], ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.steps[-1][0]
+
+
+class HfBaseline:
+    """A model loaded the ordinary way, elsewhere; `small` may assist it. Close it."""
+
+    def __init__(
+        self, model: Path, dtype: torch.dtype, device: str = "cpu", small: Path | None = None
+    ) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype, device, small))
+
+    def write(
+        self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None
+    ) -> Generated:
+        """Exactly `count` tokens behind a prompt; an end-of-sequence token is one like any other.
+
+        Raises Unavailable: Transformers cannot load or write with these, or its process died. TimeoutError:
+        they were not written within so many seconds.
+        """
+        try:
+            told = self._process.submit(_write, prompt, count, assisted, seconds).result()
+        except BrokenProcessPool:
+            raise Unavailable("the process of Transformers died") from None
+        if isinstance(told, str):
+            raise Unavailable(told)
+        if len(told.tokens) < count:
+            raise TimeoutError
+        return told
+
+    def close(self) -> None:
+        self._process.shutdown()
+
+
+class TokenTimes:
+    """What `generate` calls a streamer: hears of tokens as they are decided, of the prompt first."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float, int]] = []
+        self._began, self._tokens, self._prompt = time.perf_counter(), 0, True
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompt:
+            self._prompt = False
+            return
+        self._tokens += value.numel()
+        self.heard.append((time.perf_counter() - self._began, self._tokens))
+
+    def end(self) -> None:
+        """`generate` is about to return."""
+        self.heard.append((time.perf_counter() - self._began, self._tokens))
+
+
+def answered(model: Any, ids: torch.Tensor, count: int, more: Mapping[str, Any]) -> tuple[Any, TokenTimes]:
+    """Greedy: prompt and answer, int64 [1, T], and when which tokens came. more: of `generate`."""
+    steps = TokenTimes()
+    mask = torch.ones_like(ids)
+    out = model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+        streamer=steps,
+        **more,
+    )
+    return out, steps
+
+
+class _Model:
+    """What the other process holds."""
+
+    def __init__(self, model: Path, dtype: torch.dtype, device: str, small: Path | None) -> None:
+        self._device = device
+        self._model = _open(model, dtype, device)
+        self._small = None if small is None else _open(small, dtype, device)
+
+    @torch.inference_mode()
+    def write(self, prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Generated:
+        """Fewer tokens where the time is over."""
+        ids = torch.tensor([prompt], device=self._device)
+        more: dict[str, Any] = {"max_time": seconds}
+        if assisted:
+            more["assistant_model"] = self._small
+        out, steps = answered(self._model, ids, count, more)
+        return Generated(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """No token ends a text: all write equally long ones."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with hushed():
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model.generation_config.eos_token_id = None
+    return model.to(device).eval()
+
+
+_held: list[_Model | str] = []  # or why there is none
+
+
+def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> None:
+    try:
+        _held.append(_Model(model, dtype, device, small))
+    except Exception as error:
+        _held.append(_said(error))
+
+
+def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Generated | str:
+    """An error as a text: not every exception survives the way between processes."""
+    (held,) = _held
+    if isinstance(held, str):
+        return held
+    try:
+        return held.write(prompt, count, assisted, seconds)
+    except Exception as error:
+        return _said(error)
+
+
+def _said(error: Exception) -> str:
+    return f"Transformers: {type(error).__name__}: {' '.join(str(error).split())[:MOST_SAID]}"

@@ -1,0 +1,261 @@
+"""`specsot bench quick` and `full`: every method of the tables on the same questions, round by round.
+
+Refuses to know how methods write and what rows mean. In a round the methods follow each other, so that a
+machine that drifts hits all alike, and every ratio is taken within a round.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from specsot.errors import InvalidRequest, ModelError, SpecsotError
+from specsot_app.bench.core.aggregate import name_of, plain_of, row_of, runs_of, skipped, unwritten
+from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
+from specsot_app.bench.core.samples import Recording
+from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
+from specsot_app.bench.scores import Scores
+from specsot_app.fleets import Wanted, demo, model_directory
+from specsot_app.hush import hush
+from specsot_app.running import run
+from specsot_app.terminal.progress import counting
+
+Row = dict[str, object]
+Answers = dict[tuple[str, int], list[Recording]]
+Clock = Callable[[], float]
+
+WARM = 64  # tokens that each method writes before it counts; a plan wants as many
+SLACK = 16  # positions that drafts may need behind the last token
+
+QUESTIONS = (
+    "Explain how a steam engine works, part by part.",
+    "Describe the water cycle and why it matters.",
+    "What led to the invention of printing, and what came of it?",
+    "How do vaccines protect a population?",
+    "Give an overview of how a computer stores numbers.",
+)
+TOPICS = (
+    "Explain Photosynthesis.",
+    "Give an overview of Stages of Sleep.",
+    "Tell me about Internal Structure of the Heart.",
+    "What should I know about Stress and Illness?",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRun:
+    """What is asked of whom.
+
+    reference: a text for perplexity. seconds: behind which the first round has no answer but plain's, not
+    even one under way, and no other round is begun that would not end in time.
+    """
+
+    course: MethodTable
+    models: ModelSet
+    questions: tuple[str, ...]
+    reference: str
+    seconds: float = math.inf
+
+    def question(self, number: int) -> str:
+        return self.questions[number % len(self.questions)]
+
+
+def questions_of(models: ModelSet) -> tuple[str, ...]:
+    """The demo model is asked what it was trained to answer."""
+    return TOPICS if models.base == demo() / "base" else QUESTIONS
+
+
+def models_of(wanted: Wanted, small: str | None) -> ModelSet:
+    """What a run is made with; the demo model brings a head and a small model. Raises ModelError."""
+    given = wanted.model, wanted.draft_model, small
+    named = [None if path is None else model_directory(path) for path in given]
+    if named[0] is None:
+        named = [path or demo() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
+    assert named[0] is not None
+    return ModelSet(
+        named[0],
+        named[1],
+        named[2],
+        wanted.dtype,
+        wanted.device,
+        wanted.quantization,
+        wanted.kv_cache_dtype or "auto",
+        wanted.draft_dtype,
+        wanted.draft_quantization,
+    )
+
+
+def read_reference(file: Path | None) -> str:
+    """A text for perplexity; unless one is named, passages of an encyclopedia.
+    Raises InvalidRequest, OSError.
+    """
+    if file is not None:
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"text: {file} is no text in UTF-8 ({error})", field="text") from None
+    lines = (
+        (files("specsot_app.bench") / "data" / "multi-doc-qa.jsonl").read_text(encoding="utf-8").splitlines()
+    )
+    return "\n".join(json.loads(line)["turns"][0].partition("\n")[2].strip() for line in lines)
+
+
+def measure(task: TableRun) -> tuple[Row, list[Row]]:
+    """Settings and rows of a whole run."""
+    hush()
+    scores = Scores(task.models, task.reference)  # first: a text that cannot be read is known at once
+    settings, answers, left_out = run(_write(task))
+    return settings, _rows(task, answers, scores) + left_out
+
+
+async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
+    async with Runners(task.models) as stands:
+        failed = await _warm_up(task, stands)
+        left_out = [row for method in task.course.methods for row in _left_out(task, stands, method, failed)]
+        missing = {row["name"] for row in left_out}
+        wanted = [
+            (method, tokens)
+            for method in task.course.methods
+            for tokens in _asked(method, task.course.lengths_of(method), missing)
+        ]
+        answers, broken = await write_rounds(task, stands, wanted)
+        left_out += unwritten(task.course, broken, missing)
+        return _settings(task, stands), answers, left_out
+
+
+class Writer(Protocol):
+    async def write(
+        self, method: Method, question: str, tokens: int, seconds: float | None = None
+    ) -> Recording: ...
+
+
+async def write_rounds(
+    task: TableRun, stands: Writer, wanted: Sequence[tuple[Method, int]], clock: Clock = time.monotonic
+) -> tuple[Answers, dict[tuple[str, int], str]]:
+    """All answers, and why there are none of a method that failed on any question, or was not reached."""
+    answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
+    broken: dict[tuple[str, int], str] = {}
+    began = clock()
+    with counting(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
+        for number in range(task.course.rounds):
+            if number and (clock() - began) * (number + 1) / number > task.seconds:
+                break  # half a round is no comparison
+            for method, tokens in wanted if number % 2 == 0 else reversed(wanted):
+                key = method.name, tokens
+                left = None if number else _left(task, method, clock() - began)
+                if left is not None and left < 0:
+                    broken[key] = "not reached in the time given"
+                if key not in broken:
+                    said = await _try(stands, method, task.question(number), tokens, left)
+                    if isinstance(said, str):
+                        broken[key] = said
+                    else:
+                        answers[key].append(said)
+                count()
+    return {key: said for key, said in answers.items() if key not in broken}, broken
+
+
+def _left(task: TableRun, method: Method, passed: float) -> float | None:
+    """Seconds for an answer; None: as many as it takes. Without plain there is nothing to compare with."""
+    return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - passed
+
+
+async def _try(
+    stands: Writer, method: Method, question: str, tokens: int, seconds: float | None
+) -> Recording | str:
+    """An answer, or why there is none. Plain may not fail."""
+    try:
+        return await stands.write(method, question, tokens, seconds)
+    except TimeoutError:
+        return "not ended in the time given"
+    except SpecsotError as error:
+        if method.name == PLAIN:
+            raise
+        return f"cannot write: {error}"
+
+
+def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequence[int]:
+    """Which answers are written: of the longest length all others are read off, but not of a plan, whose
+    branches share its length.
+    """
+    left = [tokens for tokens in lengths if name_of(method, tokens) not in missing]
+    return left if method.planned else left[-1:]
+
+
+async def _warm_up(task: TableRun, stands: Runners) -> dict[str, str]:
+    """Everything is loaded and has written once; returns what cannot, and why."""
+    failed: dict[str, str] = {}
+    with counting(sys.stderr, "loading", len(task.course.methods)) as count:
+        for method in task.course.methods:
+            lacks = task.models.lacks(method)
+            try:
+                if lacks is None:
+                    await stands.write(method, task.question(task.course.rounds), WARM)
+            except SpecsotError as error:
+                lacks = f"cannot write: {error}"
+            if lacks:
+                failed[method.name] = lacks
+            count()
+    if PLAIN in failed:
+        raise ModelError(f"plain decoding {failed[PLAIN]}")
+    return failed
+
+
+def _left_out(task: TableRun, stands: Runners, method: Method, failed: dict[str, str]) -> list[Row]:
+    """Rows that cannot be measured, with the reason."""
+    found: list[Row] = []
+    for tokens in task.course.lengths_of(method):
+        why = failed.get(method.name) or _too_long(task, stands, tokens)
+        if why:
+            found.append(skipped(method, tokens, why))
+    return found
+
+
+def _too_long(task: TableRun, stands: Runners, tokens: int) -> str | None:
+    """A window would reach farther, but there is nothing to measure it by."""
+    prompt = max(len(stands.prompt(task.question(number))) for number in range(task.course.rounds))
+    needed, positions = prompt + tokens + SLACK, stands.config.max_positions
+    return (
+        f"plain decoding needs {needed} positions, the model has {positions}" if needed > positions else None
+    )
+
+
+def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
+    """By length, then in the methods' order."""
+    runs = runs_of(answers, task.course)
+    with counting(sys.stderr, "perplexity", len(runs)) as count:
+        found: list[Row] = []
+        for one in runs:
+            found.append(row_of(one, plain_of(runs, one.tokens), scores.quality(one)))
+            count()
+    return found
+
+
+def _settings(task: TableRun, stands: Runners) -> Row:
+    models = task.models
+    return {
+        "model": "demo" if models.base == demo() / "base" else models.base.name,
+        "draft_model": models.head.name if models.head else None,
+        "small_model": models.small.name if models.small else None,
+        "dtype": stands.dtype,
+        "quantization": models.quantization,
+        "kv_cache_dtype": models.kv_dtype,
+        "draft_dtype": models.draft_dtype,
+        "draft_quantization": models.draft_quantization,
+        "device": torch.cuda.get_device_name(models.device) if "cuda" in models.device else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "rounds": task.course.rounds,
+        "lengths": list(task.course.lengths),
+        "page_rows": PAGE_ROWS,
+        "questions": [task.question(number) for number in range(task.course.rounds)],
+    }

@@ -1,0 +1,216 @@
+"""What writes for `specsot bench quick` and `full`: fleets around one set of weights, and Transformers.
+
+Refuses to know tables. One fleet serves all methods that draft alike; they take turns on the same thread, so
+what is idle only holds memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specsot.drafting import DraftOptions
+from specsot.errors import Unavailable
+from specsot.events import Finished, Reason
+from specsot.links import Dialer
+from specsot.members import KvDtype, Quantization
+from specsot.membership import Part
+from specsot.model.config import read_config
+from specsot.model.fitting import Held, drafts_of
+from specsot.model.precision import resolve_dtype
+from specsot.model.rows8 import row_bytes
+from specsot.model.weights import WeightFiles
+from specsot.params import Ask, DrafterName, Limits, Message
+from specsot.process.options import DraftModelOptions, Dtype, ModelOptions
+from specsot_app.bench.core.methods import Method
+from specsot_app.bench.core.samples import LapSample, Recording
+from specsot_app.bench.hf_baseline import HfBaseline
+from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
+from specsot_app.local import LocalFleet, LocalOptions, Threads
+from specsot_drafter import source as drafters
+from specsot_drafter.part import DrafterPart
+from specsot_master.conductor import ConductorConfig
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+from specsot_worker import source as workers
+from specsot_worker.part import WorkerPart
+
+PAGE_ROWS = 256  # of a page, as the services have it
+ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches it needs fewer
+HEAD_MEMORY = 1 << 28  # bytes for a head's pages
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSet:
+    """Directories. head: of EAGLE; small: a language model with the base's tokens. None: there is none.
+
+    dtype, quantization, kv_dtype: what the base computes in, and what its matrices and KV rows are held in.
+    draft_dtype (None: the same), draft_quantization: of what drafts. Transformers rounds nothing.
+    """
+
+    base: Path
+    head: Path | None = None
+    small: Path | None = None
+    dtype: Dtype = "auto"
+    device: str = "cpu"
+    quantization: Quantization | None = None
+    kv_dtype: KvDtype = "auto"
+    draft_dtype: Dtype | None = None
+    draft_quantization: Quantization | None = None
+
+    def drafts(self, drafter: DrafterName) -> Path | None:
+        """The directory of what drafts; None: nothing does."""
+        return {"eagle": self.head, "model": self.small}.get(drafter)
+
+    def lacks(self, method: Method) -> str | None:
+        """What a method would need and is not there."""
+        if method.small and self.small is None:
+            return "needs --small-model"
+        if method.drafter == "eagle" and self.head is None:
+            return "needs --draft-model, an EAGLE head"
+        return None
+
+
+class Runners:
+    """Opens what is needed when it is first needed; all of that is closed with it."""
+
+    def __init__(self, models: ModelSet) -> None:
+        self.models = models
+        self.config = read_config(models.base)
+        self._numbers = resolve_dtype(models.dtype, models.device)
+        drafting = resolve_dtype(models.draft_dtype or models.dtype, models.device)
+        self._drafting = Held(drafting.itemsize, models.draft_quantization)
+        self._stack = AsyncExitStack()
+        self._threads = Threads()
+        self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, LapRecorder]] = {}
+        memory = ROWS * self._row_bytes(models.base, models.kv_dtype)
+        options = ModelOptions(
+            models.base, dtype=models.dtype, device=models.device, kv_memory=memory,
+            quantization=models.quantization, kv_cache_dtype=models.kv_dtype,
+        )  # fmt: skip
+        self._worker = workers.Source(options, "worker-0")
+        self._prompts = Prompts(models.base, Text(models.base))
+        self._rival: HfBaseline | None = None
+
+    async def __aenter__(self) -> Runners:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def dtype(self) -> str:
+        return str(self._numbers).removeprefix("torch.")
+
+    def prompt(self, question: str) -> tuple[int, ...]:
+        """A question as all that is not planned has it."""
+        return self._prompts.chat((Message("user", question),))
+
+    async def write(
+        self, method: Method, question: str, tokens: int, seconds: float | None = None
+    ) -> Recording:
+        """One answer of so many tokens, whatever ends come. Raises what writing raises; TimeoutError behind
+        so many seconds, loading not counted. Then one lap may still be under way.
+        """
+        if method.rival:
+            return await self._written_elsewhere(method, question, tokens, seconds)
+        fleet, ledger = await self._fleet_of(method)
+        limits = Limits(max_new_tokens=tokens)
+        if method.planned:
+            said = Ask(prompt=question, mode="sot", limits=limits, seed=0, ignore_eos=True)
+        else:
+            said = Ask(tokens=self.prompt(question), mode="direct", limits=limits, seed=0, ignore_eos=True)
+        ledger.begin()
+        async with asyncio.timeout(seconds):
+            finished = await _finish(fleet, replace(said, window=method.window))
+        took, prompt = ledger.seconds, self.prompt(question)
+        return Recording(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
+
+    async def _written_elsewhere(
+        self, method: Method, question: str, tokens: int, seconds: float | None
+    ) -> Recording:
+        prompt, assisted = self.prompt(question), method.rival == "assisted"
+        told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
+        row, extra, weights = self._row_bytes(self.models.base), 0, 0
+        if assisted and self.models.small is not None:
+            extra, whole = self._row_bytes(self.models.small), Held(self._numbers.itemsize)
+            weights = drafts_of(WeightFiles(self.models.small), whole)
+        moments = tuple(
+            LapSample(seconds, written, written - told.steps[0][1], lap,
+                   held=(len(prompt) + written) * (row + extra) + weights)
+            for lap, (seconds, written) in enumerate(told.steps[:-1])
+        )  # fmt: skip
+        return Recording(moments, told.tokens, told.seconds, prompt=prompt)
+
+    def _elsewhere(self) -> HfBaseline:
+        if self._rival is None:
+            models = self.models
+            self._rival = HfBaseline(models.base, self._numbers, models.device, models.small)
+            self._stack.callback(self._rival.close)
+        return self._rival
+
+    async def _fleet_of(self, method: Method) -> tuple[LocalFleet, LapRecorder]:
+        key = method.drafter, method.options
+        if key not in self._fleets:
+            self._fleets[key] = await self._open(*key)
+        return self._fleets[key]
+
+    async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[LocalFleet, LapRecorder]:
+        models = self.models
+        loop, compute = asyncio.get_running_loop(), self._threads.of(models.device)
+        source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
+        ledger = LapRecorder(self._row_bytes(models.base, models.kv_dtype), follower)
+
+        def worker(name: str, dialer: Dialer, compute: Executor) -> Part:
+            return WorkerPart(self._worker, dialer, compute, watch=ledger)
+
+        def drafting(name: str, dialer: Dialer, compute: Executor) -> Part:
+            assert source is not None
+            return DrafterPart(source, dialer, compute, follower)
+
+        parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
+        told = LocalOptions(
+            models.base,
+            models.drafts(drafter) if source else None,
+            device=models.device,
+            drafter=drafter,
+            page_rows=PAGE_ROWS,
+            conduct=ConductorConfig(prefix_cache=False),
+        )
+        fleet = await LocalFleet.start(told, parts, threads=self._threads)
+        self._stack.push_async_callback(fleet.close)
+        return fleet, ledger
+
+    def _drafter(
+        self, drafter: DrafterName, options: DraftOptions
+    ) -> tuple[drafters.Source | None, DraftRecorder | None]:
+        models, folder = self.models, self.models.drafts(drafter)
+        if folder is None:
+            return None, None
+        memory = FEWER * self._row_bytes(folder) if drafter == "model" else HEAD_MEMORY
+        drafts = DraftModelOptions(
+            models.base, dtype=models.dtype, device=models.device, kv_memory=memory, drafter=drafter,
+            draft_model=folder, draft_dtype=models.draft_dtype, draft_quantization=models.draft_quantization,
+            drafting=options,
+        )  # fmt: skip
+        source = drafters.Source(drafts, "drafter")
+        weights = drafts_of(WeightFiles(folder), self._drafting)
+        return source, DraftRecorder(source.registration().row_bytes, weights)
+
+    def _row_bytes(self, folder: Path, kept: KvDtype = "auto") -> int:
+        """KV of one position in all layers."""
+        config = read_config(folder)
+        return 2 * config.layers * config.kv_heads * row_bytes(config.head_dim, self._numbers.itemsize, kept)
+
+
+async def _finish(fleet: LocalFleet, ask: Ask) -> Finished:
+    finished: Finished | None = None
+    async for numbered in fleet.generate(ask):
+        if isinstance(numbered.event, Finished):
+            finished = numbered.event
+    if finished is None or finished.reason not in (Reason.LENGTH, Reason.STOP):
+        raise Unavailable(f"the answer ended with {finished.reason.value if finished else 'nothing'}")
+    return finished
