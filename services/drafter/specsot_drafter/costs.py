@@ -21,6 +21,7 @@ Counts = Floats | NDArray[np.int64] | int
 
 WORST_STRAIN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
 MOST_HOP = 4.0  # times a lap's computing and the least that hops took lately, which hops may seem to take
+MOST_BESIDE = 2.0  # times a plain lap's computing that all else of it may seem to take
 RECENT = 16  # laps that are lately
 TYPICAL = {True: 9, False: 3}  # laps with drafts and without, of which the median is taken for the next one
 WEIGHT = 0.2  # of one lap in what is typical
@@ -88,11 +89,18 @@ class Costs:
         if rows > live and seconds > 0.0 and expected > 0.0:
             self._strain += WEIGHT * (min(max(seconds / expected, 1.0), WORST_STRAIN) - self._strain)
 
+    def knows_plain(self, live: int) -> bool:
+        """Whether a lap of about so many texts was seen without drafts."""
+        return live.bit_length() in self._beside
+
     def note_plain(self, live: int, wall: float) -> None:
-        """A lap of `live` texts without drafts took so long by the clock. What that is beside the curve depends
-        on how many they are: 0.5 to 1 ms for one, 3.2 to 3.8 for 64, served on an H200.
+        """A lap of `live` texts without drafts took so long by the clock.
+
+        What that is beside the curve depends on how many they are: 0.5 to 1 ms for one, 3.2 to 3.8 for 64,
+        served on an H200.
         """
-        beside, about = max(wall - float(self.lap.at(live)), 0.0), live.bit_length()
+        computed, about = float(self.lap.at(live)), live.bit_length()
+        beside = min(max(wall - computed, 0.0), MOST_BESIDE * computed)
         before = self._beside.get(about, beside)
         self._beside[about] = before + WEIGHT * (beside - before)
 

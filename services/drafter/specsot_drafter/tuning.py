@@ -113,7 +113,7 @@ class Tuner:
         self.rest = 0
         if not live or most <= 0:
             return 0
-        if self._unplain >= self._look:
+        if self._unplain >= (self._look if self.costs.knows_plain(live) else 1):
             self._unplain, self._look, self.rest = 0, UNPLAIN, live
             return 0
         plain, levels = self.costs.plain(live), np.arange(1, most + 1)
