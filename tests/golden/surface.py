@@ -270,11 +270,11 @@ async def open_kept(folder: Path, model: str) -> list[Any]:
 
 def notes_in(folder: Path, model: str) -> tuple[Any, Any]:
     """What a master writes into a journal with, and how it is closed."""
-    from specsot_master.conductor import Notes
+    from specsot_master.conductor import RequestJournal
     from specsot_master.journal import open_journal
 
     journal = open_journal(folder, model)
-    return Notes(journal, lambda: 0.0), journal.close
+    return RequestJournal(journal, lambda: 0.0), journal.close
 
 
 def carried(message: Any) -> list[bytes]:

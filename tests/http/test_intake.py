@@ -14,7 +14,7 @@ import pytest
 
 from specsot.rpc.options import PUBLIC_BYTES
 from specsot_master.gateway import door
-from specsot_master.gateway.intake import Intake
+from specsot_master.gateway.intake import BodyLimits
 from tests.http.house import Served, turn
 
 pytestmark = pytest.mark.timeout(60)
@@ -98,7 +98,7 @@ async def test_a_body_that_never_ends() -> None:
         "path": CHAT,
         "headers": [(b"content-type", b"application/json")],
     }
-    await asyncio.wait_for(Intake(app, lambda _: 100, seconds=0.01)(scope, receive, app.send), 10)
+    await asyncio.wait_for(BodyLimits(app, lambda _: 100, seconds=0.01)(scope, receive, app.send), 10)
     assert app.sent[0]["status"] == 408
     assert not app.called
 
@@ -110,7 +110,7 @@ async def test_bodies_have_one_budget_and_give_it_back() -> None:
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await going.wait()
 
-    intake = Intake(slow, lambda _: 100, budget=150)
+    intake = BodyLimits(slow, lambda _: 100, budget=150)
     first = asyncio.create_task(intake(*call(b"x" * 100, app)))
     await asyncio.sleep(0)
     await intake(*call(b"x" * 51, app))
@@ -168,7 +168,7 @@ async def test_a_client_that_goes_while_its_body_comes() -> None:
         "path": CHAT,
         "headers": [(b"content-type", b"application/json")],
     }
-    await Intake(app, lambda _: 100)(scope, receive, app.send)
+    await BodyLimits(app, lambda _: 100)(scope, receive, app.send)
     assert not app.called
     assert app.sent == []
 

@@ -22,8 +22,8 @@ from specsot.rpc.statuses import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
 from specsot_master.conductor import Caller
 from specsot_master.conductor.streams import RequestStreams
-from specsot_master.desk import Desk
-from specsot_master.server import FleetService, MasterService, open_master_door
+from specsot_master.desk import RequestCounter
+from specsot_master.server import FleetService, MasterService, open_master_port
 from specsot_master.server.master_service import client_of
 from tests.rpc.test_uplink import FakeFleet
 
@@ -89,7 +89,9 @@ async def _last(offset: int) -> AsyncGenerator[Numbered, None]:
 
 
 class Served:
-    def __init__(self, conductor: FakeConductor, desk: Desk, door: Door, client: MasterClient) -> None:
+    def __init__(
+        self, conductor: FakeConductor, desk: RequestCounter, door: Door, client: MasterClient
+    ) -> None:
         self.conductor, self.desk, self.door, self.client = conductor, desk, door, client
         self.address = f"127.0.0.1:{door.port}"
 
@@ -97,9 +99,9 @@ class Served:
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     conductor = FakeConductor()
-    desk = Desk(conductor, lambda: INFO)
+    desk = RequestCounter(conductor, lambda: INFO)
     service = MasterService(desk, lambda: INFO)
-    door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
+    door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
     client = await connect(f"127.0.0.1:{door.port}")
     yield Served(conductor, desk, door, client)
     await client.close()

@@ -17,35 +17,35 @@ from specsot.info import ModelInfo
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.model.heads import read_heads
-from specsot_master.conductor import Conductor, ConductorConfig, Notes
+from specsot_master.conductor import Engine, EngineConfig, RequestJournal
 from specsot_master.conductor.clock import LoopClock
-from specsot_master.conductor.readers import Readers
-from specsot_master.conductor.trying import Forms
+from specsot_master.conductor.readers import Subscriptions
+from specsot_master.conductor.trying import GrammarSandbox
 from specsot_master.config import RingOptions
-from specsot_master.fleet import Fleet, Wishes
-from specsot_master.fleet.epochs import Numbers
-from specsot_master.laps import Laps
+from specsot_master.fleet import Fleet, RingConfig
+from specsot_master.fleet.epochs import EpochNumbers
+from specsot_master.laps import LapMeter
 from specsot_master.master import Master
 from specsot_master.prompts import Prompts
-from specsot_master.replicas import Enrolment, Replica, Router
+from specsot_master.replicas import MemberRouter, Replica, RequestRouter
 from specsot_master.text import Text
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedParts:
     """What all rings of a master have in common."""
 
-    wishes: Wishes
-    conduct: ConductorConfig
+    wishes: RingConfig
+    conduct: EngineConfig
     text: Text
     prompts: Prompts
-    notes: Notes
-    forms: Forms
-    numbers: Numbers
+    notes: RequestJournal
+    forms: GrammarSandbox
+    numbers: EpochNumbers
 
-    def ring(self, number: int, changed: Callable[[], None], readers: Readers | None = None) -> Replica:
+    def ring(self, number: int, changed: Callable[[], None], readers: Subscriptions | None = None) -> Replica:
         """changed: the ring is complete, or broke."""
-        laps = Laps(time.monotonic)
+        laps = LapMeter(time.monotonic)
 
         def hear(result: Result) -> None:
             conductor.received(result)
@@ -60,27 +60,27 @@ class Shared:
             changed()
 
         fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.numbers)
-        conductor = Conductor(
+        conductor = Engine(
             fleet, self.text, self.prompts, self.conduct, forms=self.forms, notes=self.notes, readers=readers
         )
         return Replica(number, conductor, fleet, laps)
 
 
-def assemble(base: Path, ring: RingOptions, after: int = 0, notes: Notes | None = None) -> Master:
+def assemble(base: Path, ring: RingOptions, after: int = 0, notes: RequestJournal | None = None) -> Master:
     """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError.
 
     after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
     """
     model, text = _describe(base, ring), Text(base, read_config(base).vocab)
     _check(ring, model)
-    shared = Shared(
-        _wishes(ring, model),
-        _conduct(base, ring, model),
+    shared = SharedParts(
+        _ring_config(ring, model),
+        _engine_config(base, ring, model),
         text,
         Prompts(base, text),
-        notes or Notes(),
-        Forms(),
-        Numbers(after),
+        notes or RequestJournal(),
+        GrammarSandbox(),
+        EpochNumbers(after),
     )
     if ring.replicas > 1:
         return _several(shared, model, ring.replicas)
@@ -89,10 +89,10 @@ def assemble(base: Path, ring: RingOptions, after: int = 0, notes: Notes | None 
     return Master(text, model, (only,), only.conductor, only.fleet, changed)
 
 
-def _several(shared: Shared, model: ModelInfo, count: int) -> Master:
+def _several(shared: SharedParts, model: ModelInfo, count: int) -> Master:
     """Readers are of requests, wherever those go."""
     changed, replicas = asyncio.Event(), list[Replica]()
-    router = Router(replicas)
+    router = RequestRouter(replicas)
 
     def settle() -> None:
         enrolment.lend()
@@ -102,9 +102,9 @@ def _several(shared: Shared, model: ModelInfo, count: int) -> Master:
         changed.set()
         asyncio.get_running_loop().call_soon(settle)  # once the fleet has done what it can by itself
 
-    readers = Readers(shared.conduct, LoopClock(), router.drop, router.renew, shared.notes)
+    readers = Subscriptions(shared.conduct, LoopClock(), router.drop, router.renew, shared.notes)
     replicas += (shared.ring(number, change, readers) for number in range(count))
-    enrolment = Enrolment([one.fleet for one in replicas], change)
+    enrolment = MemberRouter([one.fleet for one in replicas], change)
     return Master(shared.text, model, tuple(replicas), router, enrolment, changed)
 
 
@@ -123,14 +123,14 @@ def _describe(base: Path, ring: RingOptions) -> ModelInfo:
     return ModelInfo(name, fingerprint(base), layers, positions)
 
 
-def _conduct(base: Path, ring: RingOptions, model: ModelInfo) -> ConductorConfig:
+def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
     config = read_config(base)
     heads = read_heads(base, config)
     return replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
 
 
-def _wishes(ring: RingOptions, model: ModelInfo) -> Wishes:
-    return Wishes(
+def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
+    return RingConfig(
         fingerprint=model.fingerprint,
         model_layers=model.layers,
         workers=ring.workers,

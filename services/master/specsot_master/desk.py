@@ -18,7 +18,7 @@ from specsot_master.conductor import ANYBODY, Caller
 from specsot_master.conductor.streams import EventStream
 
 
-class Leader(Protocol):
+class RequestSource(Protocol):
     """What the desk needs of the conductor."""
 
     async def open(self, ask: Ask, caller: Caller) -> EventStream: ...
@@ -28,7 +28,7 @@ class Leader(Protocol):
     def cancel(self, request_id: str, owner: str = "") -> bool: ...
 
 
-class Watch(Protocol):
+class RequestObserver(Protocol):
     """Follows one request; what it does must be quick."""
 
     def told(self, event: Event) -> None: ...
@@ -38,17 +38,17 @@ class Watch(Protocol):
         ...
 
 
-class Desk:
+class RequestCounter:
     """`info` tells how the ring stands at the moment it is called."""
 
-    def __init__(self, leader: Leader, info: Callable[[], Info]) -> None:
+    def __init__(self, leader: RequestSource, info: Callable[[], Info]) -> None:
         self._leader, self.info = leader, info
         self._running, self.closing = 0, False
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._watches: list[Callable[[Ask], Watch]] = []
+        self._watches: list[Callable[[Ask], RequestObserver]] = []
 
-    def watch(self, begin: Callable[[Ask], Watch]) -> None:
+    def watch(self, begin: Callable[[Ask], RequestObserver]) -> None:
         """From now on every request is watched by what `begin` makes for it."""
         self._watches.append(begin)
 
@@ -97,7 +97,7 @@ class Desk:
                 self._quiet.set()
 
     @contextmanager
-    def _watched(self, ask: Ask) -> Generator[list[Watch]]:
+    def _watched(self, ask: Ask) -> Generator[list[RequestObserver]]:
         watches = [begin(ask) for begin in self._watches]
         try:
             yield watches

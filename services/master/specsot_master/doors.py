@@ -19,9 +19,9 @@ from specsot.rpc.serve import Door
 from specsot.rpc.tls import Tls
 from specsot.rpc.tokens import Tokens
 from specsot_master.config import MasterConfig
-from specsot_master.desk import Desk
+from specsot_master.desk import RequestCounter
 from specsot_master.master import Master
-from specsot_master.server import FleetService, MasterService, open_fleet_door, open_master_door
+from specsot_master.server import FleetService, MasterService, open_fleet_port, open_master_port
 
 if TYPE_CHECKING:
     from specsot_master.gateway.door import HttpDoor
@@ -29,12 +29,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-GRACE = 1.0  # seconds to tell those who are still there
+CLOSE_SECONDS = 1.0  # seconds to tell those who are still there
 
 
 @asynccontextmanager
 async def open_doors(
-    config: MasterConfig, master: Master, desk: Desk, members: FleetService, metrics: Metrics | None = None
+    config: MasterConfig,
+    master: Master,
+    desk: RequestCounter,
+    members: FleetService,
+    metrics: Metrics | None = None,
 ) -> AsyncGenerator[Door]:
     """The clients' gRPC door, while all are open. metrics: those that are counted already.
 
@@ -46,16 +50,16 @@ async def open_doors(
     if config.http is not None:  # else clients would be let in, and thrown out again, while it is imported
         check_extra()
     async with AsyncExitStack() as doors:
-        door = await open_master_door(listen, clients, members if apart is None else None, _public(config))
-        doors.push_async_callback(door.close, GRACE)
+        door = await open_master_port(listen, clients, members if apart is None else None, _public(config))
+        doors.push_async_callback(door.close, CLOSE_SECONDS)
         log.info("listening", at=reachable(None, listen, door.port), model=master.model.name)
         if apart is not None:
-            fleet = await open_fleet_door(apart, members, _terms(config, config.service.tls))
-            doors.push_async_callback(fleet.close, GRACE)
+            fleet = await open_fleet_port(apart, members, _terms(config, config.service.tls))
+            doors.push_async_callback(fleet.close, CLOSE_SECONDS)
             log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
         if config.http is not None:
             http = await open_http(config.http, config, master, desk, metrics)
-            doors.push_async_callback(http.close, GRACE)
+            doors.push_async_callback(http.close, CLOSE_SECONDS)
         yield door
 
 
@@ -70,13 +74,13 @@ def check_extra() -> None:
 
 
 async def open_http(
-    listen: str, config: MasterConfig, master: Master, desk: Desk, metrics: Metrics | None
+    listen: str, config: MasterConfig, master: Master, desk: RequestCounter, metrics: Metrics | None
 ) -> HttpDoor:
     """Raises Unavailable."""
-    from specsot_master.gateway.opening import open_gateway
+    from specsot_master.gateway.opening import open_http
 
     terms = _public(config)
-    door = await open_gateway(listen, master, desk, terms, metrics, config.default_mode, config.http_names)
+    door = await open_http(listen, master, desk, terms, metrics, config.default_mode, config.http_names)
     scheme = "http" if terms.tls.cert is None else "https"
     log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
     return door

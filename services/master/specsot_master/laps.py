@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from specsot.frames import Result
 from specsot.info import LapsInfo
 
-WINDOW = 2.0  # seconds that count as now
-MOST = 4096  # laps remembered
+WINDOW_SECONDS = 2.0  # seconds that count as now
+MAX_LAPS = 4096  # laps remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class _Lap:
     rows: int
 
 
-class Laps:
+class LapMeter:
     """Hears every result. `clock`: seconds that only go forward."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._newest: deque[_Lap] = deque(maxlen=MOST)
+        self._newest: deque[_Lap] = deque(maxlen=MAX_LAPS)
         self._stages: tuple[float, ...] = ()
         self._laps = self._tokens = 0
         self._listeners: list[Callable[[Result], None]] = []
@@ -51,12 +51,12 @@ class Laps:
 
     def info(self) -> LapsInfo:
         """As of now. May be asked from another thread, while laps are heard: that looks at a copy."""
-        since = self._clock() - WINDOW
+        since = self._clock() - WINDOW_SECONDS
         recent = [lap for lap in tuple(self._newest) if lap.when >= since]
         return LapsInfo(
             laps=self._laps,
             tokens=self._tokens,
-            per_second=len(recent) / WINDOW,
+            per_second=len(recent) / WINDOW_SECONDS,
             tokens_per_lap=_mean(lap.tokens for lap in recent),
             rows_per_lap=_mean(lap.rows for lap in recent),
             stages=self._stages,

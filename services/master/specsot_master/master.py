@@ -18,12 +18,12 @@ from specsot.members import Registration
 from specsot.params import Ask
 from specsot_master import desk
 from specsot_master.conductor import ANYBODY, Caller
-from specsot_master.journal import Kept
-from specsot_master.replicas import Replica, sum_up
+from specsot_master.journal import JournaledRequest
+from specsot_master.replicas import Replica, total_info
 from specsot_master.text import Text
 
 
-class Leader(desk.Leader, Protocol):
+class RequestServer(desk.RequestSource, Protocol):
     """A conductor, or what routes requests to several."""
 
     def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]: ...
@@ -32,10 +32,10 @@ class Leader(desk.Leader, Protocol):
         self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
     ) -> AsyncGenerator[Numbered, None]: ...
 
-    async def revive(self, kept: Iterable[Kept]) -> None: ...
+    async def revive(self, kept: Iterable[JournaledRequest]) -> None: ...
 
 
-class Members(Protocol):
+class Membership(Protocol):
     """A fleet, or what deals members out to several."""
 
     async def join(self, registration: Registration, downlink: Link) -> None: ...
@@ -52,15 +52,15 @@ class Master:
     text: Text
     model: ModelInfo
     replicas: tuple[Replica, ...]
-    leader: Leader
-    members: Members
+    leader: RequestServer
+    members: Membership
     changed: asyncio.Event
     serving: bool = False
     leaving: bool = False
 
     def info(self) -> Info:
         """How everything stands, for people and GetInfo."""
-        told = sum_up([one.info() for one in self.replicas])
+        told = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
         return replace(told, models=(self.model,), members=members)
 

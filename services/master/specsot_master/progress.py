@@ -7,7 +7,7 @@ requests and whom it is told.
 from __future__ import annotations
 
 
-class Progress:
+class StallDetector:
     """Look at it now and then. `patience`: seconds without a lap, while one is owed."""
 
     def __init__(self, patience: float) -> None:

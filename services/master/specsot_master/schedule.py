@@ -51,7 +51,7 @@ class Claim:
     waited: float = 0.0
 
 
-def fairest(claims: Iterable[Claim], aging: float | None = None) -> Claim | None:
+def pick_fairest(claims: Iterable[Claim], aging: float | None = None) -> Claim | None:
     """Whose turn it is: the highest priority; there the client that holds least, there the request that
     holds least, then first come.
 
@@ -69,7 +69,7 @@ def fairest(claims: Iterable[Claim], aging: float | None = None) -> Claim | None
     return min(listed, key=turn, default=None)
 
 
-def displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
+def pick_displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
     """Who makes room in a full queue: the last of the client that has most places in it, the lowest
     priority first, if the newcomer's client would even then have fewer; None: nobody, it is refused.
 

@@ -19,15 +19,15 @@ from specsot.process.logs import write_logs
 from specsot.process.observing import Observation, observed
 from specsot.rpc.serve import Door
 from specsot_master.assembly import assemble
-from specsot_master.conductor import Notes
+from specsot_master.conductor import RequestJournal
 from specsot_master.config import MasterConfig, read_config
-from specsot_master.desk import Desk
+from specsot_master.desk import RequestCounter
 from specsot_master.doors import open_doors
 from specsot_master.journal import open_journal
 from specsot_master.master import Master
-from specsot_master.progress import Progress
+from specsot_master.progress import StallDetector
 from specsot_master.server import FleetService
-from specsot_master.server.door import MASTER
+from specsot_master.server.door import MASTER_SERVICE
 from specsot_master.spans import RequestSpans
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-TENDING = 1.0  # seconds between looks whether a latecomer can be taken in, and whether the ring moves
+TEND_SECONDS = 1.0  # seconds between looks whether a latecomer can be taken in, and whether the ring moves
 
 
 def run() -> int:
@@ -47,54 +47,56 @@ def run() -> int:
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     """Raises ModelError, InvalidRequest, Unavailable (a port is taken)."""
     with observed("master", config.service) as seen:
-        await lead(config, seen, leaving)
+        await run_master(config, seen, leaving)
 
 
-async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
+async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
     journal = open_journal(config.journal, fingerprint(config.model)) if config.journal else None
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
-    master = assemble(config.model, config.ring, after, Notes(journal))
+    master = assemble(config.model, config.ring, after, RequestJournal(journal))
     await master.leader.revive(journal.kept if journal else ())
-    desk, members = Desk(master.leader, master.info), FleetService(master.members, config.pulse)
-    metrics = follow(master, desk, seen)
+    desk, members = RequestCounter(master.leader, master.info), FleetService(master.members, config.pulse)
+    metrics = start_telemetry(master, desk, seen)
     async with open_doors(config, master, desk, members, metrics) as door:
         log.info("waiting for the ring", missing=master.waiting_for())
-        tending = [one.fleet.tend(TENDING) for one in master.replicas]
-        async with beside(*tending, report(master, door, progress_of(master, config.stuck_after))):
+        tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
+        async with running_beside(
+            *tending, watch_health(master, door, stall_detectors(master, config.stuck_after))
+        ):
             await leaving.wait()
             log.info("leaving", grace=config.service.grace)
-            await leave(master, desk, members, door, config.service.grace)
+            await shut_down(master, desk, members, door, config.service.grace)
             if journal:
                 await journal.close()
 
 
-def follow(master: Master, desk: Desk, seen: Observation) -> Metrics | None:
+def start_telemetry(master: Master, desk: RequestCounter, seen: Observation) -> Metrics | None:
     """Spans and figures of every request, as far as they were asked for; the figures, if so."""
     if seen.tracer.on:
         desk.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
     if seen.registry is None:
         return None
-    from specsot_master.gateway.counting import count
+    from specsot_master.gateway.counting import observe_master
 
-    return count(master, desk, seen.registry)
+    return observe_master(master, desk, seen.registry)
 
 
-def progress_of(master: Master, stuck_after: float) -> list[Progress]:
+def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
     """Of each ring."""
-    return [Progress(stuck_after) for _ in master.replicas]
+    return [StallDetector(stuck_after) for _ in master.replicas]
 
 
-async def report(master: Master, door: Door, progress: Sequence[Progress]) -> None:
+async def watch_health(master: Master, door: Door, progress: Sequence[StallDetector]) -> None:
     """Keep the health of `specsot.v1.Master` true, by looks in time and at every change of the ring."""
     while True:
-        await look(master, door, progress, asyncio.get_running_loop().time())
+        await update_health(master, door, progress, asyncio.get_running_loop().time())
         master.changed.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(TENDING):
+            async with asyncio.timeout(TEND_SECONDS):
                 await master.changed.wait()
 
 
-async def look(master: Master, door: Door, progress: Sequence[Progress], now: float) -> None:
+async def update_health(master: Master, door: Door, progress: Sequence[StallDetector], now: float) -> None:
     """It serves while a ring is complete and moves when there is work, unless it is told to leave."""
     serving = False
     for one, watched in zip(master.replicas, progress):
@@ -103,14 +105,16 @@ async def look(master: Master, door: Door, progress: Sequence[Progress], now: fl
         if not moves and master.serving:
             log.error("no lap comes, though there is work", epoch=one.fleet.epoch)
     master.serving = serving and not master.leaving
-    await door.report(MASTER, master.serving)
+    await door.report(MASTER_SERVICE, master.serving)
 
 
-async def leave(master: Master, desk: Desk, members: FleetService, door: Door, grace: float) -> None:
+async def shut_down(
+    master: Master, desk: RequestCounter, members: FleetService, door: Door, grace: float
+) -> None:
     """No new requests; those that run may finish; the rest hear why they do not; members go last."""
     master.leaving = True
     master.serving = False
-    await door.report(MASTER, False)
+    await door.report(MASTER_SERVICE, False)
     if not await desk.drain(grace):
         master.end("the master is shutting down")
         await desk.drain(1.0)
@@ -118,7 +122,7 @@ async def leave(master: Master, desk: Desk, members: FleetService, door: Door, g
 
 
 @asynccontextmanager
-async def beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+async def running_beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     """Run these meanwhile, and end them. Raises what one of them ends with, at once: a master that does not
     know any more how it stands must not look alive.
     """

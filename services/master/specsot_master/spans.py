@@ -23,8 +23,8 @@ from specsot.events import (
 from specsot.params import Ask
 from specsot.tracing import Span, Tracer, caller, current
 
-WHOLE, WAIT, PLAN, ANSWER = "request", "wait", "plan", "answer"
-FIRST = "first token"
+REQUEST_SPAN, WAIT_SPAN, PLAN_SPAN, ANSWER_SPAN = "request", "wait", "plan", "answer"
+FIRST_TOKEN = "first token"
 
 
 class RequestSpans:
@@ -33,32 +33,32 @@ class RequestSpans:
     def __init__(self, tracer: Tracer, ask: Ask, model: str) -> None:
         self._tracer = tracer
         about = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model, "specsot.mode": ask.mode}
-        self._whole = tracer.begin(WHOLE, caller.get(), about=about)
+        self._whole = tracer.begin(REQUEST_SPAN, caller.get(), about=about)
         current.set(self._whole.context)
-        self._open: dict[str, Span] = {WHOLE: self._whole}
+        self._open: dict[str, Span] = {REQUEST_SPAN: self._whole}
         self._spoken: set[str] = set()
-        self._begin(WAIT)
+        self._begin(WAIT_SPAN)
 
     def told(self, event: Event) -> None:
         match event:
             case Started():
-                self._end(WAIT)
-                self._begin(ANSWER if event.mode == "direct" else PLAN)
+                self._end(WAIT_SPAN)
+                self._begin(ANSWER_SPAN if event.mode == "direct" else PLAN_SPAN)
                 self._whole.note("started", {"gen_ai.response.id": event.request})
             case SkeletonText():
-                self._speak(PLAN)
+                self._speak(PLAN_SPAN)
             case Planned(points):
-                self._end(PLAN, points=len(points))
+                self._end(PLAN_SPAN, points=len(points))
                 if not points:
-                    self._begin(ANSWER)
+                    self._begin(ANSWER_SPAN)
             case BranchStarted(branch):
-                self._begin(_name(branch), branch=branch, budget=event.budget)
+                self._begin(_branch_span(branch), branch=branch, budget=event.budget)
             case BranchText(branch):
-                self._speak(_name(branch))
+                self._speak(_branch_span(branch))
             case BranchFinished(branch, reason, tokens):
-                self._end(_name(branch), reason is Reason.FAILED, tokens=tokens, reason=reason.value)
+                self._end(_branch_span(branch), reason is Reason.FAILED, tokens=tokens, reason=reason.value)
             case MergedText():
-                self._speak(ANSWER)
+                self._speak(ANSWER_SPAN)
             case Finished():
                 self._finish(event)
 
@@ -75,7 +75,7 @@ class RequestSpans:
     def _speak(self, name: str) -> None:
         if name in self._open and name not in self._spoken:
             self._spoken.add(name)
-            self._open[name].note(FIRST)
+            self._open[name].note(FIRST_TOKEN)
 
     def _end(self, name: str, failed: bool = False, **about: int | str) -> None:
         if span := self._open.pop(name, None):
@@ -84,9 +84,9 @@ class RequestSpans:
 
     def _finish(self, event: Finished) -> None:
         figures = event.statistics
-        for name in [name for name in self._open if name != WHOLE]:
+        for name in [name for name in self._open if name != REQUEST_SPAN]:
             self._end(name)
-        self._open.pop(WHOLE).end(
+        self._open.pop(REQUEST_SPAN).end(
             {
                 "gen_ai.usage.input_tokens": figures.prompt_tokens,
                 "gen_ai.usage.output_tokens": figures.completion_tokens,
@@ -99,5 +99,5 @@ class RequestSpans:
         )
 
 
-def _name(branch: int) -> str:
+def _branch_span(branch: int) -> str:
     return f"branch {branch}"

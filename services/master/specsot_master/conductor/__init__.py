@@ -3,8 +3,8 @@
 Refuses to know tensors, members and doors.
 """
 
-from specsot_master.conductor.conductor import Conductor
-from specsot_master.conductor.notes import Notes
-from specsot_master.conductor.ring import ANYBODY, Caller, ConductorConfig, Ring, RingState
+from specsot_master.conductor.conductor import Engine
+from specsot_master.conductor.notes import RequestJournal
+from specsot_master.conductor.ring import ANYBODY, Caller, EngineConfig, Ring, RingState
 
-__all__ = ["ANYBODY", "Caller", "Conductor", "ConductorConfig", "Notes", "Ring", "RingState"]
+__all__ = ["ANYBODY", "Caller", "Engine", "EngineConfig", "RequestJournal", "Ring", "RingState"]

@@ -14,29 +14,35 @@ from specsot.errors import InvalidRequest, NotFound, Unavailable
 from specsot.params import LONGEST_TOKEN, Ask
 from specsot.skeleton import Point
 from specsot.tracing import caller, current
-from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan, reach
-from specsot_master.conductor.live import LONG, LiveRequest
+from specsot_master.conductor.admission import (
+    PlanSizes,
+    PromptPrefix,
+    answer_prefix,
+    plan_prefix,
+    position_limit,
+)
+from specsot_master.conductor.live import THREAD_CHARACTERS, RequestState
 from specsot_master.conductor.ring import Caller, Ring, RingState
-from specsot_master.journal import Kept
+from specsot_master.journal import JournaledRequest
 from specsot_master.plan import RequestPlan, check_plan, mode_of, rules_of
 from specsot_master.prompts import Conversation, Prompts, messages_of
 
 ROLES = ("system", "user", "assistant", "tool")
-LONGEST_STOP, LONGEST_ID = 256, 128
+MAX_STOP_CHARACTERS, MAX_ID_CHARACTERS = 256, 128
 
-_PROBE = Point(id=1, length=1, title="-")
+_SAMPLE_POINT = Point(id=1, length=1, title="-")
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class EncodedPrompt:
     """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes."""
 
     answer: tuple[int, ...] = ()
     conversation: Conversation | None = None
-    sizes: Sizes | None = None
+    sizes: PlanSizes | None = None
 
 
-class Acceptance:
+class RequestBuilder:
     """Checks and prepares requests for one model."""
 
     def __init__(
@@ -59,7 +65,7 @@ class Acceptance:
         if ask.model not in ("", self._model):
             raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
         ring = self._ring_to_fit()
-        check_words(ask, id, reach(ask, ring))
+        check_sizes(ask, id, position_limit(ask, ring))
         check_plan(ask)
         check_tokens(ask, self._vocabulary)
         check_drafter(ask, ring)
@@ -70,22 +76,22 @@ class Acceptance:
                 "head_aware",
             )
 
-    async def word(self, ask: Ask) -> Words:
+    async def word(self, ask: Ask) -> EncodedPrompt:
         """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""
-        if size_of(ask) < LONG:
+        if prompt_characters(ask) < THREAD_CHARACTERS:
             return self._word(ask)
         return await asyncio.to_thread(self._word, ask)
 
-    def prepare(self, ask: Ask, caller: Caller, now: float, words: Words) -> LiveRequest:
+    def prepare(self, ask: Ask, caller: Caller, now: float, words: EncodedPrompt) -> RequestState:
         """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
-        beginning = begin(ask, words, self._ring_to_fit())
+        beginning = prefix_of(ask, words, self._ring_to_fit())
         id = caller.request or secrets.token_hex(8)
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
         request = self._make(ask, id, caller.client, seed, now, words)
         request.owner, request.beginning = caller.owner, beginning
         return request
 
-    async def recall(self, kept: Kept, since: float) -> LiveRequest:
+    async def recall(self, kept: JournaledRequest, since: float) -> RequestState:
         """One that a master before this one took; nothing of it has happened yet. Raises InvalidRequest."""
         words = await self.word(kept.ask)
         return self._make(kept.ask, kept.id, kept.client, kept.seed, since, words)
@@ -93,8 +99,10 @@ class Acceptance:
     def _ring_to_fit(self) -> RingState:
         return self._ring.state() or self._known or require_ring(self._ring)
 
-    def _make(self, ask: Ask, id: str, client: str, seed: int, since: float, words: Words) -> LiveRequest:
-        return LiveRequest(
+    def _make(
+        self, ask: Ask, id: str, client: str, seed: int, since: float, words: EncodedPrompt
+    ) -> RequestState:
+        return RequestState(
             id=id,
             client=client,
             arrival=next(self._arrivals),
@@ -108,36 +116,36 @@ class Acceptance:
             sizes=words.sizes,
         )
 
-    def _word(self, ask: Ask) -> Words:
+    def _word(self, ask: Ask) -> EncodedPrompt:
         messages = messages_of(ask)
         if mode_of(ask) == "direct":
-            return Words(ask.tokens or self._prompts.chat(messages))
+            return EncodedPrompt(ask.tokens or self._prompts.chat(messages))
         said = self._prompts.plan(messages, rules_of(ask))
-        return Words((), said, _measure(said))
+        return EncodedPrompt((), said, _measure(said))
 
 
-def begin(ask: Ask, words: Words, ring: RingState) -> Beginning:
+def prefix_of(ask: Ask, words: EncodedPrompt, ring: RingState) -> PromptPrefix:
     """What its prompts begin with, and the pages they ask for. Raises InvalidRequest."""
     if words.conversation is None or words.sizes is None:
         _check_prompt(words.answer)
-        return begin_answer(words.answer, ask, ring)
-    return begin_plan(words.conversation.prefix, words.sizes, ask, ring)
+        return answer_prefix(words.answer, ask, ring)
+    return plan_prefix(words.conversation.prefix, words.sizes, ask, ring)
 
 
-def fit(request: LiveRequest, ring: RingState) -> None:
+def refit(request: RequestState, ring: RingState) -> None:
     """The same for a request that met another ring before. Raises InvalidRequest."""
-    words = Words(request.answer, request.conversation, request.sizes)
-    request.beginning = begin(request.ask, words, ring)
+    words = EncodedPrompt(request.answer, request.conversation, request.sizes)
+    request.beginning = prefix_of(request.ask, words, ring)
 
 
-def size_of(ask: Ask) -> int:
+def prompt_characters(ask: Ask) -> int:
     """Characters that must be turned into tokens."""
     return len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
 
 
-def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
+def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
     """Raises InvalidRequest for what is too long to even look at, and for roles no template knows."""
-    size = size_of(ask)
+    size = prompt_characters(ask)
     rules = (
         (len(ask.tokens) < max_positions, "tokens", f"{len(ask.tokens)} tokens cannot fit the context"),
         (
@@ -147,11 +155,11 @@ def check_words(ask: Ask, id: str | None, max_positions: int) -> None:
         ),
         (all(one.role in ROLES for one in ask.messages), "messages", f"roles are {', '.join(ROLES)}"),
         (
-            all(len(one) <= LONGEST_STOP for one in ask.stop),
+            all(len(one) <= MAX_STOP_CHARACTERS for one in ask.stop),
             "stop",
-            f"at most {LONGEST_STOP} characters",
+            f"at most {MAX_STOP_CHARACTERS} characters",
         ),
-        (len(id or "") <= LONGEST_ID, "request_id", f"at most {LONGEST_ID} characters"),
+        (len(id or "") <= MAX_ID_CHARACTERS, "request_id", f"at most {MAX_ID_CHARACTERS} characters"),
     )
     for holds, field, rule in rules:
         if not holds:
@@ -190,6 +198,6 @@ def _check_prompt(tokens: tuple[int, ...]) -> None:
         raise InvalidRequest("the prompt has no tokens", field="prompt")
 
 
-def _measure(conversation: Conversation) -> Sizes:
-    turn = conversation.branch(_PROBE, [_PROBE], [], 1)
-    return Sizes(len(conversation.prefix), len(conversation.skeleton.tokens), len(turn.suffix))
+def _measure(conversation: Conversation) -> PlanSizes:
+    turn = conversation.branch(_SAMPLE_POINT, [_SAMPLE_POINT], [], 1)
+    return PlanSizes(len(conversation.prefix), len(conversation.skeleton.tokens), len(turn.suffix))

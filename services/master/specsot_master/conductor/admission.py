@@ -13,11 +13,11 @@ from specsot.errors import ContextLengthExceeded, InvalidRequest
 from specsot.pages import Policy, most_held
 from specsot.params import MAX_TOKENS, Ask, Window
 from specsot.skeleton import MAX_TITLE_BYTES
-from specsot_master.conductor.prefixes import Route
+from specsot_master.conductor.prefixes import PrefixMatch
 from specsot_master.conductor.ring import RingState
 from specsot_master.plan import plan_limit, skeleton_limit
 
-WORTH = 32  # tokens; fewer are fed as fast as they are forked
+MIN_SHARED_TOKENS = 32  # tokens; fewer are fed as fast as they are forked
 
 
 def pages_for(rows: int, page_rows: int) -> int:
@@ -29,10 +29,12 @@ def own_pages(length: int, shared: int, ring: RingState, policy: Policy | None =
     """Pages of a writing sequence that may grow to `length` tokens, without those it shares with a prefix
     of `shared` tokens. Behind a window what it shares it may come to own in part.
     """
-    return within(policy, pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring), ring)
+    return capped_by_policy(
+        policy, pages_for(length + ring.slots, ring.page_rows) - shared_pages(shared, ring), ring
+    )
 
 
-def within(policy: Policy | None, pages: int, ring: RingState) -> int:
+def capped_by_policy(policy: Policy | None, pages: int, ring: RingState) -> int:
     """So many pages, or as many as a policy leaves of them."""
     most = most_held(policy, ring.rows, ring.page_rows)
     return pages if most is None else min(pages, most)
@@ -47,7 +49,7 @@ def shared_pages(shared: int, ring: RingState) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class PlanSizes:
     """Prompt lengths of a planned request, in tokens.
 
     turn: of a branch's turn alone, without plan and parents' texts.
@@ -65,7 +67,7 @@ def grant_answer(prompt: int, ask: Ask, ring: RingState) -> int:
     return _check_memory(own_pages(length, 0, ring, ask.policy), ring)
 
 
-def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
+def grant_plan(sizes: PlanSizes, ask: Ask, ring: RingState) -> int:
     """Pages with which a planned request always gets on, those of its prefix left out: of the skeleton,
     then of the largest branch there can be (the plan, parents' texts and its own share one max_new_tokens;
     the plan's titles stand there in other words).
@@ -75,15 +77,15 @@ def grant_plan(sizes: Sizes, ask: Ask, ring: RingState) -> int:
     skeleton = sizes.skeleton + skeleton_limit(ask)
     branch = sizes.prefix + sizes.turn + ask.limits.max_new_tokens
     _check_context(sizes.skeleton, max(skeleton, branch), ask, ring)
-    prefix = within(ask.policy, pages_for(sizes.prefix, ring.page_rows), ring)
+    prefix = capped_by_policy(ask.policy, pages_for(sizes.prefix, ring.page_rows), ring)
     first = _check_memory(prefix + own_pages(skeleton, sizes.prefix, ring, ask.policy), ring)
     plan = plan_limit(ask) + MAX_TITLE_BYTES
-    largest = min(branch + plan, reach(ask, ring))
+    largest = min(branch + plan, position_limit(ask, ring))
     return max(first, min(prefix + own_pages(largest, sizes.prefix, ring, ask.policy), ring.pages)) - prefix
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class PromptPrefix:
     """What a request's prompts begin with. needed: every one of its sequences forks all of it.
 
     grants: from how many of its tokens are shared to the pages of what the request writes.
@@ -96,16 +98,16 @@ class Beginning:
     window: Window | None = None
 
 
-NOTHING = Beginning((), False, lambda _: 0)
+NO_PREFIX = PromptPrefix((), False, lambda _: 0)
 
 
-def begin_answer(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> Beginning:
+def answer_prefix(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> PromptPrefix:
     """Of a direct answer; its last token stays its own, and all where heads keep different rows. Raises
     InvalidRequest when it can never fit."""
     grant_answer(len(prompt), ask, ring)
     length = len(prompt) + ask.limits.max_new_tokens
     alone = ask.pruning or ask.head_aware
-    return Beginning(
+    return PromptPrefix(
         () if alone else prompt[:-1],
         False,
         lambda shared: own_pages(length, shared, ring, ask.policy),
@@ -113,21 +115,21 @@ def begin_answer(prompt: tuple[int, ...], ask: Ask, ring: RingState) -> Beginnin
     )
 
 
-def begin_plan(prefix: tuple[int, ...], sizes: Sizes, ask: Ask, ring: RingState) -> Beginning:
+def plan_prefix(prefix: tuple[int, ...], sizes: PlanSizes, ask: Ask, ring: RingState) -> PromptPrefix:
     """Of a planned request. Raises InvalidRequest when it can never fit."""
     grant = grant_plan(sizes, ask, ring)
-    return Beginning(prefix, True, lambda _: grant, ask.window)
+    return PromptPrefix(prefix, True, lambda _: grant, ask.window)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class AdmissionOption:
     """One way for a request to begin: with what is in the ring, and what is opened for it.
 
     own: the beginning that is opened, none of it if empty. pages: of that. grant: of what it writes.
     slack: pages that must be free behind it.
     """
 
-    route: Route
+    route: PrefixMatch
     own: tuple[int, ...]
     pages: int
     grant: int
@@ -139,44 +141,48 @@ class Way:
         return len(self.own) or self.route.length
 
 
-def ways(beginning: Beginning, route: Route, ring: RingState, keeps: bool) -> list[Way]:
+def admission_options(
+    beginning: PromptPrefix, route: PrefixMatch, ring: RingState, keeps: bool
+) -> list[AdmissionOption]:
     """How a request may enter the ring, the best way first; route: the best that is there.
 
     A beginning that it needs is opened as far as it is not there. One that only later requests may need
     is opened where that is worth a lap, and where pages are plenty.
     """
-    tokens, known = beginning.tokens, route.length >= min(WORTH, max(len(beginning.tokens), 1))
-    best = route if known else Route()
-    routes = [best, Route()] if best.node else [best]
+    tokens, known = beginning.tokens, route.length >= min(MIN_SHARED_TOKENS, max(len(beginning.tokens), 1))
+    best = route if known else PrefixMatch()
+    routes = [best, PrefixMatch()] if best.node else [best]
     if beginning.needed:
-        scratch = _opened(beginning, Route(), ring)
+        scratch = _opened(beginning, PrefixMatch(), ring)
         tight = scratch.pages + scratch.grant >= ring.pages
         return [scratch] if tight else [_opened(beginning, one, ring) for one in routes]
-    found: list[Way] = []
+    found: list[AdmissionOption] = []
     for one in routes:
-        if keeps and len(tokens) - one.length >= WORTH:
+        if keeps and len(tokens) - one.length >= MIN_SHARED_TOKENS:
             found.append(replace(_opened(beginning, one, ring), slack=ring.pages // 8))
-        found.append(Way(one, (), 0, beginning.grants(one.length)))
+        found.append(AdmissionOption(one, (), 0, beginning.grants(one.length)))
     return found
 
 
-def _opened(beginning: Beginning, route: Route, ring: RingState) -> Way:
+def _opened(beginning: PromptPrefix, route: PrefixMatch, ring: RingState) -> AdmissionOption:
     """With all of the beginning; nothing is opened where it is all there."""
     length = len(beginning.tokens)
     own = () if route.length == length else beginning.tokens
     pages = pages_for(length, ring.page_rows) - shared_pages(route.length, ring) if own else 0
-    return Way(route, own, within(beginning.window, pages, ring), beginning.grants(length))
+    return AdmissionOption(
+        route, own, capped_by_policy(beginning.window, pages, ring), beginning.grants(length)
+    )
 
 
-def reach(ask: Ask, ring: RingState) -> int:
+def position_limit(ask: Ask, ring: RingState) -> int:
     """Tokens that a sequence of the request may hold; more than the model's context behind a window alone."""
     return ring.max_positions if ask.window is None else MAX_TOKENS
 
 
 def _check_context(prompt: int, length: int, ask: Ask, ring: RingState) -> None:
     _check_window(ask.window, ring)
-    if length > reach(ask, ring):
-        raise ContextLengthExceeded.of(reach(ask, ring), prompt, length - prompt)
+    if length > position_limit(ask, ring):
+        raise ContextLengthExceeded.of(position_limit(ask, ring), prompt, length - prompt)
 
 
 def _check_window(window: Window | None, ring: RingState) -> None:

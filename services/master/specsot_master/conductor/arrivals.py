@@ -9,40 +9,40 @@ import asyncio
 
 from specsot.errors import Overloaded, TimedOut
 from specsot.params import Ask
-from specsot_master.conductor.accepting import Acceptance, Words
+from specsot_master.conductor.accepting import EncodedPrompt, RequestBuilder
 from specsot_master.conductor.clock import Clock
-from specsot_master.conductor.counts import Counts
-from specsot_master.conductor.hints import Hints
-from specsot_master.conductor.live import LiveRequest
-from specsot_master.conductor.ring import Caller, ConductorConfig
-from specsot_master.conductor.roster import Full, Roster
-from specsot_master.conductor.trying import Forms
+from specsot_master.conductor.counts import RequestCounts
+from specsot_master.conductor.hints import RetryHints
+from specsot_master.conductor.live import RequestState
+from specsot_master.conductor.ring import Caller, EngineConfig
+from specsot_master.conductor.roster import QueueFull, RequestQueue
+from specsot_master.conductor.trying import GrammarSandbox
 
 
-class Arrivals:
+class Intake:
     """All that may take its time happens here, beside everybody else's requests. inside: how many are."""
 
     def __init__(
         self,
-        acceptance: Acceptance,
-        forms: Forms,
-        roster: Roster,
-        counts: Counts,
+        acceptance: RequestBuilder,
+        forms: GrammarSandbox,
+        roster: RequestQueue,
+        counts: RequestCounts,
         clock: Clock,
-        config: ConductorConfig,
+        config: EngineConfig,
     ) -> None:
         self._acceptance, self._forms, self._roster = acceptance, forms, roster
         self._counts, self._clock, self._most = counts, clock, config.queue
-        self._hints = Hints(config.retry_after)
+        self._hints = RetryHints(config.retry_after)
         self.inside = 0
 
-    async def look_into(self, ask: Ask, caller: Caller) -> tuple[Words, float | None]:
+    async def look_into(self, ask: Ask, caller: Caller) -> tuple[EncodedPrompt, float | None]:
         """Its words, and the seconds it has left. Who would be refused anyway is refused at once.
 
         Raises Overloaded, TimedOut, and whatever is wrong with it.
         """
         timeout = caller.timeout
-        check_time(timeout)
+        check_deadline(timeout)
         self.find_room(caller.client)
         if self.inside >= self._most:
             raise self.overloaded()
@@ -57,14 +57,14 @@ class Arrivals:
         finally:
             self.inside -= 1
         left = None if timeout is None else timeout - (self._clock.now() - begun)
-        check_time(left)
+        check_deadline(left)
         return words, left
 
-    def find_room(self, client: str) -> LiveRequest | None:
+    def find_room(self, client: str) -> RequestState | None:
         """Who must leave the queue for this client, if anybody. Raises Overloaded."""
         try:
             return self._roster.make_room(client)
-        except Full:
+        except QueueFull:
             raise self.overloaded() from None
 
     def overloaded(self) -> Overloaded:
@@ -77,13 +77,13 @@ class Arrivals:
         """A request is over, so that another can be taken."""
         self._hints.left(self._clock.now())
 
-    async def _word(self, ask: Ask, client: str) -> Words:
+    async def _word(self, ask: Ask, client: str) -> EncodedPrompt:
         if ask.form:
             await self._forms.check(ask.form, client)
         return await self._acceptance.word(ask)
 
 
-def check_time(timeout: float | None) -> None:
+def check_deadline(timeout: float | None) -> None:
     """Raises TimedOut."""
     if timeout is not None and timeout <= 0:
         raise TimedOut("the deadline had passed when the request came")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Alarm(Protocol):
+class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
@@ -19,7 +19,7 @@ class Clock(Protocol):
 
     def now(self) -> float: ...
 
-    def later(self, seconds: float, act: Callable[[], object], /) -> Alarm:
+    def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
         """Call `act` on the event loop after so many seconds, unless cancelled."""
         ...
 
@@ -30,15 +30,15 @@ class LoopClock:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def later(self, seconds: float, act: Callable[[], object], /) -> Alarm:
+    def later(self, seconds: float, act: Callable[[], object], /) -> Timer:
         return asyncio.get_running_loop().call_later(seconds, act)
 
 
-class Alarms:
+class Timers:
     """Alarms of one request by name."""
 
     def __init__(self) -> None:
-        self._set: dict[str, Alarm] = {}
+        self._set: dict[str, Timer] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._set

@@ -16,36 +16,36 @@ from specsot.events import Finished, Numbered
 from specsot.frames import End, Open, Order, Outcome, Result
 from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
-from specsot_master.conductor.accepting import Acceptance, fit, require_ring
-from specsot_master.conductor.arrivals import Arrivals, check_time
+from specsot_master.conductor.accepting import RequestBuilder, refit, require_ring
+from specsot_master.conductor.arrivals import Intake, check_deadline
 from specsot_master.conductor.clock import Clock, LoopClock
-from specsot_master.conductor.counts import Counts
-from specsot_master.conductor.course import Course
-from specsot_master.conductor.limits import Limits
-from specsot_master.conductor.live import LiveRequest
-from specsot_master.conductor.notes import Notes
-from specsot_master.conductor.openings import Openings
-from specsot_master.conductor.outbox import Outbox
+from specsot_master.conductor.counts import RequestCounts
+from specsot_master.conductor.course import RequestRunner
+from specsot_master.conductor.limits import Deadlines
+from specsot_master.conductor.live import RequestState
+from specsot_master.conductor.notes import RequestJournal
+from specsot_master.conductor.openings import SequenceFactory
+from specsot_master.conductor.outbox import OrderQueue
 from specsot_master.conductor.quarantine import Quarantine
-from specsot_master.conductor.readers import Readers, check_same
-from specsot_master.conductor.reviving import Revival
-from specsot_master.conductor.ring import Caller, ConductorConfig, Ring, RingState
-from specsot_master.conductor.roster import Roster
+from specsot_master.conductor.readers import Subscriptions, check_same_ask
+from specsot_master.conductor.reviving import JournalReplay
+from specsot_master.conductor.ring import Caller, EngineConfig, Ring, RingState
+from specsot_master.conductor.roster import RequestQueue
 from specsot_master.conductor.scheduler import Scheduler
-from specsot_master.conductor.sequences import Sequences
-from specsot_master.conductor.sharing import Sharing
+from specsot_master.conductor.sequences import SequenceTable
+from specsot_master.conductor.sharing import PrefixCache
 from specsot_master.conductor.streams import EventStream, RequestStreams
-from specsot_master.conductor.trying import Forms
-from specsot_master.journal import Kept
+from specsot_master.conductor.trying import GrammarSandbox
+from specsot_master.journal import JournaledRequest
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 log = structlog.get_logger()
 
-INTERNAL = "internal error; the master's log has the details"
+INTERNAL_ERROR = "internal error; the master's log has the details"
 
 
-class Conductor(RequestStreams):
+class Engine(RequestStreams):
     """All requests of one ring."""
 
     def __init__(
@@ -53,32 +53,32 @@ class Conductor(RequestStreams):
         ring: Ring,
         text: Text,
         prompts: Prompts,
-        config: ConductorConfig,
+        config: EngineConfig,
         clock: Clock | None = None,
-        forms: Forms | None = None,
-        notes: Notes | None = None,
-        readers: Readers | None = None,
+        forms: GrammarSandbox | None = None,
+        notes: RequestJournal | None = None,
+        readers: Subscriptions | None = None,
     ) -> None:
         """forms, notes, readers: those of a master that has several rings."""
         self._ring, self._clock = ring, clock or LoopClock()
         self._ended: str | None = None  # why nobody is served any more
-        self._text, self._notes = text, notes or Notes()
-        self._acceptance = Acceptance(
+        self._text, self._notes = text, notes or RequestJournal()
+        self._acceptance = RequestBuilder(
             ring, prompts, config.model, config.vocabulary, config.heads is not None
         )
-        self._outbox = Outbox(ring.order, self.epoch_ended, self._spoil)
-        self._openings = openings = Openings(text.end_ids, config.heads)
-        self._sequences = Sequences(text, openings, self._outbox, config.lease)
-        self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
+        self._outbox = OrderQueue(ring.order, self.epoch_ended, self._spoil)
+        self._openings = openings = SequenceFactory(text.end_ids, config.heads)
+        self._sequences = SequenceTable(text, openings, self._outbox, config.lease)
+        self._sharing = PrefixCache(openings, self._outbox, config.prefix_cache)
         self._quarantine = Quarantine()
-        self._roster, self._counts = Roster(config, self._quarantine), Counts()
-        self._course = Course(
+        self._roster, self._counts = RequestQueue(config, self._quarantine), RequestCounts()
+        self._course = RequestRunner(
             ring, self._sequences, self._sharing, self._notes, self._counts, self._tell, self._fail
         )
-        self._limits = Limits(self._clock, self._fail, ring.waiting_for, config.repair_for)
-        self._readers = readers or Readers(config, self._clock, self.drop, self.renew, self._notes)
-        self._arrivals = Arrivals(
-            self._acceptance, forms or Forms(), self._roster, self._counts, self._clock, config
+        self._limits = Deadlines(self._clock, self._fail, ring.waiting_for, config.repair_for)
+        self._readers = readers or Subscriptions(config, self._clock, self.drop, self.renew, self._notes)
+        self._arrivals = Intake(
+            self._acceptance, forms or GrammarSandbox(), self._roster, self._counts, self._clock, config
         )
         self._scheduler = Scheduler(
             ring,
@@ -117,7 +117,7 @@ class Conductor(RequestStreams):
         return self._sharing.pages
 
     @property
-    def everybody(self) -> list[LiveRequest]:
+    def everybody(self) -> list[RequestState]:
         """Those that run, and those that wait."""
         return self._roster.everybody
 
@@ -182,7 +182,7 @@ class Conductor(RequestStreams):
         self.drop(request)
         return True
 
-    async def revive(self, kept: Iterable[Kept]) -> None:
+    async def revive(self, kept: Iterable[JournaledRequest]) -> None:
         """Take up what a master before this one had begun, and keep what it had kept."""
         for one in kept:
             try:
@@ -233,7 +233,7 @@ class Conductor(RequestStreams):
             self._counts.end(Unavailable(reason))
             self._readers.over(request)
 
-    def drop(self, request: LiveRequest) -> None:
+    def drop(self, request: RequestState) -> None:
         """A request is over, or nobody wants it any more: leave nothing of it in the ring. Unknown ones are
         ignored.
         """
@@ -252,22 +252,22 @@ class Conductor(RequestStreams):
         if self._quarantine.moved() or live:
             self._scheduler.fill()
 
-    def renew(self, request: LiveRequest) -> None:
+    def renew(self, request: RequestState) -> None:
         """Longer leases where they are needed, unless the client has stopped reading. Of running ones."""
         if self._roster.is_live(request) and not self._readers.pauses(request):
             self._course.renew(request)
 
-    def adopt(self, request: LiveRequest) -> None:
+    def adopt(self, request: RequestState) -> None:
         """Go on here with what another ring cannot. Raises InvalidRequest (it is too large for this ring)
         and Unavailable before anything is changed.
         """
-        fit(request, require_ring(self._ring))
+        refit(request, require_ring(self._ring))
         self._roster.wait(request)
         self._limits.has_ring(request)
         self._limits.watch(request)
         self._scheduler.fill()
 
-    def let_go(self, request: LiveRequest) -> None:
+    def let_go(self, request: RequestState) -> None:
         """Another ring goes on with it; there is nothing of it in this one."""
         self._roster.leave(request)
         self._quarantine.leave(request.record)
@@ -279,7 +279,7 @@ class Conductor(RequestStreams):
 
     # --- arrival and departure ---
 
-    async def _arrive(self, ask: Ask, caller: Caller) -> LiveRequest:
+    async def _arrive(self, ask: Ask, caller: Caller) -> RequestState:
         """Once it has been looked into, it waits for its turn."""
         self._check_open()
         words, left = await self._arrivals.look_into(ask, caller)
@@ -305,10 +305,10 @@ class Conductor(RequestStreams):
         if self._ended is not None:
             raise Unavailable(self._ended)
 
-    def _revive(self, request: LiveRequest, kept: Kept) -> None:
+    def _revive(self, request: RequestState, kept: JournaledRequest) -> None:
         """It goes on in the next ring, unless it had ended; its client may come back in either case."""
         request.owner = kept.owner
-        revival = Revival(request, self._text, self._openings)
+        revival = JournalReplay(request, self._text, self._openings)
         revival.play(kept)
         log.info("taken up again", **request.named, over=revival.over)
         if revival.over:
@@ -324,17 +324,17 @@ class Conductor(RequestStreams):
         if id is not None and self._find(id):
             raise InvalidRequest(f"request {id} is already running", field="request_id")
 
-    def _find(self, id: str) -> LiveRequest | None:
+    def _find(self, id: str) -> RequestState | None:
         return self._roster.find(id) or self._readers.find(id)
 
-    def _find_resumable(self, id: str | None, owner: str) -> LiveRequest | None:
+    def _find_resumable(self, id: str | None, owner: str) -> RequestState | None:
         request = self._find(id) if id else None
         return request if request and request.ask.resumable and request.is_of(owner) else None
 
-    def _take_up(self, request: LiveRequest, ask: Ask | None, timeout: float | None) -> LiveRequest:
+    def _take_up(self, request: RequestState, ask: Ask | None, timeout: float | None) -> RequestState:
         """Somebody reads a known request; the newest caller's deadline counts."""
-        check_time(timeout)
-        check_same(request, ask)
+        check_deadline(timeout)
+        check_same_ask(request, ask)
         if self._roster.find(request.id) is request:
             self._limits.give(request, timeout)
         return request
@@ -344,14 +344,14 @@ class Conductor(RequestStreams):
         self._outbox.clear()
         self._scheduler.end_epoch()
 
-    def _fail(self, request: LiveRequest, error: SpecsotError) -> None:
+    def _fail(self, request: RequestState, error: SpecsotError) -> None:
         log.warning("request failed", **request.named, reason=str(error))
         self._notes.failed(request, error)
         request.feed.end(error)
         self.drop(request)
 
     @contextmanager
-    def _isolate(self, request: LiveRequest) -> Generator[None]:
+    def _isolate(self, request: RequestState) -> Generator[None]:
         """What goes wrong meanwhile ends this request alone."""
         try:
             yield
@@ -362,7 +362,7 @@ class Conductor(RequestStreams):
             self._fail(request, error)
         except Exception:
             log.exception("a request broke the master's rules", **request.named)
-            self._fail(request, SpecsotError(INTERNAL))
+            self._fail(request, SpecsotError(INTERNAL_ERROR))
 
     def _begin(self, state: RingState) -> None:
         """A new ring, perhaps of another size."""
@@ -370,7 +370,7 @@ class Conductor(RequestStreams):
         for request in self._roster.everybody:
             self._limits.has_ring(request)
             with self._isolate(request):
-                fit(request, state)
+                refit(request, state)
 
     def _spoil(self, order: Order) -> None:
         """This one never came to the ring: whose it is cannot go on, and nobody may stand on it."""
@@ -379,16 +379,16 @@ class Conductor(RequestStreams):
         for request in self._roster.everybody:
             own = {one.id for one in request.sequences.values()}
             if sequence in own or any(one.sequence == sequence for one in request.lineage):
-                self._fail(request, SpecsotError(INTERNAL))
+                self._fail(request, SpecsotError(INTERNAL_ERROR))
 
     # --- results ---
 
-    def _learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
+    def _learn(self, request: RequestState, outcomes: Sequence[Outcome], now: float) -> None:
         self._quarantine.wrote(request.record, sum(len(outcome.tokens) for outcome in outcomes))
         self._course.learn(request, outcomes, now)
         self.renew(request)
 
-    def _tell(self, request: LiveRequest, numbered: Numbered) -> None:
+    def _tell(self, request: RequestState, numbered: Numbered) -> None:
         request.feed.push(numbered)
         self._readers.told(request)
         if isinstance(numbered.event, Finished):

@@ -10,7 +10,7 @@ from collections import Counter
 from specsot.errors import SpecsotError
 
 
-class Counts:
+class RequestCounts:
     """refused: for lack of room. asked, found: prompt tokens of requests that entered the ring, and those
     of them that it had already.
     """
@@ -30,10 +30,10 @@ class Counts:
 
     def end(self, why: str | SpecsotError) -> None:
         """A request is over: by a reason of its own, or by an error."""
-        self._ended[why if isinstance(why, str) else name_of(why)] += 1
+        self._ended[why if isinstance(why, str) else error_label(why)] += 1
 
 
-def name_of(error: SpecsotError) -> str:
+def error_label(error: SpecsotError) -> str:
     """TimedOut -> timed_out."""
     name = type(error).__name__
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).removeprefix("_")

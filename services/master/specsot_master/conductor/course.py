@@ -12,33 +12,33 @@ from specsot.events import Numbered
 from specsot.frames import Outcome
 from specsot.skeleton import PlanRules, Point
 from specsot_master.conductor.accepting import require_ring
-from specsot_master.conductor.counts import Counts
-from specsot_master.conductor.live import LiveRequest, LiveSequence, check_room
-from specsot_master.conductor.notes import Notes
+from specsot_master.conductor.counts import RequestCounts
+from specsot_master.conductor.live import ActiveSequence, RequestState, check_branch_fits
+from specsot_master.conductor.notes import RequestJournal
 from specsot_master.conductor.ring import Ring
-from specsot_master.conductor.sequences import Sequences, pages_of
-from specsot_master.conductor.sharing import Sharing
-from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
+from specsot_master.conductor.sequences import SequenceTable, pages_of
+from specsot_master.conductor.sharing import PrefixCache
+from specsot_master.plan import CloseSequence, Command, FailRequest, OpenAnswer, OpenBranch, OpenSkeleton
 
 
-class Course:
+class RequestRunner:
     """tell: the request's client hears something. fail: the request ends with an error."""
 
     def __init__(
         self,
         ring: Ring,
-        sequences: Sequences,
-        sharing: Sharing,
-        notes: Notes,
-        counts: Counts,
-        tell: Callable[[LiveRequest, Numbered], None],
-        fail: Callable[[LiveRequest, SpecsotError], None],
+        sequences: SequenceTable,
+        sharing: PrefixCache,
+        notes: RequestJournal,
+        counts: RequestCounts,
+        tell: Callable[[RequestState, Numbered], None],
+        fail: Callable[[RequestState, SpecsotError], None],
     ) -> None:
         self._ring, self._sequences, self._sharing = ring, sequences, sharing
         self._notes, self._counts = notes, counts
         self._tell, self._fail = tell, fail
 
-    def begin(self, request: LiveRequest, now: float) -> None:
+    def begin(self, request: RequestState, now: float) -> None:
         """It was admitted, or again to a new ring: then it goes on where it was."""
         if request.begun:
             self.go_on(request)
@@ -48,7 +48,7 @@ class Course:
         self._notes.begun(request, now)
         self.obey(request, request.plan.start(request.asked_tokens, now, request.found))
 
-    def go_on(self, request: LiveRequest, reserved_only: bool = False) -> None:
+    def go_on(self, request: RequestState, reserved_only: bool = False) -> None:
         """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""
         state = require_ring(self._ring)
         for sequence in request.lost:
@@ -60,7 +60,7 @@ class Course:
             self._notes.again(request, sequence.ordinal)
 
     def add_branch(
-        self, request: LiveRequest, point: Point, reserved_only: bool, made: Callable[[], object]
+        self, request: RequestState, point: Point, reserved_only: bool, made: Callable[[], object]
     ) -> None:
         """Open it if its pages are there. reserved_only: from the request's own grant, as others wait.
 
@@ -70,7 +70,7 @@ class Course:
         if not request.has_turn(order, made):
             return
         turn = request.branch_turn(order)
-        check_room(request, turn, order.budget, state)
+        check_branch_fits(request, turn, order.budget, state)
         pages = pages_of(request, turn, order.budget, state)
         if not self._sharing.take(request, pages, reserved_only):
             return
@@ -78,7 +78,7 @@ class Course:
         self._notes.branched(request, point.id)
         self.obey(request, request.plan.open_branch(point))
 
-    def learn(self, request: LiveRequest, outcomes: Sequence[Outcome], now: float) -> None:
+    def learn(self, request: RequestState, outcomes: Sequence[Outcome], now: float) -> None:
         """One lap brought these outcomes for it."""
         found = ((self._sequences.find(outcome.sequence), outcome) for outcome in outcomes)
         self._notes.heard(request, [(one[1].ordinal, outcome) for one, outcome in found if one], now)
@@ -89,7 +89,7 @@ class Course:
         if request.plan.all_opened:
             self._sharing.ledger.waive(request.id)
 
-    def obey(self, request: LiveRequest, commands: Iterable[Command]) -> None:
+    def obey(self, request: RequestState, commands: Iterable[Command]) -> None:
         for command in commands:
             match command:
                 case Numbered():
@@ -103,21 +103,23 @@ class Course:
                 case CloseSequence(ordinal):
                     if sequence := request.sequences.get(ordinal):
                         self._retire(request, sequence, close=True)
-                case GiveUp(error):
+                case FailRequest(error):
                     self._fail(request, error)
 
-    def renew(self, request: LiveRequest) -> None:
+    def renew(self, request: RequestState) -> None:
         """Longer leases where they are needed."""
         for sequence in request.sequences.values():
             self._sequences.renew(sequence)
 
-    def leave(self, request: LiveRequest) -> None:
+    def leave(self, request: RequestState) -> None:
         """Close what still lives of it, and give everything back."""
         for sequence in tuple(request.sequences.values()):
             self._retire(request, sequence, close=True)
         self._sharing.release(request)
 
-    def _learn_one(self, request: LiveRequest, sequence: LiveSequence, outcome: Outcome, now: float) -> None:
+    def _learn_one(
+        self, request: RequestState, sequence: ActiveSequence, outcome: Outcome, now: float
+    ) -> None:
         self._sharing.heard(outcome, request)
         pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
         if outcome.end:
@@ -126,11 +128,11 @@ class Course:
         if outcome.end:
             self.obey(request, request.plan.ended(sequence.ordinal, outcome.end, now))
 
-    def _open_first(self, request: LiveRequest, limit: int, rules: PlanRules | None) -> None:
+    def _open_first(self, request: RequestState, limit: int, rules: PlanRules | None) -> None:
         """The skeleton or the whole answer, from the request's grant."""
         state, turn = require_ring(self._ring), request.first_turn
         self._sharing.take(request, pages_of(request, turn, limit, state))
         self._sequences.open_writer(request, turn, state, ordinal=0, limit=limit, rules=rules)
 
-    def _retire(self, request: LiveRequest, sequence: LiveSequence, close: bool) -> None:
+    def _retire(self, request: RequestState, sequence: ActiveSequence, close: bool) -> None:
         self._sequences.retire(request, sequence, self._sharing.ledger, close)

@@ -10,10 +10,10 @@ import asyncio
 from specsot.errors import Cancelled, InvalidRequest, SpecsotError
 from specsot.events import Numbered
 
-KEPT_EVENTS = 16_384  # of a resumable request: more than 5,000 tokens of text, some megabytes
+MAX_KEPT_EVENTS = 16_384  # of a resumable request: more than 5,000 tokens of text, some megabytes
 
 
-class Feed:
+class EventBuffer:
     """Many pushes, one reader at a time. keeps: so many events that were read stay, so that another may read
     them again.
     """
@@ -22,7 +22,7 @@ class Feed:
         self.keeps = keeps
         self._events: dict[int, Numbered] = {}
         self._first = self._end = self._next = 0
-        self._reader: Reader | None = None
+        self._reader: BufferReader | None = None
         self._news = asyncio.Event()
         self._over = False
         self._error: SpecsotError | None = None
@@ -58,7 +58,7 @@ class Feed:
             self._over, self._error = True, error
             self._news.set()
 
-    def read(self, offset: int = 0) -> Reader:
+    def read(self, offset: int = 0) -> BufferReader:
         """Read on from `offset`, instead of whoever reads now. Raises InvalidRequest (not that far yet, or no
         longer kept), and what it was ended with before it came that far.
         """
@@ -75,10 +75,10 @@ class Feed:
             )
         if self._reader is not None:
             self._reader.cut(Cancelled("another call reads on here"))
-        self._reader, self._next = Reader(self), offset
+        self._reader, self._next = BufferReader(self), offset
         return self._reader
 
-    def leave(self, reader: Reader) -> bool:
+    def leave(self, reader: BufferReader) -> bool:
         """This one reads no more; whether it was the one who read."""
         if self._reader is not reader:
             return False
@@ -94,7 +94,7 @@ class Feed:
             self._events.clear()
             self._first = self._next = self._end
 
-    async def take(self, reader: Reader) -> Numbered | None:
+    async def take(self, reader: BufferReader) -> Numbered | None:
         """The next event, None at the end. Raises the error it was ended with, or the reader was cut with."""
         while reader.error is None and self._next == self._end:
             if self._error is not None:
@@ -120,10 +120,10 @@ class Feed:
         self._news.set()
 
 
-class Reader:
+class BufferReader:
     """One call's place in a feed."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: EventBuffer) -> None:
         self._feed = feed
         self.error: SpecsotError | None = None
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 
-SHORTEST, LONGEST = 0.1, 60.0  # seconds
-REMEMBERED = 32  # departures
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 60.0  # seconds
+MAX_DEPARTURES = 32  # departures
 
 
-class Hints:
+class RetryHints:
     """The n-th caller refused since a request left is sent to the n-th place that will become free.
 
     usual: seconds to hint before anything is known.
@@ -19,7 +19,7 @@ class Hints:
 
     def __init__(self, usual: float) -> None:
         self._usual = usual
-        self._left: deque[float] = deque(maxlen=REMEMBERED)
+        self._left: deque[float] = deque(maxlen=MAX_DEPARTURES)
         self._refused = 0
 
     def left(self, now: float) -> None:
@@ -30,7 +30,7 @@ class Hints:
     def refuse(self, now: float) -> float:
         """Seconds after which this caller may try again."""
         self._refused += 1
-        return min(max(self._interval(now) * self._refused, SHORTEST), LONGEST)
+        return min(max(self._interval(now) * self._refused, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
 
     def _interval(self, now: float) -> float:
         """Seconds between departures; what has passed since the last one counts too, once it is longer."""

@@ -14,28 +14,28 @@ from specsot.events import Candidate, TokenLogprobs
 from specsot.frames import Chance, End, Fork, Open
 from specsot.params import Ask
 from specsot.tracing import trace_of
-from specsot_master.conductor.admission import NOTHING, Beginning, Sizes, own_pages, reach
-from specsot_master.conductor.clock import Alarms
-from specsot_master.conductor.feed import KEPT_EVENTS, Feed
-from specsot_master.conductor.log import SequenceLog
-from specsot_master.conductor.prefixes import Node, lineage
-from specsot_master.conductor.quarantine import Record
+from specsot_master.conductor.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit
+from specsot_master.conductor.clock import Timers
+from specsot_master.conductor.feed import MAX_KEPT_EVENTS, EventBuffer
+from specsot_master.conductor.log import TokenLog
+from specsot_master.conductor.prefixes import PrefixNode, ancestors
+from specsot_master.conductor.quarantine import BreakHistory
 from specsot_master.conductor.ring import RingState
-from specsot_master.plan import OpenBranch, Piece, RequestPlan
-from specsot_master.prompts import Conversation, Turn
+from specsot_master.plan import OpenBranch, RequestPlan, TextPiece
+from specsot_master.prompts import Conversation, PromptTurn
 from specsot_master.text import Detokenizer
 
-LONG = 16 << 10  # characters; shorter texts are tokens in a few milliseconds
+THREAD_CHARACTERS = 16 << 10  # characters; shorter texts are tokens in a few milliseconds
 
 
 @dataclass(slots=True)
-class LiveSequence:
+class ActiveSequence:
     """A sequence in the ring. `pages`: charged for it. `spell`: a token's bytes.
 
     lost: with its epoch; it waits to be opened again.
     """
 
-    log: SequenceLog
+    log: TokenLog
     pages: int
     lease: int
     detokenizer: Detokenizer
@@ -57,7 +57,7 @@ class LiveSequence:
         log = self.log
         return log.opening.decodes and (not log.spoken or log.position <= self.lease)
 
-    def read(self, tokens: Sequence[int], chances: Sequence[Chance] = ()) -> list[Piece]:
+    def read(self, tokens: Sequence[int], chances: Sequence[Chance] = ()) -> list[TextPiece]:
         """New tokens as pieces of text; at the end, without its end token, and with what was held back.
 
         chances: of the tokens, or none.
@@ -66,9 +66,9 @@ class LiveSequence:
         if over is End.STOP and tokens and tokens[-1] in self.log.opening.stop_ids:
             tokens = tokens[:-1]
         told = [self._tell(token, chance) for token, chance in zip(tokens, chances)] or [None] * len(tokens)
-        pieces = [Piece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
+        pieces = [TextPiece(token, self.detokenizer.feed((token,)), one) for token, one in zip(tokens, told)]
         rest = self.detokenizer.flush() if over else ""
-        return [*pieces, Piece(None, rest)] if rest else pieces
+        return [*pieces, TextPiece(None, rest)] if rest else pieces
 
     def _tell(self, token: int, chance: Chance) -> TokenLogprobs:
         top = (Candidate(other, self.spell(other), logprob) for other, logprob in chance.top)
@@ -82,7 +82,7 @@ class LiveSequence:
 
 
 @dataclass(slots=True)
-class LiveRequest:
+class RequestState:
     """A request from arrival to end.
 
     client: who asks, for fairness. owner: who alone may resume and cancel it; "": whoever knows its id.
@@ -107,25 +107,27 @@ class LiveRequest:
     since: float = 0.0
     trace: str | None = None
     conversation: Conversation | None = None
-    sizes: Sizes | None = None
+    sizes: PlanSizes | None = None
     answer: tuple[int, ...] = ()
-    beginning: Beginning = NOTHING
-    node: Node | None = None
+    beginning: PromptPrefix = NO_PREFIX
+    node: PrefixNode | None = None
     shared: int = 0
     found: int = 0
     family: int | None = None
     deadline: float | None = None
     begun: bool = False
     forgotten: bool = False
-    record: Record = field(default_factory=Record)
-    feed: Feed = field(init=False)
-    alarms: Alarms = field(default_factory=Alarms)
-    sequences: dict[int, LiveSequence] = field(default_factory=dict[int, LiveSequence])
-    _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])
-    _making: dict[int, asyncio.Task[Turn]] = field(default_factory=dict[int, "asyncio.Task[Turn]"])
+    record: BreakHistory = field(default_factory=BreakHistory)
+    feed: EventBuffer = field(init=False)
+    alarms: Timers = field(default_factory=Timers)
+    sequences: dict[int, ActiveSequence] = field(default_factory=dict[int, ActiveSequence])
+    _turns: dict[int, PromptTurn] = field(default_factory=dict[int, PromptTurn])
+    _making: dict[int, asyncio.Task[PromptTurn]] = field(
+        default_factory=dict[int, "asyncio.Task[PromptTurn]"]
+    )
 
     def __post_init__(self) -> None:
-        self.feed = Feed(KEPT_EVENTS if self.ask.resumable else 0)
+        self.feed = EventBuffer(MAX_KEPT_EVENTS if self.ask.resumable else 0)
 
     @property
     def named(self) -> dict[str, str | None]:
@@ -146,11 +148,11 @@ class LiveRequest:
         return self.conversation.asked if self.conversation else len(self.answer)
 
     @property
-    def first_turn(self) -> Turn:
+    def first_turn(self) -> PromptTurn:
         """The first prompt that writes."""
-        return self.conversation.skeleton if self.conversation else Turn(self.answer, self.shared)
+        return self.conversation.skeleton if self.conversation else PromptTurn(self.answer, self.shared)
 
-    def branch_turn(self, order: OpenBranch) -> Turn:
+    def branch_turn(self, order: OpenBranch) -> PromptTurn:
         """A branch's prompt, made once though it may wait for pages many times. Raises InvalidRequest."""
         assert self.conversation is not None
         if order.point.id not in self._turns:
@@ -164,7 +166,7 @@ class LiveRequest:
         is called. Raises what making it raised.
         """
         id = order.point.id
-        if id in self._turns or self._work(order) < LONG:
+        if id in self._turns or self._work(order) < THREAD_CHARACTERS:
             return True
         if (task := self._making.get(id)) is None:
             task = self._making[id] = asyncio.create_task(asyncio.to_thread(self.branch_turn, order))
@@ -178,14 +180,14 @@ class LiveRequest:
         assert self.conversation is not None
         return self.conversation.behind + sum(len(text) for _, text in order.parents)
 
-    def turn(self, ordinal: int) -> Turn:
+    def turn(self, ordinal: int) -> PromptTurn:
         """The prompt of a sequence that was opened."""
         return self._turns.get(ordinal) or self.first_turn
 
     @property
-    def lineage(self) -> list[Node]:
+    def lineage(self) -> list[PrefixNode]:
         """The beginnings that its sequences stand on."""
-        return list(lineage(self.node)) if self.node else []
+        return list(ancestors(self.node)) if self.node else []
 
     @property
     def inside(self) -> bool:
@@ -193,7 +195,7 @@ class LiveRequest:
         return any(not sequence.lost for sequence in self.sequences.values())
 
     @property
-    def lost(self) -> list[LiveSequence]:
+    def lost(self) -> list[ActiveSequence]:
         """Those that wait to be opened again, in the plan's order."""
         return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]
 
@@ -203,21 +205,21 @@ class LiveRequest:
         for sequence in self.sequences.values():
             sequence.lost = True
 
-    def fork(self, turn: Turn) -> Fork | None:
+    def fork(self, turn: PromptTurn) -> Fork | None:
         return Fork(self.node.sequence, turn.shared) if self.node and turn.shared else None
 
 
-def drafts(request: LiveRequest, state: RingState) -> bool:
+def is_drafted(request: RequestState, state: RingState) -> bool:
     """Whether the ring drafts for it."""
     return state.has_drafter and request.ask.drafter in (None, *state.drafters)
 
 
-def check_room(request: LiveRequest, turn: Turn, budget: int, state: RingState) -> None:
+def check_branch_fits(request: RequestState, turn: PromptTurn, budget: int, state: RingState) -> None:
     """Raises InvalidRequest when a branch, with the plan before it, can never fit."""
     length = len(turn.tokens) + budget
     held = sum(node.pages for node in request.lineage)
     pages = own_pages(length, turn.shared, state, request.ask.policy) + held
-    most = reach(request.ask, state)
+    most = position_limit(request.ask, state)
     if length > most or pages > state.pages:
         raise InvalidRequest(
             f"a branch of this plan needs {length} positions in {pages} KV pages; the model has "

@@ -13,7 +13,7 @@ from specsot.frames import End, Opening, Outcome
 
 
 @dataclass(slots=True)
-class SequenceLog:
+class TokenLog:
     """prompt: every token it was asked with, the forked part included. written: since then, over all its
     openings. next_step: of the outcome that comes next.
     """

@@ -14,7 +14,7 @@ from specsot.params import Ask, HeadWindows, Window
 from specsot.skeleton import PlanRules
 
 
-class Openings:
+class SequenceFactory:
     """Makes every opening of a master's life, so that no sequence id comes twice."""
 
     def __init__(self, end_ids: tuple[int, ...], heads: HeadWindows | None = None) -> None:

@@ -18,7 +18,7 @@ from specsot.tasks import start
 log = structlog.get_logger()
 
 
-class Outbox:
+class OrderQueue:
     """`send` delivers one order; `broken` hears why the ring takes no more, and the rest is dropped. An order
     that cannot be sent for any other reason is told to `spoiled`, and the rest goes on.
     """

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-HALF_LIFE = 64  # tokens a request writes that halve what a break counts against it
-SUSPECT = 1.5  # two breaks in a row, with little written before and between
-MOST_BREAKS = 8  # under one request, however much it wrote in between, before it is suspect for good
-PROOF, LONGEST_PROOF = 16, 256  # tokens that clear a suspect; the longest is within a first lease
-ENOUGH = 1.5  # breaks in a row with nobody else in the ring, each halved by every PROOF tokens
-MOST_ALONE = 8  # breaks with nobody else in the ring, over its whole life
+BLAME_HALF_LIFE_TOKENS = 64  # tokens a request writes that halve what a break counts against it
+SUSPECT_BLAME = 1.5  # two breaks in a row, with little written before and between
+MAX_BREAKS = 8  # under one request, however much it wrote in between, before it is suspect for good
+PROOF_TOKENS, MAX_PROOF_TOKENS = 16, 256  # tokens that clear a suspect; the longest is within a first lease
+GUILTY_BREAKS = 1.5  # breaks in a row with nobody else in the ring, each halved by every PROOF tokens
+MAX_BREAKS_ALONE = 8  # breaks with nobody else in the ring, over its whole life
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class BreakHistory:
     """A request's history with rings that broke. blame: breaks, halved by every HALF_LIFE tokens.
 
     breaks: all of them. alone: those on trial with nobody else in the ring; guilt: those since it was cleared
@@ -34,16 +34,16 @@ class Record:
 
     @property
     def suspect(self) -> bool:
-        return self.blame > SUSPECT or self.breaks > MOST_BREAKS
+        return self.blame > SUSPECT_BLAME or self.breaks > MAX_BREAKS
 
     @property
     def guilty(self) -> bool:
-        return self.guilt > ENOUGH or self.alone >= MOST_ALONE
+        return self.guilt > GUILTY_BREAKS or self.alone >= MAX_BREAKS_ALONE
 
     @property
     def proof(self) -> int:
         """Tokens that clear it; with every break beyond MOST_BREAKS twice as many."""
-        return min(PROOF << min(max(self.breaks - MOST_BREAKS, 0), 8), LONGEST_PROOF)
+        return min(PROOF_TOKENS << min(max(self.breaks - MAX_BREAKS, 0), 8), MAX_PROOF_TOKENS)
 
     @property
     def told(self) -> str:
@@ -55,8 +55,8 @@ class Record:
         self.breaks += 1
         if alone:
             self.alone += 1
-            self.guilt = (self.guilt + 1) * 0.5 ** (self.written / PROOF)
-        self.blame = (self.blame + 1) * 0.5 ** (self.written / HALF_LIFE)
+            self.guilt = (self.guilt + 1) * 0.5 ** (self.written / PROOF_TOKENS)
+        self.blame = (self.blame + 1) * 0.5 ** (self.written / BLAME_HALF_LIFE_TOKENS)
         self.written = 0
 
 
@@ -65,11 +65,11 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._moved = False
-        self._pending: list[Record] = []
-        self._trial: list[Record] = []
-        self._cleared: list[Record] = []
+        self._pending: list[BreakHistory] = []
+        self._trial: list[BreakHistory] = []
+        self._cleared: list[BreakHistory] = []
 
-    def admits(self, record: Record) -> bool:
+    def admits(self, record: BreakHistory) -> bool:
         """Whether this request may enter the ring now."""
         return not self._trial or record in self._trial or record in self._cleared
 
@@ -78,7 +78,7 @@ class Quarantine:
         moved, self._moved = self._moved, False
         return moved
 
-    def broke(self, present: Sequence[Record]) -> Record | None:
+    def broke(self, present: Sequence[BreakHistory]) -> BreakHistory | None:
         """The ring broke with these in it, the most likely culprits first. Returns who is to be given up."""
         tried = [one for one in present if one in self._trial]
         alone = len(present) == len(tried) == 1
@@ -93,7 +93,7 @@ class Quarantine:
             self._begin(sorted(suspects, key=lambda one: -one.blame))
         return None
 
-    def wrote(self, record: Record, tokens: int) -> None:
+    def wrote(self, record: BreakHistory, tokens: int) -> None:
         """A request wrote tokens: perhaps enough to be cleared."""
         record.written += tokens
         if record in self._trial and record.written >= record.proof:
@@ -101,7 +101,7 @@ class Quarantine:
             self._cleared.append(record)
             self._end_trial(record)
 
-    def leave(self, record: Record) -> None:
+    def leave(self, record: BreakHistory) -> None:
         """A request is over, or elsewhere."""
         for group in (self._pending, self._cleared):
             if record in group:
@@ -113,11 +113,11 @@ class Quarantine:
         """Nobody is there any more."""
         self._begin([])
 
-    def _begin(self, suspects: list[Record]) -> None:
+    def _begin(self, suspects: list[BreakHistory]) -> None:
         self._pending, self._cleared = suspects, []
         self._take_half()
 
-    def _end_trial(self, record: Record) -> None:
+    def _end_trial(self, record: BreakHistory) -> None:
         """Once nobody is on trial, the next half of those who wait for theirs."""
         self._trial.remove(record)
         if not self._trial:

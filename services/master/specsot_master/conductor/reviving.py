@@ -14,31 +14,31 @@ from specsot.errors import PlanError, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.frames import Outcome
 from specsot.skeleton import PlanRules
-from specsot_master.conductor.live import LiveRequest, LiveSequence
-from specsot_master.conductor.log import SequenceLog
-from specsot_master.conductor.openings import Openings
+from specsot_master.conductor.live import ActiveSequence, RequestState
+from specsot_master.conductor.log import TokenLog
+from specsot_master.conductor.openings import SequenceFactory
 from specsot_master.journal import (
-    Again,
-    Begun,
-    Branched,
-    Failed,
-    Heard,
-    Kept,
+    AdmittedRecord,
+    BranchRecord,
+    CancelledRecord,
+    FailedRecord,
+    JournaledRequest,
+    LapRecord,
     Record,
-    Stopped,
+    ReopenedRecord,
     fingerprint_of,
 )
-from specsot_master.plan import CloseSequence, Command, GiveUp, OpenAnswer, OpenBranch, OpenSkeleton
-from specsot_master.prompts import Turn
+from specsot_master.plan import CloseSequence, Command, FailRequest, OpenAnswer, OpenBranch, OpenSkeleton
+from specsot_master.prompts import PromptTurn
 from specsot_master.text import Text
 
 log = structlog.get_logger()
 
 
-class Revival:
+class JournalReplay:
     """`over`: it has ended. `error`: with this."""
 
-    def __init__(self, request: LiveRequest, text: Text, openings: Openings) -> None:
+    def __init__(self, request: RequestState, text: Text, openings: SequenceFactory) -> None:
         self._request, self._text, self._openings = request, text, openings
         self.error: SpecsotError | None = None
 
@@ -46,10 +46,10 @@ class Revival:
     def over(self) -> bool:
         return self.error is not None or self._request.plan.finished
 
-    def play(self, kept: Kept) -> None:
+    def play(self, kept: JournaledRequest) -> None:
         """Nothing follows its end. What does not play ends it, too."""
         try:
-            check_wording(kept.wording, self._request.first_turn.tokens)
+            check_prompt_unchanged(kept.wording, self._request.first_turn.tokens)
             for record in kept.records:
                 if self.over:
                     return
@@ -63,22 +63,22 @@ class Revival:
     def _take(self, record: Record) -> None:
         request = self._request
         match record:
-            case Begun(at, found):
+            case AdmittedRecord(at, found):
                 request.begun, request.found = True, found
                 self._obey(request.plan.start(request.asked_tokens, request.since + at, found))
-            case Branched(id, wording):
+            case BranchRecord(id, wording):
                 self._branch(id, wording)
-            case Heard(at, said):
+            case LapRecord(at, said):
                 request.plan.lapped((outcome for _, outcome in said), request.since + at)
                 for ordinal, outcome in said:
                     if sequence := request.sequences.get(ordinal):
                         self._learn(sequence, outcome, request.since + at)
-            case Again(ordinal):
+            case ReopenedRecord(ordinal):
                 log = request.sequences[ordinal].log
                 log.reopen(log.opening)
-            case Stopped(at):
+            case CancelledRecord(at):
                 self._obey(request.plan.cancel(request.since + at))
-            case Failed(name, message):
+            case FailedRecord(name, message):
                 self.error = _error_of(name, message)
 
     def _branch(self, id: int, wording: str) -> None:
@@ -86,11 +86,11 @@ class Revival:
         point = next(one for one in plan.ready() if one.id == id)
         order = plan.preview(point)
         turn = self._request.branch_turn(order)
-        check_wording(wording, turn.suffix)
+        check_prompt_unchanged(wording, turn.suffix)
         self._open(id, turn, order.budget)
         self._obey(plan.open_branch(point))
 
-    def _learn(self, sequence: LiveSequence, outcome: Outcome, now: float) -> None:
+    def _learn(self, sequence: ActiveSequence, outcome: Outcome, now: float) -> None:
         plan, ordinal = self._request.plan, sequence.ordinal
         pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
         if outcome.end:
@@ -113,10 +113,10 @@ class Revival:
                     pass  # opened by its own record
                 case CloseSequence(ordinal):
                     request.sequences.pop(ordinal, None)
-                case GiveUp(error):
+                case FailRequest(error):
                     self.error = error
 
-    def _open(self, ordinal: int, turn: Turn, limit: int, rules: PlanRules | None = None) -> None:
+    def _open(self, ordinal: int, turn: PromptTurn, limit: int, rules: PlanRules | None = None) -> None:
         """As it was first asked for; pages, lease and fork are the next ring's."""
         request = self._request
         opening = self._openings.writer(
@@ -128,13 +128,13 @@ class Revival:
             drafted=False,
             rules=rules,
         )
-        log = SequenceLog(opening, turn.tokens)
-        request.sequences[ordinal] = LiveSequence(
+        log = TokenLog(opening, turn.tokens)
+        request.sequences[ordinal] = ActiveSequence(
             log, 0, 0, self._text.detokenizer(), self._text.spell, lost=True
         )
 
 
-def check_wording(before: str, tokens: Sequence[int]) -> None:
+def check_prompt_unchanged(before: str, tokens: Sequence[int]) -> None:
     """Raises Unavailable: what was written then answered another prompt. before: "" for unknown."""
     if before and before != fingerprint_of(tokens):
         raise Unavailable("the master was restarted, and words its prompts differently now; ask again")

@@ -69,7 +69,7 @@ class Ring(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ConductorConfig:
+class EngineConfig:
     """How the master treats requests.
 
     model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specsot_master.conductor.live import LiveRequest
-from specsot_master.conductor.quarantine import Quarantine, Record
-from specsot_master.conductor.ring import ConductorConfig
-from specsot_master.schedule import Claim, displaced, fairest
+from specsot_master.conductor.live import RequestState
+from specsot_master.conductor.quarantine import BreakHistory, Quarantine
+from specsot_master.conductor.ring import EngineConfig
+from specsot_master.schedule import Claim, pick_displaced, pick_fairest
 
 
-class Full(Exception):
+class QueueFull(Exception):
     """The queue has no place for this client."""
 
 
-class Roster:
+class RequestQueue:
     """Requests by id."""
 
-    def __init__(self, config: ConductorConfig, quarantine: Quarantine) -> None:
+    def __init__(self, config: EngineConfig, quarantine: Quarantine) -> None:
         self._config, self._quarantine = config, quarantine
-        self._waiting: dict[str, LiveRequest] = {}
-        self._live: dict[str, LiveRequest] = {}
+        self._waiting: dict[str, RequestState] = {}
+        self._live: dict[str, RequestState] = {}
 
     @property
     def crowded(self) -> bool:
@@ -35,10 +35,10 @@ class Roster:
         """Nobody is in the ring."""
         return not self._live
 
-    def find(self, id: str) -> LiveRequest | None:
+    def find(self, id: str) -> RequestState | None:
         return self._live.get(id) or self._waiting.get(id)
 
-    def is_live(self, request: LiveRequest) -> bool:
+    def is_live(self, request: RequestState) -> bool:
         return self._live.get(request.id) is request
 
     @property
@@ -52,21 +52,21 @@ class Roster:
         return len(self._live)
 
     @property
-    def everybody(self) -> list[LiveRequest]:
+    def everybody(self) -> list[RequestState]:
         return [*self._live.values(), *self._waiting.values()]
 
     @property
-    def interrupted(self) -> list[LiveRequest]:
+    def interrupted(self) -> list[RequestState]:
         """Those in the ring of which not all is there again."""
         return [request for request in self._live.values() if request.lost]
 
     @property
-    def suspects(self) -> list[Record]:
+    def suspects(self) -> list[BreakHistory]:
         """Of those in the ring, the newest first: what came last is the likeliest to have broken it."""
         inside = [request for request in self._live.values() if request.inside]
         return [one.record for one in sorted(inside, key=lambda one: -one.arrival)]
 
-    def make_room(self, client: str) -> LiveRequest | None:
+    def make_room(self, client: str) -> RequestState | None:
         """Whom a newcomer of this client displaces from a full queue; None while there is room.
 
         Raises Full: the newcomer is the one for whom there is no room.
@@ -74,15 +74,15 @@ class Roster:
         if self.waiting < self._config.queue:
             return None
         fresh = {id: one for id, one in self._waiting.items() if not one.begun}
-        last = displaced(self._claims(fresh, {}), Claim("", client, 0, 0, 0))
+        last = pick_displaced(self._claims(fresh, {}), Claim("", client, 0, 0, 0))
         if last is None:
-            raise Full
+            raise QueueFull
         return self._waiting[last.request]
 
-    def wait(self, request: LiveRequest) -> None:
+    def wait(self, request: RequestState) -> None:
         self._waiting[request.id] = request
 
-    def admit_next(self, now: float, admit: Callable[[LiveRequest], bool]) -> LiveRequest | None:
+    def admit_next(self, now: float, admit: Callable[[RequestState], bool]) -> RequestState | None:
         """The next request that may run; None when nobody waits, or there is no room for whose turn it is.
 
         Strictly in turn: a large request is not passed by smaller ones for ever. Those that ran before their
@@ -93,36 +93,36 @@ class Roster:
         free = {id: one for id, one in self._waiting.items() if self._quarantine.admits(one.record)}
         interrupted = {id: one for id, one in free.items() if one.begun}
         claims = self._claims(interrupted or free, self._admitted(), now)
-        claim = fairest(claims, self._config.aging)
+        claim = pick_fairest(claims, self._config.aging)
         request = self._waiting[claim.request] if claim else None
         if request is None or not admit(request):
             return None
         self._live[request.id] = self._waiting.pop(request.id)
         return request
 
-    def next_to_branch(self, stuck: set[str]) -> LiveRequest | None:
+    def next_to_branch(self, stuck: set[str]) -> RequestState | None:
         """Whose further branch comes next; those in `stuck` are passed over."""
         held: dict[str, int] = {}
         for request in self._live.values():
             held[request.client] = held.get(request.client, 0) + len(request.sequences)
         wanting = {id: one for id, one in self._live.items() if id not in stuck and one.plan.ready()}
-        claim = fairest(self._claims(wanting, held))
+        claim = pick_fairest(self._claims(wanting, held))
         return wanting[claim.request] if claim else None
 
-    def leave(self, request: LiveRequest) -> None:
+    def leave(self, request: RequestState) -> None:
         """The request is over. Unknown ones are ignored."""
         if self._waiting.get(request.id) is request:
             del self._waiting[request.id]
         elif self.is_live(request):
             del self._live[request.id]
 
-    def suspend(self) -> list[LiveRequest]:
+    def suspend(self) -> list[RequestState]:
         """Everybody waits for the next ring; returns who that is."""
         self._waiting = {**self._live, **self._waiting}
         self._live = {}
         return list(self._waiting.values())
 
-    def clear(self) -> list[LiveRequest]:
+    def clear(self) -> list[RequestState]:
         """Everybody goes; returns who was there."""
         everybody = self.everybody
         self._live.clear()
@@ -137,7 +137,7 @@ class Roster:
         return counts
 
     def _claims(
-        self, wanting: dict[str, LiveRequest], held: dict[str, int], now: float | None = None
+        self, wanting: dict[str, RequestState], held: dict[str, int], now: float | None = None
     ) -> list[Claim]:
         """held: places by client."""
         return [

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from specsot_master.conductor.clock import Clock
-from specsot_master.conductor.course import Course
-from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.course import RequestRunner
+from specsot_master.conductor.live import RequestState
 from specsot_master.conductor.ring import Ring, RingState
-from specsot_master.conductor.roster import Roster
-from specsot_master.conductor.sequences import Sequences
-from specsot_master.conductor.sharing import Sharing
+from specsot_master.conductor.roster import RequestQueue
+from specsot_master.conductor.sequences import SequenceTable
+from specsot_master.conductor.sharing import PrefixCache
 
 
 class Scheduler:
@@ -24,11 +24,11 @@ class Scheduler:
     def __init__(
         self,
         ring: Ring,
-        roster: Roster,
-        course: Course,
-        sequences: Sequences,
-        sharing: Sharing,
-        isolate: Callable[[LiveRequest], AbstractContextManager[None]],
+        roster: RequestQueue,
+        course: RequestRunner,
+        sequences: SequenceTable,
+        sharing: PrefixCache,
+        isolate: Callable[[RequestState], AbstractContextManager[None]],
         clock: Clock,
         began: Callable[[RingState], None],
     ) -> None:
@@ -76,7 +76,7 @@ class Scheduler:
     def _admit(self, state: RingState) -> None:
         now = self._clock.now()
 
-        def admit(request: LiveRequest) -> bool:
+        def admit(request: RequestState) -> bool:
             return self._sharing.admit(request, state)
 
         while (request := self._roster.admit_next(now, admit)) is not None:

@@ -12,21 +12,21 @@ from specsot.skeleton import PlanRules
 from specsot.tracing import followed
 from specsot_master.conductor.admission import PageLedger, own_pages
 from specsot_master.conductor.leases import first_lease, renewed_lease
-from specsot_master.conductor.live import LiveRequest, LiveSequence, drafts
-from specsot_master.conductor.log import SequenceLog
-from specsot_master.conductor.openings import Openings
-from specsot_master.conductor.outbox import Outbox
+from specsot_master.conductor.live import ActiveSequence, RequestState, is_drafted
+from specsot_master.conductor.log import TokenLog
+from specsot_master.conductor.openings import SequenceFactory
+from specsot_master.conductor.outbox import OrderQueue
 from specsot_master.conductor.ring import RingState
-from specsot_master.prompts import Turn
+from specsot_master.prompts import PromptTurn
 from specsot_master.text import Text
 
 
-class Sequences:
+class SequenceTable:
     """`freed`: something was given back since it was last set to False."""
 
-    def __init__(self, text: Text, openings: Openings, outbox: Outbox, grant: int) -> None:
+    def __init__(self, text: Text, openings: SequenceFactory, outbox: OrderQueue, grant: int) -> None:
         self._text, self._openings, self._outbox, self._grant = text, openings, outbox, grant
-        self._by_id: dict[int, tuple[LiveRequest, LiveSequence]] = {}
+        self._by_id: dict[int, tuple[RequestState, ActiveSequence]] = {}
         self.freed = False
 
     def __len__(self) -> int:
@@ -37,12 +37,12 @@ class Sequences:
         """Something may go on in the next lap."""
         return any(sequence.owed for _, sequence in self._by_id.values())
 
-    def find(self, id: int) -> tuple[LiveRequest, LiveSequence] | None:
+    def find(self, id: int) -> tuple[RequestState, ActiveSequence] | None:
         return self._by_id.get(id)
 
-    def group(self, outcomes: Iterable[Outcome]) -> list[tuple[LiveRequest, list[Outcome]]]:
+    def group(self, outcomes: Iterable[Outcome]) -> list[tuple[RequestState, list[Outcome]]]:
         """Outcomes of sequences that live, together by request; those of closed ones are dropped."""
-        grouped: dict[str, tuple[LiveRequest, list[Outcome]]] = {}
+        grouped: dict[str, tuple[RequestState, list[Outcome]]] = {}
         for outcome in outcomes:
             if found := self.find(outcome.sequence):
                 grouped.setdefault(found[0].id, (found[0], []))[1].append(outcome)
@@ -54,8 +54,8 @@ class Sequences:
 
     def open_writer(
         self,
-        request: LiveRequest,
-        turn: Turn,
+        request: RequestState,
+        turn: PromptTurn,
         state: RingState,
         *,
         ordinal: int,
@@ -69,7 +69,7 @@ class Sequences:
             request.seed,
             ordinal=ordinal,
             limit=limit,
-            drafted=drafts(request, state),
+            drafted=is_drafted(request, state),
             fork=request.fork(turn),
             family=request.family,
             rules=rules,
@@ -79,13 +79,13 @@ class Sequences:
         pages = pages_of(request, turn, limit, state)
         request.sequences[ordinal] = self._launch(request, opening, turn.tokens, pages)
 
-    def reopen(self, request: LiveRequest, sequence: LiveSequence, pages: int, state: RingState) -> None:
+    def reopen(self, request: RequestState, sequence: ActiveSequence, pages: int, state: RingState) -> None:
         """A sequence whose epoch is over goes on where it was; its pages have been taken."""
         log = sequence.log
         opening = self._openings.again(
             log.opening,
             len(log.written),
-            drafted=drafts(request, state),
+            drafted=is_drafted(request, state),
             fork=request.fork(request.turn(sequence.ordinal)),
             family=request.family,
         )
@@ -94,7 +94,9 @@ class Sequences:
         sequence.pages, sequence.lease, sequence.lost = pages, first_lease(opening.prompt, self._grant), False
         self._enter(request, sequence)
 
-    def retire(self, request: LiveRequest, sequence: LiveSequence, ledger: PageLedger, close: bool) -> None:
+    def retire(
+        self, request: RequestState, sequence: ActiveSequence, ledger: PageLedger, close: bool
+    ) -> None:
         """Forget a sequence; `close`: order its end, because it has not ended by itself."""
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
@@ -105,7 +107,7 @@ class Sequences:
             self._outbox.put(Close(sequence.id))
         ledger.give(request.id, sequence.pages)
 
-    def renew(self, sequence: LiveSequence) -> None:
+    def renew(self, sequence: ActiveSequence) -> None:
         """A longer lease, if it is time and the sequence still lives."""
         written = sequence.log
         lease = renewed_lease(written.position, sequence.lease, written.last, self._grant)
@@ -114,21 +116,21 @@ class Sequences:
             self._outbox.put(Lease(sequence.id, lease))
 
     def _launch(
-        self, request: LiveRequest, opening: Opening, prompt: tuple[int, ...], pages: int
-    ) -> LiveSequence:
+        self, request: RequestState, opening: Opening, prompt: tuple[int, ...], pages: int
+    ) -> ActiveSequence:
         lease = first_lease(opening.prompt, self._grant)
-        sequence = LiveSequence(
-            SequenceLog(opening, prompt), pages, lease, self._text.detokenizer(), self._text.spell
+        sequence = ActiveSequence(
+            TokenLog(opening, prompt), pages, lease, self._text.detokenizer(), self._text.spell
         )
         self._enter(request, sequence)
         return sequence
 
-    def _enter(self, request: LiveRequest, sequence: LiveSequence) -> None:
+    def _enter(self, request: RequestState, sequence: ActiveSequence) -> None:
         self._by_id[sequence.id] = (request, sequence)
         self._outbox.put(sequence.order())
 
 
-def pages_of(request: LiveRequest, turn: Turn, limit: int, state: RingState) -> int:
+def pages_of(request: RequestState, turn: PromptTurn, limit: int, state: RingState) -> int:
     """Pages of a sequence that begins with `turn` and writes up to `limit` tokens."""
     shared = turn.shared if request.node else 0
     return own_pages(len(turn.tokens) + limit, shared, state, request.ask.policy)

@@ -19,9 +19,9 @@ from dataclasses import asdict
 from specsot.errors import InvalidRequest, Overloaded, Unavailable
 from specsot.forms import Form, refuse
 
-KNOWN = 256  # forms whose verdict is kept
-QUEUE = 16  # forms that wait for a verdict at most, those of two clients counted twice
-PATIENCE = 30.0  # seconds; the trial ends itself after 4 of one core
+MAX_VERDICTS = 256  # forms whose verdict is kept
+MAX_WAITING_FORMS = 16  # forms that wait for a verdict at most, those of two clients counted twice
+TRIAL_SECONDS = 30.0  # seconds; the trial ends itself after 4 of one core
 
 _SLOW = "takes too long to compile"
 _CRASHES = {
@@ -35,11 +35,11 @@ _CRASHES = {
 Trial = Callable[[Form], str]
 
 
-class Forms:
+class GrammarSandbox:
     """What is known of forms. One new one is tried at a time, to its end, whoever still waits for it."""
 
     def __init__(self, trial: Trial | None = None) -> None:
-        self._trial = trial or try_apart
+        self._trial = trial or compile_in_subprocess
         self._known: OrderedDict[Form, str] = OrderedDict()
         self._wanted: Counter[tuple[str, Form]] = Counter()  # requests that wait, by client and form
         self._now: tuple[Form, asyncio.Task[str]] | None = None
@@ -66,7 +66,9 @@ class Forms:
     def _make_room(self, mine: tuple[str, Form]) -> None:
         """One client's forms take half of the places at most. Raises Overloaded."""
         places = sum(client == mine[0] for client, _ in self._wanted)
-        if mine not in self._wanted and (len(self._wanted) >= QUEUE or places >= QUEUE // 2):
+        if mine not in self._wanted and (
+            len(self._wanted) >= MAX_WAITING_FORMS or places >= MAX_WAITING_FORMS // 2
+        ):
             raise Overloaded("too many constraints are tried at once")
 
     async def _find(self, form: Form) -> str:
@@ -92,11 +94,11 @@ class Forms:
 
     def _remember(self, form: Form, complaint: str) -> None:
         self._known[form] = complaint
-        if len(self._known) > KNOWN:
+        if len(self._known) > MAX_VERDICTS:
             self._known.popitem(last=False)
 
 
-def try_apart(form: Form) -> str:
+def compile_in_subprocess(form: Form) -> str:
     """What is wrong with a form, "" for nothing. Raises Unavailable where no process can be started.
 
     The process imports nothing from the current folder (-P), and does not get the clients' token.
@@ -106,7 +108,7 @@ def try_apart(form: Form) -> str:
     said = json.dumps(asdict(form))
     try:
         done = subprocess.run(
-            command, input=said, capture_output=True, text=True, timeout=PATIENCE, env=known
+            command, input=said, capture_output=True, text=True, timeout=TRIAL_SECONDS, env=known
         )
     except subprocess.TimeoutExpired:
         return str(refuse(f"{form.kind} {_SLOW}"))

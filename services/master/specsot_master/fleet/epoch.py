@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specsot.members import Configuration, Progress, Range, Registration, Rejoined, StandBy
-from specsot_master.fleet.formation import back_in, form
+from specsot_master.fleet.formation import configurations_of, rejoin_configuration
 from specsot_master.fleet.succession import Stages
-from specsot_master.fleet.wishes import Wishes
+from specsot_master.fleet.wishes import RingConfig
 
 
 @dataclass(slots=True)
@@ -80,11 +80,11 @@ class Epoch:
         return [*self._plan, self._returning[0]] if self._returning else self._plan.keys()
 
     def begin(
-        self, number: int, members: Sequence[Registration], stages: Stages, wishes: Wishes
+        self, number: int, members: Sequence[Registration], stages: Stages, wishes: RingConfig
     ) -> Mapping[str, Configuration | StandBy]:
         """Become the next one, after the end of this one. Raises Refused where KV memory is too little."""
         self.number = number
-        self._plan = form(number, members, stages, wishes)
+        self._plan = configurations_of(number, members, stages, wishes)
         self.stages = stages
         self._ready.clear()
         self._progress.clear()
@@ -120,11 +120,11 @@ class Epoch:
         self._draft_at(None)
         return True
 
-    def take_back(self, members: Sequence[Registration], wishes: Wishes) -> Mapping[str, Configuration]:
+    def take_back(self, members: Sequence[Registration], wishes: RingConfig) -> Mapping[str, Configuration]:
         """A drafter may come back into a running epoch, which it disturbs no more than its loss did."""
         drafters = (one.name for one in members if one.kind == "drafter")
         name = next((one for one in drafters if one not in self.busy and one not in self.failed), None)
-        told = back_in(self.ring, name, members, wishes) if self.ring and name else None
+        told = rejoin_configuration(self.ring, name, members, wishes) if self.ring and name else None
         if not name or not told:
             return {}
         self._returning = name, told

@@ -15,19 +15,21 @@ from specsot.info import Rebalanced
 from specsot.members import Disband, Progress
 from specsot.rpc.pulse import Watch
 from specsot_master.fleet.epoch import Epoch
-from specsot_master.fleet.pace import pace_of
-from specsot_master.fleet.patience import Patience
-from specsot_master.fleet.roll import Roll
-from specsot_master.fleet.succession import Stages, draw_anew, draw_up, improve
-from specsot_master.fleet.wishes import Wishes
+from specsot_master.fleet.pace import expected_throughput
+from specsot_master.fleet.patience import RejoinGrace
+from specsot_master.fleet.roll import MemberTable
+from specsot_master.fleet.succession import Stages, better_stages, next_stages, rebalanced_stages
+from specsot_master.fleet.wishes import RingConfig
 
 log = structlog.get_logger()
 
-FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  # seconds before a broken ring is tried again
-BARRIER = 180.0  # seconds in which somebody of those who get ready gets further: loads a layer, or is ready
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0  # seconds before a broken ring is tried again
+BARRIER_SECONDS = (
+    180.0  # seconds in which somebody of those who get ready gets further: loads a layer, or is ready
+)
 
 
-class Numbers:
+class EpochNumbers:
     """Of epochs to come: each is larger than all before, and than any that a member has heard of."""
 
     def __init__(self, after: int = 0) -> None:
@@ -50,9 +52,9 @@ class Epochs:
 
     def __init__(
         self,
-        roll: Roll,
-        wishes: Wishes,
-        numbers: Numbers,
+        roll: MemberTable,
+        wishes: RingConfig,
+        numbers: EpochNumbers,
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         idle: Callable[[], bool],
@@ -62,8 +64,8 @@ class Epochs:
         self.newest = Epoch()
         self.complaint: str | None = None
         self._missing = ""  # as it was said last
-        self._retry = FIRST_RETRY
-        self._patience = Patience(self.reform)
+        self._retry = FIRST_RETRY_SECONDS
+        self._patience = RejoinGrace(self.reform)
         self._barrier: Watch | None = None  # while somebody is not ready
 
     def waiting_for(self) -> str:
@@ -77,7 +79,7 @@ class Epochs:
 
     def in_words(self, stages: Stages) -> str:
         """Who runs what, and the pace that is expected."""
-        return str(pace_of(stages, {one.name: one for one in self._roll.registrations}))
+        return str(expected_throughput(stages, {one.name: one for one in self._roll.registrations}))
 
     def be_patient(self, seconds: float) -> None:
         """Those whom a ring lost may come back so long."""
@@ -91,7 +93,7 @@ class Epochs:
         if not epoch.formed:
             self._form()
             return
-        better = improve(members, self._wishes, epoch.stages, epoch.busy)
+        better = better_stages(members, self._wishes, epoch.stages, epoch.busy)
         if better and (self._idle() or not epoch.ring):
             self._begin_anew(better, "the ring is formed anew")
 
@@ -99,7 +101,7 @@ class Epochs:
         """Share the layers out anew. Raises Unavailable while there is no ring, Refused for want of room."""
         if not self.newest.formed:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
-        stages = draw_anew(self._roll.registrations, self._wishes)
+        stages = rebalanced_stages(self._roll.registrations, self._wishes)
         changed = stages != self.newest.stages
         if changed:
             self._begin_anew(stages, "the ring is rebalanced")
@@ -146,7 +148,7 @@ class Epochs:
         """The next epoch's stages, or what is missing."""
         before, failed = self.newest.stages, self.newest.failed
         try:
-            return draw_up(self._roll.registrations, self._wishes, before, self._patience.lasts, failed)
+            return next_stages(self._roll.registrations, self._wishes, before, self._patience.lasts, failed)
         except Refused as error:
             self.complaint = str(error)
             return self.complaint
@@ -170,7 +172,7 @@ class Epochs:
             return
         self._patience.end()
         log.info("plan", epoch=self.newest.number, stages=self.in_words(stages))
-        self._barrier = Watch(BARRIER, self._give_up)
+        self._barrier = Watch(BARRIER_SECONDS, self._give_up)
         self._roll.tell_all(told)
 
     def _give_up(self) -> None:
@@ -178,7 +180,7 @@ class Epochs:
         them waits for is.
         """
         behind, standing = self.newest.behind, self.newest.standing
-        reason = f"no progress for {BARRIER:g} s in getting ready: {standing}"
+        reason = f"no progress for {BARRIER_SECONDS:g} s in getting ready: {standing}"
         log.error("the ring does not get ready", epoch=self.newest.number, standing=standing, lost=behind)
         self.complaint = reason
         self._break(reason, None)
@@ -193,7 +195,7 @@ class Epochs:
     def _announce_if_ready(self) -> None:
         if ring := self.newest.ring:
             self._stop_watching()
-            self.complaint, self._retry = None, FIRST_RETRY
+            self.complaint, self._retry = None, FIRST_RETRY_SECONDS
             self.newest.failed.clear()
             ranges = " ".join(f"{stage.name}={stage.layers}" for stage in ring.stages)
             log.info("ring complete", epoch=ring.epoch, stages=ranges, drafter=ring.drafter, pages=ring.pages)
@@ -213,4 +215,4 @@ class Epochs:
 
     def _try_again(self) -> None:
         asyncio.get_running_loop().call_later(self._retry, self.reform)
-        self._retry = min(self._retry * 2, LONGEST_RETRY)
+        self._retry = min(self._retry * 2, MAX_RETRY_SECONDS)

@@ -18,16 +18,18 @@ from specsot.links import Link
 from specsot.members import Broken, Configuration, Leaving, Progress, Ready, Registration, StandBy
 from specsot.params import DrafterName
 from specsot_master.conductor.ring import RingState
-from specsot_master.fleet.epochs import Epochs, Numbers
-from specsot_master.fleet.formation import belongs, check, with_gpu
-from specsot_master.fleet.roll import Member, Roll
+from specsot_master.fleet.epochs import EpochNumbers, Epochs
+from specsot_master.fleet.formation import check_joining, may_join, with_one_gpu
+from specsot_master.fleet.roll import Member, MemberTable
 from specsot_master.fleet.succession import could_form
-from specsot_master.fleet.telling import tell
-from specsot_master.fleet.wishes import Wishes
+from specsot_master.fleet.telling import member_infos
+from specsot_master.fleet.wishes import RingConfig
 
 log = structlog.get_logger()
 
-COMPANY = 0.2  # seconds in which others leave too where a whole fleet is told to: no reason to load anything
+LEAVE_TOGETHER_SECONDS = (
+    0.2  # seconds in which others leave too where a whole fleet is told to: no reason to load anything
+)
 
 
 class Fleet:
@@ -39,17 +41,17 @@ class Fleet:
 
     def __init__(
         self,
-        wishes: Wishes,
+        wishes: RingConfig,
         on_result: Callable[[Result], None],
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         idle: Callable[[], bool],
-        numbers: Numbers | None = None,
+        numbers: EpochNumbers | None = None,
     ) -> None:
         """numbers: of epochs to come."""
-        self._numbers = numbers or Numbers()
+        self._numbers = numbers or EpochNumbers()
         self._wishes, self._on_result = wishes, on_result
-        self._roll = Roll(self.lost)
+        self._roll = MemberTable(self.lost)
         self._epochs = Epochs(self._roll, wishes, self._numbers, on_ready, on_end, idle)
         self._epoch = self._epochs.newest
 
@@ -120,7 +122,7 @@ class Fleet:
 
     def accepts(self, registration: Registration) -> bool:
         """Whether it may join."""
-        return belongs(registration, self.registrations, self._wishes)
+        return may_join(registration, self.registrations, self._wishes)
 
     @property
     def lacking(self) -> bool:
@@ -148,7 +150,7 @@ class Fleet:
     def members(self) -> tuple[MemberInfo, ...]:
         """Everybody who has joined, with the layers each runs now or was started with."""
         spare = [one.name for one in self.idle_workers] if self.formed else []
-        return tell(self.registrations, self._epoch.running, spare)
+        return member_infos(self.registrations, self._epoch.running, spare)
 
     async def join(self, registration: Registration, downlink: Link) -> None:
         """Raises Refused, naming both values, when it does not belong here."""
@@ -156,12 +158,12 @@ class Fleet:
 
     def take(self, registration: Registration, downlink: Link) -> None:
         """One more member, or one that is back before its old link was known to be lost. Raises Refused."""
-        check(registration, self.registrations, self._wishes)
+        check_joining(registration, self.registrations, self._wishes)
         self._numbers.pass_over(registration.epoch)
         if older := self._roll.find(registration.name):
             self._remove(registration.name, "another process took its place")
             self._roll.hang_up(older)
-        registration = with_gpu(registration, self.registrations)
+        registration = with_one_gpu(registration, self.registrations)
         self._roll.add(registration, downlink)
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
         self._epochs.be_patient(self._wishes.take_over_after)  # where one comes back, others may
@@ -194,7 +196,7 @@ class Fleet:
             case Broken(epoch, reason) if epoch == self.epoch:
                 self._epochs.fail(name, reason)
             case Leaving(reason):
-                self.lost(name, reason, by, min(COMPANY, self._wishes.take_over_after))
+                self.lost(name, reason, by, min(LEAVE_TOGETHER_SECONDS, self._wishes.take_over_after))
             case _:
                 pass
 

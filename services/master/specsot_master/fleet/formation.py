@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from specsot.errors import Refused
 from specsot.members import MASTER, PROTOCOL, Configuration, Curve, Registration, Stage, TreeShape
-from specsot_master.fleet.wishes import FEW_ROWS, MANY_ROWS, Wishes
+from specsot_master.fleet.wishes import CPU_PAGE_ROWS, GPU_PAGE_ROWS, RingConfig
 
 
-def check(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> None:
+def check_joining(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> None:
     """Raise Refused, naming both values, if `joining` cannot belong to this ring.
 
     Whose place it takes is in nobody's way.
@@ -29,28 +29,28 @@ def check(joining: Registration, members: Sequence[Registration], wishes: Wishes
         _check_range(joining, workers, wishes)
 
 
-def belongs(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> bool:
+def may_join(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> bool:
     """The same as an answer."""
     try:
-        check(joining, members, wishes)
+        check_joining(joining, members, wishes)
     except Refused:
         return False
     return True
 
 
-def with_gpu(joining: Registration, members: Sequence[Registration]) -> Registration:
+def with_one_gpu(joining: Registration, members: Sequence[Registration]) -> Registration:
     """Of the GPUs it can run on it gets the one that fewest others have."""
     taken = Counter(member.gpus[0] for member in members if member.gpus)
     return replace(joining, gpus=tuple(sorted(joining.gpus, key=lambda gpu: taken[gpu])[:1]))
 
 
-def form(
-    epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], wishes: Wishes
+def configurations_of(
+    epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], wishes: RingConfig
 ) -> dict[str, Configuration]:
     """Every member's Configuration for a new epoch. Raises Refused where KV memory is too little."""
     drafter = next((member for member in members if member.kind == "drafter"), None)
     drafter = drafter if wishes.drafter else None
-    shape = shape_of(drafter, wishes)
+    shape = tree_shape_of(drafter, wishes)
     ring = Configuration(
         epoch=epoch,
         you="",
@@ -74,14 +74,14 @@ def form(
     return {name: replace(ring, you=name, gpu=gpus[name]) for name in names}
 
 
-def back_in(
-    ring: Configuration, name: str, members: Sequence[Registration], wishes: Wishes
+def rejoin_configuration(
+    ring: Configuration, name: str, members: Sequence[Registration], wishes: RingConfig
 ) -> Configuration | None:
     """What a drafter is told that comes back into a ring that goes on without; None where it must be another
     ring for this one.
     """
     try:
-        formed = form(ring.epoch, members, ring.stages, wishes).get(name)
+        formed = configurations_of(ring.epoch, members, ring.stages, wishes).get(name)
     except Refused:
         return None
     if formed is None or replace(formed, you=ring.you, gpu=ring.gpu, drafter=ring.drafter) != ring:
@@ -90,7 +90,7 @@ def back_in(
 
 
 def count_pages(
-    members: Sequence[Registration], stages: Sequence[Stage], drafter: Registration | None, wishes: Wishes
+    members: Sequence[Registration], stages: Sequence[Stage], drafter: Registration | None, wishes: RingConfig
 ) -> int:
     """The same number everywhere: what the tightest stage or the drafter can hold. Raises Refused if none.
 
@@ -105,21 +105,21 @@ def count_pages(
     room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
     if drafter and drafter.row_bytes:
         room.append(drafter.kv_bytes // (drafter.row_bytes * page_rows))
-    most = wishes.max_pages if wishes.page_rows else wishes.max_pages * MANY_ROWS // page_rows
+    most = wishes.max_pages if wishes.page_rows else wishes.max_pages * CPU_PAGE_ROWS // page_rows
     pages = min(*room, most)
     if pages < 2:
         raise Refused(f"KV memory holds {pages} pages of {page_rows} rows; at least 2 are needed")
     return pages
 
 
-def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], wishes: Wishes) -> int:
+def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], wishes: RingConfig) -> int:
     """Rows of a page: a GPU's kernels read pieces of whole pages, and more of them side by side."""
     names = {stage.name for stage in stages}
     on_gpu = any(member.gpus for member in members if member.name in names)
-    return wishes.page_rows or (FEW_ROWS if on_gpu else MANY_ROWS)
+    return wishes.page_rows or (GPU_PAGE_ROWS if on_gpu else CPU_PAGE_ROWS)
 
 
-def shape_of(drafter: Registration | None, wishes: Wishes) -> TreeShape:
+def tree_shape_of(drafter: Registration | None, wishes: RingConfig) -> TreeShape:
     """How large trees may be: as the drafter can make them, or as was wished; whole where either says so."""
     own = drafter.shape if drafter else None
     return replace(own, fixed=own.fixed or wishes.shape.fixed) if own else wishes.shape
@@ -135,7 +135,7 @@ def lap_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve
     )
 
 
-def _check_identity(joining: Registration, members: Sequence[Registration], wishes: Wishes) -> None:
+def _check_identity(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> None:
     if joining.name == MASTER:
         raise Refused(f"a {joining.kind} cannot be named {MASTER}")
     if joining.protocol != PROTOCOL:
@@ -148,7 +148,7 @@ def _check_identity(joining: Registration, members: Sequence[Registration], wish
         raise Refused(f"a member named {joining.name} is already here")
 
 
-def _check_drafter(members: Sequence[Registration], wishes: Wishes) -> None:
+def _check_drafter(members: Sequence[Registration], wishes: RingConfig) -> None:
     if not wishes.drafter:
         raise Refused("this ring runs without a drafter (--drafter none)")
     for member in members:
@@ -163,7 +163,7 @@ def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> N
             raise Refused(f"{joining.name} has quantization {own}, {worker.name} {other}: all must agree")
 
 
-def _check_range(joining: Registration, workers: Sequence[Registration], wishes: Wishes) -> None:
+def _check_range(joining: Registration, workers: Sequence[Registration], wishes: RingConfig) -> None:
     layers = joining.layers
     if layers is None:
         return

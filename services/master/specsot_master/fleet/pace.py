@@ -12,7 +12,7 @@ from specsot.members import Curve, Registration, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Throughput:
     """One sequence, one row a lap, nobody drafts. stages: seconds of each; hops: of all of them together."""
 
     names: tuple[str, ...]
@@ -34,8 +34,8 @@ class Pace:
         return f"{', '.join([*parts, *hops])}: {self.tokens_per_second:.1f} tokens/s plainly"
 
 
-def pace_of(stages: Sequence[Stage], members: Mapping[str, Registration]) -> Pace:
-    return Pace(
+def expected_throughput(stages: Sequence[Stage], members: Mapping[str, Registration]) -> Throughput:
+    return Throughput(
         tuple(f"{stage.name} {stage.layers}" for stage in stages),
         tuple(_seconds(stage, members[stage.name], stage is stages[-1]) for stage in stages),
         _hops([members[stage.name] for stage in stages]),
@@ -47,7 +47,7 @@ def seconds_at(curve: Curve, rows: int) -> float:
     return next((seconds for size, seconds in curve if size >= rows), curve[-1][1] if curve else 0.0)
 
 
-def tail_of(worker: Registration) -> float:
+def head_cost_in_layers(worker: Registration) -> float:
     """How many layers the model's end costs: as many as it is large, for one row reads every weight once."""
     weights = worker.weights
     return weights.last / weights.layer if weights and weights.layer else 0.0
@@ -58,7 +58,7 @@ def in_ms(seconds: float) -> str:
 
 
 def _seconds(stage: Stage, member: Registration, last: bool) -> float:
-    return seconds_at(member.curve, 1) * (len(stage.layers) + tail_of(member) * last)
+    return seconds_at(member.curve, 1) * (len(stage.layers) + head_cost_in_layers(member) * last)
 
 
 def _hops(ring: Sequence[Registration]) -> float:

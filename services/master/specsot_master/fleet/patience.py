@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Patience:
+class RejoinGrace:
     """`over` is called once it has run out."""
 
     def __init__(self, over: Callable[[], None]) -> None:

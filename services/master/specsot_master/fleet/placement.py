@@ -14,17 +14,17 @@ from itertools import accumulate, pairwise, permutations
 from specsot.amounts import in_words
 from specsot.errors import Refused
 from specsot.members import Range, Registration, Stage, WeightBytes
-from specsot_master.fleet.pace import seconds_at, tail_of
-from specsot_master.fleet.wishes import Wishes
+from specsot_master.fleet.pace import head_cost_in_layers, seconds_at
+from specsot_master.fleet.wishes import RingConfig
 
-NOISE = 1.25  # how many times slower a worker may seem and still count as equally fast
-WORTH = 0.9  # to this part of its time a further stage must bring the slowest one
+SPEED_NOISE_FACTOR = 1.25  # how many times slower a worker may seem and still count as equally fast
+MAX_STAGE_TIME_RATIO = 0.9  # to this part of its time a further stage must bring the slowest one
 
-NOTHING = WeightBytes(0, 0, 0)
+NO_WEIGHTS = WeightBytes(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class WorkerCost:
     """A worker as somewhere to put layers.
 
     layer: what one costs in a lap. tail: how many of them the model's end costs. room: bytes for weights.
@@ -40,16 +40,16 @@ class Site:
 
     def most(self, first: bool = False, last: bool = False) -> float:
         """Layers that fit, beside the embedding before the first and the head behind the last one."""
-        weights = self.worker.weights or NOTHING
+        weights = self.worker.weights or NO_WEIGHTS
         room = self.room - weights.first * first - weights.last * last
         return math.floor(room / weights.layer) if weights.layer and room < math.inf else room
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class LayerSplit:
     """Sites in ring order, and how many layers each has. slowest, whole: costs of one stage, and of a lap."""
 
-    sites: tuple[Site, ...]
+    sites: tuple[WorkerCost, ...]
     counts: tuple[int, ...]
     slowest: float
     whole: float
@@ -63,37 +63,37 @@ class Cut:
         )
 
 
-def choose(
-    workers: Sequence[Registration], wishes: Wishes, least: int, most: int | None = None
+def choose_stages(
+    workers: Sequence[Registration], wishes: RingConfig, least: int, most: int | None = None
 ) -> tuple[Stage, ...]:
     """Stages of `least` of these workers: the quickest, and of equals those who joined first. Of more where
     fewer have no room; and, up to `most`, as long as each further one makes the slowest stage clearly faster.
 
     Raises Refused, in words.
     """
-    sites = sites_of(workers, wishes)
-    able = [number for number, worker in enumerate(workers) if sites_of([worker], wishes)[0].most() >= 1]
+    sites = worker_costs(workers, wishes)
+    able = [number for number, worker in enumerate(workers) if worker_costs([worker], wishes)[0].most() >= 1]
     ranked = sorted(able, key=lambda number: sites[number].layer)
-    best: Cut | None = None
+    best: LayerSplit | None = None
     for count in range(least, min(len(ranked), wishes.model_layers) + 1):
         if best is not None and count > (most or least):
             break
         chosen = [workers[number] for number in sorted(ranked[:count])]
-        found = cut(sites_of(chosen, wishes), wishes.model_layers)
-        if found and (best is None or found.slowest <= best.slowest * WORTH):
+        found = split_layers(worker_costs(chosen, wishes), wishes.model_layers)
+        if found and (best is None or found.slowest <= best.slowest * MAX_STAGE_TIME_RATIO):
             best = found
     if best is None:
         raise Refused(_lacking(sites, wishes))
     return best.stages
 
 
-def fits(worker: Registration, layers: Range, beside: Sequence[Registration], wishes: Wishes) -> bool:
+def fits(worker: Registration, layers: Range, beside: Sequence[Registration], wishes: RingConfig) -> bool:
     """Whether this worker has room for that range while those beside it have theirs."""
-    site = sites_of([worker, *beside], wishes)[0]
+    site = worker_costs([worker, *beside], wishes)[0]
     return len(layers) <= site.most(layers.first == 0, layers.last == wishes.model_layers)
 
 
-def sites_of(workers: Sequence[Registration], wishes: Wishes) -> list[Site]:
+def worker_costs(workers: Sequence[Registration], wishes: RingConfig) -> list[WorkerCost]:
     """What each of them costs and holds while all of them are at work.
 
     Workers of one host compete when they measure: the quickest is right for all of them, and memory that
@@ -102,21 +102,21 @@ def sites_of(workers: Sequence[Registration], wishes: Wishes) -> list[Site]:
     """
     rows = wishes.shape.nodes if wishes.drafter else 1
     measured = [_measured(worker, workers, rows) for worker in workers]
-    unlike = min(measured) > 0 and max(measured) > min(measured) * NOISE
+    unlike = min(measured) > 0 and max(measured) > min(measured) * SPEED_NOISE_FACTOR
     if wishes.placement == "measured" and unlike:
-        costs = [(layer, tail_of(worker)) for worker, layer in zip(workers, measured)]
+        costs = [(layer, head_cost_in_layers(worker)) for worker, layer in zip(workers, measured)]
     else:
         costs = [(min(filter(None, measured), default=1.0), 0.0)] * len(workers)
-    return [Site(worker, *cost, _room(worker, workers)) for worker, cost in zip(workers, costs)]
+    return [WorkerCost(worker, *cost, _room(worker, workers)) for worker, cost in zip(workers, costs)]
 
 
-def cut(sites: Sequence[Site], layers: int) -> Cut | None:
+def split_layers(sites: Sequence[WorkerCost], layers: int) -> LayerSplit | None:
     """All layers over all of these; None where they have no room."""
     cuts = [found for order in _orders(sites) if (found := _share(order, layers))]
     return min(cuts, key=lambda one: (one.slowest, one.whole), default=None)
 
 
-def _orders(sites: Sequence[Site]) -> Iterator[tuple[Site, ...]]:
+def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
     """Neighbours of one host beside each other, in the order they joined; then with every other beginning
     and end, which need the most room. In between the order changes nothing.
     """
@@ -128,7 +128,7 @@ def _orders(sites: Sequence[Site]) -> Iterator[tuple[Site, ...]]:
         yield tuple(sites[number] for number in (first, *between, last))
 
 
-def _share(sites: tuple[Site, ...], layers: int) -> Cut | None:
+def _share(sites: tuple[WorkerCost, ...], layers: int) -> LayerSplit | None:
     """One layer after the other to where it costs least. As a stage's cost only grows with its layers, no
     other way makes the slowest stage faster; of equals the earlier one gets more, for the last has the head.
     """
@@ -148,7 +148,7 @@ def _share(sites: tuple[Site, ...], layers: int) -> Cut | None:
         counts[number] += 1
         heappush(queue, (sites[number].cost(counts[number] + 1, number == end), number))
     costs = [site.cost(count, number == end) for number, (site, count) in enumerate(zip(sites, counts))]
-    return Cut(sites, tuple(counts), max(costs), sum(costs))
+    return LayerSplit(sites, tuple(counts), max(costs), sum(costs))
 
 
 def _measured(worker: Registration, workers: Sequence[Registration], rows: int) -> float:
@@ -173,10 +173,10 @@ def _memory(worker: Registration) -> str:
     return worker.gpus[0] if worker.gpus else _host(worker)
 
 
-def _lacking(sites: Sequence[Site], wishes: Wishes) -> str:
+def _lacking(sites: Sequence[WorkerCost], wishes: RingConfig) -> str:
     if len(sites) > wishes.model_layers:
         return f"{len(sites)} workers cannot share {wishes.model_layers} layers"
-    weights = max((site.worker.weights or NOTHING for site in sites), key=lambda one: one.layer)
+    weights = max((site.worker.weights or NO_WEIGHTS for site in sites), key=lambda one: one.layer)
     need = weights.layer * wishes.model_layers + weights.first + weights.last
     rooms = [max(site.room, 0.0) for site in sites]
     gap = need - sum(rooms)

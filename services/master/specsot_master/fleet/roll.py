@@ -15,7 +15,7 @@ from specsot.links import Link
 from specsot.members import Configuration, Disband, Registration, Rejoined, StandBy
 from specsot.tasks import Failed, start
 
-Word = Configuration | Disband | StandBy | Rejoined
+MemberMessage = Configuration | Disband | StandBy | Rejoined
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Member:
     downlink: Link
 
 
-class Roll:
+class MemberTable:
     """Members by name, in the order they joined. on_lost(name, reason): a message did not go through."""
 
     def __init__(self, on_lost: Callable[[str, str], None]) -> None:
@@ -51,13 +51,13 @@ class Roll:
     def remove(self, name: str) -> Member | None:
         return self._members.pop(name, None)
 
-    def tell(self, name: str, word: Word) -> None:
+    def tell(self, name: str, word: MemberMessage) -> None:
         """Soon, and in the order of the calls."""
         self._soon(
             self._send(name, word), lambda error: self._on_lost(name, f"{type(error).__name__} on the way")
         )
 
-    def tell_all(self, words: Mapping[str, Word]) -> None:
+    def tell_all(self, words: Mapping[str, MemberMessage]) -> None:
         """To each by name its own."""
         for name, word in words.items():
             self.tell(name, word)
@@ -72,7 +72,7 @@ class Roll:
             self.hang_up(member)
             self._on_lost(name, reason)
 
-    async def _send(self, name: str, word: Word) -> None:
+    async def _send(self, name: str, word: MemberMessage) -> None:
         member = self._members.get(name)
         if member is None:
             return

@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 from specsot.errors import Refused, Unavailable
 from specsot.members import Range, Registration, Stage
-from specsot_master.fleet.placement import choose, fits
-from specsot_master.fleet.wishes import Wishes
+from specsot_master.fleet.placement import choose_stages, fits
+from specsot_master.fleet.wishes import RingConfig
 
 Stages = tuple[Stage, ...]
 
 
-def draw_up(
+def next_stages(
     members: Sequence[Registration],
-    wishes: Wishes,
+    wishes: RingConfig,
     before: Stages = (),
     patient: bool = True,
     failed: Collection[str] = (),
@@ -31,12 +31,12 @@ def draw_up(
     """
     workers = [member for member in members if member.kind == "worker"]
     if any(worker.layers for worker in workers):
-        return _around(workers, wishes, before)
+        return _with_brought_ranges(workers, wishes, before)
     if not before:
         lacking = wishes.workers - len(workers)
         if lacking > 0:
             return f"{lacking} of {wishes.workers} workers"
-        return choose(workers, wishes, wishes.workers)
+        return choose_stages(workers, wishes, wishes.workers)
     for passed_over in (failed, ()):
         heirs = _inherit([one for one in workers if one.name not in passed_over], before, wishes)
         if None not in heirs:
@@ -45,23 +45,23 @@ def draw_up(
     if patient or not workers:
         return lost
     try:
-        return choose(workers, wishes, min(len(workers), len(before)))
+        return choose_stages(workers, wishes, min(len(workers), len(before)))
     except Refused as error:
         return f"{lost}; without: {error}"
 
 
 def could_form(
-    members: Sequence[Registration], wishes: Wishes, before: Stages, failed: Collection[str]
+    members: Sequence[Registration], wishes: RingConfig, before: Stages, failed: Collection[str]
 ) -> bool:
     """Whether these make a ring as large as it was, or is to be."""
     try:
-        return not isinstance(draw_up(members, wishes, before, failed=failed), str)
+        return not isinstance(next_stages(members, wishes, before, failed=failed), str)
     except Refused:
         return False
 
 
-def improve(
-    members: Sequence[Registration], wishes: Wishes, present: Stages, busy: Collection[str]
+def better_stages(
+    members: Sequence[Registration], wishes: RingConfig, present: Stages, busy: Collection[str]
 ) -> Stages | None:
     """Stages of a better ring than the present one of the busy: with a drafter that came late, or with as
     many workers as were wished for, where it had to be formed of fewer.
@@ -71,26 +71,26 @@ def improve(
         return present
     if len(present) < wishes.workers and "worker" in spare:
         try:
-            more = draw_up(members, wishes)
+            more = next_stages(members, wishes)
         except Refused:  # who came late has no room for anything
             return None
         return None if isinstance(more, str) else more
     return None
 
 
-def draw_anew(members: Sequence[Registration], wishes: Wishes) -> Stages:
+def rebalanced_stages(members: Sequence[Registration], wishes: RingConfig) -> Stages:
     """Stages of as many workers as help. Raises Refused where they have no room, Unavailable for a hole."""
     workers = [member for member in members if member.kind == "worker"]
     if any(worker.layers for worker in workers):
-        drawn = _around(workers, wishes, ())
+        drawn = _with_brought_ranges(workers, wishes, ())
         if isinstance(drawn, str):
             raise Unavailable(f"the ring lacks {drawn}")
         return drawn
     least = min(wishes.workers, len(workers))
-    return choose(workers, wishes, least, wishes.max_stages or wishes.model_layers)
+    return choose_stages(workers, wishes, least, wishes.max_stages or wishes.model_layers)
 
 
-def _around(workers: Sequence[Registration], wishes: Wishes, before: Stages) -> Stages | str:
+def _with_brought_ranges(workers: Sequence[Registration], wishes: RingConfig, before: Stages) -> Stages | str:
     """Brought ranges, and heirs for the rest."""
     fixed = [(worker.layers, worker) for worker in workers if worker.layers]
     holes = _holes([layers for layers, _ in fixed], wishes.model_layers)
@@ -102,7 +102,9 @@ def _around(workers: Sequence[Registration], wishes: Wishes, before: Stages) -> 
     return _stages([*fixed, *zip(holes, heirs)])
 
 
-def _inherit(workers: Sequence[Registration], before: Stages, wishes: Wishes) -> list[Registration | None]:
+def _inherit(
+    workers: Sequence[Registration], before: Stages, wishes: RingConfig
+) -> list[Registration | None]:
     """A worker for each stage of the ring before; None where there is none."""
     here = {worker.name: worker for worker in workers}
     kept = [here[stage.name] for stage in before if stage.name in here]
@@ -117,7 +119,7 @@ def _fill(
     spare: Sequence[Registration],
     beside: Sequence[Registration],
     before: Stages,
-    wishes: Wishes,
+    wishes: RingConfig,
 ) -> list[Registration | None]:
     """For each hole whoever ran it, else who joined first of those with room for it; or None."""
     had, left, placed = {stage.name: stage.layers for stage in before}, list(spare), list(beside)

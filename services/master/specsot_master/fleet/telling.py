@@ -11,7 +11,7 @@ from specsot.info import MemberInfo
 from specsot.members import Range, Registration
 
 
-def tell(
+def member_infos(
     members: Iterable[Registration], running: Mapping[str, Range], spare: Collection[str]
 ) -> tuple[MemberInfo, ...]:
     """Everybody, with the layers each runs now or was started with."""

@@ -10,14 +10,16 @@ from typing import Literal
 
 from specsot.members import CommMode, Layout, Transport, TreeShape
 
-Placement = Literal["measured", "even"]
+PlacementMode = Literal["measured", "even"]
 
-TAKE_OVER_AFTER = 0.5  # seconds; whose link broke is back at once, a process that starts again not within two
-FEW_ROWS, MANY_ROWS = 64, 256  # of a page where a GPU computes, and elsewhere
+TAKE_OVER_SECONDS = (
+    0.5  # seconds; whose link broke is back at once, a process that starts again not within two
+)
+GPU_PAGE_ROWS, CPU_PAGE_ROWS = 64, 256  # of a page where a GPU computes, and elsewhere
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RingConfig:
     """workers: how many share the layers when they bring no ranges of their own; of more, the others stand by
     until the ring is rebalanced, which makes at most max_stages of them (None: as many as help).
     placement: `even` cuts the layers evenly, however fast the workers are.
@@ -40,6 +42,6 @@ class Wishes:
     draft_timeout: float = 1.0
     transport: Transport = "grpc"
     comm_mode: CommMode = "p2p"
-    placement: Placement = "measured"
+    placement: PlacementMode = "measured"
     max_stages: int | None = None
-    take_over_after: float = TAKE_OVER_AFTER
+    take_over_after: float = TAKE_OVER_SECONDS

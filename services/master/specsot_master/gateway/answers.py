@@ -214,7 +214,7 @@ CALLERS: dict[str, Any] = {
 }
 
 
-def told(model: type[BaseModel], *statuses: int, stream: bool = False) -> Document:
+def documented(model: type[BaseModel], *statuses: int, stream: bool = False) -> Document:
     """What an endpoint answers with these statuses, or 200."""
     answer: dict[str, Any] = {"model": model} | ({"content": STREAM} if stream else {})
     return dict.fromkeys(statuses or (200,), answer)

@@ -16,37 +16,37 @@ from specsot._version import __version__
 from specsot.errors import SpecsotError
 from specsot.rpc.tokens import Tokens
 from specsot_master.gateway.answers import REFUSALS
-from specsot_master.gateway.bearer import OPEN, Bearer
-from specsot_master.gateway.house import House
-from specsot_master.gateway.intake import Intake, largest_of
+from specsot_master.gateway.bearer import OPEN_PATHS, BearerCheck
+from specsot_master.gateway.house import HttpContext
+from specsot_master.gateway.intake import BodyLimits, largest_of
 from specsot_master.gateway.openai.routes import openai_routes
 from specsot_master.gateway.refusals import refuse, refuse_body, refuse_http
 from specsot_master.gateway.ring import ring_routes
-from specsot_master.gateway.seeds import seed_routes
+from specsot_master.gateway.seeds import legacy_routes
 
 
-def build_app(house: House, tokens: Tokens | None = None) -> ASGIApp:
+def build_app(house: HttpContext, tokens: Tokens | None = None) -> ASGIApp:
     """Everything that is served, behind whatever looks at requests first."""
     largest = largest_of(lambda: house.positions)
     if tokens is None:
-        return Intake(gather(house), largest)
-    return Bearer(Intake(gather(house, Guarded), largest), tokens)
+        return BodyLimits(build_api(house), largest)
+    return BearerCheck(BodyLimits(build_api(house, TokenProtectedApi), largest), tokens)
 
 
-class Guarded(FastAPI):
+class TokenProtectedApi(FastAPI):
     """Says in /openapi.json that a token is wanted, and where it is not."""
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
-        for path in OPEN & document["paths"].keys():
+        for path in OPEN_PATHS & document["paths"].keys():
             for operation in document["paths"][path].values():
                 operation["security"] = []
         return document
 
 
-def gather(house: House, kind: type[FastAPI] = FastAPI) -> FastAPI:
+def build_api(house: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
     """The endpoints. The documents' own pages would fetch scripts from elsewhere: left out."""
     app = kind(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS))
     for fault, answer in (
@@ -56,6 +56,6 @@ def gather(house: House, kind: type[FastAPI] = FastAPI) -> FastAPI:
         (Exception, refuse),
     ):
         app.add_exception_handler(fault, answer)
-    for routes in (openai_routes, seed_routes, ring_routes):
+    for routes in (openai_routes, legacy_routes, ring_routes):
         app.include_router(routes(house))
     return app

@@ -13,11 +13,11 @@ from specsot.errors import Unauthenticated
 from specsot.rpc.tokens import Tokens
 from specsot_master.gateway.refusals import response_of
 
-OPEN = frozenset({"/", "/health", "/ping"})
+OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 OWNER = "specsot.owner"  # in a call's scope: whose token it shows
 
 
-class Bearer:
+class BearerCheck:
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
         self._app, self._tokens = app, tokens
 
@@ -30,7 +30,7 @@ class Bearer:
             await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             return
         shown = Headers(scope=scope).getlist("authorization")
         scope[OWNER] = self._tokens.owner(shown[0] if len(shown) == 1 else None)

@@ -9,13 +9,15 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from specsot_master.desk import Desk
+from specsot_master.desk import RequestCounter
 from specsot_master.gateway.metrics import Metrics
-from specsot_master.gateway.watching import RequestWatch
+from specsot_master.gateway.watching import RequestMetrics
 from specsot_master.master import Master
 
 
-def count(master: Master, desk: Desk, registry: CollectorRegistry | None = None) -> Metrics:
+def observe_master(
+    master: Master, desk: RequestCounter, registry: CollectorRegistry | None = None
+) -> Metrics:
     """From now on. registry: where the process tells its own figures already."""
     metrics = Metrics(master.info, registry=registry)
     engines = [metrics.of(one.number, lambda one=one: one.conductor.owed) for one in master.replicas]
@@ -26,5 +28,5 @@ def count(master: Master, desk: Desk, registry: CollectorRegistry | None = None)
         found = (engine for one, engine in zip(master.replicas, engines) if one.conductor.knows(request))
         return next(found, engines[0])
 
-    desk.watch(lambda _: RequestWatch(engine_of, time.monotonic))
+    desk.watch(lambda _: RequestMetrics(engine_of, time.monotonic))
     return metrics

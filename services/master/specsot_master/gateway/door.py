@@ -23,12 +23,12 @@ from specsot.rpc.serve import reason, split_address
 from specsot.rpc.tls import PLAIN, Tls, secured_context
 from specsot.tasks import start
 from specsot_master.gateway.refusals import refusal
-from specsot_master.gateway.streams import STALL
+from specsot_master.gateway.streams import STALL_SECONDS
 
 HEADER_BYTES = 32 << 10
 HEADER_SECONDS = 15.0  # for the head of every request, the first one's from the beginning
 IDLE_SECONDS = 30  # a connection may wait for its next request
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 
 _CLOSE = {"connection": "close"}
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
@@ -42,7 +42,7 @@ _WORDS = {
 class HttpDoor:
     """A server that is open. `port` is the real one."""
 
-    def __init__(self, server: _Guest, serving: asyncio.Task[None], port: int) -> None:
+    def __init__(self, server: _EmbeddedServer, serving: asyncio.Task[None], port: int) -> None:
         self._server, self._serving, self.port = server, serving, port
 
     async def close(self, grace: float) -> None:
@@ -59,15 +59,15 @@ async def open_http_door(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpDoo
     """
     secured = secured_context(tls)
     listener = _bind(listen)
-    settings = _settings(Orderly(app))
+    settings = _settings(HeadCheck(app))
     settings.load()
     settings.ssl = secured
-    server = _Guest(settings)
+    server = _EmbeddedServer(settings)
     serving = start(server.serve(sockets=[listener]))
     return HttpDoor(server, serving, listener.getsockname()[1])
 
 
-class _Guest(uvicorn.Server):
+class _EmbeddedServer(uvicorn.Server):
     """Signals belong to the process, not to one of its doors."""
 
     @contextlib.contextmanager
@@ -75,7 +75,7 @@ class _Guest(uvicorn.Server):
         yield
 
 
-class Orderly:
+class HeadCheck:
     """Heads that are too long or say two things about their body's length are refused; HEAD is GET without
     the body, which the server leaves out; no browser guesses what an answer is.
     """
@@ -86,14 +86,14 @@ class Orderly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif (refused := _look_at(scope)) is not None:
+        elif (refused := _refused_head(scope)) is not None:
             await refused(scope, receive, _sniffless(send))
         else:
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self._app(asked, receive, _sniffless(send))
 
 
-def _look_at(scope: Scope) -> Response | None:
+def _refused_head(scope: Scope) -> Response | None:
     """What is wrong with a head. By two lengths one request is hidden in another (RFC 9112, 6.1)."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(a) + len(b) + 4 for a, b in headers)
@@ -114,7 +114,7 @@ def _sniffless(send: Send) -> Send:
     return send_on
 
 
-class _Impatient(H11Protocol):
+class _TimedConnection(H11Protocol):
     """Cuts connections whose client owes us the rest of a head, or of a body that nobody waits for, and those
     whose client takes no byte any more.
     """
@@ -173,7 +173,7 @@ def _settings(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http=_Impatient,
+        http=_TimedConnection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -182,7 +182,7 @@ def _settings(app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         workers=1,
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=IDLE_SECONDS,
         h11_max_incomplete_event_size=HEADER_BYTES,
     )
@@ -206,4 +206,4 @@ def _bind(listen: str) -> socket.socket:
 def _limit_stalls(connection: socket.socket) -> None:
     """Let the kernel end what a stalled client leaves behind, where it can."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL * 1000))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_SECONDS * 1000))

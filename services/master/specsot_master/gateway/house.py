@@ -19,17 +19,17 @@ from specsot.members import Head
 from specsot.params import Ask, Mode
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 from specsot_master.conductor import Caller
-from specsot_master.desk import Desk
+from specsot_master.desk import RequestCounter
 from specsot_master.gateway.bearer import OWNER
-from specsot_master.gateway.refusals import in_words
-from specsot_master.gateway.together import Events
+from specsot_master.gateway.refusals import naming_fields
+from specsot_master.gateway.together import RequestEvents
 from specsot_master.server.master_service import checked_id
 
 TIMEOUT, REQUEST_ID = "x-request-timeout", "x-request-id"
-SHORTEST = 0.001  # seconds that a call may have; less is a mistake, not a deadline
+MIN_TIMEOUT_SECONDS = 0.001  # seconds that a call may have; less is a mistake, not a deadline
 
 
-class Language(Protocol):
+class TokenCodec(Protocol):
     """What is needed of the model's tokenizer."""
 
     def encode_bare(self, text: str) -> tuple[int, ...]: ...
@@ -38,15 +38,15 @@ class Language(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class HttpContext:
     """healthy: whether requests are answered now. head: what drafts, if anything does.
 
     figures: for Prometheus, in its text format. began: seconds since 1970 when the master started.
     mode: of what OpenAI's clients ask, unless they say.
     """
 
-    desk: Desk
-    language: Language
+    desk: RequestCounter
+    language: TokenCodec
     healthy: Callable[[], bool]
     head: Callable[[], Head | None]
     figures: Callable[[], bytes]
@@ -76,7 +76,7 @@ class HttpCaller:
     def headers(self) -> dict[str, str]:
         return {REQUEST_ID: self.name or self.id}
 
-    def generate(self, desk: Desk, asks: Sequence[Ask]) -> list[Events]:
+    def generate(self, desk: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
         """A stream for every ask. The first has the call's own id, further ones a number behind it."""
         ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
         callers = [Caller(id, self.client, self.timeout, self.owner) for id in ids]
@@ -86,7 +86,7 @@ class HttpCaller:
 def caller_of(request: Request) -> HttpCaller:
     """Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone."""
     caller.set(well_formed(request.headers.get(TRACEPARENT)))
-    with in_words({"request_id": REQUEST_ID}):
+    with naming_fields({"request_id": REQUEST_ID}):
         name = checked_id(request.headers.get(REQUEST_ID, "")) or ""
     id = secrets.token_hex(12)
     named = {"x_request_id": name} if name else {}
@@ -109,6 +109,8 @@ def timeout_of(header: str | None) -> float | None:
         seconds = float(header)
     except ValueError:
         seconds = math.nan
-    if not SHORTEST <= seconds < 1e9:
-        raise InvalidRequest(f"{TIMEOUT} must be a number of seconds, at least {SHORTEST:g}", field=TIMEOUT)
+    if not MIN_TIMEOUT_SECONDS <= seconds < 1e9:
+        raise InvalidRequest(
+            f"{TIMEOUT} must be a number of seconds, at least {MIN_TIMEOUT_SECONDS:g}", field=TIMEOUT
+        )
     return seconds

@@ -20,12 +20,12 @@ from specsot_master.gateway.refusals import refusal, response_of
 BODY_SECONDS = 30.0
 BODIES_BYTES = 256 << 20  # of all bodies that are held at a time
 BASE_BYTES, POSITION_BYTES = 256 << 10, 1 << 10  # of a plain completion: for all else, and for each position
-RETRY = 1.0  # seconds after which somebody else's body may be gone
-PATIENCE = 4  # times the largest body, read before the line is cut
+RETRY_SECONDS = 1.0  # seconds after which somebody else's body may be gone
+MAX_READ_FACTOR = 4  # times the largest body, read before the line is cut
 WITH_BODY = ("POST", "PUT", "PATCH")
 
 
-class Intake:
+class BodyLimits:
     """largest: bytes of a body at a path. seconds: until the whole body must be here. budget: bytes of all
     bodies whose requests are not over yet.
     """
@@ -43,13 +43,13 @@ class Intake:
         if scope["type"] != "http" or scope["method"] not in WITH_BODY:
             await self._app(scope, receive, send)
             return
-        held = _Held(self._largest(scope["path"]))
+        held = _HeldBody(self._largest(scope["path"]))
         try:
             self._check(Headers(scope=scope), held.most)
             body = await self._read(receive, held)
             if body is not None:
                 await self._app(scope, _replay(body, receive), send)
-        except Refusing as refusing:
+        except BodyRefused as refusing:
             await refusal(refusing.status, refusing.line, {"connection": "close"})(scope, receive, send)
         except Overloaded as full:
             response = response_of(full)
@@ -63,28 +63,28 @@ class Intake:
             return  # no body, so no kind of one: whether the path wants it is not known here
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
-            raise Refusing(415, "the body must be application/json")
+            raise BodyRefused(415, "the body must be application/json")
         coding = headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("", "identity"):
-            raise Refusing(
+            raise BodyRefused(
                 415, f"the body must come as it is, not as {coding[:40]}: leave content-encoding out"
             )
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > PATIENCE * most:
+        if length.isdecimal() and int(length) > MAX_READ_FACTOR * most:
             raise _too_large(most)
 
-    async def _read(self, receive: Receive, held: _Held) -> bytes | None:
+    async def _read(self, receive: Receive, held: _HeldBody) -> bytes | None:
         """The whole body; None when the client went away meanwhile."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._collect(receive, held)
         except TimeoutError:
-            raise Refusing(408, f"the body did not come within {self._seconds:g} seconds") from None
+            raise BodyRefused(408, f"the body did not come within {self._seconds:g} seconds") from None
 
-    async def _collect(self, receive: Receive, held: _Held) -> bytes | None:
+    async def _collect(self, receive: Receive, held: _HeldBody) -> bytes | None:
         """What is too large is read on for a while, and dropped: clients listen when they have spoken."""
         body, size, more = bytearray(), 0, True
-        while more and size <= PATIENCE * held.most:
+        while more and size <= MAX_READ_FACTOR * held.most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
@@ -97,16 +97,16 @@ class Intake:
             raise _too_large(held.most)
         return bytes(body)
 
-    def _hold(self, held: _Held, more: int) -> None:
+    def _hold(self, held: _HeldBody, more: int) -> None:
         """What has come counts, not what was announced: that costs nobody anything. Raises Overloaded."""
         if more > self._left:
-            raise Overloaded("the bodies of other requests fill the memory for them", RETRY)
+            raise Overloaded("the bodies of other requests fill the memory for them", RETRY_SECONDS)
         self._left -= more
         held.bytes += more
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldBody:
     """The body of one request. most: bytes it may have. bytes: that it has."""
 
     most: int
@@ -126,11 +126,11 @@ def largest_of(positions: Callable[[], int]) -> Callable[[str], int]:
     return largest
 
 
-def _too_large(most: int) -> Refusing:
-    return Refusing(413, f"the body is larger than {most} bytes")
+def _too_large(most: int) -> BodyRefused:
+    return BodyRefused(413, f"the body is larger than {most} bytes")
 
 
-class Refusing(Exception):
+class BodyRefused(Exception):
     """A status and a line for the client."""
 
     def __init__(self, status: int, line: str) -> None:

@@ -16,21 +16,57 @@ from specsot.frames import Result
 from specsot.info import Info
 from specsot.process.figures import LAP as LAP_SECONDS
 from specsot.process.figures import Looked, registry_of
-from specsot_master.gateway.standing import LABELS, Engine, families_of
+from specsot_master.gateway.standing import LABELS, EngineGauges, families_of
 
 _TAIL = (20.0, 40.0, 80.0)
-BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, *_TAIL)
-FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, *_TAIL)
-FIRST_AND_LATE = (*FIRST, 160.0, 640.0, 2560.0)
-WHOLE = (
+TOKEN_LATENCY_BUCKETS = (
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    *_TAIL,
+)
+FIRST_TOKEN_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    *_TAIL,
+)
+LATE_FIRST_TOKEN_BUCKETS = (*FIRST_TOKEN_BUCKETS, 160.0, 640.0, 2560.0)
+REQUEST_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-LAP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-POINTS = tuple(range(1, 17))
+LAP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PLAN_POINT_BUCKETS = tuple(range(1, 17))
 
 
-def counts_to(most: int) -> tuple[int, ...]:
+def count_buckets(most: int) -> tuple[int, ...]:
     """1, 2, 5, 10, ... up to `most`."""
     steps = (step * 10**power for power in range(len(str(most))) for step in (1, 2, 5))
     return tuple(step for step in steps if step <= most)
@@ -56,7 +92,7 @@ class Metrics:
         self._registry = registry or registry_of("master")
         model = info().models[0]
         self._labels = {"model_name": model.name, "engine": "0"}
-        self._declare(counts_to(model.max_positions))
+        self._declare(count_buckets(model.max_positions))
         self.branches = 0
         self._registry.register(Looked(lambda: families_of(self._looked(info()))))
 
@@ -67,10 +103,10 @@ class Metrics:
         self._engines.append(one)
         return one
 
-    def _looked(self, info: Info) -> list[Engine]:
+    def _looked(self, info: Info) -> list[EngineGauges]:
         """How each ring stands."""
         engines, rings = self._engines or [self], info.replicas or [info]
-        return [Engine(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]
+        return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]
 
     def written(self) -> bytes:
         """All of them in Prometheus' text format."""
@@ -129,20 +165,28 @@ class Metrics:
         )
         self._bubble = self._counter("stage_bubble_seconds", "Time of laps a stage did not compute", "stage")
         told = (
-            ("time_to_first_token_seconds", "From arrival to the first token", FIRST_AND_LATE),
-            ("inter_token_latency_seconds", "Between laps that brought text to a request", BETWEEN),
-            ("request_time_per_output_token_seconds", "Mean of one request, behind its first", BETWEEN),
-            ("e2e_request_latency_seconds", "From arrival to the end", WHOLE),
-            ("request_queue_time_seconds", "From arrival to admission", WHOLE),
-            ("request_prefill_time_seconds", "From admission to the first token", WHOLE),
-            ("request_decode_time_seconds", "From the first token to the end", WHOLE),
-            ("request_inference_time_seconds", "From admission to the end", WHOLE),
+            ("time_to_first_token_seconds", "From arrival to the first token", LATE_FIRST_TOKEN_BUCKETS),
+            (
+                "inter_token_latency_seconds",
+                "Between laps that brought text to a request",
+                TOKEN_LATENCY_BUCKETS,
+            ),
+            (
+                "request_time_per_output_token_seconds",
+                "Mean of one request, behind its first",
+                TOKEN_LATENCY_BUCKETS,
+            ),
+            ("e2e_request_latency_seconds", "From arrival to the end", REQUEST_BUCKETS),
+            ("request_queue_time_seconds", "From arrival to admission", REQUEST_BUCKETS),
+            ("request_prefill_time_seconds", "From admission to the first token", REQUEST_BUCKETS),
+            ("request_decode_time_seconds", "From the first token to the end", REQUEST_BUCKETS),
+            ("request_inference_time_seconds", "From admission to the end", REQUEST_BUCKETS),
             ("lap_seconds", "From one lap to the next, while there is work", LAP_SECONDS),
             ("request_prompt_tokens", "Prompt tokens of one request", counts),
             ("request_generation_tokens", "Tokens one request wrote", counts),
-            ("iteration_tokens_total", "Tokens one lap brought", LAP),
-            ("sot_points_per_request", "Points of one plan", POINTS),
-            ("sot_branch_seconds", "From a branch's start to its end", WHOLE),
+            ("iteration_tokens_total", "Tokens one lap brought", LAP_TOKEN_BUCKETS),
+            ("sot_points_per_request", "Points of one plan", PLAN_POINT_BUCKETS),
+            ("sot_branch_seconds", "From a branch's start to its end", REQUEST_BUCKETS),
         )
         self._histograms = {name: self._histogram(name, about, buckets) for name, about, buckets in told}
 

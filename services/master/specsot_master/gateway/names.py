@@ -20,7 +20,7 @@ from specsot_master.gateway.refusals import refusal
 MISDIRECTED = 421
 
 
-class OwnNames:
+class HostCheck:
     """names: what it is called, beside localhost and this machine's own name."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
@@ -30,8 +30,8 @@ class OwnNames:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
-        if host and not self._owns(bare(host)):
-            told = f"this server is not known as {brief(bare(host))}: --http-names names those that it has"
+        if host and not self._owns(host_of(host)):
+            told = f"this server is not known as {brief(host_of(host))}: --http-names names those that it has"
             await refusal(MISDIRECTED, told)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -40,7 +40,7 @@ class OwnNames:
         return name in self._names or is_address(name)
 
 
-def bare(host: str) -> str:
+def host_of(host: str) -> str:
     """A Host header without its port, in small letters."""
     named, colon, port = host.rpartition(":")
     with_port = colon and port.isdecimal() and (":" not in named or named.endswith("]"))

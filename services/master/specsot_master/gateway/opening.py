@@ -11,20 +11,20 @@ from collections.abc import Iterable
 from specsot.members import Head
 from specsot.params import Mode
 from specsot.rpc.options import Terms
-from specsot_master.desk import Desk
+from specsot_master.desk import RequestCounter
 from specsot_master.gateway.app import build_app
-from specsot_master.gateway.counting import count
+from specsot_master.gateway.counting import observe_master
 from specsot_master.gateway.door import HttpDoor, open_http_door
-from specsot_master.gateway.house import House
+from specsot_master.gateway.house import HttpContext
 from specsot_master.gateway.metrics import Metrics
-from specsot_master.gateway.names import OwnNames
+from specsot_master.gateway.names import HostCheck
 from specsot_master.master import Master
 
 
-async def open_gateway(
+async def open_http(
     listen: str,
     master: Master,
-    desk: Desk,
+    desk: RequestCounter,
     terms: Terms,
     metrics: Metrics | None = None,
     mode: Mode = "direct",
@@ -36,13 +36,13 @@ async def open_gateway(
 
     Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
     """
-    metrics = metrics or count(master, desk)
+    metrics = metrics or observe_master(master, desk)
 
     def head() -> Head | None:
         rings = [one.fleet.ring for one in master.replicas if one.drafts]
         return next((ring.head for ring in rings if ring), None)
 
-    house = House(
+    house = HttpContext(
         desk,
         master.text,
         healthy=lambda: master.serving,
@@ -52,4 +52,4 @@ async def open_gateway(
         mode=mode,
     )
     app = build_app(house, terms.tokens)
-    return await open_http_door(listen, OwnNames(app, names) if terms.tokens is None else app, terms.tls)
+    return await open_http_door(listen, HostCheck(app, names) if terms.tokens is None else app, terms.tls)

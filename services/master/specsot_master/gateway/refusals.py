@@ -37,13 +37,13 @@ from specsot.errors import (
 
 log = structlog.get_logger()
 
-LONGEST_LINE = 1000  # characters of a message, which may repeat what was sent
-LONGEST_PLAN = 20_000
-OURS_TO_ANSWER_FOR = 500
+MAX_MESSAGE_CHARACTERS = 1000  # characters of a message, which may repeat what was sent
+MAX_PLAN_CHARACTERS = 20_000
+FIRST_SERVER_STATUS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorShape:
     """`status`, and OpenAI's `type` and `code`."""
 
     status: int
@@ -52,24 +52,24 @@ class Refusal:
 
 
 _WRONG = "invalid_request_error"
-_REFUSALS: dict[type[SpecsotError], Refusal] = {
-    InvalidRequest: Refusal(400, _WRONG),
-    ContextLengthExceeded: Refusal(400, _WRONG, "context_length_exceeded"),
-    WireError: Refusal(400, _WRONG),
-    Unauthenticated: Refusal(401, _WRONG, "invalid_api_key"),
-    Forbidden: Refusal(403, _WRONG, "forbidden"),
-    NotFound: Refusal(404, _WRONG, "model_not_found"),
-    Refused: Refusal(409, "conflict_error", "refused"),
-    PlanError: Refusal(422, "plan_error", "no_valid_plan"),
-    Overloaded: Refusal(429, "rate_limit_error", "rate_limit_exceeded"),
-    Cancelled: Refusal(499, "cancelled_error", "cancelled"),
-    ModelError: Refusal(500, "server_error", "model_error"),
-    Unavailable: Refusal(503, "service_unavailable_error", "unavailable"),
-    TimedOut: Refusal(504, "timeout_error", "deadline_exceeded"),
-    SpecsotError: Refusal(500, "server_error"),
+_SHAPE_OF_ERROR: dict[type[SpecsotError], ErrorShape] = {
+    InvalidRequest: ErrorShape(400, _WRONG),
+    ContextLengthExceeded: ErrorShape(400, _WRONG, "context_length_exceeded"),
+    WireError: ErrorShape(400, _WRONG),
+    Unauthenticated: ErrorShape(401, _WRONG, "invalid_api_key"),
+    Forbidden: ErrorShape(403, _WRONG, "forbidden"),
+    NotFound: ErrorShape(404, _WRONG, "model_not_found"),
+    Refused: ErrorShape(409, "conflict_error", "refused"),
+    PlanError: ErrorShape(422, "plan_error", "no_valid_plan"),
+    Overloaded: ErrorShape(429, "rate_limit_error", "rate_limit_exceeded"),
+    Cancelled: ErrorShape(499, "cancelled_error", "cancelled"),
+    ModelError: ErrorShape(500, "server_error", "model_error"),
+    Unavailable: ErrorShape(503, "service_unavailable_error", "unavailable"),
+    TimedOut: ErrorShape(504, "timeout_error", "deadline_exceeded"),
+    SpecsotError: ErrorShape(500, "server_error"),
 }
-_SHAPES = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object")
-_WORDS = {
+_TYPE_COMPLAINTS = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object")
+_HTTP_MESSAGES = {
     404: "there is nothing at {path}",
     405: "{path} does not take {method}",
     413: "the body is too large",
@@ -80,31 +80,31 @@ _WORDS = {
 
 def body_of(error: Exception) -> dict[str, Any]:
     """The error as OpenAI's clients read it, also from within a stream."""
-    error = known(error)
-    refusal = _refusal_of(error)
+    error = known_error(error)
+    refusal = _shape_of(error)
     told: dict[str, Any] = {
-        "message": str(error)[:LONGEST_LINE],
+        "message": str(error)[:MAX_MESSAGE_CHARACTERS],
         "type": refusal.type,
         "param": error.field if isinstance(error, InvalidRequest) else None,
         "code": refusal.code,
     }
     if isinstance(error, PlanError):
-        told["plan"] = error.text[:LONGEST_PLAN]
+        told["plan"] = error.text[:MAX_PLAN_CHARACTERS]
     return {"error": told}
 
 
 def response_of(error: Exception) -> Response:
     """The whole answer to a call that failed before its answer began."""
-    error = known(error)
+    error = known_error(error)
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
-    return _respond(_refusal_of(error).status, body_of(error), headers)
+    return _respond(_shape_of(error).status, body_of(error), headers)
 
 
-def known(error: Exception) -> SpecsotError:
+def known_error(error: Exception) -> SpecsotError:
     """The error itself if it is one of ours; else it is logged, and told as an internal one."""
     if isinstance(error, SpecsotError):
         return error
@@ -113,7 +113,7 @@ def known(error: Exception) -> SpecsotError:
 
 
 @contextmanager
-def in_words(words: Mapping[str, str]) -> Generator[None]:
+def naming_fields(words: Mapping[str, str]) -> Generator[None]:
     """Whatever is refused meanwhile names the field that the caller wrote."""
     try:
         yield
@@ -136,7 +136,7 @@ async def refuse_body(request: Request, error: Exception) -> Response:
     if complaint["type"] == "json_invalid":
         return response_of(InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"))
     field = ".".join(_way_to(complaint, error.body))
-    said = _SHAPES.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
+    said = _TYPE_COMPLAINTS.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
     return response_of(InvalidRequest(f"{field or 'body'}: {said}", field=field or None))
 
 
@@ -155,20 +155,20 @@ def _way_to(complaint: Mapping[str, Any], inside: Any) -> Generator[str]:
 async def refuse_http(request: Request, error: Exception) -> Response:
     """What the framework itself refuses: no such path, no such method, a body that cannot be read."""
     error = cast(HTTPException, error)
-    words = _WORDS.get(error.status_code, str(error.detail))
+    words = _HTTP_MESSAGES.get(error.status_code, str(error.detail))
     line = words.format(path=request.url.path, method=request.method)
     return refusal(error.status_code, line, dict(error.headers or {}))
 
 
 def refusal(status: int, line: str, headers: dict[str, str] | None = None) -> Response:
     """A refusal that has no error of ours behind it."""
-    kind = _WRONG if status < OURS_TO_ANSWER_FOR else "server_error"
-    told = {"message": line[:LONGEST_LINE], "type": kind, "param": None, "code": None}
+    kind = _WRONG if status < FIRST_SERVER_STATUS else "server_error"
+    told = {"message": line[:MAX_MESSAGE_CHARACTERS], "type": kind, "param": None, "code": None}
     return _respond(status, {"error": told}, headers or {})
 
 
-def _refusal_of(error: SpecsotError) -> Refusal:
-    return next(_REFUSALS[kind] for kind in type(error).__mro__ if kind in _REFUSALS)
+def _shape_of(error: SpecsotError) -> ErrorShape:
+    return next(_SHAPE_OF_ERROR[kind] for kind in type(error).__mro__ if kind in _SHAPE_OF_ERROR)
 
 
 def _respond(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:

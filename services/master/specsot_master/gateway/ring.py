@@ -16,10 +16,10 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from specsot._version import __version__
 from specsot.info import Info
 from specsot_master.gateway.answers import Version
-from specsot_master.gateway.house import House
+from specsot_master.gateway.house import HttpContext
 
 
-def ring_routes(house: House) -> APIRouter:
+def ring_routes(house: HttpContext) -> APIRouter:
     router = APIRouter(tags=["the ring"])
     page = read_page()
     headers = headers_of(page)

@@ -16,14 +16,14 @@ from specsot.events import Finished
 from specsot.params import Ask, Limits, Sampling
 from specsot.process.gpus import look_at_gpus
 from specsot_master.gateway import answers
-from specsot_master.gateway.house import House, caller_of
+from specsot_master.gateway.house import HttpContext, caller_of
 from specsot_master.gateway.openai.bodies import Words
-from specsot_master.gateway.openai.choices import reason_of
-from specsot_master.gateway.refusals import in_words
+from specsot_master.gateway.openai.choices import finish_reason
+from specsot_master.gateway.refusals import naming_fields
 from specsot_master.gateway.streams import unless_gone
-from specsot_master.gateway.together import together
+from specsot_master.gateway.together import merge_streams
 
-_WORDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
+_LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
 
 
 class GenerateBody(BaseModel):
@@ -39,25 +39,29 @@ class GenerateBody(BaseModel):
     use_semantic_constraint: bool = True
 
 
-def seed_routes(house: House) -> APIRouter:
+def legacy_routes(house: HttpContext) -> APIRouter:
     router = APIRouter(tags=["as before"])
 
-    @router.post("/generate", responses=answers.told(answers.Generated), openapi_extra=answers.CALLERS)
+    @router.post("/generate", responses=answers.documented(answers.Generated), openapi_extra=answers.CALLERS)
     async def generate(request: Request, body: GenerateBody) -> Response:
         """One answer, whole."""
         caller = caller_of(request)
-        with in_words(_WORDS):
-            events = together(caller.generate(house.desk, [ask_of(body)]))
+        with naming_fields(_LEGACY_FIELDS):
+            events = merge_streams(caller.generate(house.desk, [legacy_ask(body)]))
             finished = await unless_gone(request, last_of(events))
-        return JSONResponse(told(finished), headers=caller.headers)
+        return JSONResponse(generated(finished), headers=caller.headers)
 
     @router.get("/ping", include_in_schema=False)
-    @router.get("/health", responses=answers.told(answers.Health, 200, 503))
+    @router.get("/health", responses=answers.documented(answers.Health, 200, 503))
     async def health() -> Response:
         """200 while requests are answered, 503 while they are not."""
         ready = house.healthy()
         used = sum(gpu.used for gpu in look_at_gpus()) / (1 << 20)
-        body = {"status": status_of(house), "model_loaded": house.desk.info().ready, "gpu_memory_mb": used}
+        body = {
+            "status": health_status(house),
+            "model_loaded": house.desk.info().ready,
+            "gpu_memory_mb": used,
+        }
         return JSONResponse(body, 200 if ready else 503)
 
     @router.get("/info", response_model=answers.Served)
@@ -76,7 +80,7 @@ def seed_routes(house: House) -> APIRouter:
     return router
 
 
-def ask_of(body: GenerateBody) -> Ask:
+def legacy_ask(body: GenerateBody) -> Ask:
     """Raises InvalidRequest."""
     return Ask(
         prompt=body.prompt,
@@ -97,7 +101,7 @@ async def last_of(events: Any) -> Finished:
     return finished
 
 
-def told(finished: Finished) -> dict[str, Any]:
+def generated(finished: Finished) -> dict[str, Any]:
     """Raises SpecsotError where there is no text."""
     figures = finished.statistics
     return {
@@ -105,11 +109,11 @@ def told(finished: Finished) -> dict[str, Any]:
         "tokens": figures.completion_tokens,
         "time_ms": figures.seconds * 1000,
         "mode": figures.mode,
-        "stats": dataclasses.asdict(figures) | {"finish_reason": reason_of(finished)},
+        "stats": dataclasses.asdict(figures) | {"finish_reason": finish_reason(finished)},
     }
 
 
-def status_of(house: House) -> str:
+def health_status(house: HttpContext) -> str:
     """In one word."""
     if house.desk.closing:
         return "leaving"

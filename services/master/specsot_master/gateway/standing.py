@@ -35,11 +35,11 @@ COUNTERS = {
     "request_refused": "Requests there was no room for",
 }
 
-_REASONS = {reason.value for reason in Reason}
+_FINISH_REASONS = {reason.value for reason in Reason}
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineGauges:
     """One ring. labels: a value for each of LABELS. branches: that are being written."""
 
     labels: Mapping[str, str]
@@ -47,24 +47,24 @@ class Engine:
     branches: int
 
 
-def families_of(engines: Sequence[Engine]) -> Iterator[Metric]:
+def families_of(engines: Sequence[EngineGauges]) -> Iterator[Metric]:
     """Gauges and counters of a master's rings."""
-    told = [(tuple(one.labels.values()), figures_of(one)) for one in engines]
+    told = [(tuple(one.labels.values()), gauges_of(one)) for one in engines]
     for name, about in GAUGES.items():
         yield _filled(GaugeMetricFamily(f"specsot:{name}", about, labels=LABELS), told, name)
     for name, about in COUNTERS.items():
         yield _filled(CounterMetricFamily(f"specsot:{name}", about, labels=LABELS), told, name)
-    yield from _ended(engines)
+    yield from _ended_requests(engines)
 
 
-def figures_of(engine: Engine) -> dict[str, float]:
+def gauges_of(engine: EngineGauges) -> dict[str, float]:
     ring = engine.ring
     requests, laps = ring.requests or RequestsInfo(), ring.laps or LapsInfo()
     pages = ring.pages or PagesInfo(0, 0, 0)
     return {
         "num_requests_running": requests.running,
         "num_requests_waiting": requests.waiting,
-        "kv_cache_usage_perc": used_of(ring.pages),
+        "kv_cache_usage_perc": used_share(ring.pages),
         "kv_pages": pages.total,
         "kv_pages_free": pages.free,
         "kv_pages_kept": pages.kept,
@@ -80,7 +80,7 @@ def figures_of(engine: Engine) -> dict[str, float]:
     }
 
 
-def used_of(pages: PagesInfo | None) -> float:
+def used_share(pages: PagesInfo | None) -> float:
     return 1 - pages.free / pages.total if pages and pages.total else 0.0
 
 
@@ -94,7 +94,7 @@ def _filled(
     return family
 
 
-def _ended(engines: Sequence[Engine]) -> Iterator[Metric]:
+def _ended_requests(engines: Sequence[EngineGauges]) -> Iterator[Metric]:
     """Requests that are over: by a reason of their own, or by an error."""
     well = CounterMetricFamily(
         "specsot:request_success", "Requests that ended by themselves", labels=(*LABELS, "finished_reason")
@@ -104,5 +104,5 @@ def _ended(engines: Sequence[Engine]) -> Iterator[Metric]:
     )
     for one in engines:
         for why, count in one.ring.requests.ended if one.ring.requests else ():
-            (well if why in _REASONS else badly).add_metric((*one.labels.values(), why), count)
+            (well if why in _FINISH_REASONS else badly).add_metric((*one.labels.values(), why), count)
     yield from (well, badly)

@@ -24,25 +24,25 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-STALL = 30.0  # seconds in which a client must take what is sent
-PULSE = 15.0  # seconds of silence after which a comment shows that we live
+STALL_SECONDS = 30.0  # seconds in which a client must take what is sent
+KEEPALIVE_SECONDS = 15.0  # seconds of silence after which a comment shows that we live
 DONE = b"data: [DONE]\n\n"
 
 Chunks = AsyncGenerator[dict[str, Any], None]
 
 
-class Stalled(Exception):
+class ClientStalled(Exception):
     """The client takes nothing any more."""
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The work's result. When the client goes away first, the work is cancelled; raises Cancelled."""
-    return await _unless_left(request.receive, work)
+    return await _until_disconnect(request.receive, work)
 
 
-async def begin(
-    request: Request, chunks: Chunks, headers: dict[str, str], stall: float = STALL
-) -> EventStream:
+async def begin_stream(
+    request: Request, chunks: Chunks, headers: dict[str, str], stall: float = STALL_SECONDS
+) -> ServerSentEvents:
     """A response that tells `chunks`. What goes wrong before the first one is raised here, while the
     status can still say so.
     """
@@ -51,10 +51,10 @@ async def begin(
     except BaseException:
         await chunks.aclose()
         raise
-    return EventStream(first, chunks, headers, stall)
+    return ServerSentEvents(first, chunks, headers, stall)
 
 
-class EventStream(Response):
+class ServerSentEvents(Response):
     """One event a chunk; an error on the way is an event too; "[DONE]" is the last."""
 
     media_type = "text/event-stream"
@@ -66,38 +66,38 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _unless_left(receive, self._tell(send))
+            await _until_disconnect(receive, self._tell(send))
         except Cancelled:
             pass  # nobody is there to hear it
-        except Stalled:
+        except ClientStalled:
             log.warning("a client stopped reading", seconds=self._stall)
 
     async def _tell(self, send: Send) -> None:
-        outlet = _Outlet(send, self._stall)
+        outlet = _EventWriter(send, self._stall)
         async with aclosing(self._rest):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with outlet.pulsing():
                 await self._tell_chunks(outlet)
             await send({"type": "http.response.body", "body": DONE})
 
-    async def _tell_chunks(self, outlet: _Outlet) -> None:
-        await outlet.write(event_of(self._first))
+    async def _tell_chunks(self, outlet: _EventWriter) -> None:
+        await outlet.write(server_sent(self._first))
         try:
             async for chunk in self._rest:
-                await outlet.write(event_of(chunk))
-        except Stalled:
+                await outlet.write(server_sent(chunk))
+        except ClientStalled:
             raise
         except Exception as error:
-            await outlet.write(event_of(body_of(error)))
+            await outlet.write(server_sent(body_of(error)))
 
 
-def event_of(chunk: dict[str, Any]) -> bytes:
+def server_sent(chunk: dict[str, Any]) -> bytes:
     """One server-sent event; text stays as it is, not escaped to ASCII."""
     written = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"), default=plain_of)
     return b"data: " + written.encode() + b"\n\n"
 
 
-class _Outlet:
+class _EventWriter:
     """The way to a client who must keep reading."""
 
     def __init__(self, send: Send, stall: float) -> None:
@@ -112,7 +112,7 @@ class _Outlet:
             async with asyncio.timeout(self._stall):
                 await self._send({"type": "http.response.body", "body": event, "more_body": True})
         except TimeoutError:
-            raise Stalled from None
+            raise ClientStalled from None
 
     @asynccontextmanager
     async def pulsing(self) -> AsyncGenerator[None]:
@@ -126,13 +126,13 @@ class _Outlet:
 
     async def _pulse(self) -> None:
         while True:
-            await asyncio.sleep(self._written + PULSE - self._loop.time())
-            if self._loop.time() - self._written >= PULSE:
+            await asyncio.sleep(self._written + KEEPALIVE_SECONDS - self._loop.time())
+            if self._loop.time() - self._written >= KEEPALIVE_SECONDS:
                 await self.write(b": still here\n\n")
 
 
-async def _unless_left(receive: Receive, work: Awaitable[T]) -> T:
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+async def _until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -144,7 +144,7 @@ async def _unless_left(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Return when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -11,10 +11,10 @@ from contextlib import aclosing
 
 from specsot.events import Numbered
 
-Events = AsyncGenerator[Numbered, None]
+RequestEvents = AsyncGenerator[Numbered, None]
 
 
-async def together(streams: Sequence[Events]) -> AsyncGenerator[tuple[int, Numbered], None]:
+async def merge_streams(streams: Sequence[RequestEvents]) -> AsyncGenerator[tuple[int, Numbered], None]:
     """Events as they come, each with its stream's place; never more than one ahead of the reader.
 
     An error in one ends all. What is refused at once is refused before any event of the others is told.
@@ -28,17 +28,17 @@ async def together(streams: Sequence[Events]) -> AsyncGenerator[tuple[int, Numbe
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in done if _over(task)]:
+            for task in [task for task in done if _has_ended(task)]:
                 del waiting[task]
             for task in sorted(done & waiting.keys(), key=waiting.__getitem__):
                 place = waiting.pop(task)
                 yield place, task.result()
                 waiting[asyncio.ensure_future(anext(streams[place]))] = place
     finally:
-        await _end(list(waiting), streams)
+        await _close_streams(list(waiting), streams)
 
 
-def _over(task: asyncio.Future[Numbered]) -> bool:
+def _has_ended(task: asyncio.Future[Numbered]) -> bool:
     """Whether the stream behind it has ended. Raises what it ended with, if that is an error."""
     error = task.exception()
     if error is not None and not isinstance(error, StopAsyncIteration):
@@ -46,7 +46,7 @@ def _over(task: asyncio.Future[Numbered]) -> bool:
     return error is not None
 
 
-async def _end(waiting: list[asyncio.Future[Numbered]], streams: Sequence[Events]) -> None:
+async def _close_streams(waiting: list[asyncio.Future[Numbered]], streams: Sequence[RequestEvents]) -> None:
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)

@@ -20,10 +20,10 @@ from specsot.events import (
 )
 from specsot_master.gateway.metrics import Metrics
 
-MOMENT = 0.001  # seconds: events closer together came with one lap
+SAME_LAP_SECONDS = 0.001  # seconds: events closer together came with one lap
 
 
-class RequestWatch:
+class RequestMetrics:
     """find: the figures of the ring that has a request, by its id. `clock`: seconds that only go forward."""
 
     def __init__(self, find: Callable[[str], Metrics], clock: Callable[[], float]) -> None:
@@ -60,6 +60,6 @@ class RequestWatch:
 
     def _hear(self) -> None:
         now = self._clock()
-        if self._last is not None and now - self._last > MOMENT:
+        if self._last is not None and now - self._last > SAME_LAP_SECONDS:
             self._metrics.observe("inter_token_latency_seconds", now - self._last)
         self._last = now

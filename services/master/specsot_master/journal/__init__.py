@@ -5,27 +5,27 @@ Refuses to know rings and readers.
 
 from specsot_master.journal.journal import Journal, open_journal
 from specsot_master.journal.records import (
-    Again,
-    Begun,
-    Branched,
-    Failed,
-    Heard,
-    Kept,
+    AdmittedRecord,
+    BranchRecord,
+    CancelledRecord,
+    FailedRecord,
+    JournaledRequest,
+    LapRecord,
     Record,
-    Stopped,
+    ReopenedRecord,
     fingerprint_of,
 )
 
 __all__ = [
-    "Again",
-    "Begun",
-    "Branched",
-    "Failed",
-    "Heard",
+    "ReopenedRecord",
+    "AdmittedRecord",
+    "BranchRecord",
+    "FailedRecord",
+    "LapRecord",
     "Journal",
-    "Kept",
+    "JournaledRequest",
     "Record",
-    "Stopped",
+    "CancelledRecord",
     "fingerprint_of",
     "open_journal",
 ]

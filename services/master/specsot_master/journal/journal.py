@@ -14,8 +14,8 @@ from pathlib import Path
 import structlog
 
 from specsot.tasks import start
-from specsot_master.journal.records import Kept, Record
-from specsot_master.journal.store import Change, Store
+from specsot_master.journal.records import JournaledRequest, Record
+from specsot_master.journal.store import Change, JournalFile
 
 log = structlog.get_logger()
 
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 class Journal:
     """`kept`: what was there when it was opened."""
 
-    def __init__(self, store: Store, thread: Executor) -> None:
+    def __init__(self, store: JournalFile, thread: Executor) -> None:
         self.kept = store.read()
         self._store, self._thread = store, thread
         self._waiting: list[Change] = []
@@ -32,7 +32,7 @@ class Journal:
         self._flying: asyncio.Future[None] | None = None  # of what is being written
         self._lost = False
 
-    def begin(self, request: Kept) -> None:
+    def begin(self, request: JournaledRequest) -> None:
         self._put(request)
 
     def note(self, id: str, record: Record) -> None:
@@ -83,4 +83,6 @@ class Journal:
 
 def open_journal(directory: Path, model: str, thread: Executor | None = None) -> Journal:
     """model: the fingerprint of what answers. Raises InvalidRequest: it cannot be had."""
-    return Journal(Store(directory, model), thread or ThreadPoolExecutor(1, thread_name_prefix="journal"))
+    return Journal(
+        JournalFile(directory, model), thread or ThreadPoolExecutor(1, thread_name_prefix="journal")
+    )

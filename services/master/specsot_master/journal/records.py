@@ -18,7 +18,7 @@ from specsot.params import Ask
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class AdmittedRecord:
     """It entered the ring, which had `found` tokens of its prompt already."""
 
     at: float
@@ -26,7 +26,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Branched:
+class BranchRecord:
     """The branch of this point was opened. wording: a fingerprint of its prompt, "" for unknown."""
 
     point: int
@@ -34,7 +34,7 @@ class Branched:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LapRecord:
     """One lap: (ordinal of the sequence, what came of it)."""
 
     at: float
@@ -42,32 +42,32 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class ReopenedRecord:
     """The sequence of this ordinal was opened anew; its steps count from 0."""
 
     ordinal: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class CancelledRecord:
     """Its client cancelled it."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedRecord:
     """It ended with this error, by the name of its class."""
 
     error: str
     message: str
 
 
-Record = Begun | Branched | Heard | Again | Stopped | Failed
+Record = AdmittedRecord | BranchRecord | LapRecord | ReopenedRecord | CancelledRecord | FailedRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class JournaledRequest:
     """A request and its records. began: seconds of the wall clock at which it came.
 
     owner: whose it is, "" for nobody in particular.
@@ -89,37 +89,37 @@ def fingerprint_of(tokens: Sequence[int]) -> str:
     return blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
 
 
-def encode(record: Record) -> str:
+def encode_record(record: Record) -> str:
     match record:
-        case Begun(at, found):
+        case AdmittedRecord(at, found):
             parts: list[Any] = ["begun", at, found]
-        case Branched(point, wording):
+        case BranchRecord(point, wording):
             parts = ["branched", point, wording]
-        case Heard(at, said):
+        case LapRecord(at, said):
             parts = ["heard", at, [_encode_outcome(ordinal, outcome) for ordinal, outcome in said]]
-        case Again(ordinal):
+        case ReopenedRecord(ordinal):
             parts = ["again", ordinal]
-        case Stopped(at):
+        case CancelledRecord(at):
             parts = ["stopped", at]
-        case Failed(error, message):
+        case FailedRecord(error, message):
             parts = ["failed", error, message]
     return json.dumps(parts, separators=(",", ":"))
 
 
-def decode(text: str) -> Record:
+def decode_record(text: str) -> Record:
     match json.loads(text):
         case ["begun", float(at), int(found)]:
-            return Begun(at, found)
+            return AdmittedRecord(at, found)
         case ["branched", int(point), *wording]:
-            return Branched(point, *wording)
+            return BranchRecord(point, *wording)
         case ["heard", float(at), [*said]]:
-            return Heard(at, tuple(_decode_outcome(*one) for one in said))
+            return LapRecord(at, tuple(_decode_outcome(*one) for one in said))
         case ["again", int(ordinal)]:
-            return Again(ordinal)
+            return ReopenedRecord(ordinal)
         case ["stopped", float(at)]:
-            return Stopped(at)
+            return CancelledRecord(at)
         case ["failed", str(error), str(message)]:
-            return Failed(error, message)
+            return FailedRecord(error, message)
         case _:
             raise ValueError(f"no record: {text[:40]}")
 

@@ -15,33 +15,43 @@ import structlog
 from specsot.errors import InvalidRequest
 from specsot.v1 import master_pb2
 from specsot.wire.requests import decode_ask, encode_ask
-from specsot_master.journal.records import Failed, Kept, Record, decode, encode
+from specsot_master.journal.records import (
+    FailedRecord,
+    JournaledRequest,
+    Record,
+    decode_record,
+    encode_record,
+)
 
 log = structlog.get_logger()
 
-FILE = "journal.sqlite"
-FORM = 2  # of what is in it; the one before it is taken over
+JOURNAL_FILE = "journal.sqlite"
+JOURNAL_FORMAT = 2  # of what is in it; the one before it is taken over
 
 _UNREADABLE = "what was written down of this request cannot be read any more"
 
-Change = Kept | tuple[str, Record] | str  # a request that came, what happened to one, one that is forgotten
+Change = (
+    JournaledRequest | tuple[str, Record] | str
+)  # a request that came, what happened to one, one that is forgotten
 
 
-class Store:
+class JournalFile:
     """One directory's journal. `model`: a fingerprint; what was written for another one is dropped."""
 
     def __init__(self, directory: Path, model: str) -> None:
         """Raises InvalidRequest: it cannot be had, perhaps because another master has it."""
-        self._path = directory / FILE
+        self._path = directory / JOURNAL_FILE
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))  # and so are those beside it
             self._data = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
-            self._take(f"{FORM} {model}")
+            self._take(f"{JOURNAL_FORMAT} {model}")
         except (OSError, sqlite3.Error) as error:
-            raise InvalidRequest(f"no journal in {directory}: {_why(error)}", field="journal") from None
+            raise InvalidRequest(
+                f"no journal in {directory}: {_open_error(error)}", field="journal"
+            ) from None
 
-    def read(self) -> tuple[Kept, ...]:
+    def read(self) -> tuple[JournaledRequest, ...]:
         """All requests, in the order in which they came."""
         records: dict[str, list[Record]] = {}
         for request, text in self._data.execute("SELECT request, record FROM records ORDER BY rowid"):
@@ -49,7 +59,7 @@ class Store:
         rows = self._data.execute(
             "SELECT id, client, ask, seed, began, owner, wording FROM requests ORDER BY rowid"
         )
-        read = (_kept(tuple(records.get(row[0], ())), *row) for row in rows.fetchall())
+        read = (_journaled(tuple(records.get(row[0], ())), *row) for row in rows.fetchall())
         return tuple(one for one in read if one)
 
     def write(self, changes: Iterable[Change]) -> None:
@@ -70,7 +80,7 @@ class Store:
         """What is not written on would send clients who come back to a place long passed."""
         self.close()
         for beside in ("", "-wal", "-shm"):
-            self._path.with_name(FILE + beside).unlink(missing_ok=True)
+            self._path.with_name(JOURNAL_FILE + beside).unlink(missing_ok=True)
 
     def _take(self, about: str) -> None:
         run = self._data.execute
@@ -79,7 +89,7 @@ class Store:
         run("PRAGMA synchronous=NORMAL")
         run("CREATE TABLE IF NOT EXISTS about(holds TEXT)")
         holds = run("SELECT holds FROM about").fetchall()
-        if holds == [(about.replace(str(FORM), str(FORM - 1), 1),)]:
+        if holds == [(about.replace(str(JOURNAL_FORMAT), str(JOURNAL_FORMAT - 1), 1),)]:
             for column in ("owner", "wording"):
                 run(f"ALTER TABLE requests ADD COLUMN {column} TEXT NOT NULL DEFAULT ''")
             run("UPDATE about SET holds = ?", (about,))
@@ -106,14 +116,20 @@ class Store:
         except (sqlite3.Error, OSError):
             raise
         except Exception as error:
-            id = change if isinstance(change, str) else change.id if isinstance(change, Kept) else change[0]
+            id = (
+                change
+                if isinstance(change, str)
+                else change.id
+                if isinstance(change, JournaledRequest)
+                else change[0]
+            )
             log.warning("a restart will lose this request", request_id=id, exc_info=error)
             self._forget(id)
 
     def _write(self, change: Change) -> None:
         run = self._data.execute
         match change:
-            case Kept(id, client, ask, seed, began, _, owner, wording):
+            case JournaledRequest(id, client, ask, seed, began, _, owner, wording):
                 self._forget(id)
                 asked = encode_ask(ask, id).SerializeToString()
                 row = (id, client, asked, seed, began, owner, wording)
@@ -121,7 +137,7 @@ class Store:
             case str():
                 self._forget(change)
             case request, record:
-                run("INSERT INTO records VALUES (?, ?)", (request, encode(record)))
+                run("INSERT INTO records VALUES (?, ?)", (request, encode_record(record)))
 
     def _forget(self, id: str) -> None:
         self._data.execute("DELETE FROM records WHERE request = ?", (id,))
@@ -131,13 +147,13 @@ class Store:
 def _decoded(request: str, text: str) -> Record:
     """One that makes no sense ends its request."""
     try:
-        return decode(text)
+        return decode_record(text)
     except Exception as error:
         log.warning("request lost", request_id=request, reason=_UNREADABLE, exc_info=error)
-        return Failed("Unavailable", _UNREADABLE)
+        return FailedRecord("Unavailable", _UNREADABLE)
 
 
-def _kept(
+def _journaled(
     records: tuple[Record, ...],
     id: str,
     client: str,
@@ -146,15 +162,15 @@ def _kept(
     began: float,
     owner: str,
     wording: str,
-) -> Kept | None:
+) -> JournaledRequest | None:
     try:
         asked = decode_ask(master_pb2.GenerateRequest.FromString(ask))
-        return Kept(id, client, asked, seed, began, records, owner, wording)
+        return JournaledRequest(id, client, asked, seed, began, records, owner, wording)
     except Exception as error:
         log.warning("request lost", request_id=id, reason=_UNREADABLE, exc_info=error)
         return None
 
 
-def _why(error: OSError | sqlite3.Error) -> str:
+def _open_error(error: OSError | sqlite3.Error) -> str:
     taken = isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
     return "another master has it; a second one does not stand by" if taken else str(error)

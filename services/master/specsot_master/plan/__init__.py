@@ -3,11 +3,11 @@
 Refuses to know tensors, tokenizers, transports and clocks.
 """
 
-from specsot_master.plan.answer import Piece
+from specsot_master.plan.answer import TextPiece
 from specsot_master.plan.commands import (
     CloseSequence,
     Command,
-    GiveUp,
+    FailRequest,
     OpenAnswer,
     OpenBranch,
     OpenSkeleton,
@@ -26,11 +26,11 @@ __all__ = [
     "POINT_TOKENS",
     "CloseSequence",
     "Command",
-    "GiveUp",
+    "FailRequest",
     "OpenAnswer",
     "OpenBranch",
     "OpenSkeleton",
-    "Piece",
+    "TextPiece",
     "RequestPlan",
     "check_plan",
     "mode_of",

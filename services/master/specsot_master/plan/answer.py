@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specsot.events import TokenLogprobs
-from specsot_master.text.stops import StopWatch
+from specsot_master.text.stops import StopStrings
 
 ANSWER, END = "[ANSWER]", "[END]"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A token and the text it completed ("" in the middle of a character).
 
     token None: text that was held back and came out at the end.
@@ -28,7 +28,7 @@ class Piece:
     logprobs: TokenLogprobs | None = None
 
 
-class Spans:
+class TokenSpans:
     """Which token wrote which characters of a sequence's raw text."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Spans:
         self._taken = 0
         self.length = 0  # characters
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextPiece) -> None:
         start, self.length = self.length, self.length + len(piece.text)
         if piece.token is not None:
             self._tokens.append(piece.token)
@@ -78,7 +78,7 @@ class Spans:
         return index
 
 
-class Answer:
+class AnswerText:
     """Cuts at stop strings. `trim`: a branch's body, without a leading [ANSWER] and white space around it.
 
     marked:   it began with [ANSWER].
@@ -87,7 +87,7 @@ class Answer:
     """
 
     def __init__(self, stops: Iterable[str] = (), trim: bool = False) -> None:
-        self._watch = StopWatch(stops)
+        self._watch = StopStrings(stops)
         self._trim, self._begun = trim, not trim
         self._head, self._tail = "", ""
         self.marked = False

@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 
 from specsot.events import Reason, TokenLogprobs
 from specsot.skeleton import Point
-from specsot_master.plan.answer import END, Answer, Piece, Spans
-from specsot_master.plan.budget import Shares
-from specsot_master.plan.merge import Merge
+from specsot_master.plan.answer import END, AnswerText, TextPiece, TokenSpans
+from specsot_master.plan.budget import BudgetShares
+from specsot_master.plan.merge import MergedAnswer
 from specsot_master.schedule import pick_ready
 
-_WELL = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be built on
+_COMPLETE = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be built on
 
 
 @dataclass(slots=True)
-class Branch:
+class PlanBranch:
     """One point being written. `reason` None: not over yet. ended: by an end token, which is one more."""
 
     point: Point
     budget: int
-    answer: Answer
-    spans: Spans = field(default_factory=Spans)
+    answer: AnswerText
+    spans: TokenSpans = field(default_factory=TokenSpans)
     opened: bool = False
     ended: bool = False
     reason: Reason | None = None
@@ -54,17 +54,21 @@ class Branch:
         return self.answer.skipped + self.answer.released
 
 
-class Branches:
+class PlanBranches:
     """All branches of a plan. cut: a limit has taken something of the plan itself."""
 
-    def __init__(self, shares: Shares, stops: Iterable[str], max_parallel: int, cut: bool = False) -> None:
+    def __init__(
+        self, shares: BudgetShares, stops: Iterable[str], max_parallel: int, cut: bool = False
+    ) -> None:
         stops, points = (*stops, END), shares.points
         self.points, self._headings, self._cut = points, shares.headings, cut
-        self.merge = Merge(points, shares.headings)
+        self.merge = MergedAnswer(points, shares.headings)
         self._max_parallel = max_parallel
-        self._branches = {p.id: Branch(p, shares.budgets[p.id], Answer(stops, trim=True)) for p in points}
+        self._branches = {
+            p.id: PlanBranch(p, shares.budgets[p.id], AnswerText(stops, trim=True)) for p in points
+        }
 
-    def __getitem__(self, id: int) -> Branch:
+    def __getitem__(self, id: int) -> PlanBranch:
         return self._branches[id]
 
     @property
@@ -108,11 +112,11 @@ class Branches:
         places = self._max_parallel - len(self.live)
         if places <= 0 or self.all_opened:
             return ()
-        done = {id for id, branch in self._branches.items() if branch.reason in _WELL}
+        done = {id for id, branch in self._branches.items() if branch.reason in _COMPLETE}
         taken = [id for id, branch in self._branches.items() if branch.opened or branch.reason]
         return pick_ready(self.points, done, taken, places)
 
-    def open(self, id: int) -> Branch:
+    def open(self, id: int) -> PlanBranch:
         self._branches[id].opened = True
         return self._branches[id]
 
@@ -120,7 +124,7 @@ class Branches:
         """The points it needs with their texts."""
         return tuple((self._branches[id].point, self._branches[id].answer.text) for id in point.needs)
 
-    def write(self, id: int, pieces: Iterable[Piece]) -> str:
+    def write(self, id: int, pieces: Iterable[TextPiece]) -> str:
         """Take a live branch's text; returns what of it may be shown. Nothing follows a stop string."""
         branch = self._branches[id]
         shown: list[str] = []
@@ -134,7 +138,7 @@ class Branches:
     def end(self, id: int, reason: Reason) -> tuple[int, ...]:
         """Branch `id` is over; returns the branches that end with it because they need it."""
         self._branches[id].reason = reason
-        if reason in _WELL:
+        if reason in _COMPLETE:
             return ()
         orphans = self._orphans(id)
         for orphan in orphans:

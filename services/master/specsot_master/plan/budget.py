@@ -12,7 +12,7 @@ from specsot.skeleton import Point
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class BudgetShares:
     """points: those that are written, the plan's first ones. headings: the tokens of each; a point that is
     not named has none. budgets: tokens of each branch.
     """
@@ -24,7 +24,7 @@ class Shares:
 
 def share_out(
     points: Sequence[Point], headings: Mapping[int, int], total: int, least: int, cap: int | None = None
-) -> Shares:
+) -> BudgetShares:
     """As many points as get `least` tokens of text beside their headings, at least one.
 
     headings: tokens of each point's heading. Headings and budgets together are at most `total`, which is > 0.
@@ -32,9 +32,9 @@ def share_out(
     kept = tuple(points[: max(_affordable(points, headings, total, least), 1)])
     spent = sum(headings[point.id] for point in kept)
     if total - spent < min(least, total):  # one point, and a title too long for what is left
-        return Shares(kept, {}, split_budget(kept, total, cap))
+        return BudgetShares(kept, {}, split_budget(kept, total, cap))
     told = {point.id: headings[point.id] for point in kept}
-    return Shares(kept, told, split_budget(kept, total - spent, cap, least))
+    return BudgetShares(kept, told, split_budget(kept, total - spent, cap, least))
 
 
 def split_budget(

@@ -49,10 +49,10 @@ class CloseSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class FailRequest:
     """The request ends with this error; nothing follows."""
 
     error: SpecsotError
 
 
-Command = OpenAnswer | OpenSkeleton | OpenBranch | CloseSequence | GiveUp | Numbered
+Command = OpenAnswer | OpenSkeleton | OpenBranch | CloseSequence | FailRequest | Numbered

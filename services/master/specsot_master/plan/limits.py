@@ -13,13 +13,13 @@ from specsot.skeleton import MAX_POINTS, PlanRules
 # What a point takes before it is worth a heading: about 12 tokens for its line of the plan, 8 for the
 # heading, and two sentences.
 POINT_TOKENS = 64
-LEAST_PLANNED = 2 * POINT_TOKENS  # a plan of one point is a direct answer with detours
-LEAST_BRANCH = 24  # tokens of a branch's text, a sentence; points that would get less are left out
+MIN_PLANNED_TOKENS = 2 * POINT_TOKENS  # a plan of one point is a direct answer with detours
+MIN_BRANCH_TOKENS = 24  # tokens of a branch's text, a sentence; points that would get less are left out
 
 
 def mode_of(ask: Ask) -> Mode:
     """What is done: `auto` does not ask for a plan where two points cannot be afforded."""
-    small = ask.mode == "auto" and ask.limits.max_new_tokens < LEAST_PLANNED
+    small = ask.mode == "auto" and ask.limits.max_new_tokens < MIN_PLANNED_TOKENS
     return "direct" if small else ask.mode
 
 

@@ -18,7 +18,7 @@ def heading_of(point: Point) -> str:
     return f"{GAP}## {point.id}. {point.title}\n"
 
 
-class Merge:
+class MergedAnswer:
     """Branches write in any order; the first one that is not finished streams live, later ones wait.
 
     A branch without text leaves no heading. titled: ids of the points that have one.

@@ -28,23 +28,23 @@ from specsot.events import (
 from specsot.frames import End, Outcome
 from specsot.params import Ask
 from specsot.skeleton import MAX_POINTS, PlanReader, Point
-from specsot_master.plan.answer import Piece
-from specsot_master.plan.branches import Branches
+from specsot_master.plan.answer import TextPiece
+from specsot_master.plan.branches import PlanBranches
 from specsot_master.plan.budget import share_out
 from specsot_master.plan.commands import (
     CloseSequence,
     Command,
-    GiveUp,
+    FailRequest,
     OpenAnswer,
     OpenBranch,
     OpenSkeleton,
 )
-from specsot_master.plan.limits import LEAST_BRANCH, mode_of, plan_limit, rules_of, skeleton_limit
+from specsot_master.plan.limits import MIN_BRANCH_TOKENS, mode_of, plan_limit, rules_of, skeleton_limit
 from specsot_master.plan.merge import heading_of
-from specsot_master.plan.solo import Solo
-from specsot_master.plan.tally import Counts, Tally
+from specsot_master.plan.solo import FirstSequence
+from specsot_master.plan.tally import OutputTokens, RequestTally
 
-_REASONS = {
+_REASON_OF_END = {
     End.STOP: Reason.STOP,
     End.GRAMMAR: Reason.STOP,
     End.LENGTH: Reason.LENGTH,
@@ -72,9 +72,9 @@ class RequestPlan:
     ) -> None:
         self._ask, self._request, self._seed, self._model = ask, request, seed, model
         self._mode, self._size = mode_of(ask), size
-        self._tally = Tally(now)
+        self._tally = RequestTally(now)
         self._offset = 0
-        self._branches: Branches | None = None
+        self._branches: PlanBranches | None = None
         self._solo = self._make_solo()
         self._solo_over = False
         self._told_direct = self._mode == "direct"
@@ -106,7 +106,7 @@ class RequestPlan:
         if not self.finished:
             self._tally.lap(outcomes, now)
 
-    def wrote(self, ordinal: int, pieces: Sequence[Piece], now: float) -> list[Command]:
+    def wrote(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         """A sequence's new tokens and their text; its end token, if any, left out."""
         if self.finished or not pieces:
             return []
@@ -120,7 +120,7 @@ class RequestPlan:
             return self._end_solo(end, now)
         if self._branches and self._branches[ordinal].live:
             self._branches[ordinal].ended = end is End.STOP
-        return self._end_branch(ordinal, _REASONS[end], now)
+        return self._end_branch(ordinal, _REASON_OF_END[end], now)
 
     def ready(self) -> tuple[Point, ...]:
         """Points whose branches may be opened now, the most urgent first."""
@@ -143,14 +143,14 @@ class RequestPlan:
         """The caller said stop: whatever runs is closed, and the text so far is the answer."""
         return [] if self.finished else self._abandon(Reason.CANCELLED, now)
 
-    def _make_solo(self) -> Solo:
+    def _make_solo(self) -> FirstSequence:
         rules = replace(rules_of(self._ask), max_points=MAX_POINTS)
         reader = None if self._mode == "direct" else PlanReader(rules)
-        return Solo(self._ask.stop, self._ask.limits.max_new_tokens, reader, plan_limit(self._ask))
+        return FirstSequence(self._ask.stop, self._ask.limits.max_new_tokens, reader, plan_limit(self._ask))
 
     # --- ordinal 0 ---
 
-    def _write_solo(self, pieces: Sequence[Piece], now: float) -> list[Command]:
+    def _write_solo(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         if self._solo_over:
             return []
         try:
@@ -167,13 +167,13 @@ class RequestPlan:
         if self._solo_over:
             return []
         if end in (End.FAILED, End.CANCELLED):
-            return self._abandon(_REASONS[end], now)
+            return self._abandon(_REASON_OF_END[end], now)
         self._solo.ended = end is End.STOP
         try:
             self._solo.finish()
         except PlanError as error:
             return self._give_up(error)
-        return [*self._tell_solo(0), *self._settle_solo(_REASONS[end], now)]
+        return [*self._tell_solo(0), *self._settle_solo(_REASON_OF_END[end], now)]
 
     def _tell_solo(self, lap: int) -> list[Command]:
         told: list[Command] = []
@@ -198,15 +198,15 @@ class RequestPlan:
         rest = limits.max_new_tokens - self._solo.written
         headings = {point.id: self._size(heading_of(point)) for point in points}
         among = points[: rules_of(self._ask).max_points]
-        shares = share_out(among, headings, rest, LEAST_BRANCH, limits.max_branch_tokens)
+        shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
         cut = reason is Reason.LENGTH or len(shares.points) < len(points)
-        self._branches = Branches(shares, self._ask.stop, limits.max_parallel, cut)
+        self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut)
         self._tally.enter("branches", now)
         return [self._tell(Planned(shares.points))]
 
     # --- branches ---
 
-    def _write_branch(self, id: int, pieces: Sequence[Piece], now: float) -> list[Command]:
+    def _write_branch(self, id: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
         branches = self._branches
         if branches is None or not branches[id].live:
             return []
@@ -265,18 +265,18 @@ class RequestPlan:
 
     def _give_up(self, error: PlanError) -> list[Command]:
         self.finished = True
-        return [CloseSequence(0), GiveUp(error)]
+        return [CloseSequence(0), FailRequest(error)]
 
     def _finish(self, reason: Reason, now: float) -> Numbered:
         self.finished, self.reason = True, reason.value
         solo, branches = self._solo, self._branches
         if branches is None:
             mode, text, tokens, count = "direct", solo.text, solo.tokens, 0
-            counts = Counts(solo.written, solo.plan_tokens, len(tokens))
+            counts = OutputTokens(solo.written, solo.plan_tokens, len(tokens))
         else:
             mode, text, tokens, count = "sot", branches.merge.text, branches.tokens, len(branches.points)
             written = solo.written + branches.written
-            counts = Counts(written, solo.written, len(tokens), branches.heading_tokens)
+            counts = OutputTokens(written, solo.written, len(tokens), branches.heading_tokens)
         return self._tell(Finished(reason, text, tokens, self._tally.close(mode, counts, count, now)))
 
     def _tell(self, event: Event) -> Numbered:

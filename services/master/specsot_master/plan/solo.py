@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 from specsot.events import Reason, TokenLogprobs
 from specsot.skeleton import PlanReader, Point
-from specsot_master.plan.answer import END, Answer, Piece, Spans
+from specsot_master.plan.answer import END, AnswerText, TextPiece, TokenSpans
 
 
-class Solo:
+class FirstSequence:
     """Feed it pieces. `over` is set when the master, not the model's own end, must end it.
 
     reader:      None for a plain answer.
@@ -24,7 +24,7 @@ class Solo:
         self, stops: Iterable[str], limit: int, reader: PlanReader | None, plan_tokens: int = 0
     ) -> None:
         stops = (*stops, END) if reader else tuple(stops)
-        self._answer, self._spans = Answer(stops), Spans()
+        self._answer, self._spans = AnswerText(stops), TokenSpans()
         self._reader, self._limit, self._plan_tokens = reader, limit, plan_tokens
         self._start = None if reader else 0
         self._raw, self._delta = "", ""
@@ -75,7 +75,7 @@ class Solo:
             return 0
         return self.written if self._start is None else len(self._spans) - len(self.tokens)
 
-    def write(self, piece: Piece) -> None:
+    def write(self, piece: TextPiece) -> None:
         """Take a token's text; ignored once it is over. Raises PlanError."""
         if self.over:
             return

@@ -13,7 +13,7 @@ from specsot.frames import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class OutputTokens:
     """Tokens of a request's output. written: by the model, up to where each sequence was over; what drafts
     brought behind that is not counted, so the count does not depend on them. plan: those of them that no
     answer holds. merged: of the answer. headings: what its headings take.
@@ -26,7 +26,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Tally:
+class RequestTally:
     """Running figures of one request that arrived at `began`."""
 
     began: float
@@ -60,7 +60,7 @@ class Tally:
             if self.first_token is None and outcome.tokens:
                 self.first_token = now
 
-    def close(self, mode: str, counts: Counts, branches: int, now: float) -> Statistics:
+    def close(self, mode: str, counts: OutputTokens, branches: int, now: float) -> Statistics:
         """The figures as the client gets them."""
         self.enter(None, now)
         seconds = now - self.began

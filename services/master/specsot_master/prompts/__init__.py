@@ -12,10 +12,10 @@ from specsot.params import Ask, Message
 from specsot.skeleton import PlanRules
 from specsot_master.prompts.generic import GenericConversation, render_chat
 from specsot_master.prompts.parts import PartsConversation, read_parts
-from specsot_master.prompts.turns import Conversation, Turn
+from specsot_master.prompts.turns import Conversation, PromptTurn
 from specsot_master.text import Text
 
-__all__ = ["Conversation", "Prompts", "Turn", "messages_of"]
+__all__ = ["Conversation", "Prompts", "PromptTurn", "messages_of"]
 
 
 class Prompts:

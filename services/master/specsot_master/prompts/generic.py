@@ -10,11 +10,18 @@ from collections.abc import Sequence
 
 from specsot.params import Message
 from specsot.skeleton import PlanRules, Point
-from specsot_master.prompts.turns import Place, Turn, find_place, shared_length, shared_text, turn_from
-from specsot_master.prompts.wording import choose_wording, tell_to_plan, tell_to_write
+from specsot_master.prompts.turns import (
+    PromptTurn,
+    TurnSlot,
+    find_slot,
+    shared_length,
+    shared_text,
+    turn_from,
+)
+from specsot_master.prompts.wording import branch_instruction, choose_wording, plan_instruction
 from specsot_master.text import TemplateRefused, Text
 
-_PROBE = Point(id=1, length=1, title="-")
+_SAMPLE_POINT = Point(id=1, length=1, title="-")
 
 
 class GenericConversation:
@@ -24,22 +31,22 @@ class GenericConversation:
         """Raises TemplateRefused when the template takes the conversation in no form."""
         self._text, self._messages = text, tuple(messages)
         self._wording = choose_wording(messages[-1].content)
-        self._place: Place | None = find_place(self._render, text.mark)
-        plan = self._place_words(tell_to_plan(self._wording, rules))
-        probe = self._place_words(tell_to_write(self._wording, _PROBE, [_PROBE], [], 1))
+        self._place: TurnSlot | None = find_slot(self._render, text.mark)
+        plan = self._place_words(plan_instruction(self._wording, rules))
+        probe = self._place_words(branch_instruction(self._wording, _SAMPLE_POINT, [_SAMPLE_POINT], [], 1))
         cut, end = text.cut(plan, shared_text(plan, probe))
         self._head, self._joint = plan[:cut], plan[cut:end]
         self._known = text.encode(self._head) if self._head else ()
         skeleton, branch = self._tokens(plan), self._tokens(probe)
         self.prefix = skeleton[: shared_length(skeleton, branch, len(self._known))]
-        self.skeleton: Turn = turn_from(self.prefix, skeleton, len(self._known))
+        self.skeleton: PromptTurn = turn_from(self.prefix, skeleton, len(self._known))
         self.asked = len(self._tokens(render_chat(text, self._messages)))
         self.behind = len(plan) - (len(self._head) if self._place else 0)
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
-    ) -> Turn:
-        told = tell_to_write(self._wording, point, points, parents, length)
+    ) -> PromptTurn:
+        told = branch_instruction(self._wording, point, points, parents, length)
         return turn_from(self.prefix, self._tokens(self._place_words(told)), len(self._known))
 
     def _render(self, instruction: str) -> str:

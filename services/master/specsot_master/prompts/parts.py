@@ -14,14 +14,14 @@ from specsot.errors import ModelError
 from specsot.params import Message
 from specsot.skeleton import Point
 from specsot_master.prompts.generic import render_chat
-from specsot_master.prompts.turns import Turn, find_place
+from specsot_master.prompts.turns import PromptTurn, find_slot
 from specsot_master.text import Text
 
-FILE = "specsot.json"
+PARTS_FILE = "specsot.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PromptParts:
     """What specsot.json may say. {plan}, {id}, {title}, {length} and {text} are filled in.
 
     parent_text: how a finished point stands behind the plan of a point that builds on it.
@@ -35,15 +35,17 @@ class Parts:
     answer_prefix: str = ""
 
 
-def read_parts(directory: Path) -> Parts | None:
+def read_parts(directory: Path) -> PromptParts | None:
     """The parts of a model directory, None when it has none. Raises ModelError."""
-    path = directory / FILE
+    path = directory / PARTS_FILE
     if not path.is_file():
         return None
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
-        parts = Parts(**{field.name: given[field.name] for field in fields(Parts) if field.name in given})
-        _fill_branch(parts, _PROBE, [_PROBE], [(_PROBE, "")], 1)
+        parts = PromptParts(
+            **{field.name: given[field.name] for field in fields(PromptParts) if field.name in given}
+        )
+        _fill_branch(parts, _PARTS_POINT, [_PARTS_POINT], [(_PARTS_POINT, "")], 1)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from error
     return parts
@@ -52,32 +54,32 @@ def read_parts(directory: Path) -> Parts | None:
 class PartsConversation:
     """The turns of one request to a model with its own parts."""
 
-    def __init__(self, text: Text, parts: Parts, messages: Sequence[Message]) -> None:
+    def __init__(self, text: Text, parts: PromptParts, messages: Sequence[Message]) -> None:
         """Raises TemplateRefused, and ModelError for a template that these parts cannot use."""
         self._text, self._parts = text, parts
         self._messages = _with_system(parts.system, tuple(messages))
         self._opening = text.render(self._messages, answer=False)
         self.prefix = text.encode(self._opening)
-        self._place = find_place(self._ask, text.mark)
+        self._place = find_slot(self._ask, text.mark)
         self._head = text.encode(self._answer(parts.skeleton_turn) + parts.answer_prefix)
-        self.skeleton: Turn = self._turn(parts.skeleton_turn)
+        self.skeleton: PromptTurn = self._turn(parts.skeleton_turn)
         asked = len(self._ask(parts.skeleton_turn))
         self.behind = asked - (len(self._opening) if self._place else 0)
         self.asked = len(text.encode(render_chat(text, tuple(messages))))
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
-    ) -> Turn:
+    ) -> PromptTurn:
         return self._turn(_fill_branch(self._parts, point, points, parents, length))
 
-    def _turn(self, words: str) -> Turn:
+    def _turn(self, words: str) -> PromptTurn:
         """prefix | turn | head of the answer, each tokenised alone."""
         place = self._place
         asked = place.fill(self._text.mark(words)) if place else self._ask(words)
         if not asked.startswith(self._opening):
             raise _misplaced()
         turn = self._text.encode(asked[len(self._opening) :])
-        return Turn(self.prefix + turn + self._head, len(self.prefix))
+        return PromptTurn(self.prefix + turn + self._head, len(self.prefix))
 
     def _ask(self, words: str) -> str:
         return self._text.render((*self._messages, Message("user", words)), answer=False)
@@ -92,14 +94,18 @@ class PartsConversation:
 
 
 def _misplaced() -> ModelError:
-    return ModelError(f"{FILE} needs a chat template that renders turns one behind the other")
+    return ModelError(f"{PARTS_FILE} needs a chat template that renders turns one behind the other")
 
 
-_PROBE = Point(id=1, length=1, title="-")
+_PARTS_POINT = Point(id=1, length=1, title="-")
 
 
 def _fill_branch(
-    parts: Parts, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
+    parts: PromptParts,
+    point: Point,
+    points: Sequence[Point],
+    parents: Sequence[tuple[Point, str]],
+    length: int,
 ) -> str:
     plan = "".join(parts.plan_line.format(id=other.id, title=other.title) for other in points)
     read = "".join(parts.parent_text.format(id=one.id, title=one.title, text=text) for one, text in parents)

@@ -12,13 +12,13 @@ from typing import Protocol
 from specsot.skeleton import Point
 
 # What a template might change, or look for, in words that it should leave alone.
-_ODD = (
+_SLOT_PROBE = (
     "Words <a> & \"b\" 'c' \\n {d} {{ e }} {% f %} \u4f60\n\n  <think> </think> <tool_call> [INST] #1\n- ok."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PromptTurn:
     """A whole prompt in tokens, of which the first `shared` are also the prefix's first ones."""
 
     tokens: tuple[int, ...]
@@ -37,13 +37,13 @@ class Conversation(Protocol):
     """
 
     prefix: tuple[int, ...]
-    skeleton: Turn
+    skeleton: PromptTurn
     asked: int
     behind: int
 
     def branch(
         self, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
-    ) -> Turn:
+    ) -> PromptTurn:
         """The turn that writes `point` in about `length` tokens; `parents` are what it builds on."""
         ...
 
@@ -57,13 +57,13 @@ def shared_length(left: Sequence[int], right: Sequence[int], known: int = 0) -> 
     return end
 
 
-def turn_from(prefix: Sequence[int], tokens: tuple[int, ...], known: int = 0) -> Turn:
+def turn_from(prefix: Sequence[int], tokens: tuple[int, ...], known: int = 0) -> PromptTurn:
     """A turn that shares what it can with the prefix, but keeps a token of its own to answer from."""
-    return Turn(tokens, min(shared_length(prefix, tokens, known), len(tokens) - 1))
+    return PromptTurn(tokens, min(shared_length(prefix, tokens, known), len(tokens) - 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TurnSlot:
     """Where in a rendering the words of its last turn stand, so that others can be put there: before, words,
     after.
     """
@@ -75,11 +75,11 @@ class Place:
         return self.before + words + self.after
 
 
-def find_place(render: Callable[[str], str], mark: Callable[[str], str]) -> Place | None:
+def find_slot(render: Callable[[str], str], mark: Callable[[str], str]) -> TurnSlot | None:
     """mark: words as they stand in a rendering. None where they stand there twice, or in other words."""
-    odd, plain = mark(_ODD), "Write."
-    before, found, after = render(_ODD).partition(odd)
-    place = Place(before, after)
+    odd, plain = mark(_SLOT_PROBE), "Write."
+    before, found, after = render(_SLOT_PROBE).partition(odd)
+    place = TurnSlot(before, after)
     return place if found and odd not in after and render(plain) == place.fill(plain) else None
 
 

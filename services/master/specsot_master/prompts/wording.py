@@ -85,7 +85,7 @@ def choose_wording(question: str) -> Wording:
     return CHINESE if letters and chinese else ENGLISH
 
 
-def tell_to_plan(wording: Wording, rules: PlanRules) -> str:
+def plan_instruction(wording: Wording, rules: PlanRules) -> str:
     """The skeleton turn: what a plan looks like, and whether a direct answer is allowed instead."""
     grammar = wording.grammar.format(
         bytes=MAX_TITLE_BYTES, tools=", ".join(("None", *rules.tools)), points=rules.max_points
@@ -93,7 +93,7 @@ def tell_to_plan(wording: Wording, rules: PlanRules) -> str:
     return (wording.choose if rules.direct else wording.plan) + grammar
 
 
-def tell_to_write(
+def branch_instruction(
     wording: Wording, point: Point, points: Sequence[Point], parents: Sequence[tuple[Point, str]], length: int
 ) -> str:
     """A branch turn: the plan, the texts it builds on, and which point to write."""

@@ -3,9 +3,9 @@
 Refuses to know tensors, text and doors. A master with one ring needs nothing of it but `Replica`.
 """
 
-from specsot_master.replicas.enrolment import Enrolment
+from specsot_master.replicas.enrolment import MemberRouter
 from specsot_master.replicas.replica import Replica
-from specsot_master.replicas.router import Router
-from specsot_master.replicas.sums import sum_up
+from specsot_master.replicas.router import RequestRouter
+from specsot_master.replicas.sums import total_info
 
-__all__ = ["Enrolment", "Replica", "Router", "sum_up"]
+__all__ = ["MemberRouter", "Replica", "RequestRouter", "total_info"]

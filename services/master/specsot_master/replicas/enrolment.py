@@ -12,12 +12,12 @@ import structlog
 from specsot.links import Link
 from specsot.members import Registration
 from specsot_master.fleet import Fleet
-from specsot_master.fleet.formation import with_gpu
+from specsot_master.fleet.formation import with_one_gpu
 
 log = structlog.get_logger()
 
 
-class Enrolment:
+class MemberRouter:
     """What a fleet is to a master with one ring.
 
     changed: somebody came or went.
@@ -32,7 +32,7 @@ class Enrolment:
         others = [
             one for fleet in self._fleets for one in fleet.registrations if one.name != registration.name
         ]
-        registration = with_gpu(registration, others)
+        registration = with_one_gpu(registration, others)
         fleet = self._homes.get(registration.name)  # back before its old link was known to be lost
         self._enter(fleet or self._choose(registration), registration, downlink)
         self._changed()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Load:
+class ReplicaLoad:
     """How much there is to do; the first difference counts.
 
     waiting: requests that are not in the ring yet. used: share of KV pages that somebody needs.
@@ -20,7 +20,7 @@ class Load:
     used: float
 
 
-def least_loaded(loads: Mapping[int, Load], familiar: int | None = None) -> int:
+def least_loaded(loads: Mapping[int, ReplicaLoad], familiar: int | None = None) -> int:
     """Of those that are equally little loaded the one that is `familiar` with how the request begins."""
     least = min(loads.values())
     equal = [number for number, load in loads.items() if load == least]

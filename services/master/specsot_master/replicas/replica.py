@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specsot.info import PagesInfo, ReplicaInfo
-from specsot_master.conductor import Conductor
+from specsot_master.conductor import Engine
 from specsot_master.fleet import Fleet
-from specsot_master.laps import Laps
+from specsot_master.laps import LapMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class Replica:
     """number: 0 for the first."""
 
     number: int
-    conductor: Conductor
+    conductor: Engine
     fleet: Fleet
-    laps: Laps
+    laps: LapMeter
 
     @property
     def drafts(self) -> bool:

@@ -13,22 +13,22 @@ import structlog
 from specsot.errors import InvalidRequest
 from specsot.params import Ask
 from specsot_master.conductor import Caller
-from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.live import RequestState
 from specsot_master.conductor.streams import EventStream, RequestStreams
-from specsot_master.journal import Kept
-from specsot_master.replicas.beginnings import Beginnings
-from specsot_master.replicas.loads import Load, least_loaded
+from specsot_master.journal import JournaledRequest
+from specsot_master.replicas.beginnings import PrefixAffinity
+from specsot_master.replicas.loads import ReplicaLoad, least_loaded
 from specsot_master.replicas.replica import Replica
 
 log = structlog.get_logger()
 
 
-class Router(RequestStreams):
+class RequestRouter(RequestStreams):
     """What a conductor is to a master with one ring."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._beginnings = Beginnings()
+        self._beginnings = PrefixAffinity()
         self._arriving: dict[str, list[Replica]] = {}  # where calls with an id of their own went
 
     async def open(self, ask: Ask, caller: Caller) -> EventStream:
@@ -49,18 +49,18 @@ class Router(RequestStreams):
         known = (one for one in self._replicas if request_id and one.conductor.knows(request_id))
         return next(known, None)
 
-    async def revive(self, kept: Iterable[Kept]) -> None:
+    async def revive(self, kept: Iterable[JournaledRequest]) -> None:
         """Dealt out evenly; where a ring is not complete in time another takes its share."""
         listed = list(kept)
         for replica in self._replicas:
             await replica.conductor.revive(listed[replica.number :: len(self._replicas)])
 
-    def drop(self, request: LiveRequest) -> None:
+    def drop(self, request: RequestState) -> None:
         """As the conductor's, of whichever ring has it."""
         for replica in self._replicas:
             replica.conductor.drop(request)
 
-    def renew(self, request: LiveRequest) -> None:
+    def renew(self, request: RequestState) -> None:
         """As the conductor's, of whichever ring has it."""
         for replica in self._replicas:
             replica.conductor.renew(request)
@@ -110,11 +110,11 @@ class Router(RequestStreams):
         self._beginnings.note(ask, number)
         return self._replicas[number]
 
-    def _complete(self) -> dict[int, Load]:
+    def _complete(self) -> dict[int, ReplicaLoad]:
         return {one.number: _load_of(one) for one in self._replicas if one.fleet.ready}
 
 
-def _load_of(replica: Replica) -> Load:
+def _load_of(replica: Replica) -> ReplicaLoad:
     conductor, ring = replica.conductor, replica.fleet.ring
     used = 1 - conductor.free_pages / ring.pages if ring else 1.0
-    return Load(conductor.waiting, used)
+    return ReplicaLoad(conductor.waiting, used)

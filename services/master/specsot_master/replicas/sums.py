@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from specsot.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 
 
-def sum_up(parts: Sequence[ReplicaInfo]) -> Info:
+def total_info(parts: Sequence[ReplicaInfo]) -> Info:
     """It is ready as soon as one of them is. Stages are told by each. One alone is the whole."""
     if len(parts) == 1:
         (only,) = parts
@@ -29,20 +29,20 @@ def sum_up(parts: Sequence[ReplicaInfo]) -> Info:
         epoch=max(one.epoch for one in parts),
         ready=any(one.ready for one in parts),
         waiting_for=tuple(f"replica {one.number}: {line}" for one in parts for line in one.waiting_for),
-        pages=_pages(pages) if pages else None,
-        laps=_laps([one.laps for one in parts if one.laps]),
-        requests=_requests([one.requests for one in parts if one.requests]),
+        pages=_total_pages(pages) if pages else None,
+        laps=_total_laps([one.laps for one in parts if one.laps]),
+        requests=_total_requests([one.requests for one in parts if one.requests]),
         plan="; ".join(f"replica {one.number}: {one.plan}" for one in parts if one.plan),
         replicas=tuple(parts),
     )
 
 
-def _pages(parts: Sequence[PagesInfo]) -> PagesInfo:
+def _total_pages(parts: Sequence[PagesInfo]) -> PagesInfo:
     total, free, kept = (sum(column) for column in zip(*((one.total, one.free, one.kept) for one in parts)))
     return PagesInfo(total, free, parts[0].rows, kept)
 
 
-def _laps(parts: Sequence[LapsInfo]) -> LapsInfo:
+def _total_laps(parts: Sequence[LapsInfo]) -> LapsInfo:
     pace = sum(one.per_second for one in parts)
 
     def mean(value: Callable[[LapsInfo], float]) -> float:
@@ -58,7 +58,7 @@ def _laps(parts: Sequence[LapsInfo]) -> LapsInfo:
     )
 
 
-def _requests(parts: Sequence[RequestsInfo]) -> RequestsInfo:
+def _total_requests(parts: Sequence[RequestsInfo]) -> RequestsInfo:
     ended: Counter[str] = Counter()
     for one in parts:
         ended.update(dict(one.ended))

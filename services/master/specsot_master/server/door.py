@@ -11,28 +11,32 @@ from specsot.v1 import fleet_pb2_grpc, master_pb2_grpc
 from specsot_master.server.fleet_service import FleetService
 from specsot_master.server.master_service import MasterService
 
-MASTER, FLEET = "specsot.v1.Master", "specsot.v1.Fleet"
+MASTER_SERVICE, FLEET_SERVICE = "specsot.v1.Master", "specsot.v1.Fleet"
 _TERMS = Terms(PUBLIC_BYTES)
 
 
-async def open_master_door(
+async def open_master_port(
     listen: str, master: MasterService, fleet: FleetService | None, terms: Terms = _TERMS
 ) -> Door:
     """ "specsot.v1.Master" serves when somebody reports a complete ring. fleet None: members come in
     elsewhere, as they must where they or clients show who they are: gRPC for Python asks everybody at a port
     for a certificate, or nobody.
     """
-    services = {MASTER: _master(master)} if fleet is None else {MASTER: _master(master), FLEET: _fleet(fleet)}
+    services = (
+        {MASTER_SERVICE: _master(master)}
+        if fleet is None
+        else {MASTER_SERVICE: _master(master), FLEET_SERVICE: _fleet(fleet)}
+    )
     door = await open_door(listen, services, terms)
     if fleet is not None:
-        await door.report(FLEET, True)
+        await door.report(FLEET_SERVICE, True)
     return door
 
 
-async def open_fleet_door(listen: str, fleet: FleetService, terms: Terms) -> Door:
+async def open_fleet_port(listen: str, fleet: FleetService, terms: Terms) -> Door:
     """For members alone, who are taken at once."""
-    door = await open_door(listen, {FLEET: _fleet(fleet)}, terms)
-    await door.report(FLEET, True)
+    door = await open_door(listen, {FLEET_SERVICE: _fleet(fleet)}, terms)
+    await door.report(FLEET_SERVICE, True)
     return door
 
 

@@ -22,7 +22,7 @@ from specsot.v1 import fleet_pb2, fleet_pb2_grpc
 from specsot.wire.fleet import decode_upward, encode_downward
 
 
-class Members(Protocol):
+class FleetMembers(Protocol):
     """What this door needs of the fleet."""
 
     async def join(self, registration: Registration, downlink: Link) -> None:
@@ -57,7 +57,7 @@ class Downlink:
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
-    def __init__(self, members: Members, pulse: Pulse | None = None) -> None:
+    def __init__(self, members: FleetMembers, pulse: Pulse | None = None) -> None:
         self._members, self._pulse = members, pulse or Pulse()
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         self._joined = fleet_pb2.JoinResponse(joined=joined)
@@ -69,7 +69,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         request_iterator: AsyncIterator[fleet_pb2.JoinRequest],
         context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
     ) -> None:
-        registration = await _first_word(request_iterator)
+        registration = await _first_message(request_iterator)
         if self._closing:
             raise Unavailable("the master is shutting down")
         check_role(names_of(context), registration.name, registration.kind)
@@ -138,7 +138,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             outbox.lose(reason)
 
 
-async def _first_word(requests: AsyncIterator[fleet_pb2.JoinRequest]) -> Registration:
+async def _first_message(requests: AsyncIterator[fleet_pb2.JoinRequest]) -> Registration:
     request = await anext(requests, None)
     message = None if request is None else decode_upward(request)
     if not isinstance(message, Registration):

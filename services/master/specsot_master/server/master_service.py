@@ -24,10 +24,10 @@ from specsot.wire.info import encode_info, encode_rebalanced
 from specsot.wire.requests import decode_ask, has_words, resumes
 from specsot_master.conductor import Caller
 
-LONGEST_ID = 128
+MAX_ID_CHARACTERS = 128
 
 
-class Leader(Protocol):
+class RequestApi(Protocol):
     """What this door needs of the desk."""
 
     def generate(self, ask: Ask, caller: Caller) -> AsyncGenerator[Numbered, None]: ...
@@ -48,7 +48,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     def __init__(
         self,
-        leader: Leader,
+        leader: RequestApi,
         info: Callable[[], Info],
         patience: float = 60.0,
         rebalance: Callable[[], Rebalanced] | None = None,
@@ -133,9 +133,9 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
 def checked_id(text: str) -> str | None:
     """A caller's own id, None for none. Raises InvalidRequest."""
-    if len(text) > LONGEST_ID or not text.isprintable():
+    if len(text) > MAX_ID_CHARACTERS or not text.isprintable():
         raise InvalidRequest(
-            f"request_id must be at most {LONGEST_ID} printable characters", field="request_id"
+            f"request_id must be at most {MAX_ID_CHARACTERS} printable characters", field="request_id"
         )
     return text or None
 

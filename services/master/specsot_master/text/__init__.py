@@ -4,8 +4,8 @@ Refuses to know requests, prompts and models' weights.
 """
 
 from specsot_master.text.detokenizer import Detokenizer
-from specsot_master.text.stops import StopWatch
+from specsot_master.text.stops import StopStrings
 from specsot_master.text.template import ChatTemplate, TemplateRefused
 from specsot_master.text.tokenizer import Text
 
-__all__ = ["ChatTemplate", "Detokenizer", "StopWatch", "TemplateRefused", "Text"]
+__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "TemplateRefused", "Text"]

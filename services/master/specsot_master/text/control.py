@@ -14,7 +14,7 @@ from typing import Any
 
 from specsot.errors import InvalidRequest
 
-MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it
+BREAK_MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it
 
 
 def _any_of(texts: Iterable[str]) -> str:
@@ -31,7 +31,7 @@ def _any_of(texts: Iterable[str]) -> str:
     return f"(?:{ways})" if len(branches) > 1 else ways
 
 
-class Control:
+class ControlTokens:
     """The control tokens of one tokenizer. ids: theirs."""
 
     def __init__(self, tokenizer: Any, ids: Iterable[int]) -> None:
@@ -47,7 +47,7 @@ class Control:
         except UnicodeEncodeError as error:
             raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
         while self._pattern.search(words):  # again where two of them overlap
-            words = self._pattern.sub(lambda found: f"{found[0][0]}{MARK}{found[0][1:]}", words)
+            words = self._pattern.sub(lambda found: f"{found[0][0]}{BREAK_MARK}{found[0][1:]}", words)
         return words
 
     def last(self, rendering: str, end: int) -> tuple[int, int]:
@@ -64,9 +64,9 @@ class Control:
         """Token ids of a rendering with marks: what is marked is plain text."""
         names, ids = self._names, self._respelled
         aliased = self._pattern.sub(lambda found: names[self._ids[found[0]]], rendering)
-        found = self._split(aliased.replace(MARK, ""))
+        found = self._split(aliased.replace(BREAK_MARK, ""))
         if any(token in self._control and token not in ids for token in found):  # merges reach it, too
-            found = self._split(aliased.replace(MARK, names[None]))
+            found = self._split(aliased.replace(BREAK_MARK, names[None]))
         return tuple(told for token in found if (told := ids.get(token, token)) is not None)
 
     def _split(self, text: str) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 Decode = Callable[[Sequence[int]], str]
 
 BROKEN = "\ufffd"  # how decoders write bytes that are no character (yet)
-PATIENCE = 16  # tokens; a character has at most 4 bytes, so what is broken by then stays broken
+MAX_PENDING_TOKENS = 16  # tokens; a character has at most 4 bytes, so what is broken by then stays broken
 
 
 class Detokenizer:
@@ -28,7 +28,7 @@ class Detokenizer:
         """The text these tokens complete; a character whose bytes are not all here is held back."""
         self._pending.extend(tokens)
         text = self._decode(self._context + self._pending)
-        whole = text.rstrip(BROKEN) if len(self._pending) <= PATIENCE else text
+        whole = text.rstrip(BROKEN) if len(self._pending) <= MAX_PENDING_TOKENS else text
         delta = whole[self._shown :]
         if len(whole) == len(text):
             self._slide()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class StopWatch:
+class StopStrings:
     """Feed text in pieces of any size; what comes out never holds a stop string, nor what follows one.
 
     The stop string that is complete first wins, so that pieces of any size give the same text; of two

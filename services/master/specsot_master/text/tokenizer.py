@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.params import Message
-from specsot_master.text.control import MARK, Control
+from specsot_master.text.control import BREAK_MARK, ControlTokens
 from specsot_master.text.detokenizer import Detokenizer
 from specsot_master.text.spelling import TokenBytes
 from specsot_master.text.template import PLAIN, ChatTemplate
@@ -47,7 +47,7 @@ class Text:
         """Token ids of exactly this text: nothing is put before or behind it. In a rendering what is marked
         is plain text. Raises InvalidRequest for a token that the model does not have.
         """
-        return self._check(self._control.encode(text) if MARK in text else self._split(text, bare=True))
+        return self._check(self._control.encode(text) if BREAK_MARK in text else self._split(text, bare=True))
 
     def encode_bare(self, text: str) -> tuple[int, ...]:
         """Token ids of a text that is to be gone on with: what the tokenizer itself puts before it (such as
@@ -101,11 +101,11 @@ class Text:
         return max(added, self._tokenizer.get_vocab_size(with_added_tokens=False) - 1)
 
     @cached_property
-    def _control(self) -> Control:
+    def _control(self) -> ControlTokens:
         added = self._tokenizer.get_added_tokens_decoder()
         said = self._sample()
         ids = (id for id, one in added.items() if one.special or id in self.end_ids or one.content in said)
-        return Control(self._tokenizer, ids)
+        return ControlTokens(self._tokenizer, ids)
 
     def _sample(self) -> str:
         """A short conversation, by which a template shows what its turns begin and end with."""

@@ -18,7 +18,7 @@ from specsot_master.gateway.openai.bodies import (
     Planning,
     Turn,
 )
-from specsot_master.gateway.openai.forms import field_of, form_of
+from specsot_master.gateway.openai.forms import form_field, form_of
 
 COMPLETION_TOKENS = 16  # of a plain completion, where the body does not say
 SEEDS = 2**63
@@ -53,7 +53,7 @@ def words_of(body: Asking) -> Mapping[str, str]:
     asked = body.max_completion_tokens if isinstance(body, ChatBody) else None
     return {
         **words,
-        "constraint": field_of(body),
+        "constraint": form_field(body),
         "max_new_tokens": "max_tokens" if asked is None else "max_completion_tokens",
     }
 
@@ -66,10 +66,12 @@ def chat_asks(body: ChatBody, mode: Mode, positions: int) -> list[Ask]:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
     messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages))
-    check_length(reach_of(body, positions), characters=sum(len(message.content) for message in messages))
+    check_length(
+        position_limit_of(body, positions), characters=sum(len(message.content) for message in messages)
+    )
     ask = Ask(
         messages=messages,
-        **_shared(body, mode),
+        **_common_fields(body, mode),
         limits=limits_of(body, body.max_completion_tokens, body.max_tokens),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
@@ -83,9 +85,9 @@ def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> lis
     """
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo cannot come with logprobs: prompts have none here", "echo")
-    shared: dict[str, Any] = _shared(body, "direct") | {"mode": "direct"}
+    shared: dict[str, Any] = _common_fields(body, "direct") | {"mode": "direct"}
     limits = limits_of(body, body.max_tokens, COMPLETION_TOKENS)
-    given, most = prompts_of(body), reach_of(body, positions)
+    given, most = prompts_of(body), position_limit_of(body, positions)
     for one in given:
         check_length(most, characters=len(one) if isinstance(one, str) else 0)
     check_ids([one for one in given if not isinstance(one, str)], most, limits)
@@ -136,7 +138,7 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
     return given
 
 
-def reach_of(body: Asking, positions: int) -> int:
+def position_limit_of(body: Asking, positions: int) -> int:
     """Tokens that prompt and answer may have together; more than the model's context only behind a window."""
     return MAX_TOKENS if body.specsot and body.specsot.window else positions
 
@@ -154,7 +156,7 @@ def copies_of(ask: Ask, body: Asking) -> list[Ask]:
     return [ask.seeded(None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
 
 
-def _shared(body: Asking, mode: Mode) -> dict[str, Any]:
+def _common_fields(body: Asking, mode: Mode) -> dict[str, Any]:
     """Fields of Ask that every body may set. mode: where it names none."""
     planning, form = body.specsot or Planning(), form_of(body)
     given = {name: getattr(planning, name) for name in _GIVEN}

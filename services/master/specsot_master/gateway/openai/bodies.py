@@ -36,7 +36,7 @@ def _check_text(text: str) -> str:
     return text
 
 
-def few(most: int) -> BeforeValidator:
+def at_most(most: int) -> BeforeValidator:
     """At most so many entries, counted before any of them is looked at."""
 
     def check(given: Any) -> Any:
@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 Words = Annotated[str, AfterValidator(_check_text)]
 Many = Annotated[list[T], Field(fail_fast=True)]  # a body holds millions; the first that is wrong is enough
-Few = few(MAX_BIASES)
+Few = at_most(MAX_BIASES)
 Count = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Text: dict[str, Any] = {"type": "string"}
 Ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
@@ -132,7 +132,7 @@ class Planning(BaseModel):
     mode: Mode | None = None
     drafter: DrafterName | None = None
     constraint: bool | None = None
-    tools: Annotated[Many[Words] | None, few(MAX_TOOLS)] = None
+    tools: Annotated[Many[Words] | None, at_most(MAX_TOOLS)] = None
     priority: Count | None = None
     max_parallel: Count | None = None
     max_branch_tokens: Count | None = None
@@ -166,7 +166,7 @@ class StructuredOutputs(Model):
     json_schema: Annotated[dict[str, Any] | Words | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: Words | None = None
-    choice: Annotated[Many[Words] | None, few(MAX_CHOICES)] = None
+    choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES)] = None
 
 
 class Asking(Model):
@@ -185,14 +185,14 @@ class Asking(Model):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, Few] = None
-    stop: Annotated[Words | Many[Words] | None, few(MAX_STOPS)] = None
+    stop: Annotated[Words | Many[Words] | None, at_most(MAX_STOPS)] = None
     seed: Count | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Annotated[StructuredOutputs | None, Few] = None
     guided_json: dict[str, Any] | Words | None = None
     guided_regex: Words | None = None
-    guided_choice: Annotated[Many[Words] | None, few(MAX_CHOICES), Field(examples=[["yes", "no"]])] = None
+    guided_choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES), Field(examples=[["yes", "no"]])] = None
     user: Words | None = None
     specsot: Annotated[Planning | None, Few] = None
 
@@ -236,7 +236,7 @@ class CompletionBody(Asking):
 
 
 # What is known, and not served: with what a caller may spell out because it is what happens anyway.
-_IDLE: Mapping[str, tuple[Any, ...]] = {
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "allowed_token_ids": ([],),
     "audio": (),
@@ -276,14 +276,14 @@ _IDLE: Mapping[str, tuple[Any, ...]] = {
 
 
 # By which of them a caller says that the others are not to be used.
-_CHOOSES = {"tools": "tool_choice", "functions": "function_call"}
+_SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
 
 
 def refuse_unserved(body: BaseModel) -> None:
     """Raises InvalidRequest for a field that asks for something that is not done here."""
     given = body.model_extra or {}
-    for name, idle in _IDLE.items():
+    for name, idle in _HARMLESS.items():
         value = given.get(name)
-        if value is not None and value not in idle and given.get(_CHOOSES.get(name, "")) != "none":
-            may = f', or set {_CHOOSES[name]} to "none"' if name in _CHOOSES else ""
+        if value is not None and value not in idle and given.get(_SWITCHES.get(name, "")) != "none":
+            may = f', or set {_SWITCHES[name]} to "none"' if name in _SWITCHES else ""
             raise InvalidRequest(f"{name} is not served here: leave it out{may}", field=name)

@@ -13,25 +13,25 @@ from typing import Any
 from specsot.events import Numbered
 from specsot.params import Ask
 from specsot.view import View, advance
-from specsot_master.gateway.openai.choices import Piece, Telling, Usage, piece_of
-from specsot_master.gateway.refusals import in_words
+from specsot_master.gateway.openai.choices import ChoiceDelta, ChoiceOptions, UsageCount, delta_of
+from specsot_master.gateway.refusals import naming_fields
 
-Events = AsyncGenerator[tuple[int, Numbered], None]
+CallEvents = AsyncGenerator[tuple[int, Numbered], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class EndpointObjects:
     """The objects of one endpoint."""
 
     prefix: str
     whole: str
     chunk: str
-    chunk_of: Callable[[int, Piece], dict[str, Any]]
-    choice_of: Callable[[int, View, Telling], dict[str, Any]]
+    chunk_of: Callable[[int, ChoiceDelta], dict[str, Any]]
+    choice_of: Callable[[int, View, ChoiceOptions], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpenAICall:
     """asks: one an answer, `copies` of them for each prompt. echoes: what each answer begins with.
 
     words: our fields as the caller knows them. usage: whether a stream ends with what it cost.
@@ -39,19 +39,19 @@ class Call:
     """
 
     asks: tuple[Ask, ...]
-    shape: Shape
-    telling: Telling
+    shape: EndpointObjects
+    telling: ChoiceOptions
     words: Mapping[str, str]
     copies: int = 1
     echoes: tuple[str, ...] = ()
     usage: bool = False
     head: Mapping[str, Any] | None = None
 
-    async def chunks(self, events: Events) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, events: CallEvents) -> AsyncGenerator[dict[str, Any], None]:
         """A chunk for every event that says something, the bill last where it is wanted."""
-        usage, bill = Usage(), {"usage": None} if self.usage else {}
+        usage, bill = UsageCount(), {"usage": None} if self.usage else {}
         head = self._head(self.shape.chunk)
-        with in_words(self.words):
+        with naming_fields(self.words):
             async with aclosing(events):
                 async for index, numbered in events:
                     usage.count(index // self.copies, numbered.event)
@@ -60,10 +60,10 @@ class Call:
         if self.usage:
             yield head | {"choices": [], "usage": usage.told()}
 
-    async def gather(self, events: Events) -> dict[str, Any]:
+    async def gather(self, events: CallEvents) -> dict[str, Any]:
         """The whole answer as one object."""
-        usage, views = Usage(), [View() for _ in self.asks]
-        with in_words(self.words):
+        usage, views = UsageCount(), [View() for _ in self.asks]
+        with naming_fields(self.words):
             async with aclosing(events):
                 async for index, numbered in events:
                     usage.count(index // self.copies, numbered.event)
@@ -77,8 +77,8 @@ class Call:
     def _head(self, kind: str) -> dict[str, Any]:
         return {**(self.head or {}), "object": kind}
 
-    def _piece(self, index: int, numbered: Numbered) -> Piece | None:
-        piece = piece_of(numbered, self.telling)
+    def _piece(self, index: int, numbered: Numbered) -> ChoiceDelta | None:
+        piece = delta_of(numbered, self.telling)
         if piece is None or not self.echoes:
             return piece
         echo = self.echoes[index]

@@ -22,11 +22,11 @@ from specsot.events import (
 from specsot.lines import fields_of
 from specsot.view import Panel, View
 
-LEAST = -9999.0  # what a logprob of minus infinity is told as: JSON has no word for it
+MIN_LOGPROB = -9999.0  # what a logprob of minus infinity is told as: JSON has no word for it
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChoiceDelta:
     """What one event adds to a choice. offset: characters of the choice before `text`.
 
     logprobs: None where nobody asked. extra: the event itself, for those who want to see branches.
@@ -41,7 +41,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class ChoiceOptions:
     """What of a request is told. logprobs: asked for. planning: SpecSoT's own field was there at all."""
 
     logprobs: bool = False
@@ -49,24 +49,24 @@ class Telling:
     branches: bool = False
 
 
-def piece_of(numbered: Numbered, telling: Telling) -> Piece | None:
+def delta_of(numbered: Numbered, telling: ChoiceOptions) -> ChoiceDelta | None:
     """None for an event that says nothing to this caller. Raises SpecsotError, as `reason_of`."""
     event = numbered.event
     extra = _extra_of(numbered, telling)
     match event:
         case Started():
-            return Piece(begins=True, extra=extra)
+            return ChoiceDelta(begins=True, extra=extra)
         case MergedText():
             logprobs = event.logprobs if telling.logprobs else None
-            return Piece(event.text, event.offset, logprobs, extra=extra)
+            return ChoiceDelta(event.text, event.offset, logprobs, extra=extra)
         case Finished():
-            return Piece(offset=len(event.text), reason=reason_of(event), extra=extra)
+            return ChoiceDelta(offset=len(event.text), reason=finish_reason(event), extra=extra)
         case _:
-            return Piece(extra=extra) if extra else None
+            return ChoiceDelta(extra=extra) if extra else None
 
 
 @dataclass(slots=True)
-class Usage:
+class UsageCount:
     """Tokens of one call: each prompt once, and everything that was written for every answer."""
 
     prompts: dict[int, int] = field(default_factory=dict[int, int])
@@ -101,7 +101,7 @@ class Usage:
         }
 
 
-def reason_of(finished: Finished) -> str:
+def finish_reason(finished: Finished) -> str:
     """OpenAI's finish_reason; `abort` is vLLM's word, `error` ours. Raises SpecsotError where a failure
     left no text at all.
     """
@@ -116,7 +116,7 @@ def reason_of(finished: Finished) -> str:
             raise SpecsotError("the model could not write this answer")
 
 
-def planning_of(view: View, telling: Telling) -> dict[str, Any]:
+def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
     """The `specsot` field of a whole choice."""
     assert view.started is not None
     assert view.finished is not None
@@ -133,7 +133,7 @@ def _branch_of(panel: Panel) -> dict[str, Any]:
     return point | written
 
 
-def _extra_of(numbered: Numbered, telling: Telling) -> dict[str, Any] | None:
+def _extra_of(numbered: Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
     """The event for those who asked for branches; without the text that the chunk carries anyway."""
     event = numbered.event
     if not (telling.branches or (telling.planning and isinstance(event, Finished))):

@@ -13,7 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.forms import Form
 from specsot_master.gateway.openai.bodies import Asking, ResponseFormat, StructuredOutputs
 
-Wish = tuple[str, Callable[[], Form]]  # the caller's field, and what it says
+FieldForm = tuple[str, Callable[[], Form]]  # the caller's field, and what it says
 
 
 def form_of(body: Asking) -> Form | None:
@@ -25,13 +25,13 @@ def form_of(body: Asking) -> Form | None:
     return next((make() for _, make in wishes), None)
 
 
-def field_of(body: Asking) -> str:
+def form_field(body: Asking) -> str:
     """Where the caller said what form the answer has."""
     wishes = [*_formatted(body.response_format), *_structured(body.structured_outputs), *_guided(body)]
     return wishes[0][0] if wishes else "specsot.constraint"
 
 
-def _formatted(asked: ResponseFormat | None) -> list[Wish]:
+def _formatted(asked: ResponseFormat | None) -> list[FieldForm]:
     if asked is None or asked.type == "text":
         return []
     if asked.type == "json_object":
@@ -42,7 +42,7 @@ def _formatted(asked: ResponseFormat | None) -> list[Wish]:
     return [("response_format", lambda: _held_to(schema))]
 
 
-def _structured(asked: StructuredOutputs | None) -> list[Wish]:
+def _structured(asked: StructuredOutputs | None) -> list[FieldForm]:
     if asked is None:
         return []
     found = _kinds("structured_outputs.", asked.json_schema, asked.regex, asked.choice)
@@ -51,13 +51,13 @@ def _structured(asked: StructuredOutputs | None) -> list[Wish]:
     return found
 
 
-def _guided(body: Asking) -> list[Wish]:
+def _guided(body: Asking) -> list[FieldForm]:
     """The names vLLM had before."""
     return _kinds("guided_", body.guided_json, body.guided_regex, body.guided_choice)
 
 
-def _kinds(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[Wish]:
-    wishes: list[Wish] = []
+def _kinds(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:
+    wishes: list[FieldForm] = []
     if schema is not None:
         wishes.append((f"{prefix}json", lambda: _held_to(schema)))
     if regex is not None:

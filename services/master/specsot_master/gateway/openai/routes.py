@@ -20,9 +20,9 @@ from specsot_master.gateway.answers import (
     Completion,
     ModelCard,
     ModelList,
-    told,
+    documented,
 )
-from specsot_master.gateway.house import House, caller_of
+from specsot_master.gateway.house import HttpContext, caller_of
 from specsot_master.gateway.openai import chat, completions
 from specsot_master.gateway.openai.asks import (
     chat_asks,
@@ -30,47 +30,49 @@ from specsot_master.gateway.openai.asks import (
     words_of,
 )
 from specsot_master.gateway.openai.bodies import Asking, ChatBody, CompletionBody, refuse_unserved
-from specsot_master.gateway.openai.calls import Call, Shape
-from specsot_master.gateway.openai.choices import Telling
-from specsot_master.gateway.refusals import in_words
-from specsot_master.gateway.streams import begin, unless_gone
-from specsot_master.gateway.together import together
+from specsot_master.gateway.openai.calls import EndpointObjects, OpenAICall
+from specsot_master.gateway.openai.choices import ChoiceOptions
+from specsot_master.gateway.refusals import naming_fields
+from specsot_master.gateway.streams import begin_stream, unless_gone
+from specsot_master.gateway.together import merge_streams
 
-CHAT = Shape(chat.PREFIX, chat.WHOLE, chat.CHUNK, chat.chunk_of, chat.choice_of)
-COMPLETION = Shape(
-    completions.PREFIX,
-    completions.WHOLE,
-    completions.CHUNK,
-    completions.chunk_of,
-    completions.choice_of,
+CHAT = EndpointObjects(chat.CHAT_PREFIX, chat.CHAT_WHOLE, chat.CHAT_CHUNK, chat.chat_chunk, chat.chat_choice)
+COMPLETION = EndpointObjects(
+    completions.TEXT_PREFIX,
+    completions.TEXT_WHOLE,
+    completions.TEXT_CHUNK,
+    completions.text_chunk,
+    completions.text_choice,
 )
 
 
-def openai_routes(house: House) -> APIRouter:
+def openai_routes(house: HttpContext) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
-    @router.post("/chat/completions", responses=told(ChatCompletion, stream=True), openapi_extra=CALLERS)
+    @router.post(
+        "/chat/completions", responses=documented(ChatCompletion, stream=True), openapi_extra=CALLERS
+    )
     async def complete_chat(request: Request, body: ChatBody) -> Response:
         """An answer to a conversation, whole or as server-sent events."""
         refuse_unserved(body)
         words = words_of(body)
-        with in_words(words):
+        with naming_fields(words):
             asks = tuple(chat_asks(body, house.mode, house.positions))
-        call = Call(asks, CHAT, telling_of(body, bool(body.logprobs)), words, body.n or 1)
+        call = OpenAICall(asks, CHAT, choice_options(body, bool(body.logprobs)), words, body.n or 1)
         return await answer(house, request, body, call)
 
-    @router.post("/completions", responses=told(Completion, stream=True), openapi_extra=CALLERS)
+    @router.post("/completions", responses=documented(Completion, stream=True), openapi_extra=CALLERS)
     async def complete(request: Request, body: CompletionBody) -> Response:
         """How texts go on, whole or as server-sent events."""
         refuse_unserved(body)
         words = words_of(body)
-        with in_words(words):
+        with naming_fields(words):
             asks = tuple(completion_asks(body, house.language.encode_bare, house.positions))
         copies = body.n or 1
         echoed = [house.language.decode(ask.tokens) for ask in asks[::copies]] if body.echo else []
         echoes = tuple(echo for echo in echoed for _ in range(copies))
-        telling = telling_of(body, body.logprobs is not None)
-        call = Call(asks, COMPLETION, telling, words, copies, echoes)
+        telling = choice_options(body, body.logprobs is not None)
+        call = OpenAICall(asks, COMPLETION, telling, words, copies, echoes)
         return await answer(house, request, body, call)
 
     @router.get("/models", response_model=ModelList)
@@ -92,17 +94,17 @@ def openai_routes(house: House) -> APIRouter:
     return router
 
 
-async def answer(house: House, request: Request, body: Asking, call: Call) -> Response:
+async def answer(house: HttpContext, request: Request, body: Asking, call: OpenAICall) -> Response:
     """Let the call's requests run, and tell of them as the caller wants it."""
     caller = caller_of(request)
     call = replace(call, head=head_of(house, call, caller.id), usage=wants_usage(body))
-    events = together(caller.generate(house.desk, call.asks))
+    events = merge_streams(caller.generate(house.desk, call.asks))
     if body.stream:
-        return await begin(request, call.chunks(events), caller.headers)
+        return await begin_stream(request, call.chunks(events), caller.headers)
     return JSONResponse(await unless_gone(request, call.gather(events)), headers=caller.headers)
 
 
-def head_of(house: House, call: Call, id: str) -> dict[str, Any]:
+def head_of(house: HttpContext, call: OpenAICall, id: str) -> dict[str, Any]:
     """What every object of a call begins with."""
     model = house.desk.info().models[0]
     return {
@@ -114,16 +116,16 @@ def head_of(house: House, call: Call, id: str) -> dict[str, Any]:
     }
 
 
-def telling_of(body: Asking, logprobs: bool) -> Telling:
+def choice_options(body: Asking, logprobs: bool) -> ChoiceOptions:
     planning = body.specsot
-    return Telling(logprobs, planning is not None, planning is not None and planning.branches)
+    return ChoiceOptions(logprobs, planning is not None, planning is not None and planning.branches)
 
 
 def wants_usage(body: Asking) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def model_of(house: House, model: ModelInfo) -> dict[str, Any]:
+def model_of(house: HttpContext, model: ModelInfo) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",
