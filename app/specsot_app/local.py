@@ -33,10 +33,9 @@ from specsot.members import (
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
 from specsot.process.options import DraftModelOptions, Dtype
-from specsot_master.assembly import assemble
-from specsot_master.conductor import EngineConfig
 from specsot_master.config import RingOptions
-from specsot_master.master import Master, Membership
+from specsot_master.engine import EngineConfig
+from specsot_master.master import Master, Membership, assemble
 
 log = structlog.get_logger()
 

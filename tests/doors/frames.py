@@ -17,7 +17,7 @@ from specsot.frames import Chunk, Draft, Drafts, Frame, Opening, Order, Outcome,
 from specsot.pages import PageTable
 from specsot.params import Ask
 from specsot.tree import Tree, chain
-from specsot_master.conductor import Caller, Engine, EngineConfig, RingState
+from specsot_master.engine import Caller, Engine, EngineConfig, RingState
 from specsot_master.prompts import Prompts
 from specsot_worker.judge import Written, judge_prompt, judge_tree
 from specsot_worker.patience import Patience

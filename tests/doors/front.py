@@ -18,8 +18,8 @@ from specsot.info import Info
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.desk import RequestCounter
-from specsot_master.server import FleetService, MasterService, open_master_port
+from specsot_master.grpc_api import FleetService, MasterService, open_master_port
+from specsot_master.master import RequestCounter
 from tests.master.letters import SAYS
 from tests.master.stage import Stage
 from tests.rpc.test_uplink import FakeFleet

@@ -21,9 +21,9 @@ from specsot.info import Info
 from specsot.params import Ask, Limits, Message
 from specsot.v1 import master_pb2
 from specsot.wire.requests import encode_ask
-from specsot_master.conductor import EngineConfig
-from specsot_master.desk import RequestCounter
-from specsot_master.server import FleetService, MasterService, open_master_port
+from specsot_master.engine import EngineConfig
+from specsot_master.grpc_api import FleetService, MasterService, open_master_port
+from specsot_master.master import RequestCounter
 from tests.doors.frames import STATE, Framed, free
 from tests.doors.front import stub, turn
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished

@@ -12,7 +12,7 @@ import pytest
 
 from specsot.info import RequestsInfo
 from specsot.rpc.client import MasterClient
-from specsot_master.conductor import EngineConfig
+from specsot_master.engine import EngineConfig
 from tests.doors.front import front, outcome, told
 from tests.master.letters import DIRECT, SOT, finished, openings
 

@@ -19,9 +19,8 @@ import pytest
 from specsot.info import Info, ModelInfo
 from specsot.rpc.client import MasterClient
 from specsot.v1 import master_pb2
-from specsot_master.conductor import EngineConfig
-from specsot_master.gateway.metrics import Metrics
-from specsot_master.gateway.watching import RequestMetrics
+from specsot_master.engine import EngineConfig
+from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.doors.front import Front, front, question, stub, told, turn
 from tests.master.letters import DIRECT, TIGHT
 

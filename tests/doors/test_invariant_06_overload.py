@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.errors import Overloaded
-from specsot_master.conductor import EngineConfig
+from specsot_master.engine import EngineConfig
 from tests.doors.front import front, outcome, told
 from tests.master.fake_ring import STATE
 from tests.master.letters import COUNT, DIRECT, SAYS, finished

@@ -22,11 +22,9 @@ from specsot.params import Ask
 from specsot.rpc.options import PUBLIC_BYTES, Keepalive, Terms
 from specsot.rpc.probe import probe
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.assembly import assemble
 from specsot_master.config import RingOptions
-from specsot_master.master import Master
-from specsot_master.server import FleetService, MasterService, open_master_port
-from specsot_master.server.door import MASTER_SERVICE
+from specsot_master.grpc_api import MASTER_SERVICE, FleetService, MasterService, open_master_port
+from specsot_master.master import Master, assemble
 from specsot_master.service import stall_detectors, update_health
 from tests.rpc.test_master_service import INFO, FakeConductor
 from tests.rpc.test_uplink import FakeFleet

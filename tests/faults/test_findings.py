@@ -81,7 +81,7 @@ def plant_blame(patch: pytest.MonkeyPatch) -> None:
     def wrote(_: object, record: object, tokens: int) -> None:
         record.breaks = 0  # type: ignore[attr-defined]
 
-    quarantine = "specsot_master.conductor.quarantine.Quarantine"
+    quarantine = "specsot_master.core.schedule.Quarantine"
     patch.setattr(f"{quarantine}.broke", broke)
     patch.setattr(f"{quarantine}.wrote", wrote)
     patch.setattr(f"{quarantine}.admits", lambda *_: True)

@@ -21,14 +21,11 @@ from specsot.frames import Result
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
 from specsot_app.mock.members import Mock, plan_of
-from specsot_master.assembly import assemble
-from specsot_master.conductor import Engine, EngineConfig, RequestJournal
 from specsot_master.config import RingOptions
-from specsot_master.desk import RequestCounter
-from specsot_master.journal import Journal
-from specsot_master.journal.store import JournalFile
-from specsot_master.master import Master
-from specsot_master.server.fleet_service import FleetService
+from specsot_master.engine import Engine, EngineConfig, RequestJournal
+from specsot_master.grpc_api import FleetService
+from specsot_master.journal import Journal, JournalFile
+from specsot_master.master import Master, RequestCounter, assemble
 from specsot_worker.part import WorkerPart
 from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, Strayed
 from tests.faults.members import Member

@@ -10,9 +10,9 @@ from specsot.frames import Close, End, Outcome, Result
 from specsot.links import Inbox, LocalLink
 from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, StandBy, WeightBytes
 from specsot.wire.fleet import encode_upward
+from specsot_master.epochs import BARRIER_SECONDS
 from specsot_master.fleet import Fleet
-from specsot_master.fleet.epochs import BARRIER_SECONDS
-from specsot_master.server.fleet_service import FleetService
+from specsot_master.grpc_api import FleetService
 from tests.faults.virtual import run
 from tests.fleet.test_formation import WISHES, drafter, worker
 

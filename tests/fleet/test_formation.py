@@ -6,15 +6,9 @@ import pytest
 
 from specsot.errors import Refused
 from specsot.members import Head, Range, Registration, TreeShape
+from specsot_master.core.epoch import check_joining, configurations_of, count_pages, lap_curve, with_one_gpu
+from specsot_master.core.placement import next_stages
 from specsot_master.fleet import RingConfig
-from specsot_master.fleet.formation import (
-    check_joining,
-    configurations_of,
-    count_pages,
-    lap_curve,
-    with_one_gpu,
-)
-from specsot_master.fleet.succession import next_stages
 
 WISHES = RingConfig(fingerprint="abc", model_layers=8, workers=2)
 

@@ -9,8 +9,7 @@ import pytest
 
 from specsot.errors import Refused
 from specsot.members import Range, Stage, WeightBytes
-from specsot_master.fleet.pace import expected_throughput
-from specsot_master.fleet.placement import choose_stages, fits, split_layers, worker_costs
+from specsot_master.core.placement import choose_stages, expected_throughput, fits, split_layers, worker_costs
 from tests.fleet.test_formation import WISHES, worker
 
 GIB = 1 << 30

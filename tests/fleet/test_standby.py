@@ -13,7 +13,7 @@ from specsot_app.commands.rebalance import form_anew
 from specsot_app.local import LocalFleet, LocalOptions
 from specsot_app.mock.members import Mock
 from specsot_app.reaching import Reach
-from specsot_master.server import MasterService, open_master_port
+from specsot_master.grpc_api import MasterService, open_master_port
 
 pytestmark = pytest.mark.torch
 

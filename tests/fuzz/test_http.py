@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi import checks as said
 
 from specsot_app.background import Background
-from specsot_master.gateway.app import build_api
+from specsot_master.http.app import build_api
 from tests.http.house import Served, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -20,7 +20,7 @@ from specsot.errors import SpecsotError
 from specsot.events import Numbered
 from specsot.frames import Close, End, Open, Outcome, Result
 from specsot.params import Ask, Limits, Message
-from specsot_master.conductor import EngineConfig
+from specsot_master.engine import EngineConfig
 from tests.golden.surface import event_message, generate, notes_in, open_kept, order_message, resume
 from tests.master.fake_ring import STATE
 from tests.master.letters import COUNT, DIRECT, PLAN, SAYS, SMALL, SOT, TIGHT

@@ -21,13 +21,12 @@ from specsot.members import Head, Range
 from specsot.params import Mode
 from specsot.rpc.tls import PLAIN, Tls
 from specsot.rpc.tokens import Tokens
-from specsot_master.conductor import EngineConfig
-from specsot_master.desk import RequestCounter
-from specsot_master.gateway.app import build_app
-from specsot_master.gateway.door import HttpDoor, open_http_door
-from specsot_master.gateway.house import HttpContext
-from specsot_master.gateway.metrics import Metrics
-from specsot_master.gateway.watching import RequestMetrics
+from specsot_master.engine import EngineConfig
+from specsot_master.http.app import build_app
+from specsot_master.http.context import HttpContext
+from specsot_master.http.server import HttpDoor, open_http_door
+from specsot_master.master import RequestCounter
+from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.master.letters import SAYS
 from tests.master.stage import Stage
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from specsot.rpc.options import PUBLIC_BYTES
-from specsot_master.gateway import door
-from specsot_master.gateway.intake import BodyLimits
+from specsot_master.http import server
+from specsot_master.http.middleware import BodyLimits
 from tests.http.house import Served, turn
 
 pytestmark = pytest.mark.timeout(60)
@@ -204,7 +204,7 @@ async def test_what_is_no_http_of_ours(house: Served, said: bytes) -> None:
 
 
 async def test_a_connection_that_never_asks(house: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HEADER_SECONDS", 0.05)
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.05)
     assert await say(house, b"GET / HT") == b""
     assert (await house.get("/version")).status_code == 200
 
@@ -216,7 +216,7 @@ async def test_the_servers_name_is_nobodys_business(house: Served) -> None:
 async def test_every_head_has_its_time(house: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only the first of a connection: a good request, then a stalled one, keeps nothing open."""
     good = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
-    monkeypatch.setattr(door, "HEADER_SECONDS", 0.05)
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.05)
     assert (await say(house, good + b"GET / HT")).startswith(b"HTTP/1.1 200")
     owing = b"GET /version HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nx"
     assert (await say(house, owing)).startswith(b"HTTP/1.1 200")

@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from specsot.errors import SpecsotError
-from specsot_master.conductor import EngineConfig
-from specsot_master.gateway.refusals import body_of, response_of
+from specsot_master.engine import EngineConfig
+from specsot_master.http.errors import body_of, response_of
 from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS
 

@@ -12,7 +12,7 @@ import pytest
 
 from specsot.errors import Overloaded, Unavailable
 from specsot.events import MergedText, Numbered
-from specsot_master.gateway.together import merge_streams
+from specsot_master.http.sse import merge_streams
 
 
 class Told:

@@ -25,7 +25,7 @@ from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes, spread
 from specsot_lab.bench.load import LoadOptions, table_of
 from specsot_lab.bench.memory import MemorySample, grown, resident_of
-from specsot_master.conductor import EngineConfig
+from specsot_master.engine import EngineConfig
 from tests.doors.front import front
 from tests.master.letters import DIRECT, SOT
 

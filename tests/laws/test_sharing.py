@@ -17,7 +17,7 @@ from specsot.events import Finished
 from specsot.members import TreeShape
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot_app.local import LocalFleet, LocalOptions
-from specsot_master.conductor import EngineConfig
+from specsot_master.engine import EngineConfig
 from tests.conftest import some
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]

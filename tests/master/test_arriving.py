@@ -12,8 +12,8 @@ import pytest
 
 from specsot.errors import InvalidRequest, Overloaded, TimedOut
 from specsot.params import Ask
-from specsot_master.conductor import EngineConfig
-from specsot_master.conductor.accepting import THREAD_CHARACTERS
+from specsot_master.engine import EngineConfig
+from specsot_master.engine.intake import THREAD_CHARACTERS
 from specsot_master.text import Text
 from tests.master.letters import ANSWER, DIRECT, SAYS, SOT, finished
 from tests.master.stage import BASE, Stage

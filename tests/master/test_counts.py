@@ -13,8 +13,8 @@ import pytest
 
 from specsot.errors import SpecsotError
 from specsot.params import Ask, Limits
-from specsot_master.conductor import EngineConfig
-from specsot_master.conductor.counts import error_label
+from specsot_master.core.stats import error_label
+from specsot_master.engine import EngineConfig
 from tests.master.letters import COUNT, DIRECT, SAYS, SOT, openings
 from tests.master.stage import Stage
 

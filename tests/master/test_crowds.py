@@ -15,7 +15,7 @@ import pytest
 from specsot.errors import NotFound, Overloaded
 from specsot.events import Event
 from specsot.params import Ask, Limits
-from specsot_master.conductor import EngineConfig, RingState
+from specsot_master.engine import EngineConfig, RingState
 from tests.master.letters import ANSWER, DIRECT, SAYS, SMALL, SOT, TIGHT, finished, openings
 from tests.master.stage import Stage, repeat
 

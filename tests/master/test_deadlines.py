@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from specsot.errors import TimedOut
-from specsot_master.conductor import EngineConfig
+from specsot_master.engine import EngineConfig
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.master.stage import Stage
 

@@ -9,9 +9,9 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.forms import Form
 from specsot.params import Ask
-from specsot_master.conductor import Engine
-from specsot_master.conductor.openings import SequenceFactory
-from specsot_master.conductor.trying import GrammarSandbox
+from specsot_master.core.sequence import SequenceFactory
+from specsot_master.engine import Engine
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.prompts import Prompts
 from tests.master.letters import DIRECT, SAYS
 from tests.master.stage import BASE, Stage

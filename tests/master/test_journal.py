@@ -19,18 +19,20 @@ from specsot.errors import InvalidRequest
 from specsot.frames import Chance, End, Outcome
 from specsot.params import Ask, Limits, Sampling
 from specsot_master.journal import (
+    JOURNAL_FILE,
     AdmittedRecord,
     BranchRecord,
     CancelledRecord,
+    Change,
     FailedRecord,
     Journal,
     JournaledRequest,
+    JournalFile,
     LapRecord,
     Record,
     ReopenedRecord,
     open_journal,
 )
-from specsot_master.journal.store import JOURNAL_FILE, Change, JournalFile
 
 CHANCES = (Chance(-0.1 - 0.2, ((5, -0.25), (7, -1e-9))), Chance(-1.5))
 RECORDS: tuple[Record, ...] = (

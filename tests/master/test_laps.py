@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specsot.frames import Outcome, Result
 from specsot.info import LapsInfo
-from specsot_master.laps import WINDOW_SECONDS, LapMeter
+from specsot_master.core.stats import WINDOW_SECONDS, LapMeter
 
 
 class Clock:

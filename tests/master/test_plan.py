@@ -32,7 +32,7 @@ from specsot.events import (
 from specsot.frames import End, Outcome
 from specsot.params import Ask, Limits, Mode
 from specsot.skeleton import PlanRules
-from specsot_master.plan import (
+from specsot_master.core.plan import (
     POINT_TOKENS,
     CloseSequence,
     Command,

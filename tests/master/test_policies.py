@@ -12,10 +12,10 @@ from specsot.model.heads import read_heads, write_heads
 from specsot.pages import most_held
 from specsot.params import MAX_TOKENS, Ask, HeadWindows, Limits, Pruning, Window
 from specsot_app.asking import ask_of
-from specsot_master.conductor.admission import answer_prefix, grant_answer, own_pages
-from specsot_master.conductor.ring import RingState
-from specsot_master.gateway.openai.asks import chat_asks
-from specsot_master.gateway.openai.bodies import ChatBody
+from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
+from specsot_master.core.ring import RingState
+from specsot_master.http.openai_requests import chat_asks
+from specsot_master.http.openai_schemas import ChatBody
 from tests.master.letters import DIRECT, SAYS
 from tests.master.stage import Stage
 

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from specsot.tasks import start
-from specsot_master.progress import StallDetector
+from specsot_master.core.stats import StallDetector
 from specsot_master.service import running_beside
 
 Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)

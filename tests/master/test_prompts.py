@@ -20,9 +20,8 @@ from tokenizers import Tokenizer
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
 from specsot.skeleton import PlanRules, Point
-from specsot_master.prompts import Conversation, Prompts, messages_of
-from specsot_master.prompts.generic import GenericConversation, render_instructed
-from specsot_master.prompts.wording import branch_instruction, choose_wording, plan_instruction
+from specsot_master.core.prompts import branch_instruction, choose_wording, plan_instruction
+from specsot_master.prompts import Conversation, GenericConversation, Prompts, messages_of, render_instructed
 from specsot_master.text import Text
 from tests.master.stage import BASE, TEXT, Counted
 from tests.master.test_text import directory

@@ -14,7 +14,7 @@ import pytest
 
 from specsot.errors import Unavailable
 from specsot.params import Ask
-from specsot_master.conductor.quarantine import (
+from specsot_master.core.schedule import (
     MAX_BREAKS,
     MAX_BREAKS_ALONE,
     MAX_PROOF_TOKENS,

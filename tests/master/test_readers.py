@@ -11,7 +11,7 @@ import pytest
 
 from specsot.errors import Cancelled
 from specsot.frames import Lease, Open
-from specsot_master.conductor import EngineConfig
+from specsot_master.engine import EngineConfig
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
 from tests.master.stage import Stage
 

@@ -16,7 +16,7 @@ from specsot.errors import (
     Overloaded,
 )
 from specsot.params import Ask, Limits, Message, Mode, Sampling
-from specsot_master.conductor import Caller, EngineConfig, RingState
+from specsot_master.engine import Caller, EngineConfig, RingState
 from specsot_master.text import Text
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
 from tests.master.stage import BASE, Stage

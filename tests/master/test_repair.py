@@ -13,7 +13,7 @@ import pytest
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import BranchText, Started
 from specsot.frames import Open
-from specsot_master.conductor import EngineConfig
+from specsot_master.engine import EngineConfig
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings

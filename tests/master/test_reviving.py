@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import PlanError, Unavailable
-from specsot_master.conductor import Caller, RequestJournal
+from specsot_master.engine import Caller, RequestJournal
 from specsot_master.journal import BranchRecord, FailedRecord, JournaledRequest, open_journal
 from tests.master.letters import ANSWER, SAYS
 from tests.master.stage import Stage

@@ -16,12 +16,18 @@ from hypothesis import strategies as st
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits
 from specsot.skeleton import Point
-from specsot_master.conductor.admission import PageLedger, PlanSizes, grant_answer, grant_plan, own_pages
-from specsot_master.conductor.hints import RetryHints
-from specsot_master.conductor.leases import first_lease, renewed_lease
-from specsot_master.conductor.ring import RingState
-from specsot_master.plan.budget import split_budget
-from specsot_master.schedule import Claim, critical_paths, pick_displaced, pick_fairest, pick_ready
+from specsot_master.core.admission import PageLedger, PlanSizes, grant_answer, grant_plan, own_pages
+from specsot_master.core.branches import split_budget
+from specsot_master.core.ring import RingState
+from specsot_master.core.schedule import (
+    Claim,
+    RetryHints,
+    critical_paths,
+    pick_displaced,
+    pick_fairest,
+    pick_ready,
+)
+from specsot_master.core.sequence import first_lease, renewed_lease
 
 RING = RingState(epoch=1, pages=10, page_rows=64, slots=8, max_positions=1000)
 

@@ -16,7 +16,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Event
 from specsot.frames import Close, End, Open, Outcome, Result
 from specsot.params import Ask, Limits, Message
-from specsot_master.conductor import EngineConfig, RingState
+from specsot_master.engine import EngineConfig, RingState
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SMALL, SOT, finished, openings
 from tests.master.stage import Stage
 

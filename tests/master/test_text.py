@@ -19,9 +19,15 @@ from tokenizers import Tokenizer, decoders, models
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
-from specsot_master.text import ChatTemplate, Detokenizer, StopStrings, TemplateRefused, Text
-from specsot_master.text.control import _any_of  # pyright: ignore[reportPrivateUsage]
-from specsot_master.text.spelling import TokenBytes
+from specsot_master.text import (
+    ChatTemplate,
+    Detokenizer,
+    StopStrings,
+    TemplateRefused,
+    Text,
+    TokenBytes,
+    _any_of,  # pyright: ignore[reportPrivateUsage]
+)
 from tests.master.stage import BASE, TEXT
 
 SENTENCES = ("Stages of Sleep.", "睡眠分为几个阶段。", "Party 🎉👩‍👩‍👧 naïve ﷽", "  spaces\n\n and\ttabs ")

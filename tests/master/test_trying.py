@@ -13,8 +13,8 @@ import pytest
 
 from specsot.errors import InvalidRequest, Overloaded, TimedOut, Unavailable
 from specsot.forms import MAX_FORM_BYTES, Form
-from specsot_master.conductor import EngineConfig
-from specsot_master.conductor.trying import (
+from specsot_master.engine import EngineConfig
+from specsot_master.engine.grammar_sandbox import (
     MAX_VERDICTS,
     MAX_WAITING_FORMS,
     GrammarSandbox,

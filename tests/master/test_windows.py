@@ -10,11 +10,11 @@ from specsot.errors import InvalidRequest
 from specsot.frames import Open
 from specsot.pages import most_held
 from specsot.params import Ask, Limits, Window
-from specsot_master.conductor.admission import answer_prefix, grant_answer, own_pages
-from specsot_master.conductor.prefixes import PrefixNode, PrefixTree
-from specsot_master.conductor.ring import RingState
-from specsot_master.gateway.openai.asks import chat_asks
-from specsot_master.gateway.openai.bodies import ChatBody
+from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
+from specsot_master.core.prefix_tree import PrefixNode, PrefixTree
+from specsot_master.core.ring import RingState
+from specsot_master.http.openai_requests import chat_asks
+from specsot_master.http.openai_schemas import ChatBody
 from tests.master.letters import SAYS
 from tests.master.stage import Stage
 

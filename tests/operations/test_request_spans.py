@@ -21,8 +21,8 @@ from specsot.params import Ask, Limits
 from specsot.rpc.tracing import outgoing
 from specsot.tracing import Tracer, caller, current, followed, trace_of
 from specsot.tracing.collecting import collect
-from specsot_master.desk import RequestCounter
-from specsot_master.spans import RequestSpans
+from specsot_master.master import RequestCounter
+from specsot_master.telemetry import RequestSpans
 from tests.doors.front import front, question, stub
 from tests.http.house import Served, served
 from tests.master.letters import DIRECT, SAYS, SOT

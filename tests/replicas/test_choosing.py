@@ -12,13 +12,20 @@ from specsot.info import LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.links import Inbox, LocalLink
 from specsot.members import Range, Ready
 from specsot.params import Ask, Message
-from specsot_master.conductor import Caller, accepting
+from specsot_master.core.stats import LapMeter
+from specsot_master.engine import Caller, intake
+from specsot_master.epochs import EpochNumbers
 from specsot_master.fleet import Fleet
-from specsot_master.fleet.epochs import EpochNumbers
-from specsot_master.laps import LapMeter
-from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
-from specsot_master.replicas.beginnings import BLOCK_CHARACTERS, PrefixAffinity
-from specsot_master.replicas.loads import ReplicaLoad, least_loaded
+from specsot_master.replicas import (
+    BLOCK_CHARACTERS,
+    MemberRouter,
+    PrefixAffinity,
+    Replica,
+    ReplicaLoad,
+    RequestRouter,
+    least_loaded,
+    total_info,
+)
 from tests.fleet.test_formation import WISHES, drafter, worker
 from tests.master.letters import COUNT, SAYS
 from tests.master.stage import Stage
@@ -177,7 +184,7 @@ class Complete:
 @pytest.mark.parametrize("resumable", [True, False])
 async def test_a_request_id_is_live_in_one_ring_alone(monkeypatch, resumable):
     """The same call again, while the first one is still looked into, and counts as load of its ring."""
-    monkeypatch.setattr(accepting, "THREAD_CHARACTERS", 0)
+    monkeypatch.setattr(intake, "THREAD_CHARACTERS", 0)
     stages = [Stage(SAYS), Stage(SAYS)]
     router = RequestRouter(
         [Replica(n, one.conductor, Complete(one), LapMeter(time.monotonic)) for n, one in enumerate(stages)]

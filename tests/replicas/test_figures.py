@@ -7,8 +7,7 @@ pytest.importorskip("prometheus_client")
 from specsot.events import Started
 from specsot.frames import Result
 from specsot.info import Info, ModelInfo, ReplicaInfo, RequestsInfo
-from specsot_master.gateway.metrics import Metrics
-from specsot_master.gateway.watching import RequestMetrics
+from specsot_master.telemetry import Metrics, RequestMetrics
 
 RINGS = tuple(
     ReplicaInfo(n, n + 5, n == 0, requests=RequestsInfo(running=n, ended=(("stop", n),))) for n in range(2)

@@ -20,11 +20,10 @@ from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import Door
 from specsot.rpc.statuses import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
-from specsot_master.conductor import Caller
-from specsot_master.conductor.streams import RequestStreams
-from specsot_master.desk import RequestCounter
-from specsot_master.server import FleetService, MasterService, open_master_port
-from specsot_master.server.master_service import client_of
+from specsot_master.engine import Caller
+from specsot_master.engine.event_stream import RequestStreams
+from specsot_master.grpc_api import FleetService, MasterService, client_of, open_master_port
+from specsot_master.master import RequestCounter
 from tests.rpc.test_uplink import FakeFleet
 
 pytestmark = pytest.mark.timeout(30)

@@ -17,8 +17,8 @@ from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot.rpc.tls import Tls
 from specsot.rpc.tokens import Tokens
-from specsot_master.desk import RequestCounter
-from specsot_master.server import FleetService, MasterService, open_fleet_port, open_master_port
+from specsot_master.grpc_api import FleetService, MasterService, open_fleet_port, open_master_port
+from specsot_master.master import RequestCounter
 from tests.rpc.test_master_service import INFO, FakeConductor
 from tests.rpc.test_uplink import FakeFleet
 from tests.security.papers import Authority, shown

@@ -21,8 +21,8 @@ from specsot.rpc.options import (
 )
 from specsot.rpc.serve import open_door
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.gateway.door import HEADER_BYTES, HEADER_SECONDS, MAX_CONNECTIONS
-from specsot_master.gateway.intake import BASE_BYTES, BODIES_BYTES, BODY_SECONDS, POSITION_BYTES
+from specsot_master.http.middleware import BASE_BYTES, BODIES_BYTES, BODY_SECONDS, POSITION_BYTES
+from specsot_master.http.server import HEADER_BYTES, HEADER_SECONDS, MAX_CONNECTIONS
 from tests.conftest import REPOSITORY
 from tests.http.house import served
 from tests.rpc.test_serve import ATTACH

@@ -11,11 +11,10 @@ import pytest
 
 from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.tokens import Tokens
-from specsot_master.assembly import assemble
 from specsot_master.config import RingOptions, read_config
-from specsot_master.desk import RequestCounter
-from specsot_master.gateway.door import HttpDoor
-from specsot_master.gateway.opening import open_http
+from specsot_master.http.app import open_http
+from specsot_master.http.server import HttpDoor
+from specsot_master.master import RequestCounter, assemble
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -32,7 +32,7 @@ from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
 from specsot_drafter.part import DrafterPart
-from specsot_master.conductor import EngineConfig
+from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker import source as workers

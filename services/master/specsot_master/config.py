@@ -18,8 +18,8 @@ from specsot.process.option import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
 from specsot.process.options import ServiceOptions
 from specsot.rpc.pulse import Pulse
 from specsot.rpc.tokens import Tokens
-from specsot_master.conductor.ring import EngineConfig
-from specsot_master.fleet.wishes import TAKE_OVER_SECONDS
+from specsot_master.core.placement import TAKE_OVER_SECONDS
+from specsot_master.core.ring import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

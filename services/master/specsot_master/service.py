@@ -8,30 +8,40 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from specsot.errors import InvalidRequest
 from specsot.model.fingerprint import fingerprint
 from specsot.process.life import live
 from specsot.process.logs import write_logs
 from specsot.process.observing import Observation, observed
+from specsot.process.options import reachable
+from specsot.rpc.options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
-from specsot_master.assembly import assemble
-from specsot_master.conductor import RequestJournal
+from specsot.rpc.tls import Tls
+from specsot.rpc.tokens import Tokens
 from specsot_master.config import MasterConfig, read_config
-from specsot_master.desk import RequestCounter
-from specsot_master.doors import open_doors
+from specsot_master.core.stats import StallDetector
+from specsot_master.engine import RequestJournal
+from specsot_master.grpc_api import (
+    MASTER_SERVICE,
+    FleetService,
+    MasterService,
+    open_fleet_port,
+    open_master_port,
+)
 from specsot_master.journal import open_journal
-from specsot_master.master import Master
-from specsot_master.progress import StallDetector
-from specsot_master.server import FleetService
-from specsot_master.server.door import MASTER_SERVICE
-from specsot_master.spans import RequestSpans
+from specsot_master.master import Master, RequestCounter, assemble
+from specsot_master.telemetry import RequestSpans
 
 if TYPE_CHECKING:
-    from specsot_master.gateway.metrics import Metrics
+    from specsot_master.http.server import HttpDoor
+    from specsot_master.telemetry import Metrics
+
 
 log = structlog.get_logger()
 
@@ -76,7 +86,7 @@ def start_telemetry(master: Master, desk: RequestCounter, seen: Observation) -> 
         desk.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
     if seen.registry is None:
         return None
-    from specsot_master.gateway.counting import observe_master
+    from specsot_master.telemetry import observe_master
 
     return observe_master(master, desk, seen.registry)
 
@@ -135,3 +145,74 @@ async def running_beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[No
     except BaseExceptionGroup as errors:
         log.error("the master cannot go on", exc_info=errors)
         raise errors.exceptions[0] from None
+
+
+CLOSE_SECONDS = 1.0  # seconds to tell those who are still there
+
+
+@asynccontextmanager
+async def open_doors(
+    config: MasterConfig,
+    master: Master,
+    desk: RequestCounter,
+    members: FleetService,
+    metrics: Metrics | None = None,
+) -> AsyncGenerator[Door]:
+    """The clients' gRPC door, while all are open. metrics: those that are counted already.
+
+    Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
+    """
+    patience = config.ring.conduct.unread_for
+    clients = MasterService(desk, master.info, patience, master.rebalance, config.tokens())
+    listen, apart = config.service.listen, config.fleet_listen
+    if config.http is not None:  # else clients would be let in, and thrown out again, while it is imported
+        check_extra()
+    async with AsyncExitStack() as doors:
+        door = await open_master_port(listen, clients, members if apart is None else None, _public(config))
+        doors.push_async_callback(door.close, CLOSE_SECONDS)
+        log.info("listening", at=reachable(None, listen, door.port), model=master.model.name)
+        if apart is not None:
+            fleet = await open_fleet_port(apart, members, _terms(config, config.service.tls))
+            doors.push_async_callback(fleet.close, CLOSE_SECONDS)
+            log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
+        if config.http is not None:
+            http = await open_http(config.http, config, master, desk, metrics)
+            doors.push_async_callback(http.close, CLOSE_SECONDS)
+        yield door
+
+
+def check_extra() -> None:
+    """Raises InvalidRequest without the extra `http`."""
+    try:
+        import specsot_master.http.app  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"--http needs {error.name}: pip install 'specsot[http]'", field="http"
+        ) from None
+
+
+async def open_http(
+    listen: str, config: MasterConfig, master: Master, desk: RequestCounter, metrics: Metrics | None
+) -> HttpDoor:
+    """Raises Unavailable."""
+    from specsot_master.http.app import open_http
+
+    terms = _public(config)
+    door = await open_http(listen, master, desk, terms, metrics, config.default_mode, config.http_names)
+    scheme = "http" if terms.tls.cert is None else "https"
+    log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
+    return door
+
+
+def _public(config: MasterConfig) -> Terms:
+    """Clients show tokens, and are asked for no certificate."""
+    own = config.service.tls
+    terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens())
+    return replace(terms, streams=CLIENT_STREAMS, held=HELD_BYTES)
+
+
+def _terms(config: MasterConfig, tls: Tls, tokens: Tokens | None = None) -> Terms:
+    service = config.service
+    return Terms(
+        PUBLIC_BYTES, reflection=service.reflection, channelz=service.channelz, tls=tls, tokens=tokens
+    )
