@@ -18,8 +18,8 @@ from specsot.members import TreeShape
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot.process.options import DraftModelOptions
 from specsot_app.local import LocalFleet, LocalOptions
-from specsot_master.conductor import ConductorConfig
 from specsot_master.config import RingOptions
+from specsot_master.engine import EngineConfig
 from tests.conftest import some
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -50,7 +50,7 @@ def asks(drafter: str) -> list[Ask]:
 
 @asynccontextmanager
 async def fleet(demo: Path, keeps: bool, page_rows: int, **more: object) -> AsyncIterator[LocalFleet]:
-    conduct, shape = ConductorConfig(prefix_cache=keeps), TreeShape(4, 3, 12, fixed=True)
+    conduct, shape = EngineConfig(prefix_cache=keeps), TreeShape(4, 3, 12, fixed=True)
     weights = DraftModelOptions(demo / "base", dtype="fp32", draft_model=demo / "eagle3")
     ring = RingOptions(page_rows=page_rows, conduct=conduct, shape=shape, draft_timeout=30.0)
     options = LocalOptions(weights, ring, **more)  # type: ignore[arg-type]

@@ -32,8 +32,8 @@ from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
 from specsot_drafter.part import DrafterPart
-from specsot_master.conductor import ConductorConfig
 from specsot_master.config import RingOptions
+from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker import source as workers
@@ -180,7 +180,7 @@ class Runners:
                 drafter=drafter,
                 draft_model=models.drafts(drafter) if source else None,
             ),
-            RingOptions(page_rows=PAGE_ROWS, conduct=ConductorConfig(prefix_cache=False)),
+            RingOptions(page_rows=PAGE_ROWS, conduct=EngineConfig(prefix_cache=False)),
         )
         fleet = await LocalFleet.start(told, parts, threads=self._threads)
         self._stack.push_async_callback(fleet.close)
