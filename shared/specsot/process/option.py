@@ -326,8 +326,7 @@ def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
             continue
         if entry.option.secret or entry.option.keyword_only:
             continue
-        several: tuple[Any, ...] = value if entry.several else (value,)
-        for one in several:
+        for one in cast("tuple[Any, ...]", value if entry.several else (value,)):
             words += (f"--{entry.flag}", entry.kind.write(one))
     return tuple(words)
 
