@@ -48,8 +48,7 @@ class Kind(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class Option:
     """help: one or two sentences. flag: where it is not the field's name. aliases: flags of other systems
-    (vLLM's) that mean the same. keywords: names of it in Python calls, each with what turns its value into
-    ours.
+    (vLLM's) that mean the same.
 
     kind: where the field's type does not say how text becomes a value. least, most: bounds of
     a number.
@@ -63,7 +62,6 @@ class Option:
     help: str
     flag: str | None = None
     aliases: tuple[str, ...] = ()
-    keywords: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict[str, Callable[[Any], Any]])
     kind: Kind[Any] | None = None
     metavar: str | None = None
     least: float | None = None

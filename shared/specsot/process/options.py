@@ -103,7 +103,8 @@ class ModelOptions:
     HEADING: ClassVar[str] = "Model"
 
     model: Annotated[
-        str | Path | None, Option("Directory of the base model (Hugging Face format).", metavar="DIR")
+        str | Path | None,
+        Option("Directory of the base model (Hugging Face format).", metavar="DIR", unset="the demo model"),
     ] = None
     model_format: Annotated[
         WeightFormat,
@@ -122,6 +123,7 @@ class ModelOptions:
             "Memory for the KV pages of each worker, and of the drafter, such as 512M or 4G.",
             aliases=("kv-cache-memory-bytes",),
             kind=MEMORY,
+            unset="1G, or 512M in a fleet within one process",
         ),
     ] = None
     batch_invariant: Annotated[
