@@ -21,8 +21,9 @@ from specsot_worker.config import WorkerConfig
 PAGE = Path(__file__).with_name("options.md")
 HEAD = """# Options
 
-Written by `make docs` from the options table; [the command line](cli.md) says where values come from. Every option is also an
-environment variable and a key of a file, by its name. Switches take no value in `specsot`'s commands, and `on` or `off` in services.
+Written by `make docs` from the options table; [the command line](cli.md) says where values come from.
+Every option is also an environment variable and a key of a file, by its name. Switches take no value
+in `specsot`'s commands, and `on` or `off` in services.
 
 """
 SERVICES = (
