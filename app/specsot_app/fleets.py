@@ -50,11 +50,11 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
 
 async def open_local(options: FleetOptions, models: Models, watch: Watch | None = None) -> Fleet:
     """In this process."""
-    from specsot_app.hush import hush
+    from specsot_app.hush import quiet_logs
     from specsot_app.local import LocalFleet, LocalOptions
     from specsot_master.config import RingOptions
 
-    hush()
+    quiet_logs()
     local = LocalOptions(
         resolved(options, models),
         RingOptions(

@@ -12,7 +12,7 @@ from specsot.errors import InvalidRequest
 from specsot.process.option import arguments_of
 from specsot.process.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.rpc.exposure import exposed
-from specsot_app.children import GRACE, Service
+from specsot_app.children import EXIT_GRACE, Service
 from specsot_app.fleet_options import FleetOptions, Models, public_name, resolved
 from specsot_app.places import Place, address_of, ports_of
 from specsot_app.reaching import Reach, reach_of
@@ -149,7 +149,7 @@ def master_of(
     if serving.certificates:
         steer += ("--token-file", str(serving.certificates / "master" / "tokens"))
     steer += flags_of(grace=serving.grace)
-    grace = GRACE + (serving.grace or 0)
+    grace = EXIT_GRACE + (serving.grace or 0)
     return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED, grace=grace)
 
 

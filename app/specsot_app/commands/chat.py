@@ -20,9 +20,9 @@ from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.fleets import Opener, open_fleet
 
 if TYPE_CHECKING:
-    from specsot_app.terminal.keyboard import Keyboard
+    from specsot_app.terminal.keyboard import LineInput
     from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Talk
+    from specsot_app.terminal.talk import Conversation
 
 TERMINATED = 143
 
@@ -62,16 +62,16 @@ def chat(given: ChatOptions) -> int:
         "drafter": fleet.drafter,
     }
     ask_of("What cannot be asked?", **keywords)
-    from specsot_app.terminal.keyboard import keyboard_of
-    from specsot_app.terminal.progress import opening
+    from specsot_app.terminal.keyboard import input_from
+    from specsot_app.terminal.progress import open_with_progress
     from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Talk
+    from specsot_app.terminal.talk import Conversation
 
     streams = Streams(sys.stdout, sys.stderr)
-    keyboard = keyboard_of(sys.stdin, sys.stdout)
-    talk = Talk(given.request.mode, given.system_prompt)
+    keyboard = input_from(sys.stdin, sys.stdout)
+    talk = Conversation(given.request.mode, given.system_prompt)
     signal.signal(signal.SIGTERM, leave)
-    return converse(fleet, talk, keywords, keyboard, streams, opening(sys.stderr))
+    return converse(fleet, talk, keywords, keyboard, streams, open_with_progress(sys.stderr))
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -81,21 +81,21 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 def converse(
     wanted: FleetOptions,
-    talk: Talk,
+    talk: Conversation,
     asked: Mapping[str, Any],
-    keyboard: Keyboard,
+    keyboard: LineInput,
     streams: Streams,
     opener: Opener = open_fleet,
 ) -> int:
     """Open the fleet, talk, close the fleet."""
-    from specsot_app.background import Background
+    from specsot_app.background import BackgroundLoop
     from specsot_app.terminal.chat import Chat
-    from specsot_app.terminal.show import manner_of
+    from specsot_app.terminal.show import format_for
 
-    def asker(talk: Talk, question: str) -> Ask:
+    def asker(talk: Conversation, question: str) -> Ask:
         return ask_of(talk.with_question(question), **{**asked, "mode": talk.mode})
 
-    background = Background()
+    background = BackgroundLoop()
     try:
         fleet = background.run(opener(wanted))
         try:
@@ -106,7 +106,7 @@ def converse(
                     f"{known[0].name} · {positions} positions · /help" if known else "/help", file=streams.err
                 )
             return Chat(
-                background, fleet, asker, keyboard, streams, manner_of(streams, False), positions
+                background, fleet, asker, keyboard, streams, format_for(streams, False), positions
             ).go_on(talk)
         finally:
             background.run(fleet.close())

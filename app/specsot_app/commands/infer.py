@@ -28,10 +28,10 @@ from specsot_app.asking import (
 )
 from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.fleets import Opener, open_fleet
-from specsot_app.running import run
+from specsot_app.running import run_until_signal
 
 if TYPE_CHECKING:
-    from specsot_app.terminal.show import Manner, Streams
+    from specsot_app.terminal.show import OutputFormat, Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,13 @@ def infer(given: InferOptions) -> int:
     }
     question = given.question if given.question not in (None, "-") else read_question()
     ask = ask_of(question, **keywords)
-    from specsot_app.terminal.progress import opening
-    from specsot_app.terminal.show import Streams, manner_of
+    from specsot_app.terminal.progress import open_with_progress
+    from specsot_app.terminal.show import Streams, format_for
 
     streams = Streams(sys.stdout, sys.stderr)
-    return run(answer(ask, fleet, streams, manner_of(streams, given.json), opening(sys.stderr)))
+    return run_until_signal(
+        answer(ask, fleet, streams, format_for(streams, given.json), open_with_progress(sys.stderr))
+    )
 
 
 def read_question() -> str:
@@ -101,7 +103,7 @@ def read_schema(given: str) -> str:
 
 
 async def answer(
-    ask: Ask, wanted: FleetOptions, streams: Streams, manner: Manner, opener: Opener = open_fleet
+    ask: Ask, wanted: FleetOptions, streams: Streams, manner: OutputFormat, opener: Opener = open_fleet
 ) -> int:
     """Open the fleet, show the request, close the fleet; 1 when the request failed."""
     from specsot_app.terminal.show import show

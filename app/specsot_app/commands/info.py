@@ -15,7 +15,7 @@ from specsot.process.command import Example, command
 from specsot.process.option import Option
 from specsot_app.fleet_options import ClientOptions
 from specsot_app.reaching import Reach
-from specsot_app.running import run
+from specsot_app.running import run_until_signal
 
 HERE = "127.0.0.1:50050"
 
@@ -42,7 +42,7 @@ def show(master: str, reach: Reach, json: bool) -> int:
     """Print what the master tells."""
     from specsot_app.terminal.standing import lines_of
 
-    found = run(ask(master, reach))
+    found = run_until_signal(ask(master, reach))
     print(notation.dumps(dataclasses.asdict(found)) if json else "\n".join(lines_of(found)))
     return 0 if found.ready else 1
 

@@ -14,7 +14,7 @@ from specsot.process.option import Option
 from specsot_app.commands.info import HERE
 from specsot_app.fleet_options import ClientOptions
 from specsot_app.reaching import Reach
-from specsot_app.running import run
+from specsot_app.running import run_until_signal
 
 if TYPE_CHECKING:
     from specsot.info import Info, Rebalanced
@@ -39,7 +39,7 @@ def rebalance(given: RebalanceOptions) -> int:
     Requests go on where they were. Returns when the ring is complete again. Exit status 1 where there is no
     room, or it is not complete in time.
     """
-    done = run(form_anew(given.master, given.client.reach, given.wait))
+    done = run_until_signal(form_anew(given.master, given.client.reach, given.wait))
     print(f"epoch {done.epoch}{'' if done.changed else ', as it was'} · {done.plan}")
     return 0
 

@@ -19,7 +19,7 @@ from specsot.process.option import Offer, Option, arguments_of
 from specsot_app.fleet_options import FleetOptions, Models, models_of
 from specsot_app.places import check_stages, places_of
 from specsot_app.ranges import ranges_between
-from specsot_app.running import run
+from specsot_app.running import run_until_signal
 from specsot_master.config import MasterConfig
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def serve(given: ServeOptions) -> int:
     )
     serving = spread(serving, master.fleet_listen, master.service.insecure)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
-        run(keep(wanted, models, given.port, http_port_of(given.http_port), serving))
+        run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving))
     return 0
 
 

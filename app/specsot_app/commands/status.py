@@ -16,7 +16,7 @@ from specsot.process.option import Option
 from specsot_app.commands.info import HERE, show
 from specsot_app.fleet_options import ClientOptions
 from specsot_app.reaching import Reach
-from specsot_app.running import run
+from specsot_app.running import run_until_signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def status(given: StatusOptions) -> int:
     if given.once or given.json or not sys.stdout.isatty():
         return show(given.master, reach, given.json)
     with suppress(KeyboardInterrupt):
-        run(keep_looking(given.master, reach, given.every))
+        run_until_signal(keep_looking(given.master, reach, given.every))
     return 0
 
 

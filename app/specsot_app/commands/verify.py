@@ -67,9 +67,9 @@ def verify(given: VerifyOptions) -> int:
         from specsot_app.verify.vectors import check
 
         return check(vectors)
-    from specsot_app.terminal.progress import opening
+    from specsot_app.terminal.progress import open_with_progress
     from specsot_app.verify import pair
 
     return pair.verify(
-        given.fleet, prompts, given.max_new_tokens, given.near, given.json, opening(sys.stderr)
+        given.fleet, prompts, given.max_new_tokens, given.near, given.json, open_with_progress(sys.stderr)
     )

@@ -14,7 +14,7 @@ from specsot.errors import InvalidRequest
 from specsot.process.command import Example, command
 from specsot.process.option import Offer, Option
 from specsot_app.fleet_options import FleetOptions
-from specsot_app.running import run
+from specsot_app.running import run_until_signal
 
 if TYPE_CHECKING:
     from specsot_lab.eval.judge import Judge
@@ -68,7 +68,7 @@ EXAMPLES = (
 @command(EvalOptions, examples=EXAMPLES)
 def eval(given: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
-    from specsot_app.terminal.progress import opening
+    from specsot_app.terminal.progress import open_with_progress
     from specsot_lab.eval.records import Folder
     from specsot_lab.eval.running import Run, evaluate, warmed
     from specsot_lab.eval.settings import settings_of
@@ -85,7 +85,9 @@ def eval(given: EvalOptions) -> int:
     if given.fresh:
         settings_of(what.wanted, given.max_new_tokens)  # a run that cannot begin forgets nothing
         what.folder.forget()
-    return run(evaluate(what, sys.stdout, sys.stderr, warmed(opening(sys.stderr)), referee))
+    return run_until_signal(
+        evaluate(what, sys.stdout, sys.stderr, warmed(open_with_progress(sys.stderr)), referee)
+    )
 
 
 def judge_of(url: str | None, name: str | None, key: str | None) -> Judge | None:
