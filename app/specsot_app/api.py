@@ -19,9 +19,8 @@ from specsot.params import Ask
 from specsot.process.option import Offer, made_of
 from specsot.view import View, advance
 from specsot_app.aliases import translate
-from specsot_app.answers import Answer, answer_of, stats_of
-from specsot_app.asking import Turns, ask_of
-from specsot_app.background import BackgroundLoop
+from specsot_app.ask import Answer, Turns, answer_of, ask_of, stats_of
+from specsot_app.event_loop import BackgroundLoop
 from specsot_app.fleet_options import ClientOptions, FleetOptions, models_of
 from specsot_app.fleets import Fleet, Opener, open_fleet
 from specsot_app.presets import request_with

@@ -50,8 +50,8 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
 
 async def open_local(options: FleetOptions, models: Models, watch: Watch | None = None) -> Fleet:
     """In this process."""
-    from specsot_app.hush import quiet_logs
     from specsot_app.local import LocalFleet, LocalOptions
+    from specsot_app.quiet_logs import quiet_logs
     from specsot_master.config import RingOptions
 
     quiet_logs()

@@ -12,7 +12,7 @@ from specsot.errors import InvalidRequest
 from specsot.process.option import arguments_of
 from specsot.process.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.rpc.exposure import exposed
-from specsot_app.children import EXIT_GRACE, Service
+from specsot_app.child_process import EXIT_GRACE, Service
 from specsot_app.fleet_options import FleetOptions, Models, public_name, resolved
 from specsot_app.places import Place, address_of, ports_of
 from specsot_app.reaching import Reach, reach_of

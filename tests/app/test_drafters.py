@@ -10,7 +10,7 @@ from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
 from specsot.process.option import arguments_of
 from specsot_app.api import fleet_of
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.fleets import open_fleet
 from specsot_app.service_specs import services_of

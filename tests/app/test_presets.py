@@ -12,7 +12,7 @@ from specsot.params import Window
 from specsot.process.command import TableCommand
 from specsot.process.option import build, made_of
 from specsot_app.api import SpecSoT, fleet_of
-from specsot_app.asking import OPTIONS, ask_of, asked
+from specsot_app.ask import OPTIONS, ask_of, asked
 from specsot_app.commands.chat import chat
 from specsot_app.commands.infer import InferOptions, infer
 from specsot_app.commands.serve import serve

@@ -9,11 +9,11 @@ pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
 from specsot.process.options import DraftModelOptions
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.commands.rebalance import form_anew
 from specsot_app.local import LocalFleet, LocalOptions
-from specsot_app.mock.members import Simulator
 from specsot_app.reaching import Reach
+from specsot_app.simulator.members import Simulator
 from specsot_master.grpc_api import MasterService, open_master_port
 
 pytestmark = pytest.mark.torch

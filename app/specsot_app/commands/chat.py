@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from specsot.params import Ask
 from specsot.process.command import Example, command
 from specsot.process.option import Offer, Option
-from specsot_app.asking import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
+from specsot_app.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.fleets import Opener, open_fleet
 
 if TYPE_CHECKING:
-    from specsot_app.terminal.keyboard import LineInput
+    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Conversation
 
 TERMINATED = 143
 
@@ -62,10 +62,9 @@ def chat(given: ChatOptions) -> int:
         "drafter": fleet.drafter,
     }
     ask_of("What cannot be asked?", **keywords)
-    from specsot_app.terminal.keyboard import input_from
-    from specsot_app.terminal.progress import open_with_progress
-    from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Conversation
+    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.line_input import input_from
+    from specsot_app.terminal.show import Streams, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
     keyboard = input_from(sys.stdin, sys.stdout)
@@ -88,7 +87,7 @@ def converse(
     opener: Opener = open_fleet,
 ) -> int:
     """Open the fleet, talk, close the fleet."""
-    from specsot_app.background import BackgroundLoop
+    from specsot_app.event_loop import BackgroundLoop
     from specsot_app.terminal.chat import Chat
     from specsot_app.terminal.show import format_for
 

@@ -18,17 +18,10 @@ from specsot.forms import MAX_FORM_BYTES, refuse
 from specsot.params import Ask
 from specsot.process.command import Example, command
 from specsot.process.option import Offer, Option
-from specsot_app.asking import (
-    AttentionOptions,
-    FormOptions,
-    RequestOptions,
-    SamplingOptions,
-    ask_of,
-    asked,
-)
+from specsot_app.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.fleets import Opener, open_fleet
-from specsot_app.running import run_until_signal
 
 if TYPE_CHECKING:
     from specsot_app.terminal.show import OutputFormat, Streams
@@ -73,8 +66,7 @@ def infer(given: InferOptions) -> int:
     }
     question = given.question if given.question not in (None, "-") else read_question()
     ask = ask_of(question, **keywords)
-    from specsot_app.terminal.progress import open_with_progress
-    from specsot_app.terminal.show import Streams, format_for
+    from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
     return run_until_signal(

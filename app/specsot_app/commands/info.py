@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar
 from specsot.info import Info
 from specsot.process.command import Example, command
 from specsot.process.option import Option
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import ClientOptions
 from specsot_app.reaching import Reach
-from specsot_app.running import run_until_signal
 
 HERE = "127.0.0.1:50050"
 
@@ -40,7 +40,7 @@ def info(given: InfoOptions) -> int:
 
 def show(master: str, reach: Reach, json: bool) -> int:
     """Print what the master tells."""
-    from specsot_app.terminal.standing import lines_of
+    from specsot_app.terminal.status_view import lines_of
 
     found = run_until_signal(ask(master, reach))
     print(notation.dumps(dataclasses.asdict(found)) if json else "\n".join(lines_of(found)))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from specsot.process.command import Example, command
 from specsot.process.option import Option
 from specsot_app.commands.info import HERE
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import ClientOptions
 from specsot_app.reaching import Reach
-from specsot_app.running import run_until_signal
 
 if TYPE_CHECKING:
     from specsot.info import Info, Rebalanced

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from specsot.model.config import read_config
 from specsot.process.command import Example, command
 from specsot.process.option import Offer, Option, arguments_of
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import FleetOptions, Models, models_of
 from specsot_app.places import check_stages, places_of
 from specsot_app.ranges import ranges_between
-from specsot_app.running import run_until_signal
 from specsot_master.config import MasterConfig
 
 if TYPE_CHECKING:
-    from specsot_app.children import Service
+    from specsot_app.child_process import Service
     from specsot_app.processes import Absent
     from specsot_app.service_specs import Serving
 

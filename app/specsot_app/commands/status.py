@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar
 from specsot.process.command import Example, command
 from specsot.process.option import Option
 from specsot_app.commands.info import HERE, show
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import ClientOptions
 from specsot_app.reaching import Reach
-from specsot_app.running import run_until_signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ async def keep_looking(master: str, reach: Reach, every: float) -> None:
     from rich.console import Console
 
     from specsot.rpc.client import connect
-    from specsot_app.terminal.watching import watch
+    from specsot_app.terminal.status_view import watch
 
     client = await connect(master, tls=reach.tls, token=reach.token)
     try:

@@ -67,7 +67,7 @@ def verify(given: VerifyOptions) -> int:
         from specsot_app.verify.vectors import check
 
         return check(vectors)
-    from specsot_app.terminal.progress import open_with_progress
+    from specsot_app.terminal.show import open_with_progress
     from specsot_app.verify import pair
 
     return pair.verify(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from specsot.errors import InvalidRequest
 from specsot.process.command import Example, command
 from specsot.process.option import Offer, Option
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import FleetOptions
-from specsot_app.running import run_until_signal
 
 if TYPE_CHECKING:
     from specsot_lab.eval.judge import Judge
@@ -68,7 +68,7 @@ EXAMPLES = (
 @command(EvalOptions, examples=EXAMPLES)
 def eval(given: EvalOptions) -> int:
     """Ask a task's prompts directly and with a plan; show quality, speed and where planning pays."""
-    from specsot_app.terminal.progress import open_with_progress
+    from specsot_app.terminal.show import open_with_progress
     from specsot_lab.eval.records import Folder
     from specsot_lab.eval.running import Run, evaluate, warmed
     from specsot_lab.eval.settings import settings_of
