@@ -299,10 +299,10 @@ def _device(options: LocalOptions, name: str) -> str:
 
 def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.source import Source, Supply
+        from specsot_worker.part import Worker
+        from specsot_worker.source import StageLoader, StageLoadOptions
 
-        supply = Supply(
+        supply = StageLoadOptions(
             name,
             name,
             options.model,
@@ -316,17 +316,17 @@ def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | 
             options.kv_dtype,
             options.batch_invariant,
         )
-        return WorkerPart(Source(supply), dialer, compute)
+        return Worker(StageLoader(supply), dialer, compute)
 
     return make
 
 
 def _drafter_maker(options: LocalOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source, Supply
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader, DraftLoadOptions
 
-        supply = Supply(
+        supply = DraftLoadOptions(
             name,
             name,
             options.model,
@@ -341,6 +341,6 @@ def _drafter_maker(options: LocalOptions) -> PartMaker:
             options.drafting,
             options.draft_quantization,
         )
-        return DrafterPart(Source(supply), dialer, compute)
+        return Drafter(DraftLoader(supply), dialer, compute)
 
     return make

@@ -28,7 +28,7 @@ from specsot_master.journal import Journal
 from specsot_master.journal.store import Store
 from specsot_master.master import Master
 from specsot_master.server.fleet_service import FleetService
-from specsot_worker.part import WorkerPart
+from specsot_worker.part import Worker
 from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, Strayed
 from tests.faults.members import Member
 from tests.faults.net import Host, Net
@@ -221,7 +221,7 @@ class World:
         clock = asyncio.get_running_loop().time
         dies = member.name == f"worker-{shape.poisoned}"
         provider = PoisonableWorker(self.mock, member.name, die if dies else None)
-        return WorkerPart(provider, member, labour, clock, member.eyes)
+        return Worker(provider, member, labour, clock, member.eyes)
 
     def _compute(self, host: Host, work: Callable[[], None], seconds: float) -> None:
         """Threads go on while a loop stands still, but not while the whole process does."""

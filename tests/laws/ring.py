@@ -30,10 +30,10 @@ from specsot.zmq.host import ZmqHost
 from specsot.zmq.links import ZmqDialer
 from specsot.zmq.sockets import Sockets
 from specsot_drafter import source as drafting
-from specsot_drafter.part import DrafterPart
+from specsot_drafter.part import Drafter
 from specsot_master.fleet import Fleet, Wishes
 from specsot_worker import source as working
-from specsot_worker.part import WorkerPart
+from specsot_worker.part import Worker
 
 Links = Literal["local", "grpc", "curve", "ipc", "direct"]
 
@@ -239,7 +239,7 @@ def parts_of(setup: Setup):
 
 
 def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
-    supply = working.Supply(
+    supply = working.StageLoadOptions(
         name,
         address,
         setup.base,
@@ -248,11 +248,13 @@ def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
         quantization=setup.quantization,
         kv_dtype=setup.kv_dtype,
     )
-    return WorkerPart(working.Source(supply), dialer, compute, watch=setup.watch(name), reading=setup.reading)
+    return Worker(
+        working.StageLoader(supply), dialer, compute, observer=setup.watch(name), verify_thread=setup.reading
+    )
 
 
 def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
-    supply = drafting.Supply(
+    supply = drafting.DraftLoadOptions(
         name,
         address,
         setup.base,
@@ -261,7 +263,7 @@ def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
         kv_memory=1 << 26,
         quantization=setup.draft_quantization,
     )
-    return DrafterPart(drafting.Source(supply), dialer, compute, setup.watch(name))
+    return Drafter(drafting.DraftLoader(supply), dialer, compute, setup.watch(name))
 
 
 class LocalPlace:

@@ -13,8 +13,8 @@ from specsot.drafting import DraftOptions  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from specsot.wire.values import MAX_NODES  # noqa: E402
-from specsot_drafter.part import DrafterPart  # noqa: E402
-from specsot_drafter.source import Source, Supply  # noqa: E402
+from specsot_drafter.part import Drafter  # noqa: E402
+from specsot_drafter.source import DraftLoader, DraftLoadOptions  # noqa: E402
 from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
@@ -39,8 +39,8 @@ def setup_of(base, draft, stages=1, links="local", shape=TUNED, layout="packed",
     """A ring with a drafter of the product's own, started so."""
 
     def make(name, address, dialer, compute):
-        supply = Supply(name, address, base, draft, dtype="fp32", kv_memory=1 << 26, **how)
-        return DrafterPart(Source(supply), dialer, compute)
+        supply = DraftLoadOptions(name, address, base, draft, dtype="fp32", kv_memory=1 << 26, **how)
+        return Drafter(DraftLoader(supply), dialer, compute)
 
     return Setup(base, None, stages, layout, shape, drafter=make, links=links)
 

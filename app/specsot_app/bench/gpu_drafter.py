@@ -16,16 +16,16 @@ def replay() -> None:
     from specsot_app.bench.gpu_replay import Replay, scaled_ranks
     from specsot_app.bench.gpu_speculation import DEPTH, NODES, TAU, TOP_K
     from specsot_drafter import ways
-    from specsot_drafter.drafters.eagle import EagleDrafter
+    from specsot_drafter.drafters.eagle import EagleProposer
     from specsot_drafter.heads.eagle3 import Eagle3Head
 
     ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
 
     def replaying(head: Eagle3Head, shape: TreeShape, pages: int, page_rows: int) -> Replay:
-        inner = EagleDrafter(head, shape, pages, page_rows)
+        inner = EagleProposer(head, shape, pages, page_rows)
         return Replay(inner, ranks[: shape.top_k], len(head.parts.table), shape.top_k, shape.nodes - 1)
 
-    ways.EagleDrafter = replaying  # pyright: ignore[reportAttributeAccessIssue]
+    ways.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ from specsot_app.hush import hush
 from specsot_app.mock.members import Mock
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
-from specsot_worker.watching import Watch
+from specsot_worker.watching import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
 STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on
@@ -206,7 +206,7 @@ def _mock() -> Mock:
 def mock_ring(stages: int, wanted: Wanted, mock: Mock) -> tuple[Site, Task]:
     """Stages of known cost. What they write is known beforehand."""
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: Watch) -> Part:
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
         return mock.worker(name, name, dialer, compute, watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
@@ -226,17 +226,19 @@ def demo_ring(stages: int, wanted: Wanted) -> tuple[Site, Task]:
     """The demo model and its head, asked for the branches of a plan."""
     base, head = demo() / "base", demo() / "eagle3"
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: Watch) -> Part:
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.source import Source, Supply
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
+        from specsot_worker.part import Worker
+        from specsot_worker.source import StageLoader, StageLoadOptions
 
-        return WorkerPart(Source(Supply(name, name, base, dtype="fp32")), dialer, compute, watch=watch)
+        return Worker(
+            StageLoader(StageLoadOptions(name, name, base, dtype="fp32")), dialer, compute, observer=watch
+        )
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source, Supply
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader, DraftLoadOptions
 
-        return DrafterPart(Source(Supply(name, name, base, head, dtype="fp32")), dialer, compute)
+        return Drafter(DraftLoader(DraftLoadOptions(name, name, base, head, dtype="fp32")), dialer, compute)
 
     prefix, suffixes = _branch_turns(base, wanted.branches)
     return Site(base, stages, worker, drafter), Task(prefix, suffixes, wanted.tokens, 2 * wanted.tokens)

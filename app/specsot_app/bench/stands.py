@@ -30,12 +30,12 @@ from specsot_app.bench.moments import Answer, Moment
 from specsot_app.bench.rivals import Rival
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
-from specsot_drafter.part import DrafterPart
+from specsot_drafter.part import Drafter
 from specsot_master.conductor import ConductorConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker import source as workers
-from specsot_worker.part import WorkerPart
+from specsot_worker.part import Worker
 
 PAGE_ROWS = 256  # of a page, as the services have it
 ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches it needs fewer
@@ -85,11 +85,11 @@ class Stands:
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, Ledger]] = {}
         memory = ROWS * self._row_bytes(models.base, models.kv_dtype)
-        supply = workers.Supply(
+        supply = workers.StageLoadOptions(
             "worker-0", "worker-0", models.base, None, models.dtype, models.device, memory,
             quantization=models.quantization, kv_dtype=models.kv_dtype,
         )  # fmt: skip
-        self._worker = workers.Source(supply)
+        self._worker = workers.StageLoader(supply)
         self._prompts = Prompts(models.base, Text(models.base))
         self._rival: Rival | None = None
 
@@ -161,11 +161,11 @@ class Stands:
         ledger = Ledger(self._row_bytes(models.base, models.kv_dtype), follower)
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> Part:
-            return WorkerPart(self._worker, dialer, compute, watch=ledger)
+            return Worker(self._worker, dialer, compute, observer=ledger)
 
         def drafting(name: str, dialer: Dialer, compute: Executor) -> Part:
             assert source is not None
-            return DrafterPart(source, dialer, compute, follower)
+            return Drafter(source, dialer, compute, follower)
 
         parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
         told = LocalOptions(
@@ -182,17 +182,17 @@ class Stands:
 
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
-    ) -> tuple[drafters.Source | None, DraftLedger | None]:
+    ) -> tuple[drafters.DraftLoader | None, DraftLedger | None]:
         models, folder = self.models, self.models.drafts(drafter)
         if folder is None:
             return None, None
-        supply = drafters.Supply(
+        supply = drafters.DraftLoadOptions(
             "drafter", "drafter", models.base, folder, models.draft_dtype or models.dtype, models.device,
             drafter=drafter, options=options, quantization=models.draft_quantization,
         )  # fmt: skip
         if drafter == "model":
             supply = replace(supply, kv_memory=FEWER * self._row_bytes(folder))
-        source = drafters.Source(supply)
+        source = drafters.DraftLoader(supply)
         weights = drafts_of(WeightFiles(folder), self._drafting)
         return source, DraftLedger(source.registration().row_bytes, weights)
 

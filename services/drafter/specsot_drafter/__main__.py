@@ -33,11 +33,11 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
     require_torch()
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.observing import watch_of
-        from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source, Supply
+        from specsot_drafter.observing import drafter_observer
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader, DraftLoadOptions
 
-        supply = Supply(
+        supply = DraftLoadOptions(
             name,
             address,
             config.model,
@@ -52,7 +52,7 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
             config.options,
             config.quantization,
         )
-        return DrafterPart(Source(supply), dialer, compute, watch_of(seen))
+        return Drafter(DraftLoader(supply), dialer, compute, drafter_observer(seen))
 
     with observed("drafter", config.setting) as seen:
         await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)

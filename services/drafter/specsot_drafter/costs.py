@@ -14,70 +14,80 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsot.members import Curve
-from specsot_drafter.timing import Timing
+from specsot_drafter.timing import RowCurve
 
 Floats = NDArray[np.floating[Any]]
 Counts = Floats | NDArray[np.int64] | int
 
-WORST_STRAIN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
-MOST_HOP = 4.0  # times a lap's computing and the least that hops took lately, which hops may seem to take
-RECENT = 16  # laps that are lately
-TYPICAL = {True: 9, False: 3}  # laps with drafts and without, of which the median is taken for the next one
-WEIGHT = 0.2  # of one lap in what is typical
-CAUGHT = 0.0, 1.0  # of the first two times that rows were caught up with; the very first loads kernels
-DUE = 0.1  # of what a grown row costs: a row that is only caught up with, until it is measured
+MAX_TREE_SLOWDOWN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
+MAX_HOP_FACTOR = (
+    4.0  # times a lap's computing and the least that hops took lately, which hops may seem to take
+)
+RECENT_LAPS = 16  # laps that are lately
+HOP_MEDIAN_LAPS = {
+    True: 9,
+    False: 3,
+}  # laps with drafts and without, of which the median is taken for the next one
+LAP_WEIGHT = 0.2  # of one lap in what is typical
+FIRST_CATCHUP_WEIGHTS = (
+    0.0,
+    1.0,
+)  # of the first two times that rows were caught up with; the very first loads kernels
+CATCHUP_ROW_SHARE = 0.1  # of what a grown row costs: a row that is only caught up with, until it is measured
 
 
-class Costs:
+class CostModel:
     """Seconds of a lap of `live` trees and of all that drafting adds to it."""
 
     def __init__(self, lap: Curve, level: Curve, widths: Sequence[int]) -> None:
         """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
         widths: rows per tree that level 2, 3, ... of growth takes.
         """
-        self.lap, self.level = Timing(lap), Timing(level)
+        self.lap, self.level = RowCurve(lap), RowCurve(level)
         self._widths = widths
-        self._hops = {drafted: deque[float](maxlen=laps) for drafted, laps in TYPICAL.items()}
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._strain = 1.0
-        self._row = DUE * float(self.level.at(64) - self.level.at(1)) / 63
-        self._caught = iter(CAUGHT)  # weights of the next observations of it
+        self._hops = {drafted: deque[float](maxlen=laps) for drafted, laps in HOP_MEDIAN_LAPS.items()}
+        self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
+        self._tree_slowdown = 1.0
+        self._catchup_row_seconds = CATCHUP_ROW_SHARE * float(self.level.at(64) - self.level.at(1)) / 63
+        self._catchup_weights = iter(FIRST_CATCHUP_WEIGHTS)  # weights of the next observations of it
 
-    def plain(self, live: int) -> float:
+    def plain_lap(self, live: int) -> float:
         """A lap without drafts, hops included."""
         return float(self.lap.at(live)) + self._plain_hop()
 
-    def drafting(self, live: int, levels: Counts) -> Floats:
+    def draft_seconds(self, live: int, levels: Counts) -> Floats:
         """What trees of so many levels cost before any of their rows is fed."""
-        return self._growing(live, levels) + self.handover()
+        return self._growth_seconds(live, levels) + self.handover()
 
-    def further(self, live: int, depth: int) -> float:
+    def next_level(self, live: int, depth: int) -> float:
         """One more level below so many."""
         return float(self.level.at(live * self._widths[depth - 1]))
 
-    def sending(self, live: int, nodes: Counts) -> Floats:
+    def tree_rows(self, live: int, nodes: Counts) -> Floats:
         """What so many nodes add to a lap of `live` roots."""
-        drafted = self.lap.at(live + np.asarray(nodes, dtype=float)) * self._strain
+        drafted = self.lap.at(live + np.asarray(nodes, dtype=float)) * self._tree_slowdown
         return np.where(np.asarray(nodes) > 0, drafted - self.lap.at(live), 0.0)
 
-    def catching(self, rows: int) -> float:
+    def catchup(self, rows: int) -> float:
         """Rows that must be caught up with before anything grows."""
-        return rows * self._row
+        return rows * self._catchup_row_seconds
 
     def handover(self) -> float:
         """What waiting for trees adds to a lap."""
         return max(self._drafted_hop() - self._plain_hop(), 0.0)
 
-    def note_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
+    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
         """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
-        expected = float(self._growing(live, levels))
+        expected = float(self._growth_seconds(live, levels))
         if due <= live * (len(self._widths) + 2):  # what the lap before brought
-            self.level.note(expected, seconds)
+            self.level.record(expected, seconds)
         else:
-            weight = next(self._caught, WEIGHT)
-            self._row += weight * (max(seconds - expected, 0.0) / due - self._row)
+            weight = next(self._catchup_weights, LAP_WEIGHT)
+            self._catchup_row_seconds += weight * (
+                max(seconds - expected, 0.0) / due - self._catchup_row_seconds
+            )
 
-    def note_lap(self, live: int, rows: int, seconds: float) -> None:
+    def record_lap(self, live: int, rows: int, seconds: float) -> None:
         """All stages took so long for it.
 
         Laps without drafts move the curve, and so does any lap that was faster than it says; how much
@@ -85,21 +95,25 @@ class Costs:
         """
         expected = float(self.lap.at(rows))
         if rows == live or not self.lap.measured or 0.0 < seconds < expected:
-            self.lap.note(expected, seconds)
+            self.lap.record(expected, seconds)
             expected = float(self.lap.at(rows))
         if rows > live and seconds > 0.0 and expected > 0.0:
-            self._strain += WEIGHT * (min(max(seconds / expected, 1.0), WORST_STRAIN) - self._strain)
+            self._tree_slowdown += LAP_WEIGHT * (
+                min(max(seconds / expected, 1.0), MAX_TREE_SLOWDOWN) - self._tree_slowdown
+            )
 
-    def note_hop(self, drafted: bool, seconds: float, computed: float) -> None:
+    def record_hop(self, drafted: bool, seconds: float, computed: float) -> None:
         """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
 
         Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts. A
         median, because one lap that a busy machine held up says nothing about the next.
         """
-        self._recent.append(max(seconds, 0.0))
-        self._hops[drafted].append(min(self._recent[-1], MOST_HOP * (computed + min(self._recent))))
+        self._recent_hops.append(max(seconds, 0.0))
+        self._hops[drafted].append(
+            min(self._recent_hops[-1], MAX_HOP_FACTOR * (computed + min(self._recent_hops)))
+        )
 
-    def _growing(self, live: int, levels: Counts) -> Floats:
+    def _growth_seconds(self, live: int, levels: Counts) -> Floats:
         """The first level takes a pass over one row per tree, each further one over its width."""
         passes = self.level.at(live * np.array((1, *self._widths)))
         return np.cumsum(passes)[np.asarray(levels) - 1]

@@ -20,38 +20,38 @@ from specsot.model.quantization import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
 from specsot.vocabulary import Vocabulary, read_vocabulary
-from specsot_drafter.drafters import Drafter
+from specsot_drafter.drafters import Proposer
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.rules import Rule, rule_of
-from specsot_drafter.ways import Supply, Way, ways_of
+from specsot_drafter.rules import BudgetPolicy, make_budget
+from specsot_drafter.ways import DraftBackend, DraftLoadOptions, make_backends
 
-__all__ = ["Source", "Supply"]
+__all__ = ["DraftLoader", "DraftLoadOptions"]
 
 
-class Source:
+class DraftLoader:
     """Loads everything once; every epoch gets a fresh engine over the same weights."""
 
-    def __init__(self, supply: Supply, room: Callable[[str], int | None] = room_on) -> None:
+    def __init__(self, options: DraftLoadOptions, free_memory: Callable[[str], int | None] = room_on) -> None:
         """room: free bytes of a device."""
-        self._supply, self._room, self._loaded = supply, room, False
-        self._config = read_config(supply.model)
-        check_quantization(supply.quantization)
-        self._fingerprint = fingerprint(supply.model)
-        stand_on(supply.device)
-        self._ways = ways_of(supply)
+        self._options, self._free_memory, self._loaded = options, free_memory, False
+        self._config = read_config(options.model)
+        check_quantization(options.quantization)
+        self._fingerprint = fingerprint(options.model)
+        stand_on(options.device)
+        self._backends = make_backends(options)
 
     @property
     def name(self) -> str:
-        return self._supply.name
+        return self._options.name
 
     @property
-    def _first(self) -> Way:
-        return next(iter(self._ways.values()))
+    def _first(self) -> DraftBackend:
+        return next(iter(self._backends.values()))
 
     @property
     def _ids(self) -> int:
         """Token ids that all ways can be fed; a small model may have fewer than the base."""
-        supply, own = self._supply, self._config.vocab
+        supply, own = self._options, self._config.vocab
         return min(own, read_config(supply.directory).vocab) if supply.drafter == "model" else own
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
@@ -59,8 +59,8 @@ class Source:
 
     def registration(self) -> Registration:
         """Loads and measures what drafts; a fraction of a second. Raises ModelError: no room for it."""
-        supply, config, way = self._supply, self._config, self._first
-        self._check()
+        supply, config, way = self._options, self._config, self._first
+        self._check_fit()
         _ = self._vocabulary  # now, not while somebody is being answered
         return Registration(
             kind="drafter",
@@ -73,50 +73,52 @@ class Source:
             row_bytes=way.row_bytes,
             curve=way.curve,
             head=way.head,
-            drafters=tuple(self._ways),
+            drafters=tuple(self._backends),
             shape=way.shape,
         )
 
-    def engine(self, configuration: Configuration) -> DraftEngine:
+    def make_engine(self, configuration: Configuration) -> DraftEngine:
         """The engine for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         vocabulary = self._vocabulary
         if vocabulary:
             warm(vocabulary)
         self._check_graphs(configuration)
-        ways: dict[DrafterName, tuple[Drafter, Rule]] = {}
-        for name, way in self._ways.items():
-            drafter = way.drafter(configuration)
-            ways[name] = drafter, self._rule(name, drafter, configuration)
-        blend = ways["ngram"][0] if self._supply.options.blend else None
+        ways: dict[DrafterName, tuple[Proposer, BudgetPolicy]] = {}
+        for name, way in self._backends.items():
+            drafter = way.make_proposer(configuration)
+            ways[name] = drafter, self._make_budget(name, drafter, configuration)
+        blend = ways["ngram"][0] if self._options.options.blend else None
         return DraftEngine(ways, configuration, vocabulary, blend, ids=self._ids)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary | None:
         """Read once: half a second for 50,000 tokens."""
-        has_text = (self._supply.model / "tokenizer.json").exists()
-        return read_vocabulary(self._supply.model, self._config.vocab) if has_text else None
+        has_text = (self._options.model / "tokenizer.json").exists()
+        return read_vocabulary(self._options.model, self._config.vocab) if has_text else None
 
-    def _check(self) -> None:
+    def _check_fit(self) -> None:
         """Before anything is loaded. What a head borrows of its base comes on top."""
-        supply = self._supply
+        supply = self._options
         if self._loaded or supply.draft_model is None:
             return
         self._loaded = True
         files = WeightFiles(supply.draft_model, supply.draft_format == "bin")
         held = Held(supply.numbers.itemsize, supply.quantization)
         need = Need(drafts_of(files, held), supply.kv_memory)
-        check_fit(f"{supply.drafter} drafts", need, supply.device, self._room(supply.device))
+        check_fit(f"{supply.drafter} drafts", need, supply.device, self._free_memory(supply.device))
 
     def _check_graphs(self, configuration: Configuration) -> None:
         """Before they are captured, where there are any."""
-        supply, way = self._supply, self._first
+        supply, way = self._options, self._first
         pages = configuration.pages * configuration.page_rows * way.row_bytes
         if graphs := way.graph_bytes(configuration):
             need = Need(0, pages, graphs)
-            check_fit(f"{supply.drafter} drafts", need, supply.device, self._room(supply.device))
+            check_fit(f"{supply.drafter} drafts", need, supply.device, self._free_memory(supply.device))
 
-    def _rule(self, name: DrafterName, drafter: Drafter, configuration: Configuration) -> Rule:
+    def _make_budget(
+        self, name: DrafterName, drafter: Proposer, configuration: Configuration
+    ) -> BudgetPolicy:
         shape, levels = configuration.shape, len(drafter.widths)
         own = TreeShape(levels, 1, levels + 2, shape.fixed) if name == "ngram" else shape
-        tuner, curve = self._supply.options.tuner, self._ways[name].curve
-        return rule_of(tuner, own, configuration.curve, curve, drafter.widths)
+        tuner, curve = self._options.options.tuner, self._backends[name].curve
+        return make_budget(tuner, own, configuration.curve, curve, drafter.widths)

@@ -30,24 +30,24 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
 from specsot.params import DrafterName
-from specsot_drafter.descent import descents_of
-from specsot_drafter.drafters import Drafter
-from specsot_drafter.drafters.beams import Beam, beam_of
-from specsot_drafter.drafters.eagle import EagleDrafter
-from specsot_drafter.drafters.model import ModelDrafter, ModelHead
-from specsot_drafter.drafters.ngram import NgramDrafter
+from specsot_drafter.descent import tree_graph_bytes
+from specsot_drafter.drafters import Proposer
+from specsot_drafter.drafters.beams import BeamShape, beam_shape
+from specsot_drafter.drafters.eagle import EagleProposer
+from specsot_drafter.drafters.model import DecoderHead, LanguageModelProposer
+from specsot_drafter.drafters.ngram import NgramProposer
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.likeness import check_tokenizers
 from specsot_drafter.measure import measure_levels
 
-CHAIN = 8  # tokens that an n-gram drafter suggests at most, where nothing is said
-LOOK: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
+NGRAM_TOKENS = 8  # tokens that an n-gram drafter suggests at most, where nothing is said
+NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
+class DraftLoadOptions:
     """What a drafter is started with: how it drafts, and the base it drafts for. kv_memory in bytes.
 
     draft_model: directory of an EAGLE head or a small model; "ngram" needs none.
@@ -80,7 +80,7 @@ class Supply:
         return self.draft_model
 
 
-class Way(Protocol):
+class DraftBackend(Protocol):
     """One way to draft, loaded.
 
     shape:     how large its trees may be, where that differs from what the ring would choose.
@@ -107,20 +107,20 @@ class Way(Protocol):
         """Memory that its captured graphs take at most."""
         ...
 
-    def drafter(self, configuration: Configuration) -> Drafter:
+    def make_proposer(self, configuration: Configuration) -> Proposer:
         """For one epoch, with empty pages."""
         ...
 
 
-class EagleWay:
+class EagleBackend:
     """With an EAGLE head."""
 
-    def __init__(self, supply: Supply) -> None:
-        self._supply, self.shape = supply, _fixed(supply, supply.options.shape())
+    def __init__(self, options: DraftLoadOptions) -> None:
+        self._options, self.shape = options, _fixed(options, options.options.shape())
 
     @cached_property
     def _head(self) -> DraftHead:
-        supply = self._supply
+        supply = self._options
         pickled, base = supply.draft_format == "bin", supply.model_format == "bin"
         return load_head(
             supply.directory,
@@ -155,28 +155,28 @@ class EagleWay:
     def graph_bytes(self, configuration: Configuration) -> int:
         fused = fuse_head(self._head)
         shape = configuration.shape
-        return descents_of(fused, shape.top_k, shape.depth + 1) if fused else 0
+        return tree_graph_bytes(fused, shape.top_k, shape.depth + 1) if fused else 0
 
-    def drafter(self, configuration: Configuration) -> Drafter:
-        return EagleDrafter(self._head, configuration.shape, configuration.pages, configuration.page_rows)
+    def make_proposer(self, configuration: Configuration) -> Proposer:
+        return EagleProposer(self._head, configuration.shape, configuration.pages, configuration.page_rows)
 
 
-class ModelWay:
+class LanguageModelBackend:
     """With a small language model that has the base's tokenizer."""
 
-    def __init__(self, supply: Supply) -> None:
-        self._supply, self._beam = supply, beam_of(supply.options)
-        self.shape = _fixed(supply, self._beam.shape)
+    def __init__(self, options: DraftLoadOptions) -> None:
+        self._options, self._beam = options, beam_shape(options.options)
+        self.shape = _fixed(options, self._beam.tree_shape)
 
     @cached_property
-    def _head(self) -> ModelHead:
-        supply = self._supply
+    def _head(self) -> DecoderHead:
+        supply = self._options
         base, small = read_config(supply.model), read_config(supply.directory)
         check_tokenizers(supply.model, base.vocab, supply.directory, small.vocab)
         pickled, whole = supply.draft_format == "bin", Range(0, small.layers)
         numbers, kind = (supply.numbers, supply.device), supply.quantization
         decoder = Decoder.load(supply.directory, whole, *numbers, pickled, quantization=kind)
-        return ModelHead(decoder, base.vocab, base.max_positions)
+        return DecoderHead(decoder, base.vocab, base.max_positions)
 
     @property
     def row_bytes(self) -> int:
@@ -200,20 +200,22 @@ class ModelWay:
     def graph_bytes(self, configuration: Configuration) -> int:
         return 0
 
-    def drafter(self, configuration: Configuration) -> Drafter:
-        return ModelDrafter(self._head, self._beam, configuration.pages, configuration.page_rows)
+    def make_proposer(self, configuration: Configuration) -> Proposer:
+        return LanguageModelProposer(self._head, self._beam, configuration.pages, configuration.page_rows)
 
 
-class NgramWay:
+class NgramBackend:
     """With nothing but the text."""
 
     row_bytes: int = 0
-    curve: Curve = LOOK
+    curve: Curve = NGRAM_CURVE
     head: Head | None = None
 
-    def __init__(self, supply: Supply) -> None:
-        self._tokens = supply.options.tokens or CHAIN
-        self.shape = _fixed(supply, Beam(1, (1,) * (self._tokens - 1), 0.0, self._tokens + 1).shape)
+    def __init__(self, options: DraftLoadOptions) -> None:
+        self._tokens = options.options.tokens or NGRAM_TOKENS
+        self.shape = _fixed(
+            options, BeamShape(1, (1,) * (self._tokens - 1), 0.0, self._tokens + 1).tree_shape
+        )
 
     def tap_slices(self) -> dict[int, Tensor]:
         return {}
@@ -221,26 +223,26 @@ class NgramWay:
     def graph_bytes(self, configuration: Configuration) -> int:
         return 0
 
-    def drafter(self, configuration: Configuration) -> Drafter:
+    def make_proposer(self, configuration: Configuration) -> Proposer:
         """Its chains are no longer than there is room for, whoever's trees that was counted for."""
         most = max(min(self._tokens, configuration.shape.nodes - 1), 1)
-        return NgramDrafter(most, configuration.pages)
+        return NgramProposer(most, configuration.pages)
 
 
-def ways_of(supply: Supply) -> dict[DrafterName, Way]:
+def make_backends(options: DraftLoadOptions) -> dict[DrafterName, DraftBackend]:
     """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
-    ways: dict[DrafterName, Way] = {}
-    if supply.drafter == "eagle":
-        ways["eagle"] = EagleWay(supply)
-    elif supply.drafter == "model":
-        ways["model"] = ModelWay(supply)
-    elif supply.drafter != "ngram":
-        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {supply.drafter!r}", "drafter")
-    return {**ways, "ngram": NgramWay(supply)}
+    ways: dict[DrafterName, DraftBackend] = {}
+    if options.drafter == "eagle":
+        ways["eagle"] = EagleBackend(options)
+    elif options.drafter == "model":
+        ways["model"] = LanguageModelBackend(options)
+    elif options.drafter != "ngram":
+        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {options.drafter!r}", "drafter")
+    return {**ways, "ngram": NgramBackend(options)}
 
 
-def _fixed(supply: Supply, shape: TreeShape | None) -> TreeShape | None:
+def _fixed(options: DraftLoadOptions, shape: TreeShape | None) -> TreeShape | None:
     """Who decides nothing sends whole trees."""
-    if supply.options.tuner != "fixed":
+    if options.options.tuner != "fixed":
         return shape
     return replace(shape or TreeShape(), fixed=True)

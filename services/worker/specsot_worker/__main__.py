@@ -33,12 +33,12 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
     require_torch()
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_worker.observing import watch_of
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.provider import Provider
-        from specsot_worker.source import Source, Supply
+        from specsot_worker.observing import worker_observer
+        from specsot_worker.part import Worker
+        from specsot_worker.provider import StageProvider
+        from specsot_worker.source import StageLoader, StageLoadOptions
 
-        supply = Supply(
+        supply = StageLoadOptions(
             name,
             address,
             config.model,
@@ -51,12 +51,12 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
             kv_dtype=config.kv_cache_dtype,
             batch_invariant=config.batch_invariant,
         )
-        source: Provider = Source(supply)
+        source: StageProvider = StageLoader(supply)
         if config.failpoint:
             source = config.failpoint.before(source)
         reading = ThreadPoolExecutor(1, "reading") if config.device.startswith("cuda") else None
-        watch = watch_of(seen, config.trace_laps)
-        return WorkerPart(source, dialer, compute, watch=watch, reading=reading)
+        watch = worker_observer(seen, config.trace_laps)
+        return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 
     with observed("worker", config.setting) as seen:
         await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)
