@@ -28,7 +28,7 @@ demo: $(VENV)/installed ## install, then answer one question through master, wor
 
 install: $(VENV)/installed ## leave .venv with the `specsot` command
 
-develop: $(VENV)/developed ## the same with what tests and checks need
+develop: $(VENV)/developed ## the same with the lab, and what tests and checks need
 
 test: $(VENV)/developed ## run every test
 	$(BIN)/python -m pytest $(SPREAD)
@@ -93,8 +93,8 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[model,http]'
 	@touch $@
 
-$(VENV)/developed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[model,dev]'
+$(VENV)/developed: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[model,dev]' --editable lab
 	@touch $@ $(VENV)/installed
 
 # The generator pins an older protobuf than the services run on, so that the stubs load on both.

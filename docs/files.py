@@ -12,6 +12,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "architecture.md"
 ROOMS = (
+    "lab/specsot_lab",
     "app/specsot_app",
     "services/master/specsot_master",
     "services/worker/specsot_worker",

@@ -1,1 +1,1 @@
-"""The top of the house: commands, Python API, local fleet, benchmarks. The only importer of services."""
+"""The top of the house: commands, Python API, local fleet. Of the product, the only importer of services."""

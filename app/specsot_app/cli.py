@@ -17,6 +17,7 @@ from typer.main import get_group
 
 from specsot import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
+from specsot_app.extensions import LAB, add_word
 from specsot_app.words import Word, source_of
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -51,9 +52,12 @@ def command_with(words: tuple[str, ...]) -> TyperGroup:
     )
     command.callback()(specsot)
     for name in words:
+        if name in LAB:
+            add_word(command, name)
+            continue
         module = import_module(f"specsot_app.commands.{name}")
         if name in GROUPS:
-            command.add_typer(module.app, name=name)
+            command.add_typer(module.group(), name=name)
         else:
             command.command(name, cls=Word)(getattr(module, name))
     return get_group(command)

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specsot.errors import SpecsotError, Unavailable
+from specsot.errors import Cancelled, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.info import Info
 from specsot.params import Ask
@@ -132,8 +132,8 @@ async def ready_client(
             await client.close()
             if missing != (missing := [one for one in missing if one.name not in joined]):
                 absent(missing)
-        except Unavailable:
-            pass  # the master is still starting
+        except (Unavailable, Cancelled):
+            pass  # the master is still starting; or it ends, which whoever watches the processes tells
         await asyncio.sleep(PAUSE)
 
 

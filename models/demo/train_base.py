@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from specsot_app.train.rows import Row, batches, endless, pad
+from specsot_lab.train.rows import Row, batches, endless, pad
 
 BATCH_TOKENS, TEXT_TOKENS, RATE, WARMUP, EVERY = 65536, 8192, 0.02, 50, 100
 ADAM = 0.15  # its rate, as a share of Muon's

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specsot_app.train.rows import Row, load, split
+from specsot_lab.train.rows import Row, load, split
 
 LENGTH, BLOCKS, RATE, WARMUP, HELD_OUT = 512, 6, 4e-3, 40, 0.02
 

@@ -38,7 +38,7 @@ from specsot_app.bench.summing import (
     unwritten,
 )
 from specsot_app.bench.typeset import COLUMNS, advised, escape, latex, markdown
-from specsot_app.commands.bench import place_for
+from specsot_app.commands.options import place_for
 from specsot_app.fleets import Wanted
 
 pytestmark = pytest.mark.timeout(120)

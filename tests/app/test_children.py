@@ -89,6 +89,25 @@ async def test_a_call_that_an_ending_child_cut_off_does_not_hide_why_it_ended() 
     await asyncio.gather(*(child.end() for child in children))
 
 
+async def test_a_master_without_the_http_extra_lets_nobody_in(tmp_path: Path) -> None:
+    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError(name='fastapi')")
+    ear, port = Ear(), str(free_port())
+    flags = (
+        "--model",
+        str(demo() / "base"),
+        "--workers",
+        "1",
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--http",
+        "127.0.0.1:0",
+    )
+    service = Service("master", "specsot_master", "", flags, (("PYTHONPATH", str(tmp_path)),))
+    ended = await (await start(service, ear)).ended()
+    assert str(ended) == "master: --http needs fastapi: pip install 'specsot[http]'"
+    assert not any("listening" in line for _, line in ear.lines)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a killed parent")
 async def test_a_killed_parent_leaves_nothing_running() -> None:
     code = (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 
-ROOMS = ("shared", "app", "services/master", "services/worker", "services/drafter")
+ROOMS = ("shared", "lab", "app", "services/master", "services/worker", "services/drafter")
 # What stands at the top of shared/ and does things: has a loop, a clock, a socket, or re-exports who has.
 DOERS = {"specsot.compute", "specsot.eagle", "specsot.links", "specsot.membership", "specsot.tasks"}
 # What only makes values of values.

@@ -14,11 +14,11 @@ from specsot.model.decoder import Decoder
 from specsot.model.fitting import Need, check_fit, laps_of
 from specsot.model.fused import can_capture
 from specsot.model.laps import Graphs, Laps
-from specsot_app.bench.gpu_drafts import head_shape, made_up_head
-from specsot_app.bench.shapes import MadeUp, config_of
 from specsot_drafter.descent import TreeGraphs, tree_graph_bytes
 from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.memory import DraftPages
+from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
+from specsot_lab.bench.shapes import MadeUp, config_of
 
 pytestmark = pytest.mark.torch
 

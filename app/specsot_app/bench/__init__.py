@@ -1,1 +1,1 @@
-"""Measurements of the whole system, side by side in one run."""
+"""`specsot bench quick` and `full`, and what the lab's measurements share with them."""

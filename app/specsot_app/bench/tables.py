@@ -95,7 +95,7 @@ def models_of(wanted: Wanted, small: str | None) -> Models:
 
 
 def read_reference(file: Path | None) -> str:
-    """A text for perplexity; unless one is named, passages of an encyclopedia that `specsot eval` brings.
+    """A text for perplexity; unless one is named, passages of an encyclopedia.
     Raises InvalidRequest, OSError.
     """
     if file is not None:
@@ -104,7 +104,7 @@ def read_reference(file: Path | None) -> str:
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"text: {file} is no text in UTF-8 ({error})", field="text") from None
     lines = (
-        (files("specsot_app.eval") / "data" / "multi-doc-qa.jsonl").read_text(encoding="utf-8").splitlines()
+        (files("specsot_app.bench") / "data" / "multi-doc-qa.jsonl").read_text(encoding="utf-8").splitlines()
     )
     return "\n".join(json.loads(line)["turns"][0].partition("\n")[2].strip() for line in lines)
 

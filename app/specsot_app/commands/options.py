@@ -5,6 +5,7 @@ Refuses to know the words. A word lists its options, so that --help has them; he
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -103,6 +104,26 @@ Master = Annotated[str | None, typer.Option(help="host:port of a master that run
 TokenFile = Annotated[
     Path | None, typer.Option(help="File with the token to show; it may stand in SPECSOT_TOKEN instead.")
 ]
+
+
+def place_for(file: Path | None) -> Path | None:
+    """Known before anything is measured: that the file can be written, and is none that stands beside it."""
+    if file is None:
+        return None
+    if file.is_dir() or file.suffix in (".md", ".tex", ".png"):
+        raise typer.BadParameter(f"{file} is no name for JSON")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise typer.BadParameter(f"{file} cannot be written")
+    return file
+
+
+# Of a measurement.
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "--json", callback=place_for, help="Also write the figures to this file."),
+]
+ReferenceText = Annotated[Path | None, typer.Option(help="Text for perplexity, if not the one it brings.")]
 
 _ELSEWHERE = {"fleet": "kind", "branch_layout": "layout"}  # options that Wanted has other names for
 _FIELDS = {field.name for field in fields(Wanted)}

@@ -34,7 +34,7 @@ class _DrafterEpoch:
 
 
 class Drafter:
-    """One drafter. `compute` runs tensor work, one job at a time, off the event loop; `observer` follows it."""
+    """One drafter. `compute` runs tensor work, one job at a time, off the event loop; `observer` is told."""
 
     def __init__(
         self,

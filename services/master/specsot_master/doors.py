@@ -43,6 +43,8 @@ async def open_doors(
     patience = config.ring.conduct.unread_for
     clients = MasterService(desk, master.info, patience, master.rebalance, config.tokens)
     listen, apart = config.setting.listen, config.fleet_listen
+    if config.http is not None:  # else clients would be let in, and thrown out again, while it is imported
+        check_extra()
     async with AsyncExitStack() as doors:
         door = await open_master_door(listen, clients, members if apart is None else None, _public(config))
         doors.push_async_callback(door.close, GRACE)
@@ -57,16 +59,22 @@ async def open_doors(
         yield door
 
 
-async def open_http(
-    listen: str, config: MasterConfig, master: Master, desk: Desk, metrics: Metrics | None
-) -> HttpDoor:
-    """Raises InvalidRequest without the extra, Unavailable."""
+def check_extra() -> None:
+    """Raises InvalidRequest without the extra `http`."""
     try:
-        from specsot_master.gateway.opening import open_gateway
+        import specsot_master.gateway.opening  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"--http needs {error.name}: pip install 'specsot[http]'", field="http"
         ) from None
+
+
+async def open_http(
+    listen: str, config: MasterConfig, master: Master, desk: Desk, metrics: Metrics | None
+) -> HttpDoor:
+    """Raises Unavailable."""
+    from specsot_master.gateway.opening import open_gateway
+
     terms = _public(config)
     door = await open_gateway(listen, master, desk, terms, metrics, config.default_mode, config.http_names)
     scheme = "http" if terms.tls.cert is None else "https"

@@ -137,7 +137,7 @@ class FeatureStream:
     def _record_segment(
         self, segment: Segment, outcome: Outcome | None, parts: list[FeatureRows]
     ) -> Sequence[int]:
-        """Which rows of a segment were committed; noted, and added to `rows_by_sequence`, where it is drafted."""
+        """Which rows of a segment were committed; noted, and added to `parts`, where it is drafted."""
         drafted = self._sequences.get(segment.sequence)
         if drafted is None or drafted.ended:
             return ()

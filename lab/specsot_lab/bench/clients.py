@@ -1,0 +1,73 @@
+"""Clients that ask a master all the time, each over a connection of its own, until all has been asked.
+
+Refuses to know where the master came from, and what the figures say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from specsot.errors import SpecsotError
+from specsot.events import BranchText, Event, Finished, MergedText, Reason, SkeletonText
+from specsot.params import Ask
+from specsot.rpc.client import MasterClient, connect
+from specsot_app.reaching import Reach
+from specsot_lab.bench.waits import Heard, Level
+
+Asks = Callable[[int], Ask]
+
+OPEN = Reach()  # a master that wants to be shown nothing
+
+
+async def ask_at_once(
+    address: str, clients: int, numbers: Iterator[int], ask: Asks, reach: Reach = OPEN
+) -> Level:
+    """Whichever client is free asks the question of the next number, until there is none."""
+    async with connected(address, clients, reach) as masters:
+        begun = time.perf_counter()
+        heard = await asyncio.gather(*(ask_on(master, numbers, ask) for master in masters))
+        seconds = time.perf_counter() - begun
+    return Level(clients, seconds, tuple(one for some in heard for one in some))
+
+
+@asynccontextmanager
+async def connected(address: str, clients: int, reach: Reach) -> AsyncGenerator[list[MasterClient]]:
+    """Raises Unavailable."""
+    async with AsyncExitStack() as stack:
+        masters: list[MasterClient] = []
+        for _ in range(clients):
+            masters.append(await connect(address, tls=reach.tls, token=reach.token))
+            stack.push_async_callback(masters[-1].close)
+        yield masters
+
+
+async def ask_on(master: MasterClient, numbers: Iterator[int], ask: Asks) -> list[Heard]:
+    return [await ask_one(master, ask(number)) for number in numbers]
+
+
+async def ask_one(master: MasterClient, ask: Ask) -> Heard:
+    """One request, listened to until it ends, however it does. Nothing is tried again."""
+    begun, texts, last = time.perf_counter(), list[float](), None
+    error: str | None = None
+    try:
+        async for numbered in master.generate(ask):
+            last = numbered.event
+            if brings_text(last):
+                texts.append(time.perf_counter())
+    except SpecsotError as failure:
+        error = type(failure).__name__
+    ended = time.perf_counter()
+    if not isinstance(last, Finished):
+        return Heard(begun, ended, tuple(texts), error=error or "no end")
+    if last.reason not in (Reason.STOP, Reason.LENGTH):
+        error = last.reason.value
+    written = last.statistics.completion_tokens - last.statistics.heading_tokens
+    return Heard(begun, ended, tuple(texts), written, error)
+
+
+def brings_text(event: Event) -> bool:
+    """Something that a reader sees grow."""
+    return isinstance(event, SkeletonText | BranchText | MergedText) and bool(event.text)

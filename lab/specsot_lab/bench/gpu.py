@@ -1,0 +1,190 @@
+"""What one GPU does with models of real shapes: plain decoding, verification, drafting.
+
+Refuses to know fleets: stages and judges are driven as a ring of one drives them. Weights are made up.
+
+device: a lap as one captured graph, replayed without the host: what the kernels take.
+lap:    wall time of a lap by stage and judge, result read by the host: what a sequence waits.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specsot.errors import InvalidRequest
+from specsot.frames import Chunk, Frame, Growth, Opening
+from specsot.members import Range
+from specsot.model.decoder import Decoder
+from specsot.tree import single
+from specsot_app.bench.results import named, write_results
+from specsot_lab.bench.gpu_drafts import measure_drafts
+from specsot_lab.bench.gpu_floors import Speeds, floor_of_lap, measure_speeds
+from specsot_lab.bench.gpu_laps import PAGE, captured, lap_of, typical
+from specsot_lab.bench.gpu_product import measure_product
+from specsot_lab.bench.gpu_profile import kernels_of
+from specsot_lab.bench.gpu_rivals import measure_rivals
+from specsot_lab.bench.gpu_served import measure_served
+from specsot_lab.bench.gpu_speculation import measure_speculation
+from specsot_lab.bench.shapes import Telling, config_of
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
+
+Row = dict[str, object]
+
+NAMED = ("model", "what", "depth", "rows", "requests", "branches", "chance", "turn")  # what tells rows apart
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 200, 256, 512)
+PROFILED = (1, 64, 200)  # of ROWS
+LAPS = 200  # of a measured plain decoding
+CHUNK = 256  # rows of a prompt at a time
+PARTS = ("laps", "speculation", "product", "served", "rivals")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """models: of SHAPES; text: rows in front of what is measured; replay: with which of them speculation is
+    replayed, and what the product does is measured. only: of PARTS.
+    """
+
+    models: tuple[str, ...]
+    text: int = 1024
+    rivals: bool = True
+    replay: str | None = "Llama-3.1-8B"
+    only: tuple[str, ...] = PARTS
+
+
+def measure(asked: Asked, output: Path | None) -> int:
+    """Print every row as it comes; write them all. Raises InvalidRequest: no GPU."""
+    if not torch.cuda.is_available():
+        raise InvalidRequest("bench gpu needs a CUDA device")
+    if unknown := set(asked.only) - set(PARTS):
+        raise InvalidRequest(f"only must be of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}", "only")
+    begun, speeds, rows = time.perf_counter(), measure_speeds(), list[Row]()
+    for row in in_turns(measure_all(asked, speeds)):
+        rows.append(row)
+        said = "  ".join(f"{name} {value}" for name, value in row.items())
+        print(f"{time.perf_counter() - begun:.0f} s  {said}", flush=True)
+        if output:
+            write_results(output, "gpu", _settings(asked, speeds), named(rows, *NAMED))
+    return 0
+
+
+def in_turns(rows: Iterable[Row]) -> Iterator[Row]:
+    """What was measured before gets the number of its turn."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    for row in rows:
+        key = tuple(row.get(name) for name in NAMED)
+        seen[key] += 1
+        yield row | {"turn": seen[key]} if seen[key] > 1 else row
+
+
+def _settings(asked: Asked, speeds: Speeds) -> Row:
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "copy TB/s": round(speeds.copied / 1e12, 3),
+        "product TFLOP/s": round(speeds.multiplied / 1e12),
+        "text": asked.text,
+        "weights": "made up",
+        "dtype": "bf16",
+    }
+
+
+@torch.inference_mode()
+def measure_all(asked: Asked, speeds: Speeds) -> Iterator[Row]:
+    """Ours first: what is slowest to measure comes last."""
+    for name in asked.models:
+        for row in _measured(name, asked, speeds):
+            yield {"model": name} | row
+        torch.cuda.empty_cache()
+    for name in asked.models if asked.rivals and "rivals" in asked.only else ():
+        for row in measure_rivals(name, asked.text):
+            yield {"model": name} | row
+
+
+def _measured(name: str, asked: Asked, speeds: Speeds) -> Iterator[Row]:
+    """Everything of one shape but its rivals; its services have the device to themselves."""
+    config = config_of(name)
+    decoder = Decoder(config, Telling(), Range(0, config.layers), torch.bfloat16, torch.device("cuda", 0))
+    if "laps" in asked.only:
+        yield from measure_ours(decoder, asked.text, speeds)
+    if name != asked.replay:
+        return
+    if "speculation" in asked.only:
+        yield from measure_speculation(decoder, asked.text, speeds)
+    if "product" in asked.only:
+        yield from measure_product(decoder, asked.text, speeds)
+    del decoder
+    torch.cuda.empty_cache()
+    if "served" in asked.only:
+        yield from measure_served(name)
+
+
+def measure_ours(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
+    device = typical(captured(lap_of(decoder, text, 1)))
+    lap = statistics.median(laps_of(decoder, text))
+    yield from told_plain(decoder, text, speeds, {"plain, device": device, "plain, lap": lap})
+    yield from measure_drafts(decoder, text, device, speeds)
+    yield from measure_verify(decoder, text, device, speeds)
+
+
+def told_plain(decoder: Decoder, text: int, speeds: Speeds, laps: Mapping[str, float]) -> Iterator[Row]:
+    """One token a lap: against the bytes that must be read at the speed at which they can be copied."""
+    floor = floor_of_lap(decoder.config, speeds, 1, text)
+    for what, seconds in laps.items():
+        yield {
+            "what": what,
+            "ms": _ms(seconds),
+            "tokens/s": round(1 / seconds, 1),
+            "floor ms": _ms(floor),
+            "of copy bandwidth %": round(100 * floor / seconds, 1),
+        }
+
+
+def measure_verify(decoder: Decoder, text: int, one: float, speeds: Speeds) -> Iterator[Row]:
+    """A lap over a tree of so many nodes, as a multiple of a lap over one, which takes `one` seconds."""
+    for rows in ROWS:
+        replay = captured(lap_of(decoder, text, rows))
+        seconds, floor = typical(replay), floor_of_lap(decoder.config, speeds, rows, text)
+        yield {
+            "what": "verify, device",
+            "rows": rows,
+            "ms": _ms(seconds),
+            "t/t(1)": round(seconds / one, 3),
+            "floor ms": _ms(floor),
+        }
+        if rows in PROFILED:
+            yield {"what": "profile of a lap", "rows": rows, "us": kernels_of(replay)}
+
+
+def laps_of(decoder: Decoder, text: int) -> list[float]:
+    """Seconds of each lap of a plain decoding, from one result in the host's hands to the next."""
+    stage = DecoderStage(decoder, -(-(text + LAPS) // PAGE) + 1, PAGE)
+    stage.capture()
+    judge = Verifier(decoder.logits, lambda _: None)
+    prompt = tuple(range(text))
+    opening = (Opening(1, text, limit=LAPS + 2, drafted=False),)
+    for start in range(0, text, CHUNK):
+        tokens = prompt[start : start + CHUNK]
+        chunk = Chunk(1, start, tokens, start + CHUNK >= text)
+        verdict = judge.verify(stage.run(Frame(1, 1, opening, (chunk,))))
+        opening = ()
+    times: list[float] = []
+    keep: tuple[int, ...] = ()
+    for lap in range(LAPS):
+        token = verdict.result.outcomes[0].tokens[-1]  # pyright: ignore[reportPossiblyUnboundVariable]
+        begun = time.perf_counter()
+        growth = Growth(1, lap + 1, text + lap, keep, single(token))
+        verdict = judge.verify(stage.run(Frame(1, lap + 2, (), (growth,))))
+        times.append(time.perf_counter() - begun)
+        keep = (0,)
+    return times[LAPS // 4 :]
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

@@ -1,0 +1,42 @@
+"""The drafter's service with acceptance replayed by node rank: `python -m specsot_lab.bench.gpu_drafter ...`.
+
+Refuses to know what is measured with it. All else is `specsot-drafter`, the head's own passes included; the
+base must say the next number behind every token.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from specsot.members import TreeShape
+
+
+def replay() -> None:
+    """Every EAGLE drafter of this process errs as is published from now on."""
+    from specsot_drafter import ways
+    from specsot_drafter.drafters.eagle import EagleProposer
+    from specsot_drafter.heads.eagle3 import Eagle3Head
+    from specsot_lab.bench.gpu_replay import Replay, scaled_ranks
+    from specsot_lab.bench.gpu_speculation import DEPTH, NODES, TAU, TOP_K
+
+    ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
+
+    def replaying(head: Eagle3Head, shape: TreeShape, pages: int, page_rows: int) -> Replay:
+        inner = EagleProposer(head, shape, pages, page_rows)
+        return Replay(inner, ranks[: shape.top_k], len(head.parts.table), shape.top_k, shape.nodes - 1)
+
+    ways.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def main() -> int:
+    from specsot.process.habits import settle_habits
+
+    settle_habits()
+    replay()
+    from specsot_drafter.__main__ import main as drafter
+
+    return drafter()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""What an EAGLE-3 head of the published shape takes to grow one tree, by depth, on one GPU.
+
+Refuses to know acceptance: the head's weights are made up, so its trees are right in shape alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import torch
+
+from specsot.members import Quantization
+from specsot.model.config import ModelConfig
+from specsot.model.decoder import Decoder
+from specsot.model.laps import Graphs
+from specsot.model.linear import Linear
+from specsot.model.norms import Norm
+from specsot.model.rotary import Rotary
+from specsot.model.weights import Fetch
+from specsot_drafter.descent import GraphInput, TreeGraphs
+from specsot_drafter.extension import DueRows
+from specsot_drafter.heads.eagle3 import Eagle3Head, Eagle3Parts
+from specsot_drafter.heads.fused import FusedHead
+from specsot_drafter.heads.fusion import SummedTaps
+from specsot_drafter.heads.layers import HeadLayers
+from specsot_drafter.heads.shapes import HeadShape
+from specsot_drafter.memory import DraftPages
+from specsot_lab.bench.gpu_floors import Speeds, floor_of_draft
+from specsot_lab.bench.gpu_profile import kernels_of
+from specsot_lab.bench.shapes import MadeUp
+
+VOCABULARY, TOP_K = 32_000, 10  # of the published heads and trees
+DEPTHS = (4, 5, 6, 7)
+DUE = 6  # tokens that were accepted since the last draft
+TURNS = 40
+PAGE = 64
+
+
+def measure_drafts(decoder: Decoder, text: int, plain: float, speeds: Speeds) -> Iterator[dict[str, object]]:
+    """Wall milliseconds from DUE accepted tokens to all candidates of a tree in the host's hands.
+
+    plain: seconds that a plain lap takes on the device.
+    """
+    for kind in (None, "fp8"):
+        yield from _measure_head(decoder, text, plain, speeds, kind)
+
+
+def _measure_head(
+    decoder: Decoder, text: int, plain: float, speeds: Speeds, kind: Quantization | None
+) -> Iterator[dict[str, object]]:
+    shape = head_shape(decoder.config)
+    graphs, seed = descents_behind(made_up_head(decoder, shape, kind), text)
+    said = kind or "bf16"
+    for depth in DEPTHS:
+        times: list[float] = []
+        for _ in range(TURNS):
+            begun = time.perf_counter()
+            graphs.run([seed], depth + 1)
+            times.append(time.perf_counter() - begun)
+        seconds = statistics.median(times)
+        yield {
+            "what": f"draft, called, head in {said}",
+            "depth": depth,
+            "ms": round(seconds * 1e3, 3),
+            "of a plain lap %": round(100 * seconds / plain, 1),
+            "floor ms": round(1e3 * floor_of_draft(shape, speeds, depth + 1, 1 if kind else 2), 3),
+        }
+    kernels = kernels_of(lambda: graphs.run([seed], max(DEPTHS) + 1))
+    yield {"what": f"profile of a draft, head in {said}", "depth": max(DEPTHS), "us": kernels}
+
+
+def descents_behind(head: Eagle3Head, text: int) -> tuple[TreeGraphs, GraphInput]:
+    """Graphs over a memory that holds one text, of which DUE rows are not computed yet."""
+    from specsot.kernels.gpu.growing import grow
+
+    levels = max(DEPTHS) + 1
+    memory = DraftPages(head, -(-(text + levels * TOP_K) // PAGE) + 1, PAGE)
+    memory.table.open(1)
+    memory.table.reserve(1, text)
+    memory.features.normal_()
+    memory.kv.layers[0].normal_()
+    ground = memory.reserve_tree(1, text, levels * TOP_K)
+    assert ground is not None
+    seed = GraphInput(DueRows(1, text - DUE, tuple(range(DUE)), True), ground)
+    return TreeGraphs(FusedHead(head), memory, TOP_K, levels, Graphs(), grow, (1,)), seed
+
+
+def head_shape(config: ModelConfig) -> HeadShape:
+    """One layer as wide as the base's, which reads an embedding beside a feature."""
+    return HeadShape(
+        hidden=config.hidden,
+        inputs=2 * config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate=config.intermediate,
+        vocab=VOCABULARY,
+        layers=1,
+    )
+
+
+def made_up_head(decoder: Decoder, shape: HeadShape, kind: Quantization | None = None) -> Eagle3Head:
+    """A head for this base, over the base's embeddings."""
+    config, device = decoder.config, decoder.device
+    fetch = Fetch(MadeUp(), decoder.dtype, device, kind)
+    rotary = Rotary(config.rope, shape.heads, shape.kv_heads, shape.head_dim, device)
+    ones = torch.ones(shape.hidden, dtype=decoder.dtype, device=device)
+    taps = (2, config.layers // 2, config.layers - 3)
+    parts = Eagle3Parts(
+        fusion=SummedTaps(taps, fetch("fc.weight", (shape.hidden, 3 * config.hidden)), None),
+        table=decoder.edges.embedding(),
+        token_norm=Norm(ones, config.eps),
+        feature_norm=Norm(ones, config.eps),
+        layers=HeadLayers(fetch, shape, rotary, config.eps),
+        norm=Norm(ones, config.eps),
+        lm_head=Linear(fetch("lm_head.weight", (shape.vocab, shape.hidden)), None, kind),
+        offsets=None,
+    )
+    return Eagle3Head(shape, config.max_positions, parts)

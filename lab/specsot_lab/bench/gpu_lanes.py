@@ -1,0 +1,219 @@
+"""Layer ranges as workers of one process, fed by hand: so many frames in flight, so many rows in each.
+
+Refuses to know what is measured with it. Everything between a frame at stage 0 and its result is what an
+embedded fleet runs: members' lives, links, devices, graphs. Sequencer, drafter and master stand still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from specsot.direct.crossing import CrossingDialer
+from specsot.direct.standing import stand_on
+from specsot.frames import Chunk, Frame, Growth, Opening, Outcome, Result
+from specsot.links import Arrival, Exchange, Link, LocalLink
+from specsot.members import Broken, Configuration, Progress, Ready, Registration
+from specsot.members import Stage as Place
+from specsot.membership import Connect, take_part
+from specsot.model.decoder import Decoder
+from specsot.tree import Tree
+from specsot_lab.bench.gpu_laps import PAGE, parents_of
+from specsot_worker.part import Worker
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
+
+EPOCH, CHUNK = 1, 256
+PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
+WARM = 10  # laps of each lane that are not told
+PATIENCE = 60.0  # seconds for a frame; kernels are compiled with the first of its size
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """See `StageProvider`: a range that is loaded already."""
+
+    name: str
+    decoder: Decoder
+
+    @property
+    def vocabulary(self) -> int:
+        return self.decoder.config.vocab
+
+    @property
+    def loaded(self) -> int:
+        return self.decoder.config.layers
+
+    def preload(self) -> bool:
+        return False
+
+    def registration(self) -> Registration:
+        config = self.decoder.config
+        return Registration("worker", self.name, self.name, "", config.layers, config.max_positions, 0, 0)
+
+    def make_stage(self, configuration: Configuration, layers: object) -> DecoderStage:
+        stand_on(str(self.decoder.device))
+        return DecoderStage(self.decoder, configuration.pages, configuration.page_rows)
+
+    def make_verifier(self, stage: object, configuration: Configuration) -> Verifier:
+        return Verifier(self.decoder.logits, lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A run. seconds: between results, of all lanes together; tokens: what the first lane wrote."""
+
+    seconds: list[float]
+    tokens: list[int]
+
+
+@dataclass(slots=True)
+class Lane:
+    """A sequence that is always in flight, with a tree of so many nodes in every frame."""
+
+    sequence: int
+    text: int
+    rows: int
+    committed: int = 0
+    step: int = 0
+    keep: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+
+    def prompt(self) -> Iterator[tuple[Opening | None, Chunk]]:
+        """Made-up tokens, the same for the same sequence."""
+        dice = random.Random(self.sequence)
+        tokens = tuple(dice.randrange(1000) for _ in range(self.text))
+        opening = Opening(self.sequence, self.text, limit=PLENTY, drafted=False)
+        for start in range(0, self.text, CHUNK):
+            part = tokens[start : start + CHUNK]
+            yield (None if start else opening), Chunk(self.sequence, start, part, start + CHUNK >= self.text)
+        self.committed = self.text
+
+    def learn(self, outcome: Outcome) -> None:
+        self.committed += len(outcome.accepted)
+        self.keep, self.step = outcome.accepted, self.step + 1
+        self.tokens += outcome.tokens
+
+    def grow(self) -> Growth:
+        """The last token with a made-up tree over it, whose nodes are wrong nearly always."""
+        tree = Tree((self.tokens[-1], *range(1, self.rows)), parents_of(self.rows))
+        return Growth(self.sequence, self.step, self.committed, self.keep, tree)
+
+
+class Lanes:
+    """A ring that is complete; runs are measured one after the other."""
+
+    def __init__(self, first: Link, results: asyncio.Queue[Any]) -> None:
+        self._first, self._results = first, results
+        self._sequences, self._numbers = count(1), count(1)
+        self._flying: dict[int, Lane] = {}
+
+    async def run(self, lanes: int, rows: int, text: int, laps: int) -> Told:
+        """So many laps of each lane, behind `text` rows of its own."""
+        every = [Lane(next(self._sequences), text, rows) for _ in range(lanes)]
+        for lane in every:
+            await self._feed(lane)
+        for lane in every:
+            await self._launch(lane, (), lane.grow())
+        times = [await self._turn(True) for _ in range(lanes * (WARM + laps))]
+        for _ in every:
+            await self._turn(False)
+        first = every[0].sequence
+        await self._launch(every[0], (), closings=tuple(range(first, first + lanes)))
+        await self._result()
+        return Told(
+            [b - a for a, b in zip(times[lanes * WARM :], times[lanes * WARM + 1 :])], every[0].tokens
+        )
+
+    async def _feed(self, lane: Lane) -> None:
+        for opening, chunk in lane.prompt():
+            await self._launch(lane, () if opening is None else (opening,), chunk)
+            for outcome in (await self._result()).outcomes:
+                lane.learn(outcome)
+
+    async def _turn(self, again: bool) -> float:
+        """Until the next result, whose lane goes on. Returns when it came."""
+        result = await self._result()
+        came, lane = time.perf_counter(), self._flying.pop(result.number)
+        lane.learn(result.outcomes[0])
+        if again:
+            await self._launch(lane, (), lane.grow())
+        return came
+
+    async def _launch(
+        self,
+        lane: Lane,
+        openings: tuple[Opening, ...],
+        *segments: Chunk | Growth,
+        closings: tuple[int, ...] = (),
+    ) -> None:
+        number = next(self._numbers)
+        self._flying[number] = lane
+        await self._first.send(Frame(EPOCH, number, openings, segments, closings))
+
+    async def _result(self) -> Result:
+        """Raises what broke the ring; TimeoutError where nobody tells."""
+        async with asyncio.timeout(PATIENCE):
+            message = await self._results.get()
+        assert isinstance(message, Result), message
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class _Uplink:
+    """Everything that any member says to the master, but for how far it is."""
+
+    heard: asyncio.Queue[Any]
+
+    async def send(self, message: Any) -> None:
+        if not isinstance(message, Progress):
+            self.heard.put_nowait(message)
+
+    async def close(self) -> None: ...
+
+
+class LaneWorker(Worker):
+    """Its first stage takes frames as they are made here; there is no sequencer."""
+
+    def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
+        return isinstance(arrival.message, Frame) or super()._believes(configuration, arrival)
+
+
+@asynccontextmanager
+async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[Lanes]:
+    """decoders: ranges that follow each other, each on a device of its own."""
+    exchange, leaving, heard = Exchange(), asyncio.Event(), asyncio.Queue[Any]()
+    names = [f"worker-{number}" for number in range(len(decoders))]
+    stages = tuple(Place(name, name, decoder.layers) for name, decoder in zip(names, decoders))
+    inboxes = [exchange.listen(name) for name in names]
+    threads = [ThreadPoolExecutor(1) for _ in names]
+    lives: list[asyncio.Task[None]] = []
+    for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
+        part = LaneWorker(Held(name, decoder), CrossingDialer(exchange.dialer(name)), thread)
+        lives.append(asyncio.create_task(take_part(part, inbox, joining(heard), leaving)))
+        configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
+        await LocalLink("master", inbox).send(configuration)
+    try:
+        for _ in names:
+            ready = await heard.get()
+            assert isinstance(ready, Ready), ready.reason if isinstance(ready, Broken) else ready
+        yield Lanes(LocalLink("lanes", inboxes[0]), heard)
+    finally:
+        leaving.set()
+        await asyncio.gather(*lives)
+        for thread in threads:
+            thread.shutdown()
+
+
+def joining(heard: asyncio.Queue[Any]) -> Connect:
+    async def connect(registration: Registration) -> Link:
+        return _Uplink(heard)
+
+    return connect

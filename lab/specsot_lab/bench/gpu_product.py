@@ -1,0 +1,221 @@
+"""What the product does and the other rows leave out: its own defaults, grammars, chance, prompts.
+
+Refuses to know how a ring turns (`gpu_turns`) and services (`gpu_served`). Acceptance is replayed *by node
+rank* here, unless a row says *tau told*.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count, cycle, islice
+
+from specsot.forms import Form
+from specsot.frames import Chunk, Frame, Opening
+from specsot.members import Curve, TreeShape
+from specsot.model.decoder import Decoder
+from specsot.model.measure import measure_rows
+from specsot.params import Sampling
+from specsot.skeleton import PlanRules
+from specsot.vocabulary import Vocabulary, describe
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.measure import measure_levels
+from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
+from specsot_lab.bench.gpu_floors import Speeds
+from specsot_lab.bench.gpu_replay import Ranks, scaled_ranks
+from specsot_lab.bench.gpu_speculation import (
+    BRANCH,
+    BRANCHES,
+    BUDGET,
+    CHANCE,
+    DEPTH,
+    FEW,
+    LAPS,
+    NODES,
+    PAGES,
+    REQUEST_LAPS,
+    REQUEST_TEXT,
+    ROWS,
+    SKELETON,
+    TAU,
+    TIMES,
+    TOP_K,
+    Row,
+    Yardstick,
+    speed_of,
+    told_of,
+)
+from specsot_lab.bench.gpu_turns import PAGE, PLAINLY, Asked, Clock, Drafting, Held, Part, Ring
+from specsot_lab.bench.lengths import PLAN_PROMPT, POINT_PROMPT
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
+
+PROMPTS = (1024, 8192, 32768)
+PAGE_ROWS = (64, 128, 256, 64)  # the first once more: what two runs of the same differ by
+WARMTH = 0.7
+COMPANY = 8  # texts, of which one is held to a form
+FORM = Form("json_schema", ('{"type": "array", "items": {"type": "string"}}',))
+RULES = PlanRules(direct=False)
+WORDS = ("growth", "market", "people", "water", "policy", "simple", "first", "energy", "local", "method")
+
+
+def measure_product(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
+    """decoder: with weights that tell the next token."""
+    yield from measure_prompts(decoder)
+    head, ranks = (
+        made_up_head(decoder, head_shape(decoder.config)),
+        scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES),
+    )
+    plain = Ring(decoder, PAGES, ROWS, None)
+    held = Yardstick(decoder, speeds, text, speed_of(plain.run(text, 1, LAPS)))
+    yield from measure_pages(decoder, head, text, held)
+    yield from measure_trees(decoder, head, ranks, held)
+    yield from measure_chance(decoder, head, ranks, held)
+    yield from measure_grammar(decoder, head, ranks, held)
+
+
+def measure_prompts(decoder: Decoder, frame: int = ROWS) -> Iterator[Row]:
+    """From a prompt to its first token, in frames as the product has them."""
+    for text in PROMPTS:
+        seconds = prompt_seconds(decoder, text, frame)
+        middle = statistics.median(seconds)
+        yield {
+            "what": "prefill",
+            "rows": text,
+            "frame": frame,
+            "ms": round(1e3 * middle, 2),
+            "least ms": round(1e3 * min(seconds), 2),
+            "most ms": round(1e3 * max(seconds), 2),
+            "tokens/s": round(text / middle),
+        }
+
+
+def prompt_seconds(decoder: Decoder, text: int, frame: int, times: int = 5) -> list[float]:
+    """Of each of so many prompts; one before them is not told."""
+    stage, seconds = DecoderStage(decoder, text // PAGE + 2, PAGE), list[float]()
+    judge = Verifier(decoder.logits, lambda _: None)
+    stage.capture()
+    for number in range(1, times + 2):
+        opening, begun = (Opening(number, text, limit=4, drafted=False),), time.perf_counter()
+        for start in range(0, text, frame):
+            tokens = tuple(range(start, min(start + frame, text)))
+            chunk = Chunk(number, start, tokens, start + frame >= text)
+            verdict, opening = judge.verify(stage.run(Frame(1, number, opening, (chunk,)))), ()
+        assert verdict.result.outcomes[0].tokens  # pyright: ignore[reportPossiblyUnboundVariable]
+        seconds.append(time.perf_counter() - begun)
+        judge.verify(stage.run(Frame(1, number, (), (), (number,))))
+    return seconds[1:]
+
+
+def measure_pages(decoder: Decoder, head: DraftHead, text: int, held: Yardstick) -> Iterator[Row]:
+    """Rows of a page: plain, and a tree whose acceptance is told. The rows from which a default is chosen."""
+    tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), CHANCE, BUDGET)
+    for page in PAGE_ROWS:
+        for way, drafting in (("plain", None), ("eagle, tau told", tree)):
+            ring = Ring(decoder, PAGES, ROWS, drafting, Asked(page))
+            yield told_of(f"{way}, page rows", ring.run(text, 1, LAPS), held) | {"rows": page}
+            if drafting is None:
+                clock = ring.run(REQUEST_TEXT, COMPANY, LAPS // 2)
+                yield told_of("8 plain, page rows", clock, held, COMPANY) | {"rows": page}
+
+
+def measure_trees(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
+    """The default tree with its tuner, and larger ones that are worth only what their nodes add."""
+    curve: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
+    shapes = {
+        "defaults": TreeShape(),
+        "defaults, 60 nodes of depth 7": TreeShape(DEPTH, TOP_K, NODES),
+        "always 60 nodes": TreeShape(DEPTH, TOP_K, NODES, fixed=True),
+        "always 24 nodes": TreeShape(DEPTH, TOP_K, 24, fixed=True),
+    }
+    levels = measure_levels(head)
+    for name, shape in shapes.items():
+        right = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)[: shape.top_k]
+        drafting = Drafting(head, shape, right, ROWS if not shape.fixed else BUDGET, curve, levels)
+        ring = Ring(decoder, PAGES, ROWS, drafting)
+        yield told_of(f"{name}", ring.run(held.text, 1, LAPS), held)
+        clock = ring.run(held.text, BRANCHES, LAPS, forked=True)
+        yield told_of(f"{name}, six branches", clock, held, BRANCHES)
+
+
+def measure_chance(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
+    """At a temperature: the same text, drawn."""
+    warm = Asked(sampling=Sampling(temperature=WARMTH))
+    tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
+    for name, drafting in (("plain", None), ("eagle", tree)):
+        ring = Ring(decoder, PAGES, ROWS, drafting)
+        for asked in (PLAINLY, warm, warm, PLAINLY):
+            ring.asked = asked
+            said = f"{name}, T = {asked.sampling.temperature:g}"
+            yield told_of(said, ring.run(held.text, 1, LAPS), held)
+
+
+def measure_grammar(decoder: Decoder, head: DraftHead, ranks: Ranks, held: Yardstick) -> Iterator[Row]:
+    """A plan held to its grammar, and what one text that is held costs those beside it."""
+    tree = Drafting(head, TreeShape(DEPTH, TOP_K, NODES, fixed=True), ranks, BUDGET)
+    ring, size = Ring(decoder, PAGES, ROWS, tree), decoder.config.vocab
+    plan = Asked(held=Held(spelling(size, PLAN_PROMPT + 1, plan_pieces()), plan=RULES))
+    pieces = islice(list_pieces(), 4000)
+    form = Asked(held=Held(spelling(size, REQUEST_TEXT + 1, pieces), form=FORM))
+    turns = (("free", PLAINLY), ("held", plan), ("held", plan), ("free", PLAINLY))
+    for phase in (_skeleton, _request):
+        for name, ring.asked in turns:
+            yield phase(ring, name, held)
+    for name, ring.asked in (("none", PLAINLY), ("one", form), ("one", form), ("none", PLAINLY)):
+        clock = ring.run(REQUEST_TEXT, COMPANY, REQUEST_LAPS)
+        beside = replace(held, text=REQUEST_TEXT * COMPANY)
+        yield told_of(f"8 texts, {name} held to a form", clock, beside, COMPANY)
+
+
+def _skeleton(ring: Ring, name: str, held: Yardstick) -> Row:
+    """The plan's phase alone."""
+    part = Part(PLAN_PROMPT, (SKELETON,), held=name == "held")
+    ring.write(held.text, (Part(PLAN_PROMPT, (FEW,), held=name == "held"),))
+    clocks = [ring.write(held.text, (part,)) for _ in range(TIMES)]
+    return _summed(f"a plan, {name}", clocks, held)
+
+
+def _request(ring: Ring, name: str, held: Yardstick) -> Row:
+    """A whole request: the plan, then its branches."""
+    parts = (Part(PLAN_PROMPT, (SKELETON,), held=name == "held"), Part(POINT_PROMPT, (BRANCH,) * BRANCHES))
+    ring.write(held.text, (parts[0], Part(POINT_PROMPT, (FEW,) * BRANCHES)))
+    return _summed(f"whole request, {name}", [ring.write(held.text, parts) for _ in range(TIMES)], held)
+
+
+def _summed(what: str, clocks: Sequence[Clock], held: Yardstick) -> Row:
+    whole = sorted(clock.whole for clock in clocks)
+    clock = min(clocks, key=lambda each: abs(each.whole - whole[len(whole) // 2]))
+    return told_of(what, clock, held) | {
+        "ms": round(1e3 * clock.whole, 1),
+        "ms, least": round(1e3 * whole[0], 1),
+        "ms, most": round(1e3 * whole[-1], 1),
+        "tokens": clock.tokens,
+    }
+
+
+def spelling(size: int, first: int, pieces: Iterator[bytes] | Sequence[bytes]) -> Vocabulary:
+    """Every byte, then made-up words, but from `first` on these pieces: what a model that tells writes."""
+    words = (f" {a}{b}{n}".encode() for n in count() for a in WORDS for b in WORDS)
+    tokens = [bytes([byte]) for byte in range(256)][:size]
+    tokens += islice(words, size - len(tokens))
+    for place, piece in enumerate(pieces, first):
+        if place < size:
+            tokens[place] = piece
+    return describe(tokens)
+
+
+def plan_pieces() -> list[bytes]:
+    """A plan of six points in tokens of a word or a mark each, about SKELETON of them."""
+    titles = (" ".join(islice(cycle(WORDS[n:] + WORDS[:n]), 11)) for n in range(BRANCHES))
+    lines = (f"{n}.<{BRANCH}><None>[-]{title}\n" for n, title in enumerate(titles, 1))
+    return [piece.encode() for piece in re.findall(r" ?\w+|\W", "[PLAN]\n" + "".join(lines) + "[END]")]
+
+
+def list_pieces() -> Iterator[bytes]:
+    """A list of texts in JSON that never ends."""
+    yield b"["
+    for number in count():
+        yield from (b'"', *(f" {word}".encode() for word in WORDS[number % 7 :]), b'",', b" ")

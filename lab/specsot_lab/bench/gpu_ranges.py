@@ -1,0 +1,218 @@
+"""What layer ranges on several GPUs of one host cost a single stream, and bring as many streams as stages.
+
+Refuses to know fleets: see `gpu_lanes`. Weights are made up, the same on every GPU, so that the tokens
+written over several must be those written on one.
+
+lap:        wall milliseconds from result to result of one stream, one frame in flight.
+throughput: frames a second of all streams together, the same rows in each, against one GPU with one frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import time
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import uvloop
+from torch import Tensor
+
+from specsot.errors import InvalidRequest
+from specsot.members import Range, Stage, Transport
+from specsot.model.config import ModelConfig
+from specsot.model.decoder import Decoder
+from specsot_app.bench.results import named, write_results
+from specsot_lab.bench.gpu_apart import Spread, lanes_apart
+from specsot_lab.bench.gpu_lanes import Lanes, Told, lanes_over
+from specsot_lab.bench.gpu_laps import PAGE
+from specsot_lab.bench.shapes import SPREAD, MadeUp, bytes_of_a_token, config_of
+
+Row = dict[str, object]
+
+SMALL, LARGE = "Llama-3.1-8B", "Llama-3.1-70B"
+ROWS = (1, 16, 64)
+NAMES = ("model", "what", "gpus", "rows", "in flight")  # what a row is called after
+LAPS, LAPS_LARGE = 200, 50
+HOPS = 200
+
+
+class Named(MadeUp):
+    """Made up from the tensor's name: equal on GPUs of one kind."""
+
+    def expect(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+    ) -> Tensor:
+        if "norm" in name:
+            return super().expect(name, shape, dtype, device)
+        dice = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        return torch.empty(shape, dtype=dtype, device=device).normal_(0, SPREAD, generator=dice)
+
+
+def measure(gpus: int, text: int, transport: Transport | None, output: Path | None) -> int:
+    """Print every row as it comes; write them all. Raises InvalidRequest: too few GPUs.
+
+    transport: between processes, one a GPU; None: all in this one.
+    """
+    if transport == "zmq":
+        raise InvalidRequest("bench gpu measures transports grpc and direct, not zmq", "transport")
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if there < gpus:
+        raise InvalidRequest(f"bench gpu --gpus {gpus} needs as many CUDA devices, {there} are here", "gpus")
+    work = _measure(gpus, text, transport, output)
+    uvloop.run(work) if transport else asyncio.run(work)
+    return 0
+
+
+async def _measure(gpus: int, text: int, transport: Transport | None, output: Path | None) -> None:
+    settings: Row = {"device": torch.cuda.get_device_name(), "gpus": gpus, "text": text}
+    settings |= {"torch": torch.__version__, "weights": "made up", "dtype": "bf16"}
+    settings |= {"between stages": transport or "one process"}
+    rows = list[Row]()
+    async for row in _rows(gpus, text, transport):
+        rows.append(row)
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        if output:
+            write_results(output, "gpu-ranges", settings, named(rows, *NAMES))
+    print(table_of(rows))
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """What was asked for, in short."""
+    heads = (
+        "model",
+        "what",
+        "gpus",
+        "rows",
+        "in flight",
+        "ms",
+        "frames/s",
+        "x one GPU",
+        "of GPUs",
+        "same tokens",
+    )
+    lines = [heads, *([str(row.get(head, "")) for head in heads] for row in rows if "rows" in row)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+async def _rows(gpus: int, text: int, transport: Transport | None) -> AsyncIterator[Row]:
+    yield measure_hop()
+    counts = [count for count in (1, 2, 4, 8) if count < gpus] + [gpus]
+    one: dict[int, Told] = {}
+    for count in counts:
+        model = Model(SMALL, config_of(SMALL), count, transport=transport)
+        async for row in measure_ring(model, text, one):
+            yield row
+    large = config_of(LARGE)
+    if (need := 2 * large.hidden * large.vocab + bytes_of_a_token(large, 2)) < _memory(gpus):
+        model = Model(LARGE, large, gpus, transport=transport)
+        async for row in measure_ring(model, text, {}, (1, 64), LAPS_LARGE):
+            yield row
+    else:
+        yield {"model": LARGE, "what": f"left out: {need / 2**30:.0f} GiB of weights do not fit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A shape, cut into ranges that read about as many bytes. transport: between their processes; None: all
+    in one.
+    """
+
+    name: str
+    config: ModelConfig
+    ranges: int
+    device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16
+    transport: Transport | None = None
+
+    def layers(self, number: int) -> Range:
+        return Range(self._edge(number), self._edge(number + 1))
+
+    def _edge(self, number: int) -> int:
+        """Where a range begins. The head counts like layers of its size; it is the last range's."""
+        layers, left = self.config.layers, self.ranges - number
+        head = self.config.hidden * (self.config.vocab + 1)
+        layer = (bytes_of_a_token(self.config, 1) - head) / layers
+        return min(round((layers + head / layer) * number / self.ranges), layers - left)
+
+    def load(self, number: int) -> Decoder:
+        device = torch.device(self.device, number) if self.device == "cuda" else torch.device(self.device)
+        return Decoder(self.config, Named(), self.layers(number), self.dtype, device)
+
+    def lanes(self, pages: int) -> AbstractAsyncContextManager[Lanes]:
+        numbers = range(self.ranges)
+        if self.transport is None:
+            return lanes_over([self.load(number) for number in numbers], pages)
+        stages = tuple(Stage(f"worker-{number}", "", self.layers(number)) for number in numbers)
+        return lanes_apart(Spread(self.load, stages, pages, self.transport))
+
+
+async def measure_ring(
+    model: Model, text: int, one: dict[int, Told], sizes: Sequence[int] = ROWS, laps: int = LAPS
+) -> AsyncIterator[Row]:
+    """Of one count of GPUs. one: what one GPU took, by rows; filled in by a ring of one."""
+    begun, many = time.perf_counter(), model.ranges
+    pages = (many + 1) * (-(-(text + laps * 2 + max(sizes)) // PAGE) + 4)
+    async with model.lanes(pages) as lanes:
+        head: Row = {"model": model.name, "gpus": many}
+        yield head | {"what": "ready", "s": round(time.perf_counter() - begun, 1)}
+        alone: dict[int, Told] = {}
+        for rows in sizes:
+            alone[rows] = await lanes.run(1, rows, text, laps)
+            if many == 1:
+                one[rows] = alone[rows]
+            yield head | {"what": "lap of one stream", "rows": rows} | _lap(alone[rows], one.get(rows))
+        for rows in sizes if many > 1 else ():
+            for flight in (many, many + 1):
+                row: Row = head | {"what": "throughput", "rows": rows, "in flight": flight}
+                told = await lanes.run(flight, rows, text, laps)
+                yield row | _throughput(told, alone[rows], one.get(rows), many)
+
+
+def _lap(alone: Told, one: Told | None) -> Row:
+    lap = statistics.median(alone.seconds)
+    row: Row = {"ms": round(lap * 1e3, 3), "tokens/s": round(1 / lap, 1)}
+    if one is None or one is alone:
+        return row
+    same = sum(a == b for a, b in zip(alone.tokens, one.tokens))
+    return row | {
+        "x one GPU": round(lap / statistics.median(one.seconds), 3),
+        "same tokens": f"{same} of {len(one.tokens)}",
+    }
+
+
+def _throughput(told: Told, alone: Told, one: Told | None, many: int) -> Row:
+    rate = 1 / statistics.fmean(told.seconds)
+    row: Row = {"frames/s": round(rate, 1), "x one stream": round(rate * statistics.fmean(alone.seconds), 3)}
+    if one is None:
+        return row
+    gain = rate * statistics.fmean(one.seconds)
+    return row | {"x one GPU": round(gain, 3), "of GPUs": round(gain / many, 3)}
+
+
+def measure_hop() -> Row:
+    """One row of hidden size 4096 from a GPU to the next and back, over and over, within a process."""
+    here, there = (torch.zeros(1, 4096, dtype=torch.bfloat16, device=f"cuda:{number}") for number in (0, 1))
+    peers = torch.cuda.can_device_access_peer(0, 1)
+    there.copy_(here)
+    torch.cuda.synchronize(1)
+    begun = time.perf_counter()
+    for _ in range(HOPS):
+        there.copy_(here)
+        here.copy_(there)
+    torch.cuda.synchronize(0)
+    seconds = (time.perf_counter() - begun) / (2 * HOPS)
+    return {"what": "a row from GPU to GPU", "us": round(seconds * 1e6, 1), "peers": peers}
+
+
+def _memory(gpus: int) -> int:
+    """Bytes free on all of them, less what pages and graphs take."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return round(0.9 * sum(torch.cuda.mem_get_info(device)[0] for device in range(gpus)))

@@ -1,0 +1,185 @@
+"""A drafter that knows the text, errs as a published head does, and costs what that head costs.
+
+Refuses to know rings and clocks. The head runs beside for its true cost, on the true features; its candidates
+are thrown away, and the known text with mistakes takes their places, scores and all.
+
+Two ways to err. *tau told*: a level is right with one chance, and always by its likeliest path, so that a
+tree of few nodes brings what one of many brings. *by node rank*: each guess of a node is right with a chance
+of its own, as recorded of a real head and scaled to the published tau at 60 nodes, so that nodes are worth
+what they add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from specsot.frames import Features
+from specsot_drafter.drafters.eagle import EagleProposer
+from specsot_drafter.grammar import filter_candidates
+from specsot_drafter.rules import FixedBudget
+from specsot_drafter.selection import Candidates, Flags, Floats, Ints, KeepGrowing, best_each
+from specsot_drafter.texts import DraftSequence
+from specsot_lab.bench.acceptance import even_ranks, even_runs
+
+CHANCES = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)  # of a node's children, best first
+STEP = 7919  # a prime: far from the right token, and never it
+
+
+# Of a head of SmolLM2-135M-Instruct by rank, all levels, MT-bench: docs/results/ranks-smollm2.json
+RECORDED = (0.6211, 0.0999, 0.0392, 0.0297, 0.0155, 0.0139, 0.0103, 0.0075, 0.0083, 0.0048)
+
+Ranks = tuple[float, ...]
+
+
+class Replay:
+    """See `Proposer`. What an EAGLE head would draft if it were right as often as is said."""
+
+    def __init__(
+        self, inner: EagleProposer, right: float | Ranks, vocabulary: int, k: int, most: int
+    ) -> None:
+        """right: the chance that a level holds the right token, where the level above did; or that each guess
+        of a node is it. most: candidates of a tree that are looked at where a grammar holds its text.
+        """
+        self.widths, self._inner = inner.widths, inner
+        self._vocabulary, self._k, self._most = vocabulary, k, most
+        by_rank = isinstance(right, tuple)
+        self._chances = right if by_rank else CHANCES
+        self._right = _by_rank(right, len(self.widths) + 1) if by_rank else _by_tau(right)
+        for levels in range(1, len(self.widths) + 2):  # before anybody looks at a clock
+            repeated(k, levels, self._chances, 1)
+
+    @property
+    def free_pages(self) -> int:
+        return self._inner.free_pages
+
+    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
+        return self._inner.due_rows(sequences)
+
+    def open(self, sequence: DraftSequence) -> None:
+        self._inner.open(sequence)
+
+    def observe(self, batch: Features) -> None:
+        self._inner.observe(batch)
+
+    def close(self, sequence: int) -> None:
+        self._inner.close(sequence)
+
+    def max_levels(self, sequence: DraftSequence) -> int:
+        return self._inner.max_levels(sequence)
+
+    def catch_up(self) -> None:
+        self._inner.catch_up()
+
+    def propose(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Candidates | None:
+        """The head's own offer, for its time; then the known one, which grammars sift, too."""
+        real = self._inner.propose(sequences, levels, keep_growing)
+        if real is None:
+            return None
+        known = grown(self._k, real.levels, self._chances)
+        scores, parents = repeated(self._k, real.levels, self._chances, len(sequences))
+        tokens = self._tokens([text.tokens[-1] for text in sequences], known)
+        return filter_candidates(Candidates(tokens, scores, parents, known.depths), sequences, self._most)
+
+    def _tokens(self, roots: Sequence[int], bush: Bush) -> Ints:
+        """The right tokens where the next draw says; wrong ones everywhere else."""
+        tokens = np.array(roots)[:, None] + bush.wrong
+        for row, root in enumerate(roots):
+            right = bush.follow(next(self._right))
+            tokens[row, right] = range(root + 1, root + 1 + len(right))
+        return tokens % self._vocabulary
+
+
+Draw = Sequence[int | None]  # of each level, which guess is right; None, or no more of them: none is
+
+
+def _by_tau(chance: float) -> Iterator[Draw]:
+    for right in even_runs(chance):
+        yield (0,) * right
+
+
+def _by_rank(ranks: Ranks, levels: int) -> Iterator[Draw]:
+    return zip(*(even_ranks(ranks, level) for level in range(levels)))
+
+
+@dataclass(frozen=True, slots=True)
+class Bush:
+    """A tree's candidates without tokens, as `Candidates` has them.
+
+    below: of each candidate that is fed (p + 1), and of the root (0), the first of its children.
+    wrong: what is added to a root's token to miss every right one.
+    """
+
+    scores: Floats
+    parents: Ints
+    depths: Ints
+    wrong: Ints
+    below: dict[int, int]
+
+    def follow(self, draw: Draw) -> list[int]:
+        """The candidates that are right, from the first level on."""
+        found: list[int] = []
+        for rank in draw:
+            first = self.below.get(found[-1] + 1 if found else 0)
+            if rank is None or first is None:
+                break
+            found.append(first + rank)
+        return found
+
+
+@cache
+def grown(k: int, levels: int, ranks: Ranks) -> Bush:
+    """As EAGLE-2 grows: the k best of a level have k children each, with these chances."""
+    chances = np.log(np.array(ranks[:k]))
+    scores, parents, depths, below = [chances], [np.zeros(k, np.int64)], [np.ones(k, np.int64)], {0: 0}
+    fed, first = np.arange(k), 0
+    for level in range(1, levels):
+        above = scores[-1][fed]
+        parents.append((first + fed + 1).repeat(k))
+        numbers, first = first + fed + 1, first + len(scores[-1])
+        below |= {int(number): first + place * k for place, number in enumerate(numbers)}
+        scores.append((above[:, None] + chances).reshape(-1))
+        depths.append(np.full(k * k, level + 1))
+        fed = np.argsort(-scores[-1], kind="stable")[:k]
+    whole, far = np.concatenate(scores), np.concatenate(depths)
+    guesses = np.arange(len(whole)) % k
+    return Bush(whole, np.concatenate(parents), far, far + STEP * (1 + guesses), below)
+
+
+@cache
+def repeated(k: int, levels: int, ranks: Ranks, texts: int) -> tuple[Floats, Ints]:
+    """Scores and parents of the same bush for so many texts; nobody writes into them."""
+    known = grown(k, levels, ranks)
+    return np.tile(known.scores, (texts, 1)), np.tile(known.parents, (texts, 1))
+
+
+def tau_of(ranks: Ranks, k: int, levels: int, nodes: int) -> float:
+    """Tokens that a tree of the best of so many nodes brings a lap, the root's own one included."""
+    return 1 + float(np.sort(np.exp(grown(k, levels, ranks).scores))[::-1][: nodes - 1].sum())
+
+
+def scaled_ranks(tau: float, k: int, levels: int, nodes: int) -> Ranks:
+    """RECORDED, as much surer as it takes for `nodes` nodes of `k` guesses each to bring `tau`."""
+    low, high = 1.0, 8.0
+    for _ in range(30):
+        power = (low + high) / 2
+        low, high = (power, high) if tau_of(_surer(power)[:k], k, levels, nodes) < tau else (low, power)
+    return _surer(low)[:k]
+
+
+def _surer(power: float) -> Ranks:
+    """RECORDED with every outcome's chance, that none is right among them, to this power, and one in all."""
+    chances = np.array([*RECORDED, 1 - sum(RECORDED)]) ** power
+    return tuple((chances / chances.sum())[:-1].tolist())
+
+
+class Shared(FixedBudget):
+    """Every tree as large as its shape, or as its share of all rows where that is less."""
+
+    def select(self, values: Floats, levels: int, most: int) -> Flags:
+        return best_each(values, min(self._each, most // len(values)))

@@ -1,0 +1,192 @@
+"""What clients feel of the real services on one GPU: master, worker and drafter as processes, HTTP and gRPC.
+
+Refuses to know what a ring does. Everything is the product, as `specsot serve` starts it, but that weights
+are made up and the drafter's acceptance is replayed by node rank (`gpu_drafter`). Clients are this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from specsot.params import Ask, DrafterName, Limits, Sampling
+from specsot_app.children import Child, Service, start
+from specsot_app.fleets import Models, Wanted, demo
+from specsot_app.lineup import PRIVATE, services_of
+from specsot_app.processes import end_all, free_port, keep_quiet, miss_nobody, ready_client, unless_one_ends
+from specsot_app.reaching import Reach
+from specsot_app.running import run
+from specsot_lab.bench.clients import ask_at_once
+from specsot_lab.bench.gpu_checkpoints import write_base, write_head
+from specsot_lab.bench.shapes import SHAPES
+from specsot_lab.bench.waits import Heard, Level
+
+Row = dict[str, object]
+Tree = Literal["tuned", "fixed"]
+
+CLIENTS = (1, 8, 64)
+TOKENS = {1: 384, 8: 256, 64: 128}  # of an answer, by how many ask at once
+PER_CLIENT = {1: 3, 8: 2, 64: 2}  # requests
+QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
+KV_MEMORY = str(16 << 30)
+ROOM = 40 << 30  # bytes of a folder in memory, from which on weights are written there
+TREES: dict[Tree, tuple[DrafterName, ...]] = {"tuned": ("none", "eagle"), "fixed": ("eagle",)}
+DRAFTER = "specsot_lab.bench.gpu_drafter"
+WARMING = 4
+
+
+def measure_served(name: str, device: str = "cuda", clients: tuple[int, ...] = CLIENTS) -> Iterator[Row]:
+    """Of a shape, by its name. Writes a whole model to a folder of its own, and takes it away."""
+    with tempfile.TemporaryDirectory(prefix="specsot-", dir=_folder()) as folder:
+        lent = demo() / "base"
+        base = write_base(Path(folder) / "base", SHAPES[name], lent, device)
+        head = write_head(Path(folder) / "head", SHAPES[name], device)
+        for tree in TREES:
+            yield from run(_measure(base, head, device, clients, tree))
+
+
+def _folder() -> str | None:
+    """In memory, if there is room; else wherever temporary files go."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > ROOM else None
+
+
+async def _measure(base: Path, head: Path, device: str, clients: tuple[int, ...], tree: Tree) -> list[Row]:
+    """Of one fleet, whose drafter begins anew."""
+    rows: list[Row] = []
+    async with fleet_of(base, head, device, tree) as (grpc, http):
+        doors: dict[str, Ways] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
+        for drafter in TREES[tree]:
+            await doors["gRPC"].ask(1, 99, WARMING, drafter)
+            said = f"drafter {drafter}" + (", whole trees" if tree == "fixed" else "")
+            for many in clients:
+                await doors["gRPC"].ask(many, 32, many, drafter)
+                for door, ways in doors.items():
+                    level = await ways.ask(many, TOKENS[many], PER_CLIENT[many] * many, drafter)
+                    rows.append(row_of(level, door, said, TOKENS[many]))
+    return rows
+
+
+def row_of(level: Level, door: str, said: str, tokens: int) -> Row:
+    """Milliseconds, medians and 99th percentiles."""
+    told = level.row()
+    row: Row = {"what": f"served, {door}, {said}", "requests": level.clients, "answers": tokens}
+    row |= {"tokens/s": told["tokens_per_second"], "errors": told["errors"]}
+    for name, key in (
+        ("first text", "first_text_seconds"),
+        ("a token", "per_token_seconds"),
+        ("between texts", "between_texts_seconds"),
+    ):
+        spread = told[key]
+        assert isinstance(spread, dict)
+        row |= {
+            f"{name} ms, {which}": None if one is None else round(1e3 * one, 2)
+            for which, one in spread.items()
+        }
+    return row
+
+
+@asynccontextmanager
+async def fleet_of(base: Path, head: Path, device: str, tree: Tree) -> AsyncGenerator[tuple[str, str]]:
+    """Addresses of a fleet of processes: its gRPC, and its HTTP door."""
+    wanted = Wanted(
+        kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=tree
+    )
+    serving = replace(PRIVATE, members=("--kv-memory", KV_MEMORY))
+    models, port, http = Models(base, head, (), "eagle"), free_port(), free_port()
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
+        children: list[Child] = []
+        stack.push_async_callback(end_all, children)
+        services = [_replaying(one) for one in services_of(wanted, models, port, folder, http, serving)]
+        for service in services:
+            children.append(await start(service, keep_quiet))
+        whole = ready_client(services, Reach(), None, miss_nobody)
+        client = await unless_one_ends(children, whole)
+        stack.push_async_callback(client.close)
+        yield children[0].service.address, f"127.0.0.1:{http}"
+
+
+def _replaying(service: Service) -> Service:
+    return replace(service, module=DRAFTER) if service.module == "specsot_drafter" else service
+
+
+class Ways(Protocol):
+    """A door and who asks there."""
+
+    async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> Level:
+        """So many requests by so many clients at once."""
+        ...
+
+
+@dataclass(slots=True)
+class GrpcClients:
+    address: str
+
+    async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> Level:
+        def one(number: int) -> Ask:
+            limits, prompt = Limits(max_new_tokens=tokens), QUESTION.format(number=number)
+            greedy = Sampling(temperature=0.0)
+            return Ask(
+                prompt=prompt, mode="direct", drafter=drafter, limits=limits, sampling=greedy, ignore_eos=True
+            )
+
+        return await ask_at_once(self.address, clients, iter(range(requests)), one)
+
+
+@dataclass(slots=True)
+class HttpClients:
+    address: str
+
+    async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> Level:
+        numbers, begun = iter(range(requests)), time.perf_counter()
+
+        async def client() -> list[Heard]:
+            return [await _ask_http(self.address, _body(number, tokens, drafter)) for number in numbers]
+
+        heard = await asyncio.gather(*(client() for _ in range(clients)))
+        return Level(clients, time.perf_counter() - begun, tuple(itertools.chain(*heard)))
+
+
+def _body(number: int, tokens: int, drafter: DrafterName) -> bytes:
+    body = {
+        "messages": [{"role": "user", "content": QUESTION.format(number=number)}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "specsot": {"mode": "direct", "drafter": drafter},
+    }
+    return json.dumps(body).encode()
+
+
+async def _ask_http(address: str, body: bytes) -> Heard:
+    """One streamed chat completion over a connection of its own."""
+    host, port = address.split(":")
+    begun, texts, tokens, error = time.perf_counter(), list[float](), 0, None
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+    writer.write(head.encode() + f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        error = status.decode().strip() + (await reader.read(2000)).decode(errors="replace")[-300:]
+    async for line in reader:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if any(choice.get("delta", {}).get("content") for choice in event.get("choices", ())):
+            texts.append(time.perf_counter())
+        if event.get("usage"):
+            tokens = event["usage"]["completion_tokens"]
+    writer.close()
+    return Heard(begun, time.perf_counter(), tuple(texts), tokens, error)

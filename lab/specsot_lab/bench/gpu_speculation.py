@@ -1,0 +1,195 @@
+"""What speculation and branches bring on one GPU, with acceptance as published and costs as measured.
+
+Refuses to know how acceptance is replayed: see `gpu_replay`. Everything is wall time of whole laps, results
+read by the host, against plain decoding by the same stage without taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from specsot.members import Curve, TreeShape
+from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages
+from specsot.model.measure import measure_rows
+from specsot.pages import PageTable
+from specsot_drafter.heads import DraftHead
+from specsot_drafter.measure import measure_levels
+from specsot_lab.bench.acceptance import chance_of
+from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
+from specsot_lab.bench.gpu_floors import BYTES, Speeds, floor_of_draft, floor_of_lap
+from specsot_lab.bench.gpu_laps import lap_of, replayed
+from specsot_lab.bench.gpu_turns import PAGE, Clock, Drafting, Part, Ring
+from specsot_lab.bench.lengths import PLAN_PROMPT, PLANS, POINT_PROMPT, scaled
+from specsot_lab.bench.shapes import bytes_of_kv
+
+Row = dict[str, object]
+
+TAU = 6.13  # tokens a lap: EAGLE-3 on Llama-3.1-8B-Instruct, MT-bench, temperature 0, as published
+DEPTH, TOP_K, NODES = 7, 10, 60  # of the published tree
+CHANCE = chance_of(TAU, DEPTH + 1)
+BRANCHES, BUDGET = 6, 198  # rows that the branches of one request share
+LAPS = 150
+REQUESTS = (1, 2, 4, 8, 16, 32, 64)
+REQUEST_TEXT, REQUEST_LAPS = 256, 100
+SKELETON, BRANCH = 150, 150  # tokens of a whole request, of its branches on average
+TIMES, FEW = 3, 8  # that a whole request is written; tokens of one that is not told
+ROWS, PAGES = 512, 1600
+LONG = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """What speculation is held against: tokens a second of plain decoding, and what laps take at least.
+
+    text: rows that all see. drafts: seconds of a draft at least.
+    """
+
+    decoder: Decoder
+    speeds: Speeds
+    text: int
+    plain: float
+    drafts: float = 0.0
+
+    def floor(self, clock: Clock) -> float:
+        """Seconds of a whole run at least."""
+        config, speeds = self.decoder.config, self.speeds
+        return sum(floor_of_lap(config, speeds, rows, self.text) + self.drafts for rows in clock.rows)
+
+
+def measure_speculation(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
+    """decoder: with weights that tell the next token."""
+    head = made_up_head(decoder, head_shape(decoder.config))
+    shape = TreeShape(DEPTH, TOP_K, NODES, fixed=True)
+    plain = Ring(decoder, PAGES, ROWS, None)
+    one = plain.run(text, 1, LAPS)
+    held = Yardstick(decoder, speeds, text, speed_of(one))
+    yield told_of("plain", one, held)
+    yield told_of("sot", plain.run(text, BRANCHES, LAPS, forked=True), held, BRANCHES)
+    yield from _whole("sot", plain, held)
+    yield from _drafted(decoder, head, shape, held)
+    short = made_up_head(decoder, head_shape(decoder.config), "fp8")
+    yield from _drafted(decoder, short, shape, held, ", fp8 head", 1)
+    lap: Curve = tuple((rows, one * decoder.config.layers) for rows, one in measure_rows(decoder))
+    tuned = TreeShape(DEPTH, TOP_K, NODES)
+    drafting = Drafting(head, tuned, CHANCE, ROWS, lap, measure_levels(head))
+    yield from _requests(plain, Ring(decoder, PAGES, ROWS, drafting), held)
+    yield from _memory(decoder, text, speeds)
+
+
+def _drafted(
+    decoder: Decoder,
+    head: DraftHead,
+    shape: TreeShape,
+    held: Yardstick,
+    said: str = "",
+    bytes_each: int = BYTES,
+) -> Iterator[Row]:
+    """One text, six branches, whole requests; a head in 8-bit floats is as often right as the other."""
+    ring = Ring(decoder, PAGES, ROWS, Drafting(head, shape, CHANCE, BUDGET))
+    drafts = floor_of_draft(head_shape(decoder.config), held.speeds, DEPTH + 1, bytes_each)
+    held = replace(held, drafts=drafts)
+    yield told_of(f"eagle{said}", ring.run(held.text, 1, LAPS), held)
+    yield told_of(f"both{said}", ring.run(held.text, BRANCHES, LAPS, forked=True), held, BRANCHES)
+    yield from _whole(f"both{said}", ring, held)
+
+
+def _whole(way: str, ring: Ring, held: Yardstick) -> Iterator[Row]:
+    """A skeleton and its branches until the last has ended, against plain decoding of as many tokens.
+
+    Prompts of the plan and the points are in it; plain decoding has none but the text's.
+    """
+    ring.write(held.text, _parts(FEW, (FEW,) * BRANCHES))  # whatever is compiled for prompts is so now
+    for lengths in (BRANCH,) * BRANCHES, *(scaled(plan, BRANCHES * BRANCH) for plan in PLANS):
+        written = [ring.write(held.text, _parts(SKELETON, lengths)) for _ in range(TIMES)]
+        clocks = sorted(written, key=lambda clock: clock.whole)
+        gains = [round(speed_of(each) / held.plain, 2) for each in clocks]
+        clock = clocks[TIMES // 2]
+        bare = (clock.tokens - clock.first) / (clock.whole - clock.fed)
+        yield {
+            "what": f"replayed, whole request, {way}",
+            "branches": " ".join(map(str, lengths)),
+            "skeleton": SKELETON,
+            "ms": round(clock.whole * 1e3, 1),
+            "of them with prompts ms": round(clock.fed * 1e3, 1),
+            **_figures(clock, held),
+            "x plain, least": gains[-1],
+            "x plain, most": gains[0],
+            "x plain without laps with prompts": round(bare / held.plain, 2),
+        }
+
+
+def _parts(skeleton: int, branches: Sequence[int]) -> tuple[Part, Part]:
+    return Part(PLAN_PROMPT, (skeleton,)), Part(POINT_PROMPT, branches)
+
+
+def _requests(plain: Ring, tuned: Ring, held: Yardstick) -> Iterator[Row]:
+    """More and more requests at once; the tuner decides how much is drafted."""
+    for requests in REQUESTS:
+        one = plain.run(REQUEST_TEXT, requests, REQUEST_LAPS)
+        beside = replace(held, text=REQUEST_TEXT * requests, plain=speed_of(one))
+        clock = tuned.run(REQUEST_TEXT, requests, REQUEST_LAPS)
+        yield told_of("requests at once", clock, beside, requests) | {"requests": requests}
+
+
+def _memory(decoder: Decoder, text: int, speeds: Speeds) -> Iterator[Row]:
+    """Bytes of a token, pages that branches share, a lap behind a long text."""
+    kv: KVPages = decoder.make_kv(8, PAGE)
+    table = PageTable(PAGES, PAGE)
+    table.open(1)
+    table.reserve(1, text)
+    for branch in range(BRANCHES):
+        table.fork(2 + branch, 1, text)
+        table.reserve(2 + branch, text + BRANCH)
+    yield {
+        "what": "KV",
+        "bytes a token, computed": bytes_of_kv(decoder.config, 1, decoder.dtype.itemsize),
+        "bytes a token, allocated": kv.bytes // (kv.pages * PAGE),
+        "pages of six branches": PAGES - table.free,
+        "pages if nothing were shared": (BRANCHES + 1) * table.pages_for(text)
+        + BRANCHES * -(-BRANCH // PAGE),
+    }
+    seconds, floor = replayed(lap_of(decoder, LONG, 1)), floor_of_lap(decoder.config, speeds, 1, LONG)
+    yield {
+        "what": "plain, device, long text",
+        "text": LONG,
+        "ms": round(seconds * 1e3, 3),
+        "floor ms": round(floor * 1e3, 3),
+        "of copy bandwidth %": round(100 * floor / seconds, 1),
+    }
+
+
+def told_of(way: str, clock: Clock, held: Yardstick, texts: int = 1) -> Row:
+    """Of laps that are all alike."""
+    least, most = clock.spread
+    return {
+        "what": f"replayed, {way}",
+        "tokens a lap and text": round(clock.tokens / clock.laps / texts, 2),
+        "ms a lap, 5 %": round(least * 1e3, 3),
+        "ms a lap, 95 %": round(most * 1e3, 3),
+    } | _figures(clock, held)
+
+
+def _figures(clock: Clock, held: Yardstick) -> Row:
+    """Per lap, and against plain; the floor's speed-up: were laps as short as they can be."""
+    floor, gain = held.floor(clock), speed_of(clock) / held.plain
+    return {
+        "laps": clock.laps,
+        "rows a lap": round(sum(clock.rows) / clock.laps, 1),
+        "ms a lap": _ms(clock.whole, clock),
+        **{f"{what} ms": _ms(seconds, clock) for what, seconds in clock.seconds.items()},
+        "floor ms": _ms(floor, clock),
+        "tokens/s": round(speed_of(clock), 1),
+        "x plain": round(gain, 3),
+        "x plain at the floor": round(gain * clock.whole / floor, 2),
+    }
+
+
+def speed_of(clock: Clock) -> float:
+    """Tokens a second."""
+    return clock.tokens / clock.whole
+
+
+def _ms(seconds: float, clock: Clock) -> float:
+    return round(1e3 * seconds / clock.laps, 3)

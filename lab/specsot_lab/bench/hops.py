@@ -1,0 +1,124 @@
+"""How long a message takes from member to member and back: `python -m specsot_lab.bench.hops`.
+
+Refuses to know rings. Transports take turns, so that whatever else this machine does falls on all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import torch
+
+from specsot.frames import Frame
+from specsot.links import Dialer, Inbox, Link
+from specsot.rpc.links import SERVICE, GrpcDialer, RingService
+from specsot.rpc.serve import open_door
+from specsot.wire.carry import encode_carry
+from specsot.zmq.host import ZmqHost
+from specsot.zmq.links import ZmqDialer
+from specsot.zmq.sockets import Sockets
+
+SIZES = (1 << 10, 1 << 16, 1 << 20)
+ROUNDS, TURN, WARM = 20, 10, 10
+WAYS = ("grpc unix", "grpc tcp", "zmq ipc", "zmq curve")
+
+
+class End:
+    """One member: what comes in, and its link to the other."""
+
+    def __init__(self, inbox: Inbox, link: Link) -> None:
+        self.inbox, self.link = inbox, link
+
+
+@asynccontextmanager
+async def pair(way: str) -> AsyncGenerator[tuple[End, End]]:
+    """Two members of this process, each with a link to the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        doors, inboxes, dialers, addresses = [], [], [], []
+        for name in ("one", "two"):
+            listen = f"unix:{folder}/{name}" if way.split()[1] in ("unix", "ipc") else "127.0.0.1:0"
+            inbox, sockets = Inbox(), Sockets()
+            host = ZmqHost(listen, inbox, sockets)
+            door = await open_door(listen, {SERVICE: RingService(inbox, name, host).attach})
+            dialer: Dialer = ZmqDialer(name, sockets) if way.startswith("zmq") else GrpcDialer(name)
+            doors.append((door, host, sockets))
+            inboxes.append(inbox)
+            dialers.append(dialer)
+            addresses.append(listen if listen.startswith("unix") else f"127.0.0.1:{door.port}")
+        links = [await dialers[n].dial(addresses[1 - n], 1) for n in range(2)]
+        yield End(inboxes[0], links[0]), End(inboxes[1], links[1])
+        await asyncio.gather(*(link.close() for link in links))
+        for door, host, sockets in doors:
+            await host.close()
+            sockets.close()
+            await door.close(0)
+
+
+async def trip(one: End, two: End, message: Frame) -> float:
+    """Seconds there and back."""
+    begun = time.perf_counter()
+    await one.link.send(message)
+    await two.link.send((await two.inbox.get()).message)
+    await one.inbox.get()
+    return time.perf_counter() - begun
+
+
+async def measure(message: Frame) -> dict[str, float]:
+    """The median of a round trip, by way."""
+    pairs = {way: pair(way) for way in WAYS}
+    ends = {way: await one.__aenter__() for way, one in pairs.items()}
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(ROUNDS + WARM // TURN):
+        for way, (one, two) in ends.items():
+            taken = [await trip(one, two, message) for _ in range(TURN)]
+            times[way] += taken if number else []
+    for one in pairs.values():
+        await one.__aexit__(None, None, None)
+    return {way: statistics.median(taken) for way, taken in times.items()}
+
+
+def encoding(message: Frame) -> float:
+    """Seconds the event loop spends on writing a message down, at the median."""
+    taken: list[float] = []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        for request in encode_carry(message):
+            request.SerializeToString()
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken)
+
+
+async def threads() -> float:
+    """Seconds that handing work to a thread and back takes, at the median."""
+    taken: list[float] = []
+    for _ in range(ROUNDS * TURN):
+        begun = time.perf_counter()
+        await asyncio.to_thread(int)
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken)
+
+
+async def main() -> None:
+    sys.stdout.write(
+        f"{'bytes':>8}  {'  '.join(f'{way:>10}' for way in WAYS)}   (as multiples of grpc tcp)\n"
+    )
+    for size in SIZES:
+        message = Frame(1, 0, hidden=torch.zeros(size // 1024, 256))
+        medians = await measure(message)
+        shares = "  ".join(f"{medians[way] / medians['grpc tcp']:10.2f}" for way in WAYS)
+        sys.stdout.write(f"{size:8}  {shares}   grpc tcp {medians['grpc tcp'] * 1e3:.2f} ms")
+        sys.stdout.write(f", encoding {encoding(message) * 1e3:.2f} ms\n")
+    sys.stdout.write(f"a thread and back: {await threads() * 1e3:.2f} ms\n")
+
+
+if __name__ == "__main__":
+    from specsot.process.habits import settle_habits
+
+    settle_habits()
+    asyncio.run(main())

@@ -1,0 +1,215 @@
+"""`specsot bench load --hostile`: what well-behaved clients feel while somebody attacks the doors.
+
+Every attack and the probe of the master's event loop are processes of their own (`attacks`); the clients are
+in this one. Each attack stands between two levels without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from specsot.errors import InvalidRequest
+from specsot.info import Info
+from specsot.process.member import QUIET
+from specsot_app.bench.results import Row, write_results
+from specsot_app.fleets import models_of
+from specsot_app.processes import ProcessFleet, free_port
+from specsot_app.running import run
+from specsot_app.terminal.progress import counting
+from specsot_lab.bench.attacks import KINDS
+from specsot_lab.bench.clients import ask_at_once
+from specsot_lab.bench.load import Load, info_of, settings_of
+from specsot_lab.bench.memory import STEPS, Look, report, resident
+from specsot_lab.bench.waits import Level
+
+CLIENTS = 16
+ENDLESS = 1 << 30  # attempts
+MOST_SLOWER = 3.0  # times the wait between texts without an attack, at the 99th percentile
+WARMING = 16  # requests that do not count
+TIMES = 2  # as many requests a level as a level of `bench load` has: the 99th percentile is of few waits
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Under:
+    """What `clients` well-behaved clients felt under one attack. calm: the levels before and behind it.
+
+    epochs: rings that were formed meanwhile. probe: the waits of a quick call, seconds.
+    """
+
+    kind: str
+    calm: tuple[Level, Level]
+    level: Level
+    attacked: Row
+    probe: Row
+    epochs: int
+
+    @property
+    def slower(self) -> float | None:
+        """The 99th percentile of waits between texts, over the median of both calm levels'."""
+        usual = [p99 for level in self.calm if (p99 := between(level)) is not None]
+        waited = between(self.level)
+        return None if waited is None or not usual else waited / median(usual)
+
+    @property
+    def holds(self) -> bool:
+        whole = not self.level.errors and self.epochs == 0
+        return whole and self.slower is not None and self.slower <= MOST_SLOWER
+
+    def row(self) -> Row:
+        named = {"name": self.kind, "slower": self.slower, "allowed": MOST_SLOWER, "epochs": self.epochs}
+        levels = {"calm": [level.row() for level in self.calm], "attacked": self.level.row()}
+        return named | levels | {"attack": self.attacked, "probe": self.probe}
+
+
+def between(level: Level) -> float | None:
+    found = level.row()["between_texts_seconds"]
+    assert isinstance(found, dict)
+    return found["p99"]
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Of the fleet that is attacked, host:port."""
+
+    grpc: str
+    http: str
+
+
+def measure(load: Load, kinds: Sequence[str], memory: bool, output: Path | None) -> int:
+    """A table, and JSON where asked to. 1 when a client had an error, waited too long, or memory grew.
+
+    memory: instead, what the processes hold after 500 to 2,000 hostile requests. Raises InvalidRequest.
+    """
+    if load.wanted.master is not None:
+        raise InvalidRequest("hostile: only against a fleet that is started here, not --master", "hostile")
+    if strange := set(kinds) - set(KINDS):
+        raise InvalidRequest(f"hostile: no attack is called {min(strange)}: {', '.join(KINDS)}", "hostile")
+    load = replace(load, clients=(CLIENTS,), requests=TIMES * load.requests)
+    if memory:
+        return _measure_memory(load, kinds, output)
+    info, found = run(_measure(load, kinds))
+    Console().print(table_of(found))
+    if output is not None:
+        write_results(output, "hostile", settings_of(load, info), [one.row() for one in found])
+    return 0 if all(one.holds for one in found) else 1
+
+
+async def _measure(load: Load, kinds: Sequence[str]) -> tuple[Info, list[Under]]:
+    async with attacked_fleet(load) as (_, doors):
+        numbers, found = itertools.count(), list[Under]()
+        await ask_at_once(doors.grpc, CLIENTS, islice(numbers, WARMING), load.ask)
+        with counting(sys.stderr, "attacks", len(kinds)) as done:
+            calm = await level_of(load, doors, numbers)
+            for kind in kinds:
+                found.append(one := await under(kind, load, doors, numbers, calm))
+                calm = one.calm[1]
+                done()
+        return await info_of(doors.grpc, load.wanted.reach), found
+
+
+async def under(kind: str, load: Load, doors: Doors, numbers: Iterator[int], calm: Level) -> Under:
+    """One attack and a calm level behind it."""
+    before = await formed(doors, load)
+    attacker = await start(kind, doors)
+    probe = await start("probe", doors)
+    level = await level_of(load, doors, numbers)
+    came, waits = await end(attacker), await end(probe)
+    after = await formed(doors, load)
+    return Under(kind, (calm, await level_of(load, doors, numbers)), level, came, waits, int(before != after))
+
+
+async def level_of(load: Load, doors: Doors, numbers: Iterator[int]) -> Level:
+    return await ask_at_once(doors.grpc, CLIENTS, islice(numbers, load.requests), load.ask)
+
+
+async def formed(doors: Doors, load: Load) -> object:
+    """Who is in the ring: another epoch has another number."""
+    info = await info_of(doors.grpc, load.wanted.reach)
+    return info.epoch, sorted(member.name for member in info.members)
+
+
+@asynccontextmanager
+async def attacked_fleet(load: Load) -> AsyncGenerator[tuple[ProcessFleet, Doors]]:
+    port, http_port = free_port(), free_port()
+    fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted), port, http_port=http_port)
+    try:
+        yield fleet, Doors(f"{LOOPBACK}:{port}", f"{LOOPBACK}:{http_port}")
+    finally:
+        await fleet.close()
+
+
+async def start(kind: str, doors: Doors, count: int = ENDLESS) -> Process:
+    leashed = ("-m", "specsot_app.leash", str(os.getpid()), "specsot_lab.bench.attacks")
+    asked = (kind, doors.grpc, doors.http, str(count))
+    return await asyncio.create_subprocess_exec(sys.executable, *leashed, *asked, stdout=PIPE)
+
+
+async def end(process: Process) -> Row:
+    """Have it stop; what it tells."""
+    process.terminate()
+    return await told_by(process)
+
+
+async def told_by(process: Process) -> Row:
+    told, _ = await process.communicate()
+    answer: Any = json.loads(told or b"{}")
+    return answer
+
+
+def _measure_memory(load: Load, kinds: Sequence[str], output: Path | None) -> int:
+    info, looks = run(_look(load, kinds))
+    return report("hostile-memory", settings_of(load, info), looks, output)
+
+
+async def _look(load: Load, kinds: Sequence[str]) -> tuple[Info, list[Look]]:
+    """Attempts of every kind in turn; slow clients make as many as the others."""
+    async with attacked_fleet(load) as (fleet, doors):
+        looks, step = list[Look](), STEPS[0]
+        with counting(sys.stderr, "attacking", len(STEPS)) as looked:
+            for requests in STEPS:
+                for kind in kinds:
+                    await told_by(await start(kind, doors, step // len(kinds)))
+                await asyncio.sleep(2 * QUIET)
+                looks.append(Look(requests, 0, resident(fleet.children)))
+                looked()
+        return await info_of(doors.grpc, load.wanted.reach), looks
+
+
+def table_of(found: Sequence[Under]) -> Table:
+    """One row an attack; waits in milliseconds."""
+    title = f"specsot bench load --hostile: {CLIENTS} well-behaved clients beside each attack"
+    caption = (
+        "waits in ms at the 99th percentile: between texts without and under attack; the probe's longest"
+    )
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD)
+    for heading in ("attack", "attempts", "errors", "calm", "attacked", "slower", "probe", "epochs", "holds"):
+        table.add_column(heading, justify="left" if heading == "attack" else "right")
+    for one in found:
+        calm = median([p99 for level in one.calm if (p99 := between(level)) is not None] or [0.0])
+        errors = ", ".join(f"{count} {why}" for why, count in one.level.errors.items()) or "0"
+        figures = (calm, between(one.level) or 0.0, one.probe.get("longest") or 0.0)
+        shown, longest = [f"{float(str(value)) * 1000:.0f}" for value in figures[:2]], figures[2]
+        slower = "-" if one.slower is None else f"{one.slower:.2f}"
+        probe = f"{float(str(longest)) * 1000:.0f}"
+        table.add_row(
+            one.kind, str(one.attacked.get("attempts", "-")), errors, *shown, slower, probe,
+            str(one.epochs), "yes" if one.holds else "NO",
+        )  # fmt: skip
+    return table

@@ -1,0 +1,287 @@
+"""Microseconds of the Triton kernels and of their torch fallback: `python -m specsot_lab.bench.kernels`.
+
+Refuses to know models and services. Every result is held against the plain rule before it is timed.
+
+called:    wall time of a public call in a row of calls, checks, Python and launches included; the device
+           is waited for at the end. unchecked: without the checks.
+replayed:  the same work as a captured graph: what is left where launches cost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specsot.kernels import (
+    TreeMaskMode,
+    build_tree_structure,
+    gpu,
+    organize_draft_results,
+    reference,
+    tensors,
+    tree_speculative_sampling,
+    verify_tree_greedy,
+)
+from specsot.kernels.gpu import attention
+from specsot.model.attention import attend, plan_readings
+from specsot.model.segments import Span
+
+Call = Callable[[], object]
+Many = tuple[Any, ...]
+Row = dict[str, object]
+RULE: Any = reference
+KERNELS: Any = gpu
+TORCH: Any = tensors
+
+TURN = 0.04  # seconds of a measurement
+TURNS = 9  # measurements, of which the median is told
+SHAPES = ((4, 3, 8), (8, 5, 32), (10, 7, 60))  # k, levels, nodes
+VOCABULARY, TEXT, BATCH = 128_256, 1024, 8
+HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64  # Llama-3.1-8B
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", "--json", type=Path, help="also write the figures to this file")
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a GPU")
+    bandwidth = measure_copy()
+    rows: list[Row] = []
+    for row in measure(bandwidth):
+        rows.append(row)
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    if chosen.output:
+        from specsot_app.bench.results import named, write_results
+
+        device = torch.cuda.get_device_name()
+        settings: Row = {
+            "device": device,
+            "torch": torch.__version__,
+            "batch": BATCH,
+            "vocabulary": VOCABULARY,
+        }
+        settings |= {"triton": version("triton"), "copy TB/s": round(bandwidth / 1e12, 2)}
+        write_results(chosen.output, "kernels", settings, named(rows, "call", "shape"))
+
+
+def measure(bandwidth: float) -> Iterator[Row]:
+    for shape in SHAPES:
+        yield from measure_trees(*shape)
+    for branches, tree in ((1, 60), (6, 32)):
+        for text in (1024, 8192):
+            yield measure_attention(branches, tree, text, bandwidth)
+
+
+def measure_trees(k: int, steps: int, nodes: int) -> list[Row]:
+    """Build, verify, sample, and the three calls of a greedy lap together, kernels beside torch."""
+    lists, roots, lengths = draft(k, steps)
+    on_device = [[torch.from_numpy(each).cuda() for each in one] for one in lists]
+    total = int(lengths.sum())
+    chosen = TORCH.organize_draft_results(*on_device, nodes)
+    given: Many = (torch.from_numpy(roots).cuda(), *chosen, torch.from_numpy(lengths).cuda())
+    plain: Many = RULE.organize_draft_results(*lists, nodes)
+    rows: list[Row] = []
+    shape = f"k={k} levels={steps} nodes={nodes}"
+    for mode in TreeMaskMode:
+        if mode == TreeMaskMode.QLEN_ONLY_BITPACKING and nodes > 32:
+            continue
+        wanted = RULE.build_trees(roots, *plain, lengths, k, mode, None)
+        calls = [bind(rules.build_trees, *given, k, mode, total) for rules in (KERNELS, TORCH)]
+        public = bind(build_tree_structure, *given, k, steps, nodes, mode, total)
+        rows.append({"call": f"build {mode.name}", "shape": shape} | compare(calls, wanted, public))
+    tree = KERNELS.build_trees(*given, k, TreeMaskMode.QLEN_ONLY, None)
+    linked: Many = (tree.draft_tokens.view(BATCH, nodes), *tree[2:5])
+    predict = likely(linked)
+    walked: Many = (linked[0], predict, *linked[1:])
+    wanted = RULE.verify_tree_greedy(*numpy_of(walked), steps)
+    calls = [bind(rules.verify_tree_greedy, *walked, steps) for rules in (KERNELS, TORCH)]
+    public = bind(verify_tree_greedy, *walked, steps)
+    rows.append({"call": "verify", "shape": shape} | compare(calls, wanted, public))
+    for kind in (torch.float32, torch.bfloat16):
+        rows.append(
+            {"call": f"sample {str(kind)[6:]}", "shape": shape} | sample(linked, predict, steps, kind)
+        )
+
+    def lap(rules: Any) -> object:
+        best = rules.organize_draft_results(*on_device, nodes)
+        arrays = rules.build_trees(given[0], *best, given[-1], k, TreeMaskMode.QLEN_ONLY, total)
+        return rules.verify_tree_greedy(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
+
+    public_names: Any = (organize_draft_results, build_tree_structure, verify_tree_greedy)
+    organize, build, verify = public_names
+
+    def public_lap() -> object:
+        best = organize(*on_device, nodes)
+        arrays = build(given[0], *best, given[-1], k, steps, nodes, 1, total)
+        return verify(arrays.draft_tokens.view(BATCH, nodes), predict, *arrays[2:5], steps)
+
+    laps = [bind(lap, rules) for rules in (KERNELS, TORCH)]
+    rows.append({"call": "organize + build + verify", "shape": shape} | compare(laps, wanted, public_lap))
+    return rows
+
+
+def draft(k: int, steps: int) -> tuple[list[list[np.ndarray[Any, Any]]], Any, Any]:
+    """A batch of random draftings: the three lists, the roots' tokens, the texts' lengths."""
+    rng = np.random.default_rng(k)
+    scores, tokens, parents = [rng.random((BATCH, 1, k))], [rng.integers(0, VOCABULARY, (BATCH, k))], []
+    parents.append(np.tile(np.arange(-1, k), (BATCH, 1)))
+    for step in range(1, steps):
+        scores.append(rng.random((BATCH, k, k)) * 0.8**step)
+        tokens.append(rng.integers(0, VOCABULARY, (BATCH, k * k)))
+        first = k + (step - 1) * k * k
+        best = np.sort(np.argsort(-scores[-1].reshape(BATCH, -1), 1)[:, :k], 1)
+        parents.append(first + best)
+    lengths = rng.integers(TEXT // 2, TEXT, BATCH)
+    return [scores, tokens, parents], rng.integers(0, VOCABULARY, BATCH), lengths
+
+
+def likely(linked: Sequence[Tensor]) -> Tensor:
+    """The target's token behind each node: that of its last child, where it has one."""
+    tokens, _, first, following = (each.cpu() for each in linked)
+    wanted = torch.zeros_like(tokens)
+    for b, node in np.ndindex(*tokens.shape):
+        child = int(first[b, node])
+        while child >= 0:
+            wanted[b, node] = tokens[b, child]
+            child = int(following[b, child])
+    return wanted.cuda()
+
+
+def sample(linked: Sequence[Tensor], predict: Tensor, steps: int, kind: torch.dtype) -> Row:
+    """Chances that favour the last child of each node."""
+    batch, nodes = predict.shape
+    torch.manual_seed(1)
+    chances = torch.rand(batch, nodes, VOCABULARY, device="cuda")
+    chances /= chances.sum(-1, keepdim=True) * 2
+    chances.scatter_add_(2, predict[..., None], torch.full((batch, nodes, 1), 0.5, device="cuda"))
+    given = (
+        torch.rand(batch, nodes, device="cuda"),
+        torch.rand(batch, device="cuda"),
+        chances.to(kind),
+        None,
+    )
+    plain = (*numpy_of(linked), *numpy_of(each.double() for each in given[:3]), None)
+    wanted = RULE.tree_speculative_sampling(*plain, 1.0, 1.0, steps)
+    calls = [
+        bind(rules.tree_speculative_sampling, *linked, *given, 1.0, 1.0, steps) for rules in (KERNELS, TORCH)
+    ]
+    return compare(calls, wanted, bind(tree_speculative_sampling, *linked, *given, num_steps=steps))
+
+
+def measure_copy() -> float:
+    """Bytes a second, read and written, of a large copy."""
+    source = torch.randn(2**29, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / called(lambda: target.copy_(source)) * 1e6
+
+
+def measure_attention(branches: int, tree: int, text: int, bandwidth: float) -> Row:
+    """One layer of trees behind one shared text; the floor is each byte once at that bandwidth."""
+    own = -(-(tree + PAGE) // PAGE)
+    pages = text // PAGE
+    spans: list[Span] = []
+    for number in range(branches):
+        mine = tuple(pages + number * own + each for each in range(own))
+        seen = [1]
+        for row in range(1, tree):
+            seen.append(seen[(row - 1) // 2] | 1 << row)
+        spans.append(Span(tree, text, tree, (*range(pages), *mine), tuple(seen)))
+    torch.manual_seed(1)
+    kv = torch.randn(2, pages + branches * own, KV_HEADS, PAGE, DIM, device="cuda", dtype=torch.bfloat16)
+    layers = [kv.clone() for _ in range(max(1, int(3e8 // kv.nbytes)))]  # more than the cache holds
+    q = torch.randn(branches * tree, KV_HEADS, HEADS // KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    q *= DIM**-0.5
+    planned = bind(attention.plan_attention, spans, PAGE, HEADS // KV_HEADS, "cuda")
+    plan: Any = planned()
+    fallback = plan_readings(spans, PAGE, HEADS // KV_HEADS, "packed", q.dtype, "cuda")
+    turns = itertools.cycle(layers)
+    found, wanted = attention.attend(q, kv, plan), attend(q, kv, fallback)
+    if (found - wanted).float().norm() > 0.02 * wanted.float().norm():
+        raise AssertionError("attention is not the fallback's")
+    read, other = (lambda: attention.attend(q, next(turns), plan)), (lambda: attend(q, next(turns), fallback))
+    needed = 2 * (text + branches * tree) * KV_HEADS * DIM * 2 + 2 * q.nbytes
+    return {
+        "call": "attention bfloat16",
+        "shape": f"branches={branches} nodes={tree} text={text} heads={HEADS}/{KV_HEADS} dim={DIM}",
+        "called us": called(read),
+        "replayed us": replayed(read, len(layers)),
+        "torch called us": called(other),
+        "torch replayed us": replayed(other, len(layers)),
+        "plan us": called(planned),
+        "floor us": round(needed / bandwidth * 1e6, 1),
+    }
+
+
+def numpy_of(arrays: Iterable[Tensor]) -> Many:
+    return tuple(each.cpu().numpy() for each in arrays)
+
+
+def bind(function: Callable[..., object], *given: Any, **named: Any) -> Call:
+    return lambda: function(*given, **named)
+
+
+def compare(calls: Sequence[Call], wanted: Any, public: Call) -> Row:
+    """All give what the rule gives; then they are timed; the public call is the kernels' with checks."""
+    for call in (*calls, public):
+        found: Any = call()
+        for name, ours, theirs in zip(wanted._fields, found, wanted):
+            if ours.cpu().tolist() != theirs.tolist():
+                raise AssertionError(f"{name} is not the rule's")
+    ours, theirs = calls
+    return {
+        "called us": called(public),
+        "unchecked us": called(ours),
+        "replayed us": replayed(ours),
+        "torch called us": called(theirs),
+        "torch replayed us": replayed(theirs),
+    }
+
+
+def called(call: Call) -> float:
+    for _ in range(5):
+        call()
+    return _median(call)
+
+
+def replayed(call: Call, calls: int = 1) -> float:
+    """Of a graph of so many calls."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return round(_median(graph.replay) / calls, 1)
+
+
+def _median(call: Call) -> float:
+    """Microseconds of a call in a row of calls; a row takes some TURN seconds."""
+    once = _seconds(call, 3)
+    calls = max(int(TURN / once), 3)
+    return round(statistics.median(_seconds(call, calls) for _ in range(TURNS)) * 1e6, 1)
+
+
+def _seconds(call: Call, calls: int) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls
+
+
+if __name__ == "__main__":
+    main()

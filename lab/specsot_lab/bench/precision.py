@@ -1,0 +1,192 @@
+"""`specsot bench precision`: what fewer bits cost: memory, perplexity, and tokens a lap with a head.
+
+Refuses to know fleets and clocks. Tokens a lap are those of `specsot verify`: a whole tree in every lap, and
+nothing but the head's drafts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from specsot.errors import ModelError
+from specsot.members import QUANTIZATIONS, KvDtype, Quantization, Range
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
+from specsot.model.fitting import Held, weights_of
+from specsot.model.precision import NAMES, resolve_dtype
+from specsot.model.quantization import check_quantization
+from specsot.model.rows8 import row_bytes
+from specsot.model.weights import WeightFiles
+from specsot.params import Message
+from specsot_app.bench.perplexity import losses
+from specsot_app.bench.results import write_results
+from specsot_app.terminal.progress import counting
+from specsot_app.verify.questions import choose_questions
+from specsot_app.verify.trials import draft
+from specsot_drafter.heads.loading import load_head
+from specsot_lab.bench.policies import Reading
+from specsot_master.prompts import Prompts
+from specsot_master.text import Text
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """dtype: what base and head compute in. quantization, kv_dtype: of the base."""
+
+    dtype: str
+    quantization: Quantization | None = None
+    kv_dtype: KvDtype = "auto"
+    draft_quantization: Quantization | None = None
+
+    @property
+    def base(self) -> Precision:
+        """The same with the whole head."""
+        return replace(self, draft_quantization=None)
+
+    @property
+    def name(self) -> str:
+        held = self.quantization or self.dtype
+        rows = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
+        head = self.draft_quantization and f"head {self.draft_quantization}"
+        return ", ".join(filter(None, (held, rows, head)))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Bytes of the base's weights, and of one position's KV in all layers.
+
+    tokens_per_lap: bonus included, with its standard error over so many laps; None without a head.
+    skipped: why nothing was measured.
+    """
+
+    name: str
+    weight_bytes: int
+    kv_bytes: int
+    perplexity: float | None = None
+    tokens_per_lap: float | None = None
+    error: float | None = None
+    laps: int = 0
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What a head is tried on: the base writes so many tokens behind each prompt, whatever ends come."""
+
+    head: Path
+    prompts: Sequence[Prompt]
+    tokens: int
+
+
+def writing_of(base: Path, head: Path | None, tokens: int, of_demo: bool) -> Writing | None:
+    """The questions of `specsot verify`. None: there is no head."""
+    if head is None:
+        return None
+    prompts, asked = Prompts(base, Text(base)), choose_questions(None, of_demo)
+    return Writing(head, tuple(prompts.chat((Message("user", question),)) for question in asked), tokens)
+
+
+def precisions(dtype: str) -> Iterator[Precision]:
+    """What others are measured against first; those of one base together. Rounded ones compute in `dtype`."""
+    for name in dict.fromkeys(("fp32", dtype, "bf16", "fp16")):
+        heads = (None, *QUANTIZATIONS) if name == dtype else (None,)
+        yield from (Precision(name, draft_quantization=kind) for kind in heads)
+    for kind in QUANTIZATIONS:
+        yield Precision(dtype, kind)
+        yield Precision(dtype, kind, draft_quantization=kind)
+    yield Precision(dtype, kv_dtype="int8")
+    yield Precision(dtype, "int4", "int8")
+
+
+def measure(reading: Reading, writing: Writing | None, output: Path | None) -> int:
+    """A table, and JSON where asked to. writing: None: nothing drafts."""
+    names = {numbers: name for name, numbers in NAMES.items()}
+    every = precisions(names[resolve_dtype(reading.dtype, reading.device)])
+    wanted = [one for one in every if writing or one.draft_quantization is None]
+    scores: list[Score] = []
+    with counting(sys.stderr, "precisions", len(wanted)) as count:
+        for base, ones in groupby(wanted, lambda one: one.base):
+            for score in scores_of(_held_in(reading, base), writing, tuple(ones)):
+                scores.append(score)
+                count()
+    _show(scores)
+    if output:
+        tried = (
+            {"head": str(writing.head), "prompts": len(writing.prompts), "tokens": writing.tokens}
+            if writing
+            else {}
+        )
+        write_results(output, "precision", asdict(reading) | tried, [asdict(score) for score in scores])
+    return 0
+
+
+def scores_of(reading: Reading, writing: Writing | None, ones: Sequence[Precision]) -> Iterator[Score]:
+    """Of one base, which is loaded once, with each of its heads. What it takes may be missing."""
+    try:
+        decoder, pieces = reading.load()
+    except ModelError as error:
+        yield from (replace(_size(reading, one), skipped=str(error)) for one in ones)
+        return
+    found = [loss for tokens in pieces for loss in losses(decoder, tokens)]
+    for one in ones:
+        told = replace(_size(reading, one), perplexity=math.exp(sum(found) / len(found)))
+        yield told if writing is None else _with_head(told, decoder, reading, writing, one)
+
+
+def _with_head(told: Score, base: Decoder, reading: Reading, writing: Writing, one: Precision) -> Score:
+    kind = one.draft_quantization
+    try:
+        check_quantization(kind)
+        head = load_head(writing.head, reading.model, base.dtype, base.device, quantization=kind)
+    except ModelError as error:
+        return replace(told, skipped=str(error))
+    accepted = draft(base, head, [(prompt, writing.tokens) for prompt in writing.prompts])
+    laps = len(accepted.lengths)
+    error = statistics.stdev(accepted.lengths) / laps**0.5 if laps > 1 else None
+    return replace(told, tokens_per_lap=accepted.per_lap, error=error, laps=laps)
+
+
+def _held_in(reading: Reading, base: Precision) -> Reading:
+    return replace(reading, dtype=base.dtype, quantization=base.quantization, kv_dtype=base.kv_dtype)
+
+
+def _size(reading: Reading, one: Precision) -> Score:
+    """Counted, not measured."""
+    config, numbers = read_config(reading.model), NAMES[one.dtype].itemsize
+    held, whole = Held(numbers, one.quantization), Range(0, config.layers)
+    row = row_bytes(config.head_dim, numbers, one.kv_dtype)
+    weights = weights_of(WeightFiles(reading.model), config, whole, held)
+    return Score(one.name, weights, 2 * config.layers * config.kv_heads * row)
+
+
+def _show(scores: Sequence[Score]) -> None:
+    table = Table("", "weights", "KV", "perplexity", "", "a lap", "", box=SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
+    for one in scores:
+        sizes = f"{one.weight_bytes / 2**20:,.1f} MiB", f"{one.kv_bytes:,} B"
+        foreseen = _told(one.perplexity, scores[0].perplexity, 3)
+        table.add_row(one.name, *sizes, *foreseen, *_told(one.tokens_per_lap, scores[0].tokens_per_lap, 2))
+    Console().print(table)
+    print("KV of one position; tokens a lap; both figures beside fp32's")
+    for one in scores:
+        if one.skipped:
+            print(f"{one.name}: {one.skipped}")
+
+
+def _told(value: float | None, whole: float | None, digits: int) -> tuple[str, str]:
+    """A figure, and how much more or less than fp32's it is."""
+    if value is None or whole is None:
+        return "", ""
+    return f"{value:.{digits}f}", f"{value / whole - 1:+.1%}"

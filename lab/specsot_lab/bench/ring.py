@@ -1,0 +1,293 @@
+"""`specsot bench ring`: what drafting and branches bring when the stages are far from each other.
+
+Refuses to know how members work. Every hop passes a TCP proxy that delays it by half a round trip. Two rings:
+"mock", stages without weights that take a known time, with a drafter that knows the text and errs as often as
+it is told to; and "demo", the demo model with its head. At the least distance also "taps", the mock whose
+features travel as three rows instead of one, and "steep", the mock where rows cost what they would past the
+knee, beside "steep, whole", where a family may not be spread over frames.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from specsot.errors import InvalidRequest
+from specsot.links import Dialer
+from specsot.members import Curve, TreeShape
+from specsot.membership import Part
+from specsot.params import Message
+from specsot.skeleton import PlanRules, Point
+from specsot_app.bench.results import describe_machine, named, write_results
+from specsot_app.fleets import demo
+from specsot_app.hush import hush
+from specsot_app.mock.members import Mock
+from specsot_app.running import run
+from specsot_app.terminal.progress import counting
+from specsot_lab.bench.ring_fleet import Site, ring_of
+from specsot_lab.bench.ring_proxy import exact_loop
+from specsot_lab.bench.ring_runs import WAYS, Distance, Task, go
+from specsot_worker.watching import WorkerObserver
+
+LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
+STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on
+NEAR, OFTEN = 50.0, 3  # below so many milliseconds so many times as many tokens: laps are short there
+GROWTH: Curve = ((1, 0.0010), (64, 0.0012))
+SKILL = 0.8
+SHAPE = TreeShape(depth=5, top_k=1, nodes=7)
+HIDDEN, FUSED = 1024, 1024  # fp32 numbers of a row
+TITLES = ("What it is", "Where it comes from", "How it works", "What it is good for", "Limits", "Outlook")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is measured. rtts in milliseconds. rounds: pairs of each way and plain. tokens: see `written`."""
+
+    rtts: tuple[float, ...] = (0.0, 1.0, 10.0, 50.0, 100.0)
+    stages: tuple[int, ...] = (2, 4)
+    rounds: int = 4
+    tokens: int = 10
+    branches: int = 6
+    rings: tuple[str, ...] = ("mock", "demo")
+
+    def plan(self) -> list[tuple[str, int, float]]:
+        """Every ring that is set up: its name, its stages, and how far they are from each other."""
+        far = [(name, stages, rtt) for name in self.rings for stages in self.stages for rtt in self.rtts]
+        near = self.rtts[0]
+        shown = [("taps", self.stages[0], near), ("steep", self.stages[-1], near),
+                 ("steep, whole", self.stages[-1], near)]  # fmt: skip
+        return far + (shown if "mock" in self.rings else [])
+
+    def written(self, rtt: float) -> int:
+        """Tokens of every branch at this distance; twice as many where they are drafted."""
+        return self.tokens * (OFTEN if rtt < NEAR else 1)
+
+
+WIDTH = 240  # columns, so that no row is cut
+PAGE = """# Stages that are far from each other
+
+`{command}`,
+one run on {cores} cores ({processor}), all members in one process: {rounds} runs of each way, all ways
+in turns, ratios of pairs with plain split decoding (one lap a token), their median and quartiles. Every hop
+passes a TCP proxy that delays it by half the round trip. B = {branches} branches; tau = tokens a tree
+brings. Every text was compared: all ways write the same. What the columns mean: [the ring](../ring.md). Raw
+figures: [{file}]({file}). Load average at the end: {load:.1f}; where it is above 1, others worked there too.
+
+The mock's drafts come from a drafter that knows the text and is right {skill:.0%} of the time: they show what
+laps cost, not how good a head is. The demo model's come from its own head.
+
+{table}
+"""
+QUICK = Wanted((0.0, 100.0), (2,), rounds=1, tokens=6)
+
+
+def wanted(
+    quick: bool,
+    rtts: Sequence[float] | None = None,
+    stages: Sequence[int] | None = None,
+    rounds: int | None = None,
+    only: str | None = None,
+) -> Wanted:
+    """As asked on the command line. Raises InvalidRequest."""
+    usual = QUICK if quick else Wanted()
+    if only not in (None, *usual.rings):
+        raise InvalidRequest(f"only {' or '.join(usual.rings)}, got {only!r}", field="only")
+    return replace(
+        usual,
+        rtts=tuple(rtts or usual.rtts),
+        stages=tuple(stages or usual.stages),
+        rounds=rounds or usual.rounds,
+        rings=(only,) if only else usual.rings,
+    )
+
+
+def measure(what: Wanted, output: Path | None) -> int:
+    """Run everything, then show it; when something breaks, what was measured before. Raises Unavailable,
+    Different."""
+    hush()
+    found = list[Distance]()
+    try:
+        run(_measure(what, found), exact_loop)
+    finally:
+        _show(what, [distance.row(way) for distance in found for way in WAYS], output)
+    return 0
+
+
+def _show(what: Wanted, rows: Sequence[dict[str, object]], output: Path | None) -> None:
+    """A table; where asked to, JSON, and beside it the same as a page."""
+    if not rows:
+        return
+    Console(width=WIDTH).print(table_of(rows))
+    if output is not None:
+        write_results(output, "ring", settings_of(what), named(rows, "ring", "stages", "rtt_ms", "way"))
+        output.with_suffix(".md").write_text(page_of(what, rows, output.name), encoding="utf-8")
+
+
+def page_of(what: Wanted, rows: Sequence[dict[str, object]], file: str) -> str:
+    """What was measured and how, for people."""
+    console = Console(width=WIDTH, color_system=None)
+    with console.capture() as shown:
+        console.print(table_of(rows))
+    machine = describe_machine()
+    distances = " ".join(f"--rtt {rtt:g}" for rtt in what.rtts)
+    sizes = " ".join(f"--stages {stages}" for stages in what.stages)
+    table = "\n".join(line.strip() for line in shown.get().splitlines() if line.strip())
+    return PAGE.format(
+        command=f"specsot bench ring {distances} {sizes} --rounds {what.rounds} --json {file}",
+        cores=machine["cores"],
+        processor=machine["processor"],
+        rounds=what.rounds,
+        branches=what.branches,
+        skill=SKILL,
+        load=os.getloadavg()[0],
+        file=file,
+        table=table,
+    )
+
+
+def settings_of(wanted: Wanted) -> dict[str, object]:
+    return {
+        "rounds": wanted.rounds,
+        "branches": wanted.branches,
+        "tokens_plain_and_sot": {f"{rtt:g} ms": wanted.written(rtt) for rtt in wanted.rtts},
+        "tokens_eagle_and_both": {f"{rtt:g} ms": 2 * wanted.written(rtt) for rtt in wanted.rtts},
+        "mock": {
+            "layers": 8,
+            "layer_seconds_by_rows": LAYER,
+            "layer_seconds_by_rows_steep": STEEP,
+            "level_seconds_by_rows": GROWTH,
+            "skill": SKILL,
+            "hidden_bytes": 4 * HIDDEN,
+            "fused_bytes": 4 * FUSED,
+        },
+    }
+
+
+async def _measure(wanted: Wanted, found: list[Distance]) -> None:
+    """A ring for every distance: what members have learned at one is wrong at the next."""
+    plan = wanted.plan()
+    with counting(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(WAYS)) as step:
+        for name, stages, rtt in plan:
+            site, task = set_up(name, stages, replace(wanted, tokens=wanted.written(rtt)))
+            async with ring_of(site, rtt / 2000) as ring:
+                found.append(await go(ring, name, stages, rtt / 1000, task, wanted.rounds, step))
+
+
+def set_up(name: str, stages: int, wanted: Wanted) -> tuple[Site, Task]:
+    """A ring by its name, and what it is asked to write."""
+    match name:
+        case "demo":
+            return demo_ring(stages, wanted)
+        case "taps":
+            return mock_ring(stages, wanted, replace(_mock(), fused=3 * FUSED))
+        case "steep":
+            return mock_ring(stages, wanted, replace(_mock(), layer=STEEP))
+        case "steep, whole":
+            site, task = mock_ring(stages, wanted, replace(_mock(), layer=STEEP))
+            return replace(site, flight=1), task
+        case _:
+            return mock_ring(stages, wanted, _mock())
+
+
+def _mock() -> Mock:
+    return Mock(
+        demo() / "base", layer=LAYER, growth=GROWTH, skill=SKILL, shape=SHAPE, width=HIDDEN, fused=FUSED
+    )
+
+
+def mock_ring(stages: int, wanted: Wanted, mock: Mock) -> tuple[Site, Task]:
+    """Stages of known cost. What they write is known beforehand."""
+
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
+        return mock.worker(name, name, dialer, compute, watch)
+
+    def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
+        return mock.drafter(name, name, dialer, compute)
+
+    prefix = tuple(range(400, 440))
+    suffixes = tuple((500 + n, 600 + n, 700 + n) for n in range(wanted.branches))
+
+    def expected(branch: int, tokens: int) -> Sequence[int]:
+        return mock.voice.write((*prefix, *suffixes[branch]), tokens)
+
+    task = Task(prefix, suffixes, wanted.tokens, 2 * wanted.tokens, expected)
+    return Site(mock.model, stages, worker, drafter), task
+
+
+def demo_ring(stages: int, wanted: Wanted) -> tuple[Site, Task]:
+    """The demo model and its head, asked for the branches of a plan."""
+    base, head = demo() / "base", demo() / "eagle3"
+
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
+        from specsot_worker.part import Worker
+        from specsot_worker.source import StageLoader, StageLoadOptions
+
+        return Worker(
+            StageLoader(StageLoadOptions(name, name, base, dtype="fp32")), dialer, compute, observer=watch
+        )
+
+    def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader, DraftLoadOptions
+
+        return Drafter(DraftLoader(DraftLoadOptions(name, name, base, head, dtype="fp32")), dialer, compute)
+
+    prefix, suffixes = _branch_turns(base, wanted.branches)
+    return Site(base, stages, worker, drafter), Task(prefix, suffixes, wanted.tokens, 2 * wanted.tokens)
+
+
+def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The prefix that all branches share, and how each goes on."""
+    from specsot_master.prompts import Prompts
+    from specsot_master.text import Text
+
+    question = (demo() / "topics.txt").read_text(encoding="utf-8").splitlines()[0]
+    conversation = Prompts(base, Text(base)).plan((Message("user", question),), PlanRules())
+    points = [Point(n + 1, 64, TITLES[n % len(TITLES)]) for n in range(branches)]
+    turns = [conversation.branch(point, points, (), point.length) for point in points]
+    shared = min(turn.shared for turn in turns)
+    return turns[0].tokens[:shared], tuple(turn.tokens[shared:] for turn in turns)
+
+
+_COLUMNS = {
+    "ring": "ring",
+    "stages": "stages",
+    "RTT ms": "rtt_ms",
+    "way": "way",
+    "tau": "tau",
+    "tokens/lap": "tokens_per_lap",
+    "speedup": "speedup",
+    "quartiles": "quartiles",
+    "of B x tau": "of_branches_x_tau",
+    "aim": "aim",
+    "tokens/s": "tokens_per_second",
+    "frames/lap": "frames_per_lap",
+    "idle %": "idle_percent",
+    "hop ms": "hop_ms",
+    "queue ms": "queue_ms",
+    "bytes/token": "wire_bytes_per_token",
+}
+
+
+def table_of(rows: Sequence[dict[str, object]]) -> Table:
+    """One row a way; as Markdown, so that it can be kept."""
+    table = Table(box=MARKDOWN)
+    for heading in _COLUMNS:
+        table.add_column(heading, justify="left" if heading in ("ring", "way") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(row[key]) for key in _COLUMNS.values()))
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_cell, value))  # pyright: ignore[reportUnknownArgumentType]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,306 @@
+"""A ring whose members live in this process and meet over TCP, every hop through a proxy that delays.
+
+Refuses to know requests and text: prompts as tokens in, tokens out. Master and stage 0 share a host, so do
+the last stage and the drafter; everything else that is said travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from specsot.errors import Unavailable
+from specsot.frames import Close, Fork, Open, Opening, Result
+from specsot.links import Dialer, Inbox, Link, LocalLink
+from specsot.members import Configuration, Registration
+from specsot.membership import Part, take_part
+from specsot.model.config import read_config
+from specsot.model.fingerprint import fingerprint
+from specsot.rpc.links import GrpcDialer, RingService
+from specsot.rpc.serve import open_door
+from specsot_lab.bench.ring_ears import Ears, Lap
+from specsot_lab.bench.ring_proxy import DelayProxy
+from specsot_master.fleet import Fleet, Wishes
+from specsot_worker.watching import WorkerObserver
+
+WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], Part]
+DrafterMaker = Callable[[str, Dialer, Executor], Part]
+Clock = Callable[[], float]
+FAR = 4096  # tokens that a sequence might write: it is closed long before
+SILENCE = 60.0  # seconds without news, after which there will be none
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A ring to be set up. base: the model's directory. flight: frames at most, where that is forced."""
+
+    base: Path
+    stages: int
+    worker: WorkerMaker
+    drafter: DrafterMaker | None = None
+    flight: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Branches of one prefix, written side by side until each has so many tokens behind its first one."""
+
+    prefix: Sequence[int]
+    suffixes: Sequence[Sequence[int]]
+    tokens: int
+    drafted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a job came to, from the first moment that all branches have begun until the last has enough.
+
+    texts: tokens of every branch, the first one included. tokens: of all, within `seconds`. steps: trees of
+    each branch, within them. queued: seconds that frames waited at each stage. carried: bytes over all hops.
+    """
+
+    texts: tuple[tuple[int, ...], ...]
+    tokens: int
+    seconds: float
+    steps: tuple[int, ...]
+    laps: tuple[Lap, ...]
+    queued: tuple[float, ...]
+    carried: int
+
+
+@dataclass(slots=True)
+class _Text:
+    tokens: list[int] = field(default_factory=list[int])
+    steps: int = 0
+
+
+class RingFleet:
+    """See `ring_of`."""
+
+    def __init__(self, site: Site, delay: float, clock: Clock = time.perf_counter) -> None:
+        wishes = Wishes(
+            fingerprint(site.base),
+            read_config(site.base).layers,
+            workers=site.stages,
+            drafter=site.drafter is not None,
+        )
+        self.fleet = Fleet(wishes, self._heard, self.wake, self._broke, lambda: True)
+        self.delay = delay
+        self.proxies: list[DelayProxy] = []
+        self.ears: list[Ears] = []
+        self._clock, self._numbers = clock, itertools.count(1)
+        self._texts: dict[int, _Text] = {}
+        self._news = asyncio.Event()
+        self._broken: str | None = None
+        self._now = 0.0
+
+    @property
+    def stages(self) -> list[Ears]:
+        """One who listens at each stage, in the ring's order: not the one in which they joined."""
+        return sorted(self.ears, key=lambda ears: ears.stage)
+
+    async def complete(self, drafts: bool) -> None:
+        while not self.fleet.ready or (drafts and self.fleet.ring and self.fleet.ring.drafter is None):
+            if self.fleet.complaint:
+                raise Unavailable(self.fleet.complaint)
+            await self.hear()
+
+    async def write(self, job: Job) -> Written:
+        """Raises Unavailable when the ring breaks."""
+        prefix = await self._open(job.prefix, None, decodes=False)
+        fork = Fork(prefix, len(job.prefix))
+        ids = [await self._open(suffix, fork, drafted=job.drafted, ordinal=n, family=prefix)
+               for n, suffix in enumerate(job.suffixes)]  # fmt: skip
+        await self._reach(ids, 1)
+        began, marks = self._now, self._marks(ids)
+        await self._reach(ids, 1 + job.tokens)
+        written = self._written(ids, self._now - began, marks)
+        for one in (*ids, prefix):
+            await self.fleet.order(Close(one))
+        await self._rest()
+        return written
+
+    async def _open(self, tokens: Sequence[int], fork: Fork | None, **more: Any) -> int:
+        number = next(self._numbers)
+        length = len(tokens) + (fork.length if fork else 0)
+        self._texts[number] = _Text()
+        opening = Opening(number, length, fork=fork, limit=FAR, **more)
+        await self.fleet.order(Open(opening, tuple(tokens), lease=length + FAR))
+        return number
+
+    async def _reach(self, ids: Sequence[int], tokens: int) -> None:
+        while min(len(self._texts[one].tokens) for one in ids) < tokens:
+            await self.hear()
+
+    async def _rest(self) -> None:
+        """Until nothing flies and nothing is open: the next job begins with a quiet ring."""
+        first = self.stages[0]
+        while first.flying or first.closed < first.opened:
+            await self.hear()
+        self._texts.clear()
+
+    async def hear(self) -> None:
+        """Wait for news. Raises Unavailable when the ring breaks, or says nothing for too long."""
+        if self._broken:
+            raise Unavailable(self._broken)
+        self._news.clear()
+        try:
+            await asyncio.wait_for(self._news.wait(), SILENCE)
+        except TimeoutError:
+            raise Unavailable(f"the ring said nothing for {SILENCE:g} s") from None
+
+    def _marks(self, ids: Sequence[int]) -> _Marks:
+        return _Marks(
+            tokens=sum(len(self._texts[one].tokens) for one in ids),
+            steps=tuple(self._texts[one].steps for one in ids),
+            laps=len(self.stages[0].laps),
+            queued=tuple(ears.queued for ears in self.stages),
+            carried=sum(proxy.carried for proxy in self.proxies),
+        )
+
+    def _written(self, ids: Sequence[int], seconds: float, since: _Marks) -> Written:
+        until = self._marks(ids)
+        return Written(
+            texts=tuple(tuple(self._texts[one].tokens) for one in ids),
+            tokens=until.tokens - since.tokens,
+            seconds=seconds,
+            steps=tuple(after - before for before, after in zip(since.steps, until.steps)),
+            laps=tuple(self.stages[0].laps[since.laps :]),
+            queued=tuple(after - before for before, after in zip(since.queued, until.queued)),
+            carried=until.carried - since.carried,
+        )
+
+    def _heard(self, result: Result) -> None:
+        self._now = self._clock()
+        for outcome in result.outcomes:
+            if text := self._texts.get(outcome.sequence):
+                text.tokens += outcome.tokens
+                text.steps += outcome.step > 0
+        self.wake()
+
+    def wake(self) -> None:
+        """Something happened: whoever waits looks again."""
+        self._news.set()
+
+    def over(self, name: str, member: asyncio.Task[None]) -> None:
+        """A member has ended, of itself or not."""
+        failure = None if member.cancelled() else member.exception()
+        self._fail(f"{name} ended: {failure or 'it left'}")
+        self.wake()
+
+    def _broke(self, reason: str) -> None:
+        """While it is formed, whoever waits for that looks for a complaint."""
+        if self._texts:
+            self._fail(reason)
+        self.wake()
+
+    def _fail(self, reason: str) -> None:
+        """Nothing is raised here, in a callback: whoever waits for news will raise it."""
+        self._broken = self._broken or f"the ring broke: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Counts at one moment."""
+
+    tokens: int
+    steps: tuple[int, ...]
+    laps: int
+    queued: tuple[float, ...]
+    carried: int
+
+
+@asynccontextmanager
+async def ring_of(site: Site, delay: float = 0.0) -> AsyncGenerator[RingFleet]:
+    """A complete ring; its members leave when the context ends. delay: seconds that every hop takes longer.
+
+    Raises what loading raises.
+    """
+    ring, leaving = RingFleet(site, delay), asyncio.Event()
+    async with AsyncExitStack() as stack:
+        members = [await _settle(ring, f"worker-{n}", site, leaving, stack) for n in range(site.stages)]
+        if site.drafter:
+            members.append(await _settle(ring, "drafter", site, leaving, stack))
+        try:
+            await ring.complete(site.drafter is not None)
+            yield ring
+        finally:
+            leaving.set()
+            await asyncio.gather(*members, return_exceptions=True)
+
+
+async def _settle(
+    ring: RingFleet, name: str, site: Site, leaving: asyncio.Event, stack: AsyncExitStack
+) -> asyncio.Task[None]:
+    """A member with a door, a thread and, unless it drafts, a proxy of its own."""
+    inbox, compute = Inbox(), ThreadPoolExecutor(1, thread_name_prefix=name)
+    stack.callback(compute.shutdown)
+    door = await open_door("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
+    stack.push_async_callback(door.close, 0)
+    make, address = site.drafter, f"127.0.0.1:{door.port}"
+    if name != "drafter":
+        address = await _move_away(ring, door.port, stack)
+        make = partial(_with_watch, site.worker, ring.ears[-1])
+    assert make is not None
+    dialer = GrpcDialer(name, inbox)
+    part = await asyncio.get_running_loop().run_in_executor(compute, make, name, dialer, compute)
+
+    async def connect(registration: Registration) -> Link:
+        downlink = _Downlink(inbox, site.flight)
+        await ring.fleet.join(replace(registration, address=address), downlink)
+        ring.wake()  # there may be a complaint
+        return _Uplink(ring.fleet, name)
+
+    member = asyncio.create_task(take_part(part, inbox, connect, leaving))
+    member.add_done_callback(partial(ring.over, name))
+    return member
+
+
+async def _move_away(ring: RingFleet, port: int, stack: AsyncExitStack) -> str:
+    """Whoever speaks to the worker at this port finds it behind a proxy, at the address returned."""
+    proxy = DelayProxy(port, ring.delay)
+    await proxy.open()
+    stack.push_async_callback(proxy.close)
+    ring.proxies.append(proxy)
+    ring.ears.append(Ears(ring.wake))
+    return proxy.address
+
+
+def _with_watch(
+    make: WorkerMaker, watch: WorkerObserver, name: str, dialer: Dialer, compute: Executor
+) -> Part:
+    return make(name, dialer, compute, watch)
+
+
+class _Downlink(LocalLink):
+    """The master's way to a member. flight: what configurations say instead."""
+
+    def __init__(self, inbox: Inbox, flight: int | None) -> None:
+        super().__init__("master", inbox)
+        self._flight = flight
+
+    async def send(self, message: Any) -> None:
+        if isinstance(message, Configuration) and self._flight:
+            message = replace(message, flight=self._flight)
+        await super().send(message)
+
+
+class _Uplink:
+    """A member's way to the master."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self._fleet, self._name = fleet, name
+
+    async def send(self, message: object) -> None:
+        asyncio.get_running_loop().call_soon(self._fleet.heard, self._name, message)
+
+    async def close(self) -> None:
+        asyncio.get_running_loop().call_soon(self._fleet.lost, self._name, "left")

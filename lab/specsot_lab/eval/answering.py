@@ -1,0 +1,72 @@
+"""One prompt in one mode: every turn asked behind the answers before it, and what came as a record.
+
+Refuses to know files, other prompts, and what records come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, cast
+
+from specsot.errors import InvalidRequest
+from specsot.events import Numbered, Reason
+from specsot.params import Ask, Message, Mode
+from specsot.view import View, advance
+from specsot_app.answers import Answer, answer_of
+from specsot_app.asking import ask_of
+from specsot_app.fleets import Fleet
+from specsot_lab.eval.folder import Record
+from specsot_lab.eval.tasks import Prompt, score
+
+BROKEN_OFF = "the answer was broken off"
+
+
+async def answer_to(fleet: Fleet, prompt: Prompt, mode: Mode, asked: Mapping[str, Any]) -> Record:
+    """As many turns as were answered; `error` says why one was not. asked: options of every request."""
+    turns: list[dict[str, Any]] = []
+    record = about(prompt, mode) | {"scores": {}, "turns": turns}
+    said: list[Message] = []
+    for question in prompt.turns:
+        said.append(Message("user", question))
+        try:
+            told = await _answer(fleet, ask_of(said, mode=mode, **asked))
+        except InvalidRequest as error:  # too long for the model's context, say
+            return record | {"error": str(error)}
+        if told.reason not in (Reason.STOP, Reason.LENGTH):
+            return record | {"error": f"{BROKEN_OFF}: {told.reason.value}"}
+        if not turns:
+            record["scores"] = score(prompt, told.text)
+        turns.append(_turn(told))
+        said.append(Message("assistant", told.text))
+    return record
+
+
+def about(prompt: Prompt, mode: Mode) -> Record:
+    """The beginning of its record."""
+    named = {"task": prompt.task, "category": prompt.category, "id": prompt.id, "mode": mode}
+    return named | {"questions": list(prompt.turns)}
+
+
+def is_broken_off(record: Record) -> bool:
+    """The fleet failed it, which may be better the next time; a refusal will be the same."""
+    return record.get("error", "").startswith(BROKEN_OFF)
+
+
+async def _answer(fleet: Fleet, ask: Ask) -> Answer:
+    view = View()
+    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
+        async for numbered in events:
+            view = advance(view, numbered.event)
+    return answer_of(view)
+
+
+def _turn(answer: Answer) -> dict[str, Any]:
+    told = answer.statistics
+    return {
+        "text": answer.text,
+        "seconds": told.seconds,
+        "first": told.seconds_to_first_token,
+        "tokens": told.merged_tokens,
+        "branches": told.branches,
+    }

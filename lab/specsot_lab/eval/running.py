@@ -1,0 +1,162 @@
+"""`specsot eval`: asks every prompt directly and with a plan, has the answers judged, and tells what came.
+
+Refuses to know how answers are had, scored, judged and summed up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from specsot.params import Mode
+from specsot_app.bench.results import named, write_results
+from specsot_app.fleets import Fleet, Opener, Wanted
+from specsot_app.presets import request_with
+from specsot_app.terminal.progress import counting
+from specsot_lab.eval.answering import about, answer_to, is_broken_off
+from specsot_lab.eval.folder import Folder, Key, Record, append, key_of, read_records, whose
+from specsot_lab.eval.judging import Judge
+from specsot_lab.eval.settings import served_by, settings_of
+from specsot_lab.eval.summing import Line, Pair, pairs_of, sum_up
+from specsot_lab.eval.table import lines_of
+from specsot_lab.eval.tasks import Prompt, score
+from specsot_lab.eval.verdicts import has_failed, judge_pair
+
+MODES: tuple[Mode, ...] = ("direct", "sot")
+OF_THE_DEMO = (
+    "The demo model babbles outside its topics: its quality here means nothing, only its speed does."
+)
+WARM, WARM_TOKENS = Prompt("", "", "", ("Explain how to plan a day, point by point.",)), 64
+NO_PLOT = "no plot: matplotlib, which draws it, is not installed"
+
+Draw = Callable[[Sequence[Line], Path, TextIO], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is asked of whom, and where it is kept. tokens: of an answer, at most.
+
+    What a preset in `wanted` says of requests holds for every one of them.
+    """
+
+    prompts: Sequence[Prompt]
+    wanted: Wanted
+    tokens: int
+    folder: Folder
+
+
+def plot_of(lines: Sequence[Line], file: Path, out: TextIO) -> None:
+    """Where matplotlib is there."""
+    try:
+        from specsot_lab.eval.plotting import plot
+    except ImportError:
+        out.write(f"{NO_PLOT}\n")
+    else:
+        plot(lines, file)
+
+
+async def evaluate(
+    run: Run, out: TextIO, err: TextIO, opener: Opener, judge: Judge | None = None, draw: Draw = plot_of
+) -> int:
+    """Ask, and have judged, what is not in the folder yet; then tell the whole. 1 where nothing can be told.
+
+    Raises InvalidRequest where the folder's records were asked for with other settings.
+    """
+    run.folder.check(settings_of(run.wanted, run.tokens))
+    records = await ask_all(run, err, opener)
+    pairs = pairs_of(records)
+    verdicts = None if judge is None else await judge_all(run.folder, judge, pairs, err)
+    lines = sum_up(pairs, None if verdicts is None else {whose(one): one["winner"] for one in verdicts})
+    tell(run, lines, [*complaints(records), *objections(verdicts or [])], out)
+    draw(lines, run.folder.plot, out)
+    return 0 if lines else 1
+
+
+def warmed(opener: Opener) -> Opener:
+    """A fleet's first answers are slow; these ones are not counted."""
+
+    async def opened(wanted: Wanted) -> Fleet:
+        fleet = await opener(wanted)
+        try:
+            for mode in MODES:
+                await answer_to(fleet, WARM, mode, {"max_new_tokens": WARM_TOKENS})
+        except BaseException:
+            await fleet.close()
+            raise
+        return fleet
+
+    return opened
+
+
+async def ask_all(run: Run, err: TextIO, opener: Opener) -> list[Record]:
+    """Of all prompts, both ways, in order."""
+    asked: list[tuple[Prompt, Mode, Key]] = [
+        (prompt, mode, key_of(about(prompt, mode))) for prompt in run.prompts for mode in MODES
+    ]
+    read = read_records(run.folder.records)
+    kept = {key_of(record): record for record in read if not is_broken_off(record)}
+    left = [one for one in asked if one[2] not in kept]
+    options = request_with(run.wanted.preset, {"max_new_tokens": run.tokens})
+    if left:
+        fleet = await opener(run.wanted)
+        try:
+            run.folder.begin(settings_of(run.wanted, run.tokens) | await served_by(fleet, run.wanted))
+            with counting(err, "answers", len(left)) as count:
+                for prompt, mode, key in left:
+                    kept[key] = await answer_to(fleet, prompt, mode, options)
+                    append(run.folder.records, kept[key])
+                    count()
+        finally:
+            await fleet.close()
+    return [_scored(prompt, mode, kept[key]) for prompt, mode, key in asked]
+
+
+def _scored(prompt: Prompt, mode: Mode, record: Record) -> Record:
+    """By the references that the prompt has now; they may have been corrected since it was answered."""
+    turns = record["turns"]
+    return record | about(prompt, mode) | {"scores": score(prompt, turns[0]["text"]) if turns else {}}
+
+
+async def judge_all(folder: Folder, judge: Judge, pairs: Sequence[Pair], err: TextIO) -> list[Record]:
+    """The verdict on every pair. Those that could not be had in an earlier run are asked for again."""
+    read = [one for one in read_records(folder.verdicts) if one["judge"] == judge.name]
+    kept = {key_of(one): one for one in read if not has_failed(one)}
+    wanted = [(direct, sot, key_of(direct | {"mode": None})) for direct, sot in pairs]
+    left = [one for one in wanted if one[2] not in kept]
+    try:
+        with counting(err, "verdicts", len(left)) as count:
+            for direct, sot, key in left:
+                kept[key] = await judge_pair(judge, direct, sot)
+                append(folder.verdicts, kept[key])
+                count()
+    finally:
+        await judge.close()
+    return [kept[key] for _, _, key in wanted]
+
+
+def tell(run: Run, lines: Sequence[Line], missing: Sequence[str], out: TextIO) -> None:
+    """The table, what is missing in it, and summary.json."""
+    out.writelines(f"{line}\n" for line in lines_of(lines))
+    if run.wanted.model is None and run.wanted.master is None:
+        out.write(f"{OF_THE_DEMO}\n")
+    out.writelines(f"{line}\n" for line in missing)
+    summary = [asdict(line) | {"speedup": line.speedup, "verdict": line.verdict} for line in lines]
+    rows = named(summary, "task", "category")
+    write_results(run.folder.summary, "eval", run.folder.settings(), rows)
+
+
+def complaints(records: Sequence[Record]) -> Iterator[str]:
+    """A line for every answer that was not had."""
+    for one in records:
+        if "error" in one:
+            yield f"not answered: {one['task']} {one['id']} ({one['mode']}): {one['error']}"
+
+
+def objections(verdicts: Sequence[Record]) -> Iterator[str]:
+    """A line for every verdict that was not had."""
+    for one in verdicts:
+        if one["winner"] is None:
+            errors = [order["error"] for order in one["orders"] if "error" in order]
+            yield f"not judged: {one['task']} {one['id']}: {(errors or ['no verdict in the reply'])[0]}"

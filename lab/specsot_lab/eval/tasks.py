@@ -1,0 +1,115 @@
+"""The tasks: their prompts, and how an answer to one is scored.
+
+Refuses to know how answers come about.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from specsot.errors import InvalidRequest, ModelError
+from specsot_app import bench
+from specsot_lab.eval import scoring
+
+DATA = Path(__file__).parent / "data"
+PASSAGES = Path(bench.__file__).parent / "data"  # the tables of the product read these, too
+KEPT_THERE = ("multi-doc-qa",)
+NUMBERS = ("retrieval", "gsm8k")  # are what is asked for
+TASKS = ("planning", "retrieval", "multi-doc-qa", "gsm8k", "mt_bench", "vicuna", "humaneval")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question, and those that follow it in the same conversation.
+
+    turns:      as they are asked, instructions of its own in front of the first.
+    references: right answers to the first.
+    dimensions: what a plan must speak of; drawn from the question where none are given.
+    """
+
+    task: str
+    id: str
+    category: str
+    turns: tuple[str, ...]
+    references: tuple[str, ...] = ()
+    dimensions: tuple[str, ...] = ()
+
+
+def read_task(name: str, file: Path | None = None) -> list[Prompt]:
+    """A task's own prompts, or those of a file in the same form. Raises InvalidRequest, ModelError."""
+    if name not in TASKS:
+        raise InvalidRequest(f"no task is called {name!r}; they are {', '.join(TASKS)}", field="tasks")
+    path = file or (PASSAGES if name in KEPT_THERE else DATA) / f"{name}.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may have other ends of lines in it
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: no prompts of a task ({error})") from None
+    found: dict[str, Prompt] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            prompt = _read(f"{path}, line {number}", name, line)
+            if prompt.id in found:
+                raise ModelError(f"{path}, line {number}: a prompt before it has the id {prompt.id!r}, too")
+            found[prompt.id] = prompt
+    return list(found.values())
+
+
+def score(prompt: Prompt, answer: str) -> dict[str, float]:
+    """Of an answer to the first turn, by name; the first one is the task's quality. Empty: it has none."""
+    references = prompt.references
+    if prompt.task == "planning":
+        found = {"coverage": scoring.coverage(answer, prompt.dimensions)} if prompt.dimensions else {}
+        return found | ({"rouge_l": scoring.rouge_l(answer, references)} if references else {})
+    if not references:
+        return {}
+    if prompt.task == "retrieval":
+        return {"exact_match": scoring.first_number(answer, references)}
+    if prompt.task == "multi-doc-qa":
+        return {
+            "f1": scoring.token_f1(answer, references),
+            "exact_match": scoring.exact_match(answer, references),
+        }
+    if prompt.task == "gsm8k":
+        return {"final_number": scoring.final_number(answer, references)}
+    return {}
+
+
+def _read(where: str, task: str, line: str) -> Prompt:
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError("not an object")
+        return _prompt(task, cast("dict[str, Any]", row))
+    except KeyError as error:
+        raise ModelError(f"{where}: no prompt of a task: it has no {error}") from None
+    except ValueError as error:
+        raise ModelError(f"{where}: no prompt of a task: {error}") from None
+
+
+def _prompt(task: str, row: Mapping[str, Any]) -> Prompt:
+    turns, references = _texts("turns", row["turns"]), _texts("reference", row.get("reference"))
+    if not turns:
+        raise ValueError("turns is empty")
+    if task in NUMBERS:
+        for one in references:
+            scoring.number_of(one)
+    (first, *more), given = turns, row.get("dimensions")
+    drawn = (
+        scoring.dimensions_of(first) if task == "planning" and given is None else _texts("dimensions", given)
+    )
+    asked = f"{row['system']}\n\n{first}" if row.get("system") else first
+    return Prompt(task, str(row["id"]), str(row.get("category") or task), (asked, *more), references, drawn)
+
+
+def _texts(name: str, given: object) -> tuple[str, ...]:
+    """A list's texts; a text alone would be taken for its letters. Numbers are as good. Raises ValueError."""
+    if given is not None and not isinstance(given, list):
+        raise ValueError(f"{name} must be a list, got {given!r}")
+    listed = cast("list[object]", given or [])
+    if not all(isinstance(one, str | int | float) for one in listed):
+        raise ValueError(f"{name} must be a list of texts, got {given!r}")
+    return tuple(map(str, listed))

@@ -1,0 +1,140 @@
+"""`specsot train`: from a model's directory and files of text to a head's directory.
+
+Refuses to know how a head learns; it brings together those who do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TextIO
+
+import torch
+from rich.progress import Progress
+
+from specsot.members import Range
+from specsot.model.config import read_config
+from specsot.model.decoder import Decoder
+from specsot.model.fingerprint import fingerprint
+from specsot.model.norms import Norm
+from specsot.model.precision import resolve_dtype
+from specsot_app.terminal.progress import bars
+from specsot_lab.train import rows as stock
+from specsot_lab.train.asking import Watch
+from specsot_lab.train.head import LearningHead, begin, take
+from specsot_lab.train.making import ROWS, digest_of, kept_rows, make_rows
+from specsot_lab.train.publishing import Frame, frame_like, frame_new, read_head, write_head
+from specsot_lab.train.rows import Row
+from specsot_lab.train.settings import VOCABULARY, Wanted
+from specsot_lab.train.teacher import Teacher
+from specsot_lab.train.trainer import Measured, Trainer
+from specsot_lab.train.unrolling import Unrolling
+
+
+def train(wanted: Wanted, out: TextIO, err: TextIO) -> int:
+    """Train, or with no steps measure the head to start from; tell what came of it."""
+    kept = kept_rows(wanted)  # first: what cannot be need not wait for the base
+    with bars(err) as progress:
+        decoder = _load(wanted)
+        made = kept or make_rows(wanted, decoder, _watch(progress))
+        rows = list(stock.useful(made, wanted.learning.length))
+        learnt, measured = stock.split(rows, wanted.learning.held_out, wanted.learning.seed)
+        frame, head = _head(wanted, decoder, learnt)
+        found = _run(wanted, decoder, frame, head.to(decoder.device), learnt, measured, progress)
+    out.write(_told(wanted, found, learnt, measured))
+    return 0
+
+
+def _load(wanted: Wanted) -> Decoder:
+    layers = read_config(wanted.model).layers
+    return Decoder.load(
+        wanted.model, Range(0, layers), resolve_dtype(wanted.dtype, wanted.device), wanted.device
+    )
+
+
+def _watch(progress: Progress) -> Watch:
+    def watch(what: str, done: int, total: int) -> Callable[[int], object]:
+        task = progress.add_task(what, completed=done, total=total)
+        return lambda more: progress.advance(task, more)
+
+    return watch
+
+
+def _head(wanted: Wanted, decoder: Decoder, rows: list[Row]) -> tuple[Frame, LearningHead]:
+    """A new head, or one to go on from: with another vocabulary or a wider MLP, if that is wanted."""
+    base, plan = decoder.config, wanted.plan
+    found = read_head(wanted.start, base) if wanted.start is not None else None
+    if found is not None and plan.vocabulary is None:
+        drafted = found[0].drafted
+    else:
+        counts = stock.frequencies(rows, base.vocab)
+        drafted = torch.from_numpy(stock.most_frequent(counts, plan.vocabulary or VOCABULARY))
+    frame = frame_new(base, drafted, plan) if found is None else frame_like(found[0], drafted, plan)
+    head = LearningHead(frame.sizes)
+    begin(head, *_lent(decoder, drafted), wanted.learning.seed)
+    if found is not None:
+        take(head, found[1], torch.isin(drafted, found[0].drafted), torch.isin(found[0].drafted, drafted))
+    return frame, head
+
+
+@torch.inference_mode()
+def _lent(decoder: Decoder, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The base's lm_head, its rows of the draft vocabulary, and the weight of the norm before it."""
+    edges, hidden = decoder.edges, decoder.config.hidden
+    unit = torch.eye(hidden, dtype=decoder.dtype, device=decoder.device)
+    columns = edges.lm_head()(unit)  # a packed product shows its weight to nobody
+    norm = edges.final_norm()
+    return columns.T[drafted.to(decoder.device)].cpu(), norm.weight.cpu() if isinstance(norm, Norm) else None
+
+
+def _run(
+    wanted: Wanted,
+    decoder: Decoder,
+    frame: Frame,
+    head: LearningHead,
+    learnt: list[Row],
+    measured: list[Row],
+    progress: Progress,
+) -> Measured:
+    learning, device = wanted.learning, decoder.device
+    mixed = decoder.dtype != torch.float32
+    teacher = Teacher(decoder, frame.taps)
+    unrolling = Unrolling(head, teacher, frame.drafted.to(device), learning.depth, mixed)
+    trainer = Trainer(unrolling, head, learning, device)
+    if learning.steps == 0:
+        return Measured(0, None, 0.0, trainer.measure(measured))
+    task = progress.add_task("training", total=learning.steps)
+
+    def told(step: int, found: Measured | None) -> None:
+        said = f"training: {found.acceptance.per_step:.3f} accepted a step" if found else None
+        progress.update(task, completed=step, description=said)
+
+    def publish() -> None:
+        write_head(wanted.output, head, frame, decoder.config, decoder.dtype)
+
+    return trainer.train(learnt, measured, wanted.training, _asked(wanted, frame), told, publish)
+
+
+def _asked(wanted: Wanted, frame: Frame) -> dict[str, Any]:
+    """What makes a run this one: settings, the base, the head's frame, and the very rows."""
+    return {
+        "base": fingerprint(wanted.model),
+        "learning": asdict(wanted.learning),
+        "sizes": asdict(frame.sizes),
+        "taps": list(frame.taps),
+        "start": str(wanted.start) if wanted.start else None,
+        "dtype": wanted.dtype,
+        "rows": digest_of(wanted.training / ROWS),
+    }
+
+
+def _told(wanted: Wanted, found: Measured, learnt: list[Row], measured: list[Row]) -> str:
+    of = found.acceptance
+    drafts = " ".join(f"{share:.2f}" for share in of.by_depth)
+    tokens = sum(int(row.learned.sum()) for row in learnt)
+    where = f"head: {wanted.output}\n" if wanted.learning.steps else ""
+    return (
+        f"{where}rows: {len(learnt)} to learn from ({tokens} tokens to guess), {len(measured)} held out\n"
+        f"held out, greedy chains of {len(of.by_depth)}: {of.per_step:.3f} accepted a step, "
+        f"{of.tokens_per_lap:.2f} tokens a lap; by depth {drafts}\n"
+    )

@@ -1,0 +1,1 @@
+"""The lab: its measurements, its judgement of answers, its training."""

@@ -1,0 +1,89 @@
+"""Where a plan pays, by made-up records, and how it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specsot_lab.eval.summing import Line, Wins, pairs_of, sum_up
+from specsot_lab.eval.table import UNCLEAR, lines_of
+
+FOUND = ("planning", "a")
+
+
+def turn(seconds: float, tokens: int = 100) -> dict[str, Any]:
+    return {"text": "", "seconds": seconds, "tokens": tokens, "branches": 3}
+
+
+def record(mode: str, quality: float | None, *turns: dict[str, Any]) -> dict[str, Any]:
+    scores = {} if quality is None else {"coverage": quality}
+    about = {"task": "planning", "category": "planning/travel", "id": "a", "mode": mode}
+    return {**about, "scores": scores, "turns": turns}
+
+
+def line_of(direct: float | None, sot: float | None, seconds: float, winner: str | None = "") -> Line:
+    pairs = pairs_of([record("direct", direct, turn(2.0)), record("sot", sot, turn(seconds))])
+    (line,) = sum_up(pairs, None if winner == "" else {FOUND: winner})
+    return line
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        (line_of(0.5, 0.5, 1.0), "sot"),
+        (line_of(0.5, 0.4, 1.0), "direct"),
+        (line_of(0.5, 0.9, 2.0), "direct"),
+        (line_of(0.0, 0.5, 1.0), "sot"),
+        (line_of(0.5, 0.0, 1.0), "direct"),
+        (line_of(0.0, 0.0, 1.0), "unclear"),
+        (line_of(None, None, 1.0), "unclear"),
+        (line_of(None, None, 3.0), "unclear"),
+        (line_of(None, None, 1.0, None), "unclear"),
+        (line_of(None, None, 1.0, "sot"), "sot"),
+        (line_of(0.0, 0.0, 1.0, "tie"), "sot"),
+        (line_of(0.5, 0.9, 1.0, "direct"), "direct"),
+        (line_of(0.5, 0.4, 1.0, "sot"), "direct"),
+    ],
+)
+def test_a_plan_pays_where_it_is_faster_and_no_worse_by_all_that_is_known(line: Line, verdict: str) -> None:
+    assert line.verdict == verdict
+    shown = list(lines_of([line]))
+    assert shown[3].endswith(f"  {verdict}")
+    assert (shown[-1] == UNCLEAR) == (verdict == "unclear")
+
+
+def test_only_turns_that_both_have_are_compared() -> None:
+    direct = record("direct", 0.5, turn(2.0), turn(2.0), turn(50.0))
+    (line,) = sum_up(pairs_of([direct, record("sot", 0.5, turn(1.0), turn(1.0))]))
+    assert (line.questions, line.direct_seconds, line.sot_seconds, line.speedup) == (1, 4.0, 2.0, 2.0)
+
+
+def test_a_question_that_was_answered_one_way_only_does_not_count() -> None:
+    assert pairs_of([record("direct", 0.5, turn(2.0))]) == []
+    assert pairs_of([record("direct", 0.5, turn(2.0)), record("sot", None)]) == []
+
+
+def test_the_table_fits_eighty_columns() -> None:
+    wide = Line("planning", "planning/compositional_planning", 99, 0.42, 1.0, 9.0, 5.0, 1234.5, 2345.6, 1.0)
+    judged = Line("vicuna", "x" * 40, 80, None, None, 9.0, 5.0, 31.2, 55.0, 0.5, Wins(12, 3, 15, 1))
+    rows = list(lines_of([wide, judged]))
+    assert max(map(len, rows)) <= 80
+    assert rows[0].split() == ["quality", "judge", "tok/s"]
+    assert " ".join(rows[3].split()) == "compositional_planning 99 0.42 1.00 - 1234.5 2345.6 1.90 sot"
+    assert " ".join(rows[5].split()[1:]) == "80 - - 12/3/15 31.2 55.0 1.76 direct"
+    assert "judge" not in next(lines_of([wide]))
+
+
+@pytest.mark.slow
+def test_every_category_is_in_the_plot() -> None:
+    from specsot_lab.eval.plotting import figure_of
+
+    lines = [line_of(0.5, 0.4, 1.0, "sot"), line_of(None, None, 3.0)]
+    speed, quality, wins = figure_of(lines).axes
+    assert [one.get_text() for one in speed.get_yticklabels()] == ["planning: travel (1)"] * 2
+    assert [round(bar.get_width(), 2) for bar in speed.patches] == [2.0, 0.67]
+    assert [bar.get_width() for bar in quality.patches] == [0.5, 0, 0.4, 0]
+    assert [one.get_text() for one in quality.texts] == ["not scored"]
+    assert sum(bar.get_width() for bar in wins.patches) == 1
+    assert len(figure_of(lines[1:]).axes) == 2

@@ -1,0 +1,169 @@
+"""`specsot bench load`: what is counted, and that nothing is counted that was not answered.
+
+Refuses to know models: a conductor on a fake ring stands behind a real gRPC door.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import statistics
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from specsot.params import Ask
+from specsot_app.bench.results import write_results
+from specsot_app.cli import main
+from specsot_app.fleets import Wanted
+from specsot_lab.bench.clients import ask_at_once
+from specsot_lab.bench.load import Load, table_of
+from specsot_lab.bench.memory import Look, grown, resident_of
+from specsot_lab.bench.waits import Heard, Level, spread
+from specsot_master.conductor import ConductorConfig
+from tests.doors.front import front
+from tests.master.letters import DIRECT, SOT
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_what_one_client_felt() -> None:
+    heard = Heard(10.0, 12.5, (10.5, 10.5001, 11.0, 12.0), tokens=6)
+    assert heard.first == 0.5
+    assert [round(gap, 3) for gap in heard.between] == [0.5, 1.0], "two texts of one lap are one"
+    assert heard.per_token == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 1000])
+def test_percentiles_are_values_that_were_measured(count: int) -> None:
+    values = [(n * 7919 % count) / 64 for n in range(count)]
+    found = spread(values)
+    assert found["p50"] == statistics.median_low(values)
+    assert found["p99"] == sorted(values)[-(-99 * count // 100) - 1]
+
+
+def test_no_value_has_no_percentile() -> None:
+    assert spread([]) == {"p50": None, "p99": None}
+
+
+def test_only_answers_count() -> None:
+    answered = Heard(0.0, 2.0, (1.0, 2.0), tokens=11)
+    gone = Heard(0.0, 0.1, error="Overloaded")
+    broken = Heard(0.0, 9.0, (8.0, 9.0), tokens=500, error="failed")
+    level = Level(3, 4.0, (answered, gone, broken, gone))
+    row = level.row()
+    assert (row["requests"], row["answered"]) == (4, 1)
+    assert row["errors"] == {"Overloaded": 2, "failed": 1}
+    assert (row["requests_per_second"], row["tokens_per_second"]) == (0.25, 2.8)
+    assert row["first_text_seconds"] == {"p50": 1.0, "p99": 1.0}
+    assert row["per_token_seconds"] == {"p50": 0.1, "p99": 0.1}
+
+
+def test_a_level_without_an_answer_has_no_figures() -> None:
+    level = Level(1, 1.0, (Heard(0.0, 0.1, error="Unavailable"),))
+    assert level.row()["requests_per_second"] == 0
+    assert table_of([level]).row_count == 1
+
+
+def test_the_table_fits_a_terminal() -> None:
+    slow = Heard(0.0, 99.0, (12.345, 99.0), tokens=3)
+    levels = [Level(64, 1.0, (slow, Heard(0.0, 0.1, error="Overloaded")))]
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(table_of(levels))
+    shown = console.export_text()
+    assert "12345/12345" in shown
+    assert "Overloaded" in shown
+    assert "…" not in shown
+
+
+async def test_every_request_is_asked_once() -> None:
+    asked: list[int] = []
+
+    def ask(number: int) -> Ask:
+        asked.append(number)
+        return replace(SOT if number % 2 else DIRECT, seed=number)
+
+    async with front() as one:
+        numbers = itertools.count()
+        for clients in (1, 3):
+            level = await ask_at_once(one.address, clients, islice(numbers, 7), ask)
+            assert (level.clients, len(level.answered), level.errors) == (clients, 7, {})
+            assert all(one.begun < one.texts[0] <= one.texts[-1] <= one.ended for one in level.heard)
+            assert all(one.tokens > 5 for one in level.heard)
+        await one.quiet()
+        assert sorted(asked) == list(range(14))
+        assert one.stage.conductor.requests().ended == (("stop", 14),)
+
+
+async def test_refusals_are_counted_as_what_they_are() -> None:
+    async with front(config=ConductorConfig(model="demo", live=1, queue=1)) as one:
+        level = await ask_at_once(one.address, 8, iter(range(40)), lambda _: DIRECT)
+        refused = one.stage.conductor.requests().refused
+    assert refused > 0
+    assert level.errors == {"Overloaded": refused}
+    assert len(level.answered) == 40 - refused
+
+
+def test_no_two_questions_are_alike() -> None:
+    load = Load((1,), 8, 32, "direct", Wanted())
+    assert len({load.ask(number).prompt for number in range(100)}) == 100
+
+
+def test_results_say_what_where_and_how(tmp_path: Path) -> None:
+    file = tmp_path / "made" / "load.json"
+    level = Level(2, 1.0, (Heard(0.0, 1.0, (0.5,), tokens=1),))
+    write_results(file, "load", {"mode": "direct"}, [level.row()])
+    told = json.loads(file.read_text())
+    assert list(told) == ["bench", "version", "machine", "settings", "rows"]
+    assert told["rows"][0]["name"] == "clients 2"
+    assert told["machine"]["cores"] == os.cpu_count()
+
+
+def test_what_processes_have_grown() -> None:
+    looks = [Look(n, 0, {"master": held, "worker-0": 70}) for n, held in ((500, 50), (1000, 90), (2000, 60))]
+    assert grown(looks) == {"master": 10, "worker-0": 0}
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_resident_memory_is_read_in_bytes() -> None:
+    before = resident_of(os.getpid())
+    held = bytearray(os.urandom(1 << 20) * 64)
+    assert 32 << 20 < resident_of(os.getpid()) - before < 256 << 20
+    assert len(held) == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--clients", "1,none"], "clients must be numbers > 0, such as 1,2,4, got '1,none'"),
+        (["--clients", "0"], "clients must be numbers > 0"),
+        (["--requests", "0"], "'--requests'"),
+        (["--memory", "--master", "127.0.0.1:1"], "memory: only of a fleet that is started here"),
+        (["--master", "127.0.0.1:1", "--clients", "1"], "nobody answers at 127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "load", *arguments]) != 0
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_master_elsewhere_is_shown_what_it_wants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token, ca = tmp_path / "token", tmp_path / "ca.pem"
+    token.write_text("secret")
+    ca.write_text("nonsense")
+    asked = ["bench", "load", "--master", "fleet.example:1", "--token-file", str(token)]
+    assert main(asked) == 2
+    assert "a token would travel to fleet.example:1 in the clear: give --tls-ca" in capsys.readouterr().err
+    assert main([*asked, "--tls-ca", str(ca)]) == 2
+    assert "ca.pem: no certificates in PEM" in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""`specsot bench precision`: what is put side by side, and one base with its head, whole and in 8 bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from specsot.members import QUANTIZATIONS  # noqa: E402
+from specsot_lab.bench.policies import Reading  # noqa: E402
+from specsot_lab.bench.precision import Precision, precisions, scores_of, writing_of  # noqa: E402
+
+EIGHT = Precision("fp32", draft_quantization="fp8")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_base_once_and_the_whole_one_first(dtype: str) -> None:
+    found = list(precisions(dtype))
+    names = [one.name for one in found]
+    assert len(set(names)) == len(names)
+    assert (found[0], found[0].name) == (Precision("fp32"), "fp32")
+    assert (
+        {one.quantization for one in found}
+        == {one.draft_quantization for one in found}
+        == {None, *QUANTIZATIONS}
+    )
+    bases = [one.base for one in found]
+    assert len(list(groupby(bases))) == len(set(bases)), "each is loaded once"
+    assert Precision("bf16", "int4", "int8", "fp8").name == "int4, int8 KV, head fp8"
+
+
+def test_a_head_in_eight_bits_leaves_the_base_alone(demo_model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("The heart is a muscle that pumps blood through the body. " * 12)
+    reading = Reading(demo_model / "base", text, 100, 1, "fp32", "cpu")
+    writing = writing_of(reading.model, demo_model / "eagle3", 12, of_demo=True)
+    assert writing is not None
+    few = replace(writing, prompts=writing.prompts[:2])
+    whole, eight = scores_of(reading, few, (EIGHT.base, EIGHT))
+    assert (whole.perplexity, whole.weight_bytes) == (eight.perplexity, eight.weight_bytes)
+    for one in (whole, eight):
+        assert one.tokens_per_lap is not None
+        assert 1.3 < one.tokens_per_lap <= 24 / one.laps + 8
+    (alone,) = scores_of(replace(reading, kv_dtype="int8"), None, (Precision("fp32", kv_dtype="int8"),))
+    assert alone.tokens_per_lap is None
+    assert alone.perplexity == pytest.approx(whole.perplexity, rel=0.02)
+    assert alone.kv_bytes < whole.kv_bytes / 3

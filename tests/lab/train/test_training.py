@@ -1,0 +1,150 @@
+"""A head learns from what its base writes, goes on exactly, and drafts as well as its trainer says."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from specsot.eagle import Eagle, EagleConfig  # noqa: E402
+from specsot.errors import ModelError  # noqa: E402
+from specsot.members import Range  # noqa: E402
+from specsot.model.decoder import Decoder  # noqa: E402
+from specsot_lab.train import checkpoints  # noqa: E402
+from specsot_lab.train import rows as stock  # noqa: E402
+from specsot_lab.train.running import train  # noqa: E402
+from specsot_lab.train.settings import Asking, HeadPlan, Learning, Wanted  # noqa: E402
+from specsot_lab.train.writing import Writer  # noqa: E402
+from tests.models import Shape, write_base  # noqa: E402
+
+SHAPE = Shape(hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=60)
+DEPTH = 3
+LEARNING = Learning(
+    steps=40, batch_tokens=512, rate=3e-3, warmup=2, depth=DEPTH, length=64, held_out=0.2, every=20
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("base"), SHAPE)
+
+
+@pytest.fixture(scope="module")
+def rows(base: Path) -> list[stock.Row]:
+    """The base's own greedy texts."""
+    decoder = Decoder.load(base, Range(0, SHAPE.layers), torch.float32, "cpu")
+    dice = np.random.default_rng(3)
+    prompts = [dice.integers(2, 60, size).tolist() for size in dice.integers(3, 9, 24)]
+    written = Writer(decoder, (), 8).write(prompts, 24)
+    return [stock.row_of(((a, False), (b, True)), n) for n, (a, b) in enumerate(zip(prompts, written))]
+
+
+def wanted(base: Path, output: Path, rows: list[stock.Row], learning: Learning = LEARNING) -> Wanted:
+    if not (output / "training").exists():
+        stock.save(rows, output / "training" / "rows.npz")
+    plan = HeadPlan(vocabulary=50)
+    return Wanted(base, output, (), (), (), None, plan, learning, Asking(), "fp32", "cpu")
+
+
+def run(asked: Wanted) -> str:
+    out = io.StringIO()
+    assert train(asked, out, io.StringIO()) == 0
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, rows: list[stock.Row], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trained")
+    run(wanted(base, output, rows))
+    return output
+
+
+def log_of(output: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (output / "training" / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_loss_falls(trained: Path) -> None:
+    _, early, late = log_of(trained)
+    assert late["loss"] < 0.9 * early["loss"]
+
+
+def test_what_goes_on_ends_with_the_weights_of_an_unbroken_run(
+    trained: Path, base: Path, rows: list[stock.Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specsot_lab.train import trainer
+
+    asked, save = wanted(base, tmp_path, rows), trainer.checkpoints.save
+
+    def save_and_break(*given: object) -> None:
+        save(*given)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(trainer.checkpoints, "save", save_and_break)
+        with pytest.raises(KeyboardInterrupt):
+            run(asked)
+    run(asked)
+    whole, resumed = (load_file(each / "model.safetensors") for each in (trained, tmp_path))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_checkpoint_of_another_run_is_refused(trained: Path, base: Path, rows: list[stock.Row]) -> None:
+    with pytest.raises(ModelError, match="asked for something else"):
+        run(wanted(base, trained, rows, replace(LEARNING, rate=1e-4)))
+
+
+def test_a_checkpoint_made_with_another_base_is_refused(
+    trained: Path, rows: list[stock.Row], tmp_path: Path
+) -> None:
+    other = write_base(tmp_path, SHAPE, seed=5)
+    with pytest.raises(ModelError, match="asked for something else"):
+        run(wanted(other, trained, rows))
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    head = torch.nn.Linear(2, 2)
+    optimiser = torch.optim.AdamW(head.parameters())
+    head(torch.ones(2)).sum().backward()
+    optimiser.step()
+    checkpoints.save(tmp_path, head, optimiser, 1, {})
+    assert checkpoints.restore(tmp_path, head, optimiser, {}) == 1
+    file = tmp_path / checkpoints.FILE
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="not a whole checkpoint"):
+        checkpoints.restore(tmp_path, head, optimiser, {})
+
+
+def test_the_written_head_drafts_as_its_trainer_measured(
+    trained: Path, base: Path, rows: list[stock.Row]
+) -> None:
+    _, measured = stock.split(rows, LEARNING.held_out, LEARNING.seed)
+    config = EagleConfig(topk=1, num_steps=DEPTH, num_draft_tokens=DEPTH + 1)
+    product = Eagle(trained, base, config, dtype="fp32")
+    accepted = laps = 0
+    for row in measured:
+        prompt = row.tokens[~row.learned].tolist()
+        written, stats = product.generate([prompt], len(row.tokens) - len(prompt), eos_token_id=())
+        assert written[0] == row.tokens.tolist()
+        lengths = stats.sequences[0].accept_lengths
+        laps += len(lengths)
+        accepted += sum(lengths)
+    told = log_of(trained)[-1]
+    # The last token of a limited text counts as its chain's bonus there, and as a draft here.
+    assert accepted / laps + 1 == pytest.approx(told["tokens_per_lap"], abs=len(measured) / laps)
+    assert accepted > 0
+
+
+def test_the_writer_writes_what_plain_decoding_writes(base: Path, rows: list[stock.Row]) -> None:
+    plain = Eagle(None, base, dtype="fp32")
+    row = rows[0]
+    prompt = row.tokens[~row.learned].tolist()
+    written, _ = plain.generate([prompt], len(row.tokens) - len(prompt), eos_token_id=())
+    assert written[0] == row.tokens.tolist()
