@@ -17,7 +17,7 @@ from specsot.frames import Chunk, Draft, Drafts, Frame, Opening, Order, Outcome,
 from specsot.pages import PageTable
 from specsot.params import Ask
 from specsot.tree import Tree, chain
-from specsot_master.conductor import Conductor, ConductorConfig, RingState
+from specsot_master.conductor import Caller, Conductor, ConductorConfig, RingState
 from specsot_master.prompts import Prompts
 from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
 from specsot_worker.patience import DraftTimeout
@@ -102,7 +102,7 @@ class Framed:
     def listen(
         self, ask: Ask, id: str | None = None, client: str = "", **more: float
     ) -> asyncio.Task[list[Event]]:
-        return asyncio.create_task(_collect(self.conductor.generate(ask, id, client, **more)))
+        return asyncio.create_task(_collect(self.conductor.generate(ask, Caller(id, client, **more))))
 
     def rows_of(self, sequences: set[int], since: int) -> int:
         """Rows of these sequences in frames with a number above `since`."""

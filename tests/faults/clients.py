@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from specsot.errors import Cancelled, Overloaded, SpecsotError, Unavailable
 from specsot.events import Finished
 from specsot.params import Ask
+from specsot_master.conductor import Caller
 from tests.faults.history import Asked, Ended, Got, Resumed, Stopped
 from tests.faults.world import World
 
@@ -114,7 +115,7 @@ class Client:
             self._note(Resumed(self._id, self._got))
             events = house.desk.resume(self._request, self._got)
         else:
-            events = house.desk.generate(self._ask, self._request, self._request, habit.timeout)
+            events = house.desk.generate(self._ask, Caller(self._request, self._request, habit.timeout))
         try:
             while (numbered := await house.next(events)) is not None:
                 self._got += 1

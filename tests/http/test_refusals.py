@@ -304,7 +304,7 @@ def test_nothing_of_python_reaches_a_client() -> None:
 
 async def test_a_fault_of_ours_is_told_as_such(house: Served) -> None:
     class Broken:
-        def generate(self, *_: Any) -> Any:
+        async def open(self, *_: Any) -> Any:
             raise KeyError("/home/somebody/secret")
 
     house.desk._leader = Broken()  # pyright: ignore

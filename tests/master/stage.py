@@ -15,7 +15,7 @@ from typing import TypeVar
 from specsot.events import Event, Numbered
 from specsot.frames import Opening
 from specsot.params import Ask, Message
-from specsot_master.conductor import Conductor, ConductorConfig, Notes, RingState
+from specsot_master.conductor import Caller, Conductor, ConductorConfig, Notes, RingState
 from specsot_master.conductor.trying import Forms
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -161,7 +161,9 @@ class Stage:
         self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
     ) -> asyncio.Task[list[Event]]:
         """A client that reads everything."""
-        return asyncio.create_task(_collect(self.conductor.generate(ask, request_id, client, timeout)))
+        return asyncio.create_task(
+            _collect(self.conductor.generate(ask, Caller(request_id, client, timeout)))
+        )
 
     async def answer(self, ask: Ask) -> list[Event]:
         """All events of one request, alone in the ring."""

@@ -16,7 +16,7 @@ from specsot.errors import (
     Overloaded,
 )
 from specsot.params import Ask, Limits, Message, Mode, Sampling
-from specsot_master.conductor import ConductorConfig, RingState
+from specsot_master.conductor import Caller, ConductorConfig, RingState
 from specsot_master.text import Text
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
 from tests.master.stage import BASE, Stage
@@ -78,7 +78,7 @@ async def test_a_request_id_is_used_once_at_a_time() -> None:
     client = stage.listen(DIRECT, "mine")
     await stage.settle()
     with pytest.raises(InvalidRequest, match="already running"):
-        await anext(stage.conductor.generate(DIRECT, "mine"))
+        await anext(stage.conductor.generate(DIRECT, Caller("mine")))
     await stage.play(client)
     await stage.play(stage.listen(DIRECT, "mine"))
 

@@ -14,7 +14,7 @@ import pytest
 
 from specsot.errors import Cancelled, InvalidRequest, NotFound, TimedOut, Unavailable
 from specsot.events import Finished, Numbered, Reason, Started
-from specsot_master.conductor import ConductorConfig, live
+from specsot_master.conductor import Caller, ConductorConfig, live
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
 from tests.master.stage import Stage
 
@@ -53,14 +53,14 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
     """The ring goes on while nobody reads: for no lap, some, or to the end."""
     stage = Stage(SAYS, seed=3, config=CONFIG)
     got: list[Numbered] = []
-    (part,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine"), cuts[0]))
+    (part,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine")), cuts[0]))
     got += part
     for most in (*cuts[1:], None):
         for _ in range(away):
             if not await stage.lap():
                 break
         if not got:  # nothing came back, not even that it is known: the very same call is safe
-            events = stage.conductor.generate(KEPT, "mine")
+            events = stage.conductor.generate(KEPT, Caller("mine"))
         else:
             events = stage.conductor.resume("mine", len(got))
         (part,) = await stage.play(reading(stage, events, most))
@@ -73,13 +73,13 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
 
 async def test_a_finished_request_replays_from_any_event_for_a_while() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    (whole,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine")))
+    (whole,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine"))))
     stage.time.advance(29)
     orders = len(stage.ring.orders)
     for offset in (0, 1, len(whole) - 1, len(whole)):
         assert await read(stage.conductor.resume("mine", offset)) == whole[offset:]
         stage.time.advance(29)  # counted from the last reader on
-    assert await read(stage.conductor.generate(KEPT, "mine")) == whole
+    assert await read(stage.conductor.generate(KEPT, Caller("mine"))) == whole
     assert len(stage.ring.orders) == orders, "nothing is written again"
     stage.time.advance(31)
     with pytest.raises(NotFound, match="no request 'mine' is kept here"):
@@ -90,7 +90,9 @@ async def test_a_finished_request_replays_from_any_event_for_a_while() -> None:
 async def test_only_so_many_are_kept() -> None:
     stage = Stage(SAYS, config=CONFIG)
     for id in ("a", "b", "c"):
-        await stage.play(reading(stage, stage.conductor.generate(replace(DIRECT, resumable=True), id)))
+        await stage.play(
+            reading(stage, stage.conductor.generate(replace(DIRECT, resumable=True), Caller(id)))
+        )
     with pytest.raises(NotFound):
         await read(stage.conductor.resume("a"))
     assert await read(stage.conductor.resume("b", 1))
@@ -103,7 +105,9 @@ async def test_only_so_many_are_kept() -> None:
 async def test_a_reader_that_does_not_come_back_cancels_it(resumable: bool) -> None:
     """The one that was not meant to be resumed at once, the other one when its time is over."""
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.conductor.generate(replace(SOT, resumable=resumable), "mine"), 3))
+    await stage.play(
+        reading(stage, stage.conductor.generate(replace(SOT, resumable=resumable), Caller("mine")), 3)
+    )
     await stage.settle()
     assert stage.conductor.idle is not resumable
     stage.time.advance(29)
@@ -119,7 +123,7 @@ async def test_a_reader_that_does_not_come_back_cancels_it(resumable: bool) -> N
 async def test_what_cannot_be_resumed() -> None:
     stage = Stage(SAYS, config=CONFIG)
     plain = stage.listen(COUNT, "plain")
-    first = reading(stage, stage.conductor.generate(KEPT, "mine"), 4)
+    first = reading(stage, stage.conductor.generate(KEPT, Caller("mine")), 4)
     await stage.play(first)
     for id in ("nobody", "plain"):
         with pytest.raises(NotFound, match=f"no request '{id}' is kept here"):
@@ -131,7 +135,7 @@ async def test_what_cannot_be_resumed() -> None:
         await read(stage.conductor.resume("mine", 4, replace(KEPT, seed=6)))
     assert caught.value.field == "request_id"
     with pytest.raises(InvalidRequest, match="asks for something else"):
-        await read(stage.conductor.generate(SOT, "mine"))
+        await read(stage.conductor.generate(SOT, Caller("mine")))
     (rest,) = await stage.play(reading(stage, stage.conductor.resume("mine", 4, KEPT)))
     assert text_of(rest) == ANSWER
     await stage.play(plain)
@@ -142,7 +146,7 @@ async def test_what_cannot_be_resumed() -> None:
 async def test_the_newest_reader_reads_on() -> None:
     """The master may not have noticed yet that the old connection is dead."""
     stage = Stage(SAYS, config=CONFIG)
-    old = reading(stage, stage.conductor.generate(KEPT, "mine"))
+    old = reading(stage, stage.conductor.generate(KEPT, Caller("mine")))
     for _ in range(5):
         await stage.lap()
     new = reading(stage, stage.conductor.resume("mine", 2))
@@ -159,7 +163,7 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
     """Unlike for one that is there and does not read: what it misses is kept anyway."""
     stage = Stage(SAYS, config=replace(CONFIG, lease=32, unread=10), burst=2)
     ask = replace(COUNT, resumable=True)
-    (first,) = await stage.play(reading(stage, stage.conductor.generate(ask, "mine"), 1))
+    (first,) = await stage.play(reading(stage, stage.conductor.generate(ask, Caller("mine")), 1))
     while await stage.lap():
         pass
     assert stage.conductor.idle
@@ -171,7 +175,7 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
 
 async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine"), 3))
+    await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine")), 3))
     assert stage.conductor.cancel("mine")
     last = (await read(stage.conductor.resume("mine", 3)))[-1].event
     assert isinstance(last, Finished)
@@ -184,7 +188,7 @@ async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
 
 async def test_what_ended_it_ends_whoever_resumes_too() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine"), 3))
+    await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine")), 3))
     stage.conductor.end("worker-2 is gone")
     events = stage.conductor.resume("mine", 2)
     assert (await anext(events)).offset == 2
@@ -194,8 +198,8 @@ async def test_what_ended_it_ends_whoever_resumes_too() -> None:
 
 async def test_the_newest_deadline_counts() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, keep_for=1000))
-    await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine", timeout=100), 3))
-    longer = reading(stage, stage.conductor.resume("mine", 3, timeout=500))
+    await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine", timeout=100)), 3))
+    longer = reading(stage, stage.conductor.resume("mine", 3, caller=Caller(timeout=500)))
     await stage.settle()
     stage.time.advance(400)
     await stage.settle()
@@ -223,13 +227,13 @@ async def test_an_old_request_takes_nothing_from_a_newer_one_of_its_name() -> No
     """It was evicted while somebody read it; that reader leaves when the name is another's already."""
     stage = Stage(SAYS, config=replace(CONFIG, keep=1))
     ask = replace(DIRECT, resumable=True)
-    old = stage.conductor.generate(ask, "mine")
+    old = stage.conductor.generate(ask, Caller("mine"))
     first = asyncio.create_task(anext(old))
     while await stage.lap():
         pass
     await first
-    await stage.play(reading(stage, stage.conductor.generate(ask, "other")))  # takes the only place
-    (whole,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine")))
+    await stage.play(reading(stage, stage.conductor.generate(ask, Caller("other"))))  # takes the only place
+    (whole,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine"))))
     await old.aclose()
     stage.time.advance(29)
     assert await read(stage.conductor.resume("mine")) == whole
@@ -243,7 +247,7 @@ async def test_one_client_does_not_evict_anothers_answers() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, keep=3))
     ask = replace(DIRECT, resumable=True)
     for id, client in (("a", "alice"), *((f"m{n}", "mallory") for n in range(6)), ("b", "bob")):
-        await stage.play(reading(stage, stage.conductor.generate(ask, id, client)))
+        await stage.play(reading(stage, stage.conductor.generate(ask, Caller(id, client))))
     assert [id for id in ("a", "b", *(f"m{n}" for n in range(6))) if stage.conductor.knows(id)] == [
         "a",
         "b",
@@ -256,7 +260,7 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
     monkeypatch.setattr(live, "KEPT_EVENTS", 20)
     stage = Stage(SAYS, config=replace(CONFIG, lease=8), burst=1)
     ask = replace(COUNT, resumable=True)
-    (first,) = await stage.play(reading(stage, stage.conductor.generate(ask, "mine"), 30))
+    (first,) = await stage.play(reading(stage, stage.conductor.generate(ask, Caller("mine")), 30))
     (request,) = stage.conductor.everybody
     while await stage.lap():
         pass
@@ -274,24 +278,26 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
 async def test_a_request_is_of_the_token_that_opened_it(over: bool) -> None:
     """To others it is a request that is not there, running or kept; its name is taken, whoever has it."""
     stage = Stage(SAYS, config=CONFIG)
-    mine = stage.conductor.generate(KEPT, "mine", owner="alice")
+    mine = stage.conductor.generate(KEPT, Caller("mine", owner="alice"))
     await stage.play(reading(stage, mine, None if over else 3))
     for other in ("bob", ""):
         with pytest.raises(NotFound) as told:
-            await read(stage.conductor.resume("mine", 3, owner=other))
+            await read(stage.conductor.resume("mine", 3, caller=Caller(owner=other)))
         with pytest.raises(NotFound) as unknown:
-            await read(stage.conductor.resume("nobody", 3, owner=other))
+            await read(stage.conductor.resume("nobody", 3, caller=Caller(owner=other)))
         assert str(told.value).replace("mine", "nobody") == str(unknown.value)
         assert not stage.conductor.cancel("mine", other)
         with pytest.raises(InvalidRequest, match="already running"):
-            await read(stage.conductor.generate(KEPT, "mine", owner=other))
-    (rest,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine", owner="alice")))
+            await read(stage.conductor.generate(KEPT, Caller("mine", owner=other)))
+    (rest,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine", owner="alice"))))
     assert text_of(rest) == ANSWER
     assert not stage.conductor.cancel("mine", "alice")
 
 
 async def test_without_tokens_whoever_knows_the_id_has_it() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.conductor.generate(KEPT, "mine"), 3))
-    (rest,) = await stage.play(reading(stage, stage.conductor.resume("mine", 3, owner="anybody")))
+    await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine")), 3))
+    (rest,) = await stage.play(
+        reading(stage, stage.conductor.resume("mine", 3, caller=Caller(owner="anybody")))
+    )
     assert text_of(rest) == ANSWER

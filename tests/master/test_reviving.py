@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import PlanError, Unavailable
-from specsot_master.conductor import Notes
+from specsot_master.conductor import Caller, Notes
 from specsot_master.journal import Branched, Failed, Kept, open_journal
 from tests.master.letters import ANSWER, SAYS
 from tests.master.stage import Stage
@@ -24,7 +24,7 @@ async def written(place: Path) -> tuple[Kept, int]:
     """A request in the middle of its branches, as its master leaves it, and the events its client has."""
     journal = open_journal(place, "m")
     stage = Stage(SAYS, seed=3, config=CONFIG, notes=Notes(journal, lambda: 0.0))
-    client = reading(stage, stage.conductor.generate(KEPT, "mine", owner="alice"))
+    client = reading(stage, stage.conductor.generate(KEPT, Caller("mine", owner="alice")))
     while sum(one.opening.decodes for one in stage.ring.live.values()) < 2:
         await stage.lap()
     (request,) = stage.conductor.everybody
@@ -41,7 +41,9 @@ async def test_what_was_written_goes_on(tmp_path: Path) -> None:
     assert kept.wording
     stage = Stage(SAYS, config=CONFIG)
     await stage.conductor.revive([kept])
-    (events,) = await stage.play(reading(stage, stage.conductor.resume("mine", told, owner="alice")))
+    (events,) = await stage.play(
+        reading(stage, stage.conductor.resume("mine", told, caller=Caller(owner="alice")))
+    )
     assert text_of(events) == ANSWER
 
 
@@ -70,8 +72,10 @@ async def test_what_does_not_play_ends_alone_and_clearly(tmp_path: Path, kind: s
     stage = Stage(SAYS, config=CONFIG)
     await stage.conductor.revive([spoil(kept, kind), well])
     with pytest.raises(Unavailable, match=told):
-        await read(stage.conductor.resume("mine", read_so_far + 1000, owner="alice"))
-    (events,) = await stage.play(reading(stage, stage.conductor.resume("well", 0, owner="alice")))
+        await read(stage.conductor.resume("mine", read_so_far + 1000, caller=Caller(owner="alice")))
+    (events,) = await stage.play(
+        reading(stage, stage.conductor.resume("well", 0, caller=Caller(owner="alice")))
+    )
     assert text_of(events) == ANSWER
 
 
@@ -89,4 +93,4 @@ async def test_an_error_with_more_than_a_message_comes_back(tmp_path: Path) -> N
     stage = Stage(SAYS, config=CONFIG)
     await stage.conductor.revive([replace(kept, records=(*kept.records, Failed("PlanError", "no plan")))])
     with pytest.raises(PlanError, match="no plan"):
-        await read(stage.conductor.resume("mine", told, owner="alice"))
+        await read(stage.conductor.resume("mine", told, caller=Caller(owner="alice")))

@@ -10,6 +10,7 @@ import structlog
 
 from specsot.errors import Unavailable
 from specsot.process.logs import write_logs
+from specsot_master.conductor import Caller
 from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage
 
@@ -68,7 +69,7 @@ async def test_every_request_that_begins_has_an_end() -> None:
     stage = Stage(SAYS)
     with structlog.testing.capture_logs() as lines:
         await stage.play(stage.listen(DIRECT, "r-done"))
-        left = stage.conductor.generate(SOT, "r-left")
+        left = stage.conductor.generate(SOT, Caller("r-left"))
         await anext(left)
         await left.aclose()
         broken = stage.listen(SOT, "r-broken")

@@ -12,7 +12,7 @@ from specsot.info import LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.links import Inbox, LocalLink
 from specsot.members import Range, Ready
 from specsot.params import Ask, Message
-from specsot_master.conductor import accepting
+from specsot_master.conductor import Caller, accepting
 from specsot_master.fleet import Fleet
 from specsot_master.fleet.epochs import Numbers
 from specsot_master.laps import Laps
@@ -183,9 +183,9 @@ async def test_a_request_id_is_live_in_one_ring_alone(monkeypatch, resumable):
         [Replica(n, one.conductor, Complete(one), Laps(time.monotonic)) for n, one in enumerate(stages)]
     )
     ask = replace(COUNT, resumable=resumable)
-    calls = [asyncio.create_task(read(router.generate(ask, "mine"))) for _ in range(2)]
+    calls = [asyncio.create_task(read(router.generate(ask, Caller("mine")))) for _ in range(2)]
     await asyncio.sleep(0)
-    calls.append(asyncio.create_task(read(router.generate(ask, "mine"))))
+    calls.append(asyncio.create_task(read(router.generate(ask, Caller("mine")))))
     ends = asyncio.as_completed(calls)
     async with asyncio.timeout(5):  # two of them run for ever where they are in two rings
         for _ in range(2):

@@ -20,6 +20,8 @@ from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import Door
 from specsot.rpc.statuses import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
+from specsot_master.conductor import Caller
+from specsot_master.conductor.streams import RequestStreams
 from specsot_master.desk import Desk
 from specsot_master.server import FleetService, MasterService, open_master_door
 from specsot_master.server.master_service import client_of
@@ -37,7 +39,7 @@ INFO = Info(
 )
 
 
-class FakeConductor:
+class FakeConductor(RequestStreams):
     """Writes three events, or as many as `stop` lets it; remembers what it was asked and how it ended."""
 
     def __init__(self) -> None:
@@ -49,21 +51,17 @@ class FakeConductor:
         self.timeout: float | None = None
         self.refusal: Exception | None = None
 
-    async def generate(
-        self,
-        ask: Ask,
-        request_id: str | None = None,
-        client: str = "",
-        timeout: float | None = None,
-        owner: str = "",
-    ) -> AsyncGenerator[Numbered, None]:
-        self.asked.append((ask, request_id, client))
-        self.owners.append(owner)
-        self.timeout = timeout
+    async def open(self, ask: Ask, caller: Caller) -> AsyncGenerator[Numbered, None]:
+        self.asked.append((ask, caller.request, caller.client))
+        self.owners.append(caller.owner)
+        self.timeout = caller.timeout
         if self.refusal:
             raise self.refusal
+        return self._events(ask, caller.request or "r1")
+
+    async def _events(self, ask: Ask, request_id: str) -> AsyncGenerator[Numbered, None]:
         try:
-            yield Numbered(0, Started(request_id or "r1", "demo", ask.mode, 7, 3))
+            yield Numbered(0, Started(request_id, "demo", ask.mode, 7, 3))
             self.begun.set()
             await self.hold.wait()
             offset = 1
@@ -79,16 +77,15 @@ class FakeConductor:
         self.owners.append(owner)
         return request_id == "r1"
 
-    async def resume(
-        self,
-        request_id: str,
-        offset: int = 0,
-        ask: Ask | None = None,
-        timeout: float | None = None,
-        owner: str = "",
+    async def reopen(
+        self, request_id: str, offset: int, ask: Ask | None, caller: Caller
     ) -> AsyncGenerator[Numbered, None]:
-        self.owners.append(owner)
-        yield Numbered(offset, DONE)
+        self.owners.append(caller.owner)
+        return _last(offset)
+
+
+async def _last(offset: int) -> AsyncGenerator[Numbered, None]:
+    yield Numbered(offset, DONE)
 
 
 class Served:

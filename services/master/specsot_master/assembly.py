@@ -18,7 +18,7 @@ from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.model.heads import read_heads
-from specsot_master.conductor import Conductor, ConductorConfig, Notes, RingState
+from specsot_master.conductor import Conductor, ConductorConfig, Notes
 from specsot_master.conductor.clock import LoopClock
 from specsot_master.conductor.readers import Readers
 from specsot_master.conductor.trying import Forms
@@ -58,37 +58,6 @@ class MasterSettings:
     conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
 
-class FleetRing:
-    """The conductor's view of the fleet (its Ring protocol)."""
-
-    def __init__(self) -> None:
-        self.fleet: Fleet | None = None
-
-    def state(self) -> RingState | None:
-        assert self.fleet is not None
-        ring = self.fleet.ring
-        if ring is None:
-            return None
-        return RingState(
-            epoch=ring.epoch,
-            pages=ring.pages,
-            page_rows=ring.page_rows,
-            slots=ring.slots,
-            rows=ring.rows,
-            max_positions=self.fleet.max_positions,
-            has_drafter=ring.drafted,
-            drafters=self.fleet.drafters,
-        )
-
-    async def order(self, order: object) -> None:
-        assert self.fleet is not None
-        await self.fleet.order(order)  # type: ignore[arg-type]
-
-    def waiting_for(self) -> str:
-        assert self.fleet is not None
-        return self.fleet.waiting_for()
-
-
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What all rings of a master have in common."""
@@ -103,10 +72,7 @@ class Shared:
 
     def ring(self, number: int, changed: Callable[[], None], readers: Readers | None = None) -> Replica:
         """changed: the ring is complete, or broke."""
-        view, laps = FleetRing(), Laps(time.monotonic)
-        conductor = Conductor(
-            view, self.text, self.prompts, self.conduct, forms=self.forms, notes=self.notes, readers=readers
-        )
+        laps = Laps(time.monotonic)
 
         def hear(result: Result) -> None:
             conductor.received(result)
@@ -120,8 +86,11 @@ class Shared:
             conductor.epoch_began()
             changed()
 
-        view.fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.numbers)
-        return Replica(number, conductor, view.fleet, laps)
+        fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.numbers)
+        conductor = Conductor(
+            fleet, self.text, self.prompts, self.conduct, forms=self.forms, notes=self.notes, readers=readers
+        )
+        return Replica(number, conductor, fleet, laps)
 
 
 def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = None) -> Master:

@@ -14,28 +14,16 @@ from specsot.errors import Unavailable
 from specsot.events import Event, Numbered
 from specsot.info import Info
 from specsot.params import Ask
+from specsot_master.conductor import ANYBODY, Caller
+from specsot_master.conductor.streams import EventStream
 
 
 class Leader(Protocol):
-    """What the desk needs of the conductor, and the doors of the desk."""
+    """What the desk needs of the conductor."""
 
-    def generate(
-        self,
-        ask: Ask,
-        request_id: str | None = None,
-        client: str = "",
-        timeout: float | None = None,
-        owner: str = "",
-    ) -> AsyncGenerator[Numbered, None]: ...
+    async def open(self, ask: Ask, caller: Caller) -> EventStream: ...
 
-    def resume(
-        self,
-        request_id: str,
-        offset: int = 0,
-        ask: Ask | None = None,
-        timeout: float | None = None,
-        owner: str = "",
-    ) -> AsyncGenerator[Numbered, None]: ...
+    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream: ...
 
     def cancel(self, request_id: str, owner: str = "") -> bool: ...
 
@@ -64,35 +52,23 @@ class Desk:
         """From now on every request is watched by what `begin` makes for it."""
         self._watches.append(begin)
 
-    async def generate(
-        self,
-        ask: Ask,
-        request_id: str | None = None,
-        client: str = "",
-        timeout: float | None = None,
-        owner: str = "",
-    ) -> AsyncGenerator[Numbered, None]:
+    async def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]:
         """As the conductor's. Raises Unavailable once the desk is closing."""
         if self.closing:
             raise Unavailable("the master is shutting down")
         with self._counted(), self._watched(ask) as watches:
-            async with aclosing(self._leader.generate(ask, request_id, client, timeout, owner)) as events:
+            async with aclosing(await self._leader.open(ask, caller)) as events:
                 async for numbered in events:
                     for watch in watches:
                         watch.told(numbered.event)
                     yield numbered
 
     async def resume(
-        self,
-        request_id: str,
-        offset: int = 0,
-        ask: Ask | None = None,
-        timeout: float | None = None,
-        owner: str = "",
+        self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
     ) -> AsyncGenerator[Numbered, None]:
         """As the conductor's; also once the desk is closing, for what still runs."""
         with self._counted():
-            async with aclosing(self._leader.resume(request_id, offset, ask, timeout, owner)) as events:
+            async with aclosing(await self._leader.reopen(request_id, offset, ask, caller)) as events:
                 async for numbered in events:
                     yield numbered
 

@@ -6,15 +6,18 @@ Refuses to know how it was put together, and how a ring is led.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from specsot.errors import Unavailable
+from specsot.events import Numbered
 from specsot.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.links import Link
 from specsot.members import Registration
+from specsot.params import Ask
 from specsot_master import desk
+from specsot_master.conductor import ANYBODY, Caller
 from specsot_master.journal import Kept
 from specsot_master.replicas import Replica, sum_up
 from specsot_master.text import Text
@@ -22,6 +25,12 @@ from specsot_master.text import Text
 
 class Leader(desk.Leader, Protocol):
     """A conductor, or what routes requests to several."""
+
+    def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]: ...
+
+    def resume(
+        self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[Numbered, None]: ...
 
     async def revive(self, kept: Iterable[Kept]) -> None: ...
 

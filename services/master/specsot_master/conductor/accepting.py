@@ -16,7 +16,7 @@ from specsot.skeleton import Point
 from specsot.tracing import caller, current
 from specsot_master.conductor.admission import Beginning, Sizes, begin_answer, begin_plan, reach
 from specsot_master.conductor.live import LONG, LiveRequest
-from specsot_master.conductor.ring import Ring, RingState
+from specsot_master.conductor.ring import Caller, Ring, RingState
 from specsot_master.journal import Kept
 from specsot_master.plan import RequestPlan, check_plan, mode_of, rules_of
 from specsot_master.prompts import Conversation, Prompts, messages_of
@@ -76,12 +76,13 @@ class Acceptance:
             return self._word(ask)
         return await asyncio.to_thread(self._word, ask)
 
-    def prepare(self, ask: Ask, id: str | None, client: str, now: float, words: Words) -> LiveRequest:
+    def prepare(self, ask: Ask, caller: Caller, now: float, words: Words) -> LiveRequest:
         """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
         beginning = begin(ask, words, self._ring_to_fit())
-        id, seed = id or secrets.token_hex(8), secrets.randbits(63) if ask.seed is None else ask.seed
-        request = self._make(ask, id, client, seed, now, words)
-        request.beginning = beginning
+        id = caller.request or secrets.token_hex(8)
+        seed = secrets.randbits(63) if ask.seed is None else ask.seed
+        request = self._make(ask, id, caller.client, seed, now, words)
+        request.owner, request.beginning = caller.owner, beginning
         return request
 
     async def recall(self, kept: Kept, since: float) -> LiveRequest:

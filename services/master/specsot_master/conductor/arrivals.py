@@ -14,7 +14,7 @@ from specsot_master.conductor.clock import Clock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.hints import Hints
 from specsot_master.conductor.live import LiveRequest
-from specsot_master.conductor.ring import ConductorConfig
+from specsot_master.conductor.ring import Caller, ConductorConfig
 from specsot_master.conductor.roster import Full, Roster
 from specsot_master.conductor.trying import Forms
 
@@ -36,23 +36,22 @@ class Arrivals:
         self._hints = Hints(config.retry_after)
         self.inside = 0
 
-    async def look_into(
-        self, ask: Ask, id: str | None, client: str, timeout: float | None
-    ) -> tuple[Words, float | None]:
+    async def look_into(self, ask: Ask, caller: Caller) -> tuple[Words, float | None]:
         """Its words, and the seconds it has left. Who would be refused anyway is refused at once.
 
         Raises Overloaded, TimedOut, and whatever is wrong with it.
         """
+        timeout = caller.timeout
         check_time(timeout)
-        self.find_room(client)
+        self.find_room(caller.client)
         if self.inside >= self._most:
             raise self.overloaded()
-        self._acceptance.check(ask, id)
+        self._acceptance.check(ask, caller.request)
         begun = self._clock.now()
         self.inside += 1
         try:
             async with asyncio.timeout(timeout):
-                words = await self._word(ask, client)
+                words = await self._word(ask, caller.client)
         except TimeoutError:
             raise TimedOut("the deadline passed while the request was looked into") from None
         finally:

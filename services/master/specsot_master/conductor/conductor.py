@@ -6,12 +6,12 @@ and leases; here, in the course and by the readers they are carried out, on one 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 import structlog
 
-from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable
+from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable, WireError
 from specsot.events import Finished, Numbered
 from specsot.frames import End, Open, Order, Outcome, Result
 from specsot.info import RequestsInfo
@@ -21,7 +21,6 @@ from specsot_master.conductor.arrivals import Arrivals, check_time
 from specsot_master.conductor.clock import Clock, LoopClock
 from specsot_master.conductor.counts import Counts
 from specsot_master.conductor.course import Course
-from specsot_master.conductor.guard import INTERNAL, Guard
 from specsot_master.conductor.limits import Limits
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.notes import Notes
@@ -30,11 +29,12 @@ from specsot_master.conductor.outbox import Outbox
 from specsot_master.conductor.quarantine import Quarantine
 from specsot_master.conductor.readers import Readers, check_same
 from specsot_master.conductor.reviving import Revival
-from specsot_master.conductor.ring import ConductorConfig, Ring, RingState
+from specsot_master.conductor.ring import Caller, ConductorConfig, Ring, RingState
 from specsot_master.conductor.roster import Roster
 from specsot_master.conductor.scheduler import Scheduler
 from specsot_master.conductor.sequences import Sequences
 from specsot_master.conductor.sharing import Sharing
+from specsot_master.conductor.streams import EventStream, RequestStreams
 from specsot_master.conductor.trying import Forms
 from specsot_master.journal import Kept
 from specsot_master.prompts import Prompts
@@ -42,8 +42,10 @@ from specsot_master.text import Text
 
 log = structlog.get_logger()
 
+INTERNAL = "internal error; the master's log has the details"
 
-class Conductor:
+
+class Conductor(RequestStreams):
     """All requests of one ring."""
 
     def __init__(
@@ -70,7 +72,6 @@ class Conductor:
         self._sharing = Sharing(openings, self._outbox, config.prefix_cache)
         self._quarantine = Quarantine()
         self._roster, self._counts = Roster(config, self._quarantine), Counts()
-        self._guard = Guard(self._fail)
         self._course = Course(
             ring, self._sequences, self._sharing, self._notes, self._counts, self._tell, self._fail
         )
@@ -85,7 +86,7 @@ class Conductor:
             self._course,
             self._sequences,
             self._sharing,
-            self._guard,
+            self._isolate,
             self._clock,
             self._begin,
         )
@@ -142,53 +143,33 @@ class Conductor:
             cached_tokens=self._counts.found,
         )
 
-    async def generate(
-        self,
-        ask: Ask,
-        request_id: str | None = None,
-        client: str = "",
-        timeout: float | None = None,
-        owner: str = "",
-    ) -> AsyncGenerator[Numbered, None]:
-        """The request's events, numbered from 0, Finished last. Closing the generator cancels it, unless
-        it is resumable: then it lives on for a while, and the same call again, or `resume`, reads it.
+    async def open(self, ask: Ask, caller: Caller) -> EventStream:
+        """The request's events, numbered from 0, Finished last, once it waits for its turn. Closing them
+        cancels it, unless it is resumable: then it lives on for a while, and the same call again, or
+        `reopen`, reads it.
 
-        client: who shares fairly with others. owner: who alone may come back to it; "": whoever knows its id.
-
-        timeout: seconds it may take, waiting included; None: as long as it needs.
-        Raises InvalidRequest, NotFound, Overloaded, and Unavailable where there was no ring yet, before the
-        first event; Unavailable when the ring breaks and no other comes; TimedOut; PlanError; Cancelled when
-        nothing is read for too long.
+        Raises InvalidRequest, NotFound, Overloaded, and Unavailable where there was no ring yet. The events
+        raise Unavailable when the ring breaks and no other comes; TimedOut; PlanError; Cancelled when nothing
+        is read for too long.
         """
-        known = self._find_resumable(request_id, owner)
+        known = self._find_resumable(caller.request, caller.owner)
         if known is not None:
-            request = self._take_up(known, ask, timeout)
+            request = self._take_up(known, ask, caller.timeout)
         else:
-            request = await self._arrive(ask, request_id, client, timeout, owner)
-        async with aclosing(self._readers.follow(request, 0)) as events:
-            async for event in events:
-                yield event
+            request = await self._arrive(ask, caller)
+        return self._readers.follow(request, 0)
 
-    async def resume(
-        self,
-        request_id: str,
-        offset: int = 0,
-        ask: Ask | None = None,
-        timeout: float | None = None,
-        owner: str = "",
-    ) -> AsyncGenerator[Numbered, None]:
+    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
         """The events from `offset` on of a resumable request that runs, or has ended not long ago.
 
-        ask: what the request must have asked for; None: whatever it did. timeout: counts from now.
+        ask: what the request must have asked for; None: whatever it did. The timeout counts from now.
         Raises NotFound (another's, too), InvalidRequest, and whatever ends the request.
         """
-        request = self._find_resumable(request_id, owner)
+        request = self._find_resumable(request_id, caller.owner)
         if request is None:
             raise NotFound(f"no request {brief(request_id)} is kept here")
-        self._take_up(request, ask, timeout)
-        async with aclosing(self._readers.follow(request, offset)) as events:
-            async for event in events:
-                yield event
+        self._take_up(request, ask, caller.timeout)
+        return self._readers.follow(request, offset)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         """End a request; its client still hears Finished. False when there is no such request of theirs."""
@@ -221,7 +202,8 @@ class Conductor:
         for outcome in result.outcomes:
             self._sharing.heard(outcome)
         for request, outcomes in self._sequences.group(result.outcomes):
-            self._guard(request, self._learn, request, outcomes, now)
+            with self._isolate(request):
+                self._learn(request, outcomes, now)
         if self._quarantine.moved() or self._sequences.freed:
             self._scheduler.fill()
 
@@ -297,19 +279,16 @@ class Conductor:
 
     # --- arrival and departure ---
 
-    async def _arrive(
-        self, ask: Ask, id: str | None, client: str, timeout: float | None, owner: str
-    ) -> LiveRequest:
+    async def _arrive(self, ask: Ask, caller: Caller) -> LiveRequest:
         """Once it has been looked into, it waits for its turn."""
         self._check_open()
-        words, left = await self._arrivals.look_into(ask, id, client, timeout)
+        words, left = await self._arrivals.look_into(ask, caller)
         self._check_open()
-        if (known := self._find_resumable(id, owner)) is not None:  # the same call, meanwhile
+        if (known := self._find_resumable(caller.request, caller.owner)) is not None:  # the same call
             return self._take_up(known, ask, left)
-        self._check_free(id)
-        last = self._arrivals.find_room(client)
-        request = self._acceptance.prepare(ask, id, client, self._clock.now(), words)
-        request.owner = owner
+        self._check_free(caller.request)
+        last = self._arrivals.find_room(caller.client)
+        request = self._acceptance.prepare(ask, caller, self._clock.now(), words)
         if last is not None:
             self._fail(last, self._arrivals.overloaded())
         log.info("request", **request.named, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens)
@@ -371,12 +350,27 @@ class Conductor:
         request.feed.end(error)
         self.drop(request)
 
+    @contextmanager
+    def _isolate(self, request: LiveRequest) -> Generator[None]:
+        """What goes wrong meanwhile ends this request alone."""
+        try:
+            yield
+        except WireError as error:  # of a member, never of the client
+            log.error("a member told what cannot be", **request.named, reason=str(error))
+            self._fail(request, Unavailable(f"the ring lost its place in this answer: {error}"))
+        except SpecsotError as error:
+            self._fail(request, error)
+        except Exception:
+            log.exception("a request broke the master's rules", **request.named)
+            self._fail(request, SpecsotError(INTERNAL))
+
     def _begin(self, state: RingState) -> None:
         """A new ring, perhaps of another size."""
         self._acceptance.remember(state)
         for request in self._roster.everybody:
             self._limits.has_ring(request)
-            self._guard(request, fit, request, state)
+            with self._isolate(request):
+                fit(request, state)
 
     def _spoil(self, order: Order) -> None:
         """This one never came to the ring: whose it is cannot go on, and nobody may stand on it."""

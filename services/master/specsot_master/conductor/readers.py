@@ -7,7 +7,7 @@ over; any other one ends with it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 
@@ -15,6 +15,7 @@ from specsot.errors import Cancelled, InvalidRequest
 from specsot.events import Numbered
 from specsot.params import Ask
 from specsot_master.conductor.clock import Clock
+from specsot_master.conductor.feed import Reader
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.notes import Notes
 from specsot_master.conductor.ring import ConductorConfig
@@ -50,21 +51,28 @@ class Readers:
         """One that is over and kept."""
         return self._shelf.get(id)
 
-    async def follow(self, request: LiveRequest, offset: int) -> AsyncGenerator[Numbered, None]:
-        """Its events from `offset` on. Raises InvalidRequest, Cancelled (cut off), what ended the request."""
-        feed = request.feed
-        reader = feed.read(offset)
+    def follow(self, request: LiveRequest, offset: int) -> Events:
+        """Its events from `offset` on, to be closed by who reads them. Raises InvalidRequest, and what ended
+        the request before it came that far.
+        """
+        reader = request.feed.read(offset)
         request.alarms.clear(LEFT)
         self._renew(request)  # it may have been paused while nobody read
-        try:
-            while (event := await reader.next()) is not None:
-                if feed.unread == self._config.unread - 1:  # it may have been paused until now
-                    self._renew(request)
-                await self._notes.secure(request)
-                yield event
-        finally:
-            if feed.leave(reader):
-                self._left(request)
+        return Events(self, request, reader)
+
+    async def next_of(self, request: LiveRequest, reader: Reader) -> Numbered | None:
+        """Once it would survive a restart; None at the end. Raises Cancelled (cut off), what ended it."""
+        event = await reader.next()
+        if event is not None:
+            if request.feed.unread == self._config.unread - 1:  # it may have been paused until now
+                self._renew(request)
+            await self._notes.secure(request)
+        return event
+
+    def leave(self, request: LiveRequest, reader: Reader) -> None:
+        """This one reads no more: a request that nobody may come back to ends with it."""
+        if request.feed.leave(reader):
+            self._left(request)
 
     def told(self, request: LiveRequest) -> None:
         """There is something to read."""
@@ -140,6 +148,22 @@ class Readers:
         log.warning("the client does not read", **request.named, unread=feed.unread)
         feed.cut(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
         self._left(request)
+
+
+class Events(AsyncIterator[Numbered]):
+    """One call's reading of one request. Closing it ends a request that is not resumable."""
+
+    def __init__(self, readers: Readers, request: LiveRequest, reader: Reader) -> None:
+        self._readers, self._request, self._reader = readers, request, reader
+
+    async def __anext__(self) -> Numbered:
+        event = await self._readers.next_of(self._request, self._reader)
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def aclose(self) -> None:
+        self._readers.leave(self._request, self._reader)
 
 
 def check_same(request: LiveRequest, ask: Ask | None) -> None:

@@ -32,6 +32,25 @@ class RingState:
     rows: int = 512
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and for how long.
+
+    request: the id it gives its request, None for one that is drawn here.
+    client:  requests of one client share fairly with those of others.
+    timeout: seconds the request may take, waiting included; None for as long as it needs.
+    owner:   who alone may resume and cancel it; "" for whoever knows its id.
+    """
+
+    request: str | None = None
+    client: str = ""
+    timeout: float | None = None
+    owner: str = ""
+
+
+ANYBODY = Caller()
+
+
 class Ring(Protocol):
     """Stage 0, as far as the master is concerned. Results come back through `Conductor.received`."""
 

@@ -7,10 +7,10 @@ say the shared beginnings.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from specsot_master.conductor.clock import Clock
 from specsot_master.conductor.course import Course
-from specsot_master.conductor.guard import Guard
 from specsot_master.conductor.live import LiveRequest
 from specsot_master.conductor.ring import Ring, RingState
 from specsot_master.conductor.roster import Roster
@@ -28,13 +28,13 @@ class Scheduler:
         course: Course,
         sequences: Sequences,
         sharing: Sharing,
-        guard: Guard,
+        isolate: Callable[[LiveRequest], AbstractContextManager[None]],
         clock: Clock,
         began: Callable[[RingState], None],
     ) -> None:
         self._ring, self._roster, self._course = ring, roster, course
         self._sequences, self._sharing = sequences, sharing
-        self._guard, self._clock, self._began = guard, clock, began
+        self._isolate, self._clock, self._began = isolate, clock, began
         self.epoch: int | None = None
         self._over = 0  # the last epoch that is known to have ended
 
@@ -57,7 +57,8 @@ class Scheduler:
             self._begin_epoch(state)
         self._admit(state)
         for request in self._roster.interrupted:
-            self._guard(request, self._course.go_on, request, self._roster.crowded)
+            with self._isolate(request):
+                self._course.go_on(request, self._roster.crowded)
         self._add_branches()
 
     def end_epoch(self) -> None:
@@ -79,7 +80,8 @@ class Scheduler:
             return self._sharing.admit(request, state)
 
         while (request := self._roster.admit_next(now, admit)) is not None:
-            self._guard(request, self._course.begin, request, now)
+            with self._isolate(request):
+                self._course.begin(request, now)
 
     def _add_branches(self) -> None:
         """One branch at a time for whoever's turn it is, until nobody wants one or nothing fits."""
@@ -87,6 +89,7 @@ class Scheduler:
         while (request := self._roster.next_to_branch(stuck)) is not None:
             before = len(request.sequences)
             point = request.plan.ready()[0]
-            self._guard(request, self._course.add_branch, request, point, self._roster.crowded, self.fill)
+            with self._isolate(request):
+                self._course.add_branch(request, point, self._roster.crowded, self.fill)
             if len(request.sequences) == before:
                 stuck.add(request.id)

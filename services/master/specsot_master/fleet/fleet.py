@@ -1,4 +1,4 @@
-"""The members of a ring: takes joins, hears what they say, learns of losses; and answers for the ring.
+"""The members of a ring: takes joins, hears what they say, learns of losses; is the ring that requests see.
 
 Refuses to know tensors, text and transports (a member is a Registration and a downlink), and how an epoch
 begins and ends.
@@ -17,6 +17,7 @@ from specsot.info import MemberInfo, Rebalanced
 from specsot.links import Link
 from specsot.members import Broken, Configuration, Leaving, Progress, Ready, Registration, StandBy
 from specsot.params import DrafterName
+from specsot_master.conductor.ring import RingState
 from specsot_master.fleet.epochs import Epochs, Numbers
 from specsot_master.fleet.formation import belongs, check, with_gpu
 from specsot_master.fleet.roll import Member, Roll
@@ -61,6 +62,22 @@ class Fleet:
     def ring(self) -> Configuration | None:
         """What every member of the running epoch was told; None while there is none."""
         return self._epoch.ring
+
+    def state(self) -> RingState | None:
+        """What requests need to know of the running ring; None while there is none."""
+        ring = self.ring
+        if ring is None:
+            return None
+        return RingState(
+            epoch=ring.epoch,
+            pages=ring.pages,
+            page_rows=ring.page_rows,
+            slots=ring.slots,
+            rows=ring.rows,
+            max_positions=self.max_positions,
+            has_drafter=ring.drafted,
+            drafters=self.drafters,
+        )
 
     @property
     def complaint(self) -> str | None:
@@ -214,7 +231,7 @@ class Fleet:
         ring = self.ring
         if ring is None:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
-        await self._roll.order(ring.stages[0].name, order)
+        await self._roll[ring.stages[0].name].downlink.send(order)
 
     def _take(self, name: str, result: Result) -> None:
         """The last stage's word (late: of no lap, number 0), or the first one's on what could not begin."""

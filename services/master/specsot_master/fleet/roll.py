@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from specsot.errors import SpecsotError
-from specsot.frames import Order
 from specsot.links import Link
 from specsot.members import Configuration, Disband, Registration, Rejoined, StandBy
 from specsot.tasks import Failed, start
@@ -72,10 +71,6 @@ class Roll:
         if member := self._members.get(name):
             self.hang_up(member)
             self._on_lost(name, reason)
-
-    async def order(self, name: str, order: Order) -> None:
-        """Raises Unavailable."""
-        await self._members[name].downlink.send(order)
 
     async def _send(self, name: str, word: Word) -> None:
         member = self._members.get(name)

@@ -18,6 +18,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Head
 from specsot.params import Ask, Mode
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
+from specsot_master.conductor import Caller
 from specsot_master.desk import Desk
 from specsot_master.gateway.bearer import OWNER
 from specsot_master.gateway.refusals import in_words
@@ -59,7 +60,7 @@ class House:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class HttpCaller:
     """id: of this call, drawn here. name: what the caller wrote, for logs alone: proxies keep it when they
     try again, so several may have one. timeout: seconds it may take, None for no limit.
     owner: whose token it shows, "" where none is asked for.
@@ -78,10 +79,11 @@ class Caller:
     def generate(self, desk: Desk, asks: Sequence[Ask]) -> list[Events]:
         """A stream for every ask. The first has the call's own id, further ones a number behind it."""
         ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
-        return [desk.generate(ask, id, self.client, self.timeout, self.owner) for ask, id in zip(asks, ids)]
+        callers = [Caller(id, self.client, self.timeout, self.owner) for id in ids]
+        return [desk.generate(ask, one) for ask, one in zip(asks, callers)]
 
 
-def caller_of(request: Request) -> Caller:
+def caller_of(request: Request) -> HttpCaller:
     """Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone."""
     caller.set(well_formed(request.headers.get(TRACEPARENT)))
     with in_words({"request_id": REQUEST_ID}):
@@ -90,7 +92,7 @@ def caller_of(request: Request) -> Caller:
     named = {"x_request_id": name} if name else {}
     bind_contextvars(request_id=id, trace_id=trace_of(caller.get()), **named)
     owner = str(request.scope.get(OWNER, ""))
-    return Caller(id, owner or client_of(request), timeout_of(request.headers.get(TIMEOUT)), name, owner)
+    return HttpCaller(id, owner or client_of(request), timeout_of(request.headers.get(TIMEOUT)), name, owner)
 
 
 def client_of(request: Request) -> str:

@@ -5,15 +5,16 @@ Refuses to know members and how a ring answers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 import structlog
 
 from specsot.errors import InvalidRequest
-from specsot.events import Numbered
 from specsot.params import Ask
+from specsot_master.conductor import Caller
 from specsot_master.conductor.live import LiveRequest
+from specsot_master.conductor.streams import EventStream, RequestStreams
 from specsot_master.journal import Kept
 from specsot_master.replicas.beginnings import Beginnings
 from specsot_master.replicas.loads import Load, least_loaded
@@ -22,7 +23,7 @@ from specsot_master.replicas.replica import Replica
 log = structlog.get_logger()
 
 
-class Router:
+class Router(RequestStreams):
     """What a conductor is to a master with one ring."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -30,35 +31,15 @@ class Router:
         self._beginnings = Beginnings()
         self._arriving: dict[str, list[Replica]] = {}  # where calls with an id of their own went
 
-    async def generate(
-        self,
-        ask: Ask,
-        request_id: str | None = None,
-        client: str = "",
-        timeout: float | None = None,
-        owner: str = "",
-    ) -> AsyncGenerator[Numbered, None]:
+    async def open(self, ask: Ask, caller: Caller) -> EventStream:
         """As the conductor's, of the ring that has the request already, or of the least loaded one."""
-        with self._reserved(request_id, ask) as replica:
-            async with aclosing(
-                replica.conductor.generate(ask, request_id, client, timeout, owner)
-            ) as events:
-                async for event in events:
-                    yield event
+        with self._reserved(caller.request, ask) as replica:
+            return await replica.conductor.open(ask, caller)
 
-    async def resume(
-        self,
-        request_id: str,
-        offset: int = 0,
-        ask: Ask | None = None,
-        timeout: float | None = None,
-        owner: str = "",
-    ) -> AsyncGenerator[Numbered, None]:
+    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
         """As the conductor's."""
         replica = self.home(request_id) or self._replicas[0]
-        async with aclosing(replica.conductor.resume(request_id, offset, ask, timeout, owner)) as events:
-            async for event in events:
-                yield event
+        return await replica.conductor.reopen(request_id, offset, ask, caller)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         return any(replica.conductor.cancel(request_id, owner) for replica in self._replicas)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from grpc.aio import ServicerContext
 
@@ -22,9 +22,21 @@ from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot.wire.events import encode_event
 from specsot.wire.info import encode_info, encode_rebalanced
 from specsot.wire.requests import decode_ask, has_words, resumes
-from specsot_master.desk import Leader
+from specsot_master.conductor import Caller
 
 LONGEST_ID = 128
+
+
+class Leader(Protocol):
+    """What this door needs of the desk."""
+
+    def generate(self, ask: Ask, caller: Caller) -> AsyncGenerator[Numbered, None]: ...
+
+    def resume(
+        self, request_id: str, offset: int, ask: Ask | None, caller: Caller
+    ) -> AsyncGenerator[Numbered, None]: ...
+
+    def cancel(self, request_id: str, owner: str = "") -> bool: ...
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
@@ -90,13 +102,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
         context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
     ) -> AsyncGenerator[Numbered, None]:
         """Of a new request, or the rest of a known one."""
-        id, timeout = checked_id(request.request_id), context.time_remaining()
-        owner = self._owner(context)
+        id, owner = checked_id(request.request_id), self._owner(context)
+        caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
         if resumes(request):
             ask = self._ask_of(request) if has_words(request) else None
-            return self._leader.resume(request.request_id, request.resume_offset, ask, timeout, owner)
-        client = owner or client_of(context.peer())
-        return self._leader.generate(self._ask_of(request), id, client, timeout, owner)
+            return self._leader.resume(request.request_id, request.resume_offset, ask, caller)
+        return self._leader.generate(self._ask_of(request), caller)
 
     def _owner(self, context: ServicerContext[Any, Any]) -> str:
         return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""
