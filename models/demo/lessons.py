@@ -13,8 +13,8 @@ from typing import Any
 
 from specsot.params import Message
 from specsot.skeleton import PlanRules, read_plan
-from specsot_lab.train.reading import items_in
 from specsot_lab.train.rows import Row, row_of, useful
+from specsot_lab.train.text_files import items_in
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 

@@ -9,24 +9,8 @@ import pytest
 import typer
 
 from specsot.errors import InvalidRequest
-from specsot_app.bench.advice import advise
-from specsot_app.bench.against import Stored, Verdict, compare, read_run
-from specsot_app.bench.methods import (
-    HEAD,
-    PLAINLY,
-    RIVALS,
-    Course,
-    Method,
-    full,
-    linear,
-    quick,
-    sight_of,
-    windowed,
-)
-from specsot_app.bench.moments import Answer, Moment
-from specsot_app.bench.report import look_back
-from specsot_app.bench.summing import (
-    Quality,
+from specsot_app.bench.core.aggregate import (
+    Perplexities,
     Runs,
     name_of,
     names_of,
@@ -37,17 +21,33 @@ from specsot_app.bench.summing import (
     skipped,
     unwritten,
 )
-from specsot_app.bench.typeset import COLUMNS, advised, escape, latex, markdown
+from specsot_app.bench.core.methods import (
+    HEAD,
+    HF_BASELINES,
+    PLAINLY,
+    Method,
+    MethodTable,
+    full,
+    linear,
+    quick,
+    sight_of,
+    windowed,
+)
+from specsot_app.bench.core.recommend import recommend
+from specsot_app.bench.core.samples import LapSample, Recording
+from specsot_app.bench.core.tables import COLUMNS, advised, escape, latex, markdown
+from specsot_app.bench.report import look_back
+from specsot_app.bench.stored_run import SpeedupChange, StoredRun, compare, read_run
 from specsot_app.commands.options import place_for
 from specsot_app.fleets import Wanted
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def answer(*steps: tuple[float, int], proposed: int | None = None, planned: bool = False) -> Answer:
+def answer(*steps: tuple[float, int], proposed: int | None = None, planned: bool = False) -> Recording:
     """Behind so many seconds so many tokens; four drafts a lap, two of them accepted, where some were."""
     moments = [
-        Moment(
+        LapSample(
             seconds,
             tokens,
             tokens - 1,
@@ -61,7 +61,7 @@ def answer(*steps: tuple[float, int], proposed: int | None = None, planned: bool
         for lap, (seconds, tokens) in enumerate(steps)
     ]
     text = tuple(range(steps[-1][1]))
-    return Answer(tuple(moments), text, steps[-1][0] + 0.5, planned, (9, 9))
+    return Recording(tuple(moments), text, steps[-1][0] + 0.5, planned, (9, 9))
 
 
 PLAIN = answer((0.5, 1), (1.0, 2), (1.5, 3), (2.0, 4))
@@ -81,7 +81,7 @@ def test_a_length_is_read_off_a_longer_answer() -> None:
 
 def test_a_planned_answer_counts_its_own_tokens_over_the_whole_time() -> None:
     planned = answer((0.5, 1), (1.0, 6), planned=True)
-    one = Answer(planned.moments, (1, 2, 3), 3.0, planned=True).up_to(2)
+    one = Recording(planned.moments, (1, 2, 3), 3.0, planned=True).up_to(2)
     assert (one.tokens, one.seconds, one.first) == (3, 3.0, 0.5)
 
 
@@ -89,7 +89,7 @@ def test_a_row_has_every_figure() -> None:
     method = linear(4)
     plain = Runs(PLAINLY, 4, (PLAIN.up_to(4),) * 2)
     runs = Runs(method, 4, (DRAFTED.up_to(4), answer((0.5, 1), (2.0, 4), proposed=4).up_to(4)))
-    row = row_of(runs, plain, Quality(2.0, 3.5))
+    row = row_of(runs, plain, Perplexities(2.0, 3.5))
     assert row["name"] == "linear K=4, 4 tokens"
     assert row["tokens_per_second"] == 3.0
     assert row["tokens_per_second_sd"] == 1.41
@@ -102,7 +102,9 @@ def test_a_row_has_every_figure() -> None:
 
 
 def test_what_nobody_tells_is_not_made_up() -> None:
-    row = row_of(Runs(RIVALS[0], 4, (PLAIN.up_to(4),)), Runs(PLAINLY, 4, (PLAIN.up_to(4),)), Quality())
+    row = row_of(
+        Runs(HF_BASELINES[0], 4, (PLAIN.up_to(4),)), Runs(PLAINLY, 4, (PLAIN.up_to(4),)), Perplexities()
+    )
     assert row["accept_percent"] is None
     assert row["tokens_per_second_sd"] is None
     assert row["ppl"] is None
@@ -115,7 +117,7 @@ def test_perplexity_is_over_tokens_not_texts() -> None:
 
 def test_runs_come_by_length_and_plans_are_asked_for_each() -> None:
     sot, short = HEAD[1], linear(4)
-    course = Course((PLAINLY, short, sot), (2, 4), 1)
+    course = MethodTable((PLAINLY, short, sot), (2, 4), 1)
     answers = {("plain", 4): [PLAIN], (short.name, 2): [DRAFTED], ("SoT", 2): [PLAIN], ("SoT", 4): [DRAFTED]}
     found = runs_of(answers, course)
     assert [one.name for one in found] == [
@@ -152,20 +154,20 @@ def table_row(method: Method, **figures: object) -> dict[str, object]:
 
 ROWS = [
     table_row(PLAINLY),
-    table_row(RIVALS[0], speedup=0.5, tokens_per_second=5.0, memory_mib=0.1, ttft_ms=1.0),
+    table_row(HF_BASELINES[0], speedup=0.5, tokens_per_second=5.0, memory_mib=0.1, ttft_ms=1.0),
     table_row(
         linear(4), speedup=1.5, tokens_per_second=15.0, memory_mib=9.0, ttft_ms=10.4, accept_percent=40.0
     ),
     table_row(windowed(256), speedup=0.9, tokens_per_second=9.0, memory_mib=2.0, ttft_ms=12.0),
     table_row(HEAD[1], speedup=2.0, tokens_per_second=20.0, memory_mib=8.0, ttft_ms=30.0),
-    skipped(RIVALS[1], 4, "needs --small-model"),
+    skipped(HF_BASELINES[1], 4, "needs --small-model"),
 ]
 
-THEN = Stored(ROWS, {})
+THEN = StoredRun(ROWS, {})
 
 
 def test_advice_is_read_off_the_rows() -> None:
-    said = {(one["goal"], one["text"]): one["method"] for one in advise(ROWS)}
+    said = {(one["goal"], one["text"]): one["method"] for one in recommend(ROWS)}
     assert said == {
         ("throughput", "any text"): "SoT",
         ("throughput", "plain's text"): "linear K=4",
@@ -175,14 +177,14 @@ def test_advice_is_read_off_the_rows() -> None:
         ("memory", "plain's text"): "plain",
     }, "a rival is no setting of ours; of those nearly as good the fastest"
     slower = [row | {"tokens_per_second": 1.0} if row["method"] == "SoT" else row for row in ROWS]
-    assert advise(slower)[0]["method"] == "linear K=4"
+    assert recommend(slower)[0]["method"] == "linear K=4"
 
 
 def test_a_speedup_that_fell_is_worse_and_a_slower_rival_is_not() -> None:
-    assert Verdict("a", then=2.0, now=1.7, rival=False).worse(0.1)
-    assert not Verdict("a", then=2.0, now=1.9, rival=False).worse(0.1)
-    assert not Verdict("rival", then=0.8, now=0.4, rival=True).worse(0.1)
-    assert Verdict("rival", then=0.8, now=1.2, rival=True).worse(0.1), "plain decoding lost to it"
+    assert SpeedupChange("a", then=2.0, now=1.7, rival=False).worse(0.1)
+    assert not SpeedupChange("a", then=2.0, now=1.9, rival=False).worse(0.1)
+    assert not SpeedupChange("rival", then=0.8, now=0.4, rival=True).worse(0.1)
+    assert SpeedupChange("rival", then=0.8, now=1.2, rival=True).worse(0.1), "plain decoding lost to it"
 
 
 def test_a_run_is_compared_by_names(capsys) -> None:
@@ -204,11 +206,11 @@ def test_what_can_not_be_measured_any_more_is_worse(capsys: pytest.CaptureFixtur
     ]
     assert look_back({}, broken, THEN, 0.1) == 1
     assert "worse  linear K=4, 4 tokens: not measured now: cannot write: x" in capsys.readouterr().out
-    assert look_back({}, broken, Stored(broken, {}), 0.1) == 0
+    assert look_back({}, broken, StoredRun(broken, {}), 0.1) == 0
 
 
 def test_a_run_that_was_taken_in_another_way_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    then = Stored(ROWS, {"model": "demo", "dtype": "float32", "quantization": None, "rounds": 2})
+    then = StoredRun(ROWS, {"model": "demo", "dtype": "float32", "quantization": None, "rounds": 2})
     assert look_back({"model": "demo", "dtype": "bfloat16", "quantization": "int8"}, ROWS, then, 0.1) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("other")] == [
         "other  dtype: float32 then, bfloat16 now",
@@ -251,7 +253,7 @@ def test_only_a_stored_table_can_be_compared_with(tmp_path: Path) -> None:
 
 def test_a_row_is_left_out_once() -> None:
     sot, long = HEAD[1], linear(4, lengthy=True)
-    course = Course((PLAINLY, long, sot), (2, 4, 8), 1)
+    course = MethodTable((PLAINLY, long, sot), (2, 4, 8), 1)
     broken = {(long.name, 4): "cannot write: died", (sot.name, 2): "cannot write: too"}
     found = unwritten(course, broken, {name_of(long, 8), name_of(sot, 8)})
     assert [(row["name"], row["skipped"]) for row in found] == [
@@ -273,22 +275,22 @@ def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> N
 
 @pytest.mark.torch
 def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
+    from specsot_app.bench.rounds import models_of
     from specsot_app.bench.scores import Scores
-    from specsot_app.bench.tables import models_of
 
     with pytest.raises(InvalidRequest, match="fewer than two tokens"):
         Scores(models_of(Wanted(), None), "")
 
 
 def test_tables_as_markdown_and_latex() -> None:
-    page = markdown("a title", "said", ROWS, advise(ROWS))
+    page = markdown("a title", "said", ROWS, recommend(ROWS))
     lines = [line for line in page.splitlines() if line.startswith("| linear K=4")]
     assert lines[0].split("|")[2].strip() == "15.0 ± 1.0"
     assert lines[0].split("|")[3].strip() == "1.50 (1.00 .. 1.00)"
     assert "not measured: needs --small-model" in page
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table[: len(ROWS) + 2]}) == 1, "every row has all columns"
-    assert "| throughput |" in advised(advise(ROWS)).replace("   ", " ").replace("  ", " ")
+    assert "| throughput |" in advised(recommend(ROWS)).replace("   ", " ").replace("  ", " ")
     written = latex("50 % & more", ROWS)
     assert r"\caption{50 \% \& more: 4 tokens}" in written
     assert r"15.0 $\pm$ 1.0" in written

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import Unavailable
-from specsot_app.bench.methods import HEAD, PLAINLY, Course, Method, linear, windowed
-from specsot_app.bench.moments import Answer, Moment
-from specsot_app.bench.stands import Models
+from specsot_app.bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
+from specsot_app.bench.core.samples import LapSample, Recording
+from specsot_app.bench.runners import ModelSet
 from specsot_app.fleets import Wanted, demo
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,14 +26,14 @@ def test_what_transformers_can_not_load_is_told_and_ends_no_run(
     pytest.importorskip("transformers")
     import torch
 
-    from specsot_app.bench import rivals
+    from specsot_app.bench import hf_baseline
 
     with ThreadPoolExecutor(1) as here:  # in place of the other process
-        monkeypatch.setattr(rivals, "ProcessPoolExecutor", lambda *_: here)
-        monkeypatch.setattr(rivals, "_held", [])
-        rivals._load(tmp_path / "none", torch.float32, "cpu", None)
+        monkeypatch.setattr(hf_baseline, "ProcessPoolExecutor", lambda *_: here)
+        monkeypatch.setattr(hf_baseline, "_held", [])
+        hf_baseline._load(tmp_path / "none", torch.float32, "cpu", None)
         with pytest.raises(Unavailable, match="Transformers: OSError: "):
-            rivals.Rival(tmp_path, torch.float32).write((1,), 2)
+            hf_baseline.HfBaseline(tmp_path, torch.float32).write((1,), 2)
 
 
 @pytest.mark.torch
@@ -41,13 +41,13 @@ def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     import torch
 
-    from specsot_app.bench import rivals
+    from specsot_app.bench import hf_baseline
 
     with ThreadPoolExecutor(1) as here:
-        monkeypatch.setattr(rivals, "ProcessPoolExecutor", lambda *_: here)
-        monkeypatch.setattr(rivals, "_held", [])
-        rivals._load(demo() / "base", torch.float32, "cpu", demo() / "small")
-        rival = rivals.Rival(demo() / "base", torch.float32)
+        monkeypatch.setattr(hf_baseline, "ProcessPoolExecutor", lambda *_: here)
+        monkeypatch.setattr(hf_baseline, "_held", [])
+        hf_baseline._load(demo() / "base", torch.float32, "cpu", demo() / "small")
+        rival = hf_baseline.HfBaseline(demo() / "base", torch.float32)
         for assisted in (False, True):
             assert len(rival.write((1,), 4, assisted, seconds=600.0).tokens) == 4
             with pytest.raises(TimeoutError):
@@ -56,10 +56,10 @@ def test_transformers_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.torch
 async def test_an_answer_ends_in_time_and_the_next_is_whole() -> None:
-    from specsot_app.bench.stands import Stands
-    from specsot_app.bench.tables import models_of
+    from specsot_app.bench.rounds import models_of
+    from specsot_app.bench.runners import Runners
 
-    async with Stands(models_of(Wanted(dtype="fp32"), None)) as stands:
+    async with Runners(models_of(Wanted(dtype="fp32"), None)) as stands:
         with pytest.raises(TimeoutError):
             await stands.write(PLAINLY, "Explain Photosynthesis.", 200, seconds=0.0)
         said = await stands.write(PLAINLY, "Explain Photosynthesis.", 12)
@@ -80,20 +80,20 @@ async def test_an_answer_ends_in_time_and_the_next_is_whole() -> None:
 )
 def test_what_time_allows_is_written(seconds: float, written: list[int | None]) -> None:
     """Three methods in three rounds, each answer a second."""
-    from specsot_app.bench.tables import Task, write_rounds
+    from specsot_app.bench.rounds import TableRun, write_rounds
 
     methods, passed = (PLAINLY, linear(4), linear(5)), [0.0]
 
     class Slow:
         async def write(
             self, method: Method, question: str, tokens: int, seconds: float | None = None
-        ) -> Answer:
+        ) -> Recording:
             passed[0] += 1
             if seconds is not None and seconds < 1:
                 raise TimeoutError
-            return Answer((Moment(1.0, 4, 3, 1),), (1, 2, 3, 4), 1.0)
+            return Recording((LapSample(1.0, 4, 3, 1),), (1, 2, 3, 4), 1.0)
 
-    task = Task(Course(methods, (4,), 3), Models(Path()), ("why",), "", seconds)
+    task = TableRun(MethodTable(methods, (4,), 3), ModelSet(Path()), ("why",), "", seconds)
     wanted = [(method, 4) for method in methods]
     answers, broken = asyncio.run(write_rounds(task, Slow(), wanted, lambda: passed[0]))
     assert [
@@ -107,15 +107,15 @@ def test_what_time_allows_is_written(seconds: float, written: list[int | None]) 
 @pytest.mark.torch
 def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     """The demo model, drafts in 8 bits; Transformers left out: a process of its own takes seconds."""
-    from specsot_app.bench.report import Wish, publish
-    from specsot_app.bench.tables import Task, models_of, read_reference
+    from specsot_app.bench.report import ReportOptions, publish
+    from specsot_app.bench.rounds import TableRun, models_of, read_reference
 
     methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
     wanted = Wanted(dtype="fp32", draft_quantization="fp8")
     models, reference = replace(models_of(wanted, None), head=None), read_reference(None)[:200]
-    task = Task(Course(methods, (192, 194), 1), models, ("Explain Photosynthesis.",), reference)
+    task = TableRun(MethodTable(methods, (192, 194), 1), models, ("Explain Photosynthesis.",), reference)
     output = tmp_path / "run.json"
-    assert publish(task, Wish("quick", output)) == 0
+    assert publish(task, ReportOptions("quick", output)) == 0
     told = json.loads(output.read_text())
     assert (told["bench"], told["settings"]["draft_quantization"]) == ("quick", "fp8")
     rows = {row["name"]: row for row in told["rows"]}
@@ -137,7 +137,7 @@ def test_methods_of_every_kind_write(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    models = Models(tmp_path)
+    models = ModelSet(tmp_path)
     assert models.lacks(linear(4)) == "needs --small-model"
     assert models.lacks(HEAD[0]) == "needs --draft-model, an EAGLE head"
     assert models.lacks(windowed(256)) is None

@@ -29,9 +29,9 @@ asyncio.run(main())
 
 TABLES = """
 import asyncio, os
-from specsot_app.bench.methods import HEAD, PLAINLY
-from specsot_app.bench.stands import Stands
-from specsot_app.bench.tables import models_of
+from specsot_app.bench.core.methods import HEAD, PLAINLY
+from specsot_app.bench.runners import Stands
+from specsot_app.bench.rounds import models_of
 from specsot_app.fleets import Wanted
 
 async def main():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specsot_app.fleets import demo
-from specsot_lab.bench.directories import followers, write
+from specsot_lab.bench.synthetic_models import followers, write_directory
 
 pytestmark = pytest.mark.torch
 
@@ -32,7 +32,7 @@ def test_so_many_words_have_another_follower_and_none_has_two():
 def test_a_model_says_what_follows_whatever_came_before(tmp_path: Path):
     from transformers import AutoModelForCausalLM
 
-    write(
+    write_directory(
         {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}, tmp_path, demo() / "base", 0.8
     )
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)

@@ -29,8 +29,15 @@ from specsot_lab.bench.gpu_profile import MOST, longest, shares
 from specsot_lab.bench.gpu_replay import CHANCES, RECORDED, Ranks, grown, scaled_ranks, tau_of
 from specsot_lab.bench.gpu_speculation import SKELETON
 from specsot_lab.bench.gpu_turns import Drafting, Part, Ring
-from specsot_lab.bench.lengths import PLANS, scaled
-from specsot_lab.bench.shapes import SHAPES, MadeUp, Telling, bytes_of_a_token, bytes_of_kv, config_of
+from specsot_lab.bench.prompt_lengths import PLANS, scaled
+from specsot_lab.bench.synthetic_models import (
+    SHAPES,
+    MadeUp,
+    Telling,
+    bytes_of_a_token,
+    bytes_of_kv,
+    config_of,
+)
 
 pytestmark = pytest.mark.torch
 

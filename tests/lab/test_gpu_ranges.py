@@ -9,7 +9,7 @@ from specsot.errors import InvalidRequest
 from specsot.model.config import ModelConfig, make_config
 from specsot_lab.bench.gpu_lanes import Told
 from specsot_lab.bench.gpu_ranges import Model, Row, measure, measure_ring, table_of
-from specsot_lab.bench.shapes import SHAPES
+from specsot_lab.bench.synthetic_models import SHAPES
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
 

@@ -9,8 +9,8 @@ import pytest
 
 from specsot_app.cli import main
 from specsot_lab.bench.attacks import KINDS, SLOW, Target, attack, attacks, nested
-from specsot_lab.bench.hostile import Under, table_of
-from specsot_lab.bench.waits import Heard, Level
+from specsot_lab.bench.hostile import AttackResult, table_of
+from specsot_lab.bench.latencies import LoadLevel, RequestTimes
 from tests.doors.front import front
 from tests.http.house import served
 
@@ -58,9 +58,9 @@ def test_forms_are_new_each_time() -> None:
     assert nested(random.Random(1), 3) != nested(random.Random(2), 3)
 
 
-def level(between: float, error: str | None = None) -> Level:
+def level(between: float, error: str | None = None) -> LoadLevel:
     texts = (1.0, 1.0 + between, 1.0 + 2 * between)
-    return Level(16, 3.0, (Heard(0.5, 4.0, texts, 3), Heard(0.5, 4.0, texts, 3, error)))
+    return LoadLevel(16, 3.0, (RequestTimes(0.5, 4.0, texts, 3), RequestTimes(0.5, 4.0, texts, 3, error)))
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def level(between: float, error: str | None = None) -> Level:
         (level(0.1, "Unavailable"), False),
     ],
 )
-def test_a_client_may_wait_three_times_as_long_and_have_no_error(one: Level, holds: bool) -> None:
-    under = Under("ids", (level(0.1), level(0.1)), one, {"attempts": 7}, {"longest": 0.25}, 0)
+def test_a_client_may_wait_three_times_as_long_and_have_no_error(one: LoadLevel, holds: bool) -> None:
+    under = AttackResult("ids", (level(0.1), level(0.1)), one, {"attempts": 7}, {"longest": 0.25}, 0)
     assert under.holds is holds
     assert table_of([under]).row_count == 1
 
 
 def test_another_ring_is_a_failure() -> None:
-    assert not Under("ids", (level(0.1), level(0.1)), level(0.1), {}, {}, 1).holds
+    assert not AttackResult("ids", (level(0.1), level(0.1)), level(0.1), {}, {}, 1).holds
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from specsot_app.bench.results import write_results
 from specsot_app.cli import main
 from specsot_app.fleets import Wanted
 from specsot_lab.bench.clients import ask_at_once
-from specsot_lab.bench.load import Load, table_of
-from specsot_lab.bench.memory import Look, grown, resident_of
-from specsot_lab.bench.waits import Heard, Level, spread
+from specsot_lab.bench.latencies import LoadLevel, RequestTimes, spread
+from specsot_lab.bench.load import LoadOptions, table_of
+from specsot_lab.bench.memory import MemorySample, grown, resident_of
 from specsot_master.conductor import ConductorConfig
 from tests.doors.front import front
 from tests.master.letters import DIRECT, SOT
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def test_what_one_client_felt() -> None:
-    heard = Heard(10.0, 12.5, (10.5, 10.5001, 11.0, 12.0), tokens=6)
+    heard = RequestTimes(10.0, 12.5, (10.5, 10.5001, 11.0, 12.0), tokens=6)
     assert heard.first == 0.5
     assert [round(gap, 3) for gap in heard.between] == [0.5, 1.0], "two texts of one lap are one"
     assert heard.per_token == pytest.approx(0.3)
@@ -52,10 +52,10 @@ def test_no_value_has_no_percentile() -> None:
 
 
 def test_only_answers_count() -> None:
-    answered = Heard(0.0, 2.0, (1.0, 2.0), tokens=11)
-    gone = Heard(0.0, 0.1, error="Overloaded")
-    broken = Heard(0.0, 9.0, (8.0, 9.0), tokens=500, error="failed")
-    level = Level(3, 4.0, (answered, gone, broken, gone))
+    answered = RequestTimes(0.0, 2.0, (1.0, 2.0), tokens=11)
+    gone = RequestTimes(0.0, 0.1, error="Overloaded")
+    broken = RequestTimes(0.0, 9.0, (8.0, 9.0), tokens=500, error="failed")
+    level = LoadLevel(3, 4.0, (answered, gone, broken, gone))
     row = level.row()
     assert (row["requests"], row["answered"]) == (4, 1)
     assert row["errors"] == {"Overloaded": 2, "failed": 1}
@@ -65,14 +65,14 @@ def test_only_answers_count() -> None:
 
 
 def test_a_level_without_an_answer_has_no_figures() -> None:
-    level = Level(1, 1.0, (Heard(0.0, 0.1, error="Unavailable"),))
+    level = LoadLevel(1, 1.0, (RequestTimes(0.0, 0.1, error="Unavailable"),))
     assert level.row()["requests_per_second"] == 0
     assert table_of([level]).row_count == 1
 
 
 def test_the_table_fits_a_terminal() -> None:
-    slow = Heard(0.0, 99.0, (12.345, 99.0), tokens=3)
-    levels = [Level(64, 1.0, (slow, Heard(0.0, 0.1, error="Overloaded")))]
+    slow = RequestTimes(0.0, 99.0, (12.345, 99.0), tokens=3)
+    levels = [LoadLevel(64, 1.0, (slow, RequestTimes(0.0, 0.1, error="Overloaded")))]
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(table_of(levels))
     shown = console.export_text()
@@ -110,13 +110,13 @@ async def test_refusals_are_counted_as_what_they_are() -> None:
 
 
 def test_no_two_questions_are_alike() -> None:
-    load = Load((1,), 8, 32, "direct", Wanted())
+    load = LoadOptions((1,), 8, 32, "direct", Wanted())
     assert len({load.ask(number).prompt for number in range(100)}) == 100
 
 
 def test_results_say_what_where_and_how(tmp_path: Path) -> None:
     file = tmp_path / "made" / "load.json"
-    level = Level(2, 1.0, (Heard(0.0, 1.0, (0.5,), tokens=1),))
+    level = LoadLevel(2, 1.0, (RequestTimes(0.0, 1.0, (0.5,), tokens=1),))
     write_results(file, "load", {"mode": "direct"}, [level.row()])
     told = json.loads(file.read_text())
     assert list(told) == ["bench", "version", "machine", "settings", "rows"]
@@ -125,7 +125,10 @@ def test_results_say_what_where_and_how(tmp_path: Path) -> None:
 
 
 def test_what_processes_have_grown() -> None:
-    looks = [Look(n, 0, {"master": held, "worker-0": 70}) for n, held in ((500, 50), (1000, 90), (2000, 60))]
+    looks = [
+        MemorySample(n, 0, {"master": held, "worker-0": 70})
+        for n, held in ((500, 50), (1000, 90), (2000, 60))
+    ]
     assert grown(looks) == {"master": 10, "worker-0": 0}
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot_app.bench.perplexity import Policy, load_whole, losses, perplexity, rows_seen  # noqa: E402
-from specsot_lab.bench.head_classes import Looks, keep_by_head, measure_heads  # noqa: E402
+from specsot_lab.bench.policies import HeadAttention, keep_by_head, measure_heads  # noqa: E402
 
 TEXT = tuple(random.Random(5).choices(range(200), k=300))
 
@@ -80,9 +80,9 @@ def test_what_cannot_be_scored_is_refused(decoder, tmp_path: Path) -> None:
 
 
 def test_classes_of_heads_and_what_a_group_keeps() -> None:
-    even, wide = Looks(0.01, 0.02, 5, 0.95), Looks(0.1, 0.1, 4, 0.7)
-    first, near = Looks(0.8, 0.9, 1, 0.2), Looks(0.1, 0.7, 1, 0.2)
-    both, other = Looks(0.4, 0.2, 2, 0.4), Looks(0.1, 0.3, 2, 0.4)
+    even, wide = HeadAttention(0.01, 0.02, 5, 0.95), HeadAttention(0.1, 0.1, 4, 0.7)
+    first, near = HeadAttention(0.8, 0.9, 1, 0.2), HeadAttention(0.1, 0.7, 1, 0.2)
+    both, other = HeadAttention(0.4, 0.2, 2, 0.4), HeadAttention(0.1, 0.3, 2, 0.4)
     kinds = [one.kind for one in (even, wide, first, near, both, other)]
     assert kinds == ["dead", "gathering", "sink_positional", "positional", "sink_mixed", "mixed"]
     heads = [even, near, first, other, near, wide]

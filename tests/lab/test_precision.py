@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from specsot.members import QUANTIZATIONS  # noqa: E402
-from specsot_lab.bench.policies import Reading  # noqa: E402
+from specsot_lab.bench.policies import ReadingOptions  # noqa: E402
 from specsot_lab.bench.precision import Precision, precisions, scores_of, writing_of  # noqa: E402
 
 EIGHT = Precision("fp32", draft_quantization="fp8")
@@ -37,7 +37,7 @@ def test_every_base_once_and_the_whole_one_first(dtype: str) -> None:
 def test_a_head_in_eight_bits_leaves_the_base_alone(demo_model: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("The heart is a muscle that pumps blood through the body. " * 12)
-    reading = Reading(demo_model / "base", text, 100, 1, "fp32", "cpu")
+    reading = ReadingOptions(demo_model / "base", text, 100, 1, "fp32", "cpu")
     writing = writing_of(reading.model, demo_model / "eagle3", 12, of_demo=True)
     assert writing is not None
     few = replace(writing, prompts=writing.prompts[:2])

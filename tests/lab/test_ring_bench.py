@@ -10,11 +10,11 @@ import uvloop
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Range, Stage
 from specsot.pages import PageTable
-from specsot_lab.bench.ring import Wanted, measure, set_up, table_of, wanted
-from specsot_lab.bench.ring_ears import Ears
+from specsot_lab.bench.delay_proxy import DelayProxy
+from specsot_lab.bench.lap_probe import LapProbe
+from specsot_lab.bench.ring import RingOptions, measure, set_up, table_of, wanted
 from specsot_lab.bench.ring_fleet import RingFleet, Written, ring_of
-from specsot_lab.bench.ring_proxy import DelayProxy
-from specsot_lab.bench.ring_runs import WAYS, Different, Task, check, go, same
+from specsot_lab.bench.ring_runs import WAYS, RingTask, TextsDiffer, check, go, same
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,22 +86,22 @@ def written(*texts: tuple[int, ...]) -> Written:
 
 def test_different_texts_are_found_out():
     same([written((1, 2, 3)), written((1, 2), (7,))], "ring")
-    with pytest.raises(Different, match="branch 0"):
+    with pytest.raises(TextsDiffer, match="branch 0"):
         same([written((1, 2, 3)), written((1, 9))], "ring")
-    task = Task((), ((),), 1, 1, lambda branch, tokens: (5, 6, 7)[:tokens])
+    task = RingTask((), ((),), 1, 1, lambda branch, tokens: (5, 6, 7)[:tokens])
     check(task, "plain", written((5, 6)))
-    with pytest.raises(Different, match="plain decoding"):
+    with pytest.raises(TextsDiffer, match="plain decoding"):
         check(task, "both", written((5, 9)))
 
 
 def test_what_is_wanted_comes_from_the_command_line():
-    assert wanted(False) == Wanted()
-    assert wanted(True, [5.0], [4], 2, "demo") == Wanted((5.0,), (4,), 2, 6, 6, ("demo",))
+    assert wanted(False) == RingOptions()
+    assert wanted(True, [5.0], [4], 2, "demo") == RingOptions((5.0,), (4,), 2, 6, 6, ("demo",))
 
 
 @pytest.mark.torch
 async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
-    site, task = set_up("mock", 2, Wanted(tokens=3, branches=2))
+    site, task = set_up("mock", 2, RingOptions(tokens=3, branches=2))
     async with ring_of(site, 0.0005) as ring:
         distance = await go(ring, "mock", 2, 0.001, task, 1, lambda: None)
     rows = [distance.row(way) for way in WAYS]
@@ -114,7 +114,7 @@ async def test_two_stages_a_millisecond_apart_write_the_same_by_every_way():
 
 @pytest.mark.torch
 async def test_a_ring_that_breaks_ends_the_run_with_a_word():
-    site, task = set_up("mock", 2, Wanted(tokens=1000, branches=1))
+    site, task = set_up("mock", 2, RingOptions(tokens=1000, branches=1))
     async with ring_of(site) as ring:
         writing = asyncio.create_task(ring.write(task.job("plain")))
         while not ring.stages[0].laps:
@@ -125,8 +125,8 @@ async def test_a_ring_that_breaks_ends_the_run_with_a_word():
 
 
 def test_stages_are_heard_in_the_rings_order_whoever_joined_first():
-    ring = RingFleet(set_up("mock", 2, Wanted())[0], 0.0)
-    ring.ears += [Ears(ring.wake), Ears(ring.wake)]
+    ring = RingFleet(set_up("mock", 2, RingOptions())[0], 0.0)
+    ring.ears += [LapProbe(ring.wake), LapProbe(ring.wake)]
     stages = tuple(Stage(name, name, Range(n, n + 1)) for n, name in enumerate(("late", "early")))
     for ears, name in zip(ring.ears, ("early", "late")):
         ears.formed(SimpleNamespace(you=name, stages=stages, epoch=1), PageTable(1, 16))
@@ -136,7 +136,7 @@ def test_stages_are_heard_in_the_rings_order_whoever_joined_first():
 @pytest.mark.torch
 def test_what_was_measured_before_something_breaks_is_kept(tmp_path):
     """Nine stages are too many for the model's eight layers."""
-    what = Wanted((0.0,), (2, 9), rounds=1, tokens=1, branches=1, rings=("mock",))
+    what = RingOptions((0.0,), (2, 9), rounds=1, tokens=1, branches=1, rings=("mock",))
     with pytest.raises(SpecsotError, match="layers"):
         measure(what, tmp_path / "ring.json")
     rows = json.loads((tmp_path / "ring.json").read_text())["rows"]

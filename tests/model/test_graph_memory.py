@@ -18,7 +18,7 @@ from specsot_drafter.descent import TreeGraphs, tree_graph_bytes
 from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.memory import DraftPages
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
-from specsot_lab.bench.shapes import MadeUp, config_of
+from specsot_lab.bench.synthetic_models import MadeUp, config_of
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specsot.errors import InvalidRequest
-from specsot_app.bench.typeset import by_length
+from specsot_app.bench.core.tables import by_length
 
 Row = Mapping[str, Any]
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
-from specsot_app.bench.advice import advise
-from specsot_app.bench.against import Stored, compare, lost, read_run, unlike
+from specsot_app.bench.core.aggregate import names_of
+from specsot_app.bench.core.recommend import recommend
+from specsot_app.bench.core.tables import latex, markdown
 from specsot_app.bench.plots import draw
 from specsot_app.bench.results import Row, describe_machine, write_results
-from specsot_app.bench.summing import names_of
-from specsot_app.bench.tables import Task, measure
-from specsot_app.bench.typeset import latex, markdown
+from specsot_app.bench.rounds import TableRun, measure
+from specsot_app.bench.stored_run import StoredRun, compare, lost, read_run, unlike
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ReportOptions:
     """output: the JSON file; Markdown, LaTeX and plots go beside it. against: a stored run."""
 
     name: str
@@ -31,7 +31,7 @@ class Wish:
     tolerance: float = 0.1
 
 
-def publish(task: Task, wish: Wish) -> int:
+def publish(task: TableRun, wish: ReportOptions) -> int:
     """Measure, show, keep; 1 where a speedup got worse than the stored one by more than the tolerance."""
     before = read_run(wish.against, names_of(task.course)) if wish.against else None
     settings, rows = measure(task)
@@ -42,7 +42,7 @@ def publish(task: Task, wish: Wish) -> int:
     return 0 if before is None else look_back(settings, rows, before, wish.tolerance)
 
 
-def page_of(wish: Wish, settings: Row, rows: Sequence[Row]) -> str:
+def page_of(wish: ReportOptions, settings: Row, rows: Sequence[Row]) -> str:
     machine = describe_machine()
     load = os.getloadavg()[0]
     said = (
@@ -51,7 +51,7 @@ def page_of(wish: Wish, settings: Row, rows: Sequence[Row]) -> str:
         " end-of-sequence tokens ignored by all."
         f" Load average at the end: {load:.1f}; figures are comparable within this run alone."
     )
-    return markdown(title_of(wish, settings), said, rows, advise(rows))
+    return markdown(title_of(wish, settings), said, rows, recommend(rows))
 
 
 def precision_of(settings: Row) -> str:
@@ -62,11 +62,11 @@ def precision_of(settings: Row) -> str:
     return ", ".join(str(one) for one in told if one)
 
 
-def title_of(wish: Wish, settings: Row) -> str:
+def title_of(wish: ReportOptions, settings: Row) -> str:
     return f"specsot bench {wish.name}, {settings['model']}"
 
 
-def keep(wish: Wish, output: Path, settings: Row, rows: Sequence[Row], page: str) -> None:
+def keep(wish: ReportOptions, output: Path, settings: Row, rows: Sequence[Row], page: str) -> None:
     """Plots are left out, with a line, where nothing can draw them."""
     write_results(output, wish.name, settings, rows)
     output.with_suffix(".md").write_text(page, encoding="utf-8")
@@ -77,7 +77,7 @@ def keep(wish: Wish, output: Path, settings: Row, rows: Sequence[Row], page: str
         print(f"specsot: {error}", file=sys.stderr)
 
 
-def look_back(settings: Row, rows: Sequence[Row], before: Stored, tolerance: float) -> int:
+def look_back(settings: Row, rows: Sequence[Row], before: StoredRun, tolerance: float) -> int:
     """Every row that both runs have; 1 where one is worse, or cannot be measured any more."""
     verdicts, gone = compare(rows, before.rows), lost(rows, before.rows)
     others = unlike(settings, before.settings)

@@ -11,9 +11,9 @@ from specsot.errors import InvalidRequest
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.params import Window
+from specsot_app.bench.core.aggregate import Perplexities, Runs, perplexity
 from specsot_app.bench.perplexity import load_whole, losses
-from specsot_app.bench.stands import Models
-from specsot_app.bench.summing import Quality, Runs, perplexity
+from specsot_app.bench.runners import ModelSet
 from specsot_master.text import Text
 
 READ = 1536  # tokens of the reference text
@@ -22,7 +22,7 @@ READ = 1536  # tokens of the reference text
 class Scores:
     """Remembers what was scored: lossless methods write the same."""
 
-    def __init__(self, models: Models, reference: str) -> None:
+    def __init__(self, models: ModelSet, reference: str) -> None:
         """Raises InvalidRequest for a text without anything to foresee."""
         self._models = models
         most = min(READ, read_config(models.base).max_positions)  # windows read no farther than the others
@@ -36,12 +36,12 @@ class Scores:
         models = self._models
         return load_whole(models.base, models.dtype, models.device, models.quantization, models.kv_dtype)
 
-    def quality(self, runs: Runs) -> Quality:
+    def quality(self, runs: Runs) -> Perplexities:
         """own: without a window, as far as the base's context goes. reference: with the method's window."""
         written = [one.text for one in runs.readings]
         own = [self._loss((*prompt, *text), len(prompt), None) for prompt, text in zip(runs.prompts, written)]
         sight = None if runs.method.rival else runs.method.window
-        return Quality(perplexity(own), perplexity([self._loss(self._reference, 1, sight)]))
+        return Perplexities(perplexity(own), perplexity([self._loss(self._reference, 1, sight)]))
 
     def _losses(self, tokens: tuple[int, ...], first: int, window: Window | None) -> tuple[float, ...]:
         most = self._decoder.config.max_positions

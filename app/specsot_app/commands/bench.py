@@ -57,13 +57,13 @@ def tables(
     output: options.Output = None,
 ) -> int:
     """`quick` and `full` differ in the methods alone."""
-    from specsot_app.bench import methods
-    from specsot_app.bench import tables as room
-    from specsot_app.bench.report import Wish, publish
+    from specsot_app.bench import rounds as room
+    from specsot_app.bench.core import methods
+    from specsot_app.bench.report import ReportOptions, publish
 
     name = str(ctx.info_name)
     course = {"quick": methods.quick, "full": methods.full}[name](rounds)
     models = room.models_of(options.wanted_by(ctx.params), small_model)
     seconds = math.inf if minutes is None else 60 * minutes
-    task = room.Task(course, models, room.questions_of(models), room.read_reference(text), seconds)
-    return publish(task, Wish(name, output, against, tolerance))
+    task = room.TableRun(course, models, room.questions_of(models), room.read_reference(text), seconds)
+    return publish(task, ReportOptions(name, output, against, tolerance))

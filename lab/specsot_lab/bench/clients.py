@@ -15,7 +15,7 @@ from specsot.events import BranchText, Event, Finished, MergedText, Reason, Skel
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot_app.reaching import Reach
-from specsot_lab.bench.waits import Heard, Level
+from specsot_lab.bench.latencies import LoadLevel, RequestTimes
 
 Asks = Callable[[int], Ask]
 
@@ -24,13 +24,13 @@ OPEN = Reach()  # a master that wants to be shown nothing
 
 async def ask_at_once(
     address: str, clients: int, numbers: Iterator[int], ask: Asks, reach: Reach = OPEN
-) -> Level:
+) -> LoadLevel:
     """Whichever client is free asks the question of the next number, until there is none."""
     async with connected(address, clients, reach) as masters:
         begun = time.perf_counter()
         heard = await asyncio.gather(*(ask_on(master, numbers, ask) for master in masters))
         seconds = time.perf_counter() - begun
-    return Level(clients, seconds, tuple(one for some in heard for one in some))
+    return LoadLevel(clients, seconds, tuple(one for some in heard for one in some))
 
 
 @asynccontextmanager
@@ -44,11 +44,11 @@ async def connected(address: str, clients: int, reach: Reach) -> AsyncGenerator[
         yield masters
 
 
-async def ask_on(master: MasterClient, numbers: Iterator[int], ask: Asks) -> list[Heard]:
+async def ask_on(master: MasterClient, numbers: Iterator[int], ask: Asks) -> list[RequestTimes]:
     return [await ask_one(master, ask(number)) for number in numbers]
 
 
-async def ask_one(master: MasterClient, ask: Ask) -> Heard:
+async def ask_one(master: MasterClient, ask: Ask) -> RequestTimes:
     """One request, listened to until it ends, however it does. Nothing is tried again."""
     begun, texts, last = time.perf_counter(), list[float](), None
     error: str | None = None
@@ -61,11 +61,11 @@ async def ask_one(master: MasterClient, ask: Ask) -> Heard:
         error = type(failure).__name__
     ended = time.perf_counter()
     if not isinstance(last, Finished):
-        return Heard(begun, ended, tuple(texts), error=error or "no end")
+        return RequestTimes(begun, ended, tuple(texts), error=error or "no end")
     if last.reason not in (Reason.STOP, Reason.LENGTH):
         error = last.reason.value
     written = last.statistics.completion_tokens - last.statistics.heading_tokens
-    return Heard(begun, ended, tuple(texts), written, error)
+    return RequestTimes(begun, ended, tuple(texts), written, error)
 
 
 def brings_text(event: Event) -> bool:

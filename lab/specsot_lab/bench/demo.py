@@ -21,9 +21,9 @@ from specsot.events import Finished
 from specsot.model.precision import resolve_dtype
 from specsot.params import Ask
 from specsot_app.asking import ask_of
-from specsot_app.bench.pairs import Comparison, Run, Sample, as_json, compare
+from specsot_app.bench.core.pairing import Comparison, Run, Sample, as_json, compare
+from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.results import Row, write_results
-from specsot_app.bench.rivals import Rival
 from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
@@ -37,7 +37,7 @@ OFF_TOPIC = "Write a long letter to my landlord about a broken window."
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """One finished request and its wall seconds, from the call to the last event."""
 
     finished: Finished
@@ -89,7 +89,7 @@ async def _against_transformers(series: Series) -> list[Comparison]:
     rounds nothing."""
     text = Text(demo() / "base")
     prompts, dtype = Prompts(demo() / "base", text), resolve_dtype(series.wanted.dtype, "cpu")
-    with closing(Rival(demo() / "base", dtype)) as rival:
+    with closing(HfBaseline(demo() / "base", dtype)) as rival:
 
         async def theirs(pair: int) -> Sample:
             told = rival.write(prompts.chat(messages_of(_direct(pair))), DIRECT_TOKENS)
@@ -202,7 +202,7 @@ async def opened(wanted: Wanted) -> AsyncGenerator[Fleet]:
         await fleet.close()
 
 
-async def answer(fleet: Fleet, ask: Ask) -> Answer:
+async def answer(fleet: Fleet, ask: Ask) -> TimedAnswer:
     """Ask, read to the end, and time it."""
     begun = time.perf_counter()
     finished: Finished | None = None
@@ -210,7 +210,7 @@ async def answer(fleet: Fleet, ask: Ask) -> Answer:
         if isinstance(numbered.event, Finished):
             finished = numbered.event
     assert finished is not None
-    return Answer(finished, time.perf_counter() - begun)
+    return TimedAnswer(finished, time.perf_counter() - begun)
 
 
 def _direct(pair: int, tokens: int = DIRECT_TOKENS) -> Ask:

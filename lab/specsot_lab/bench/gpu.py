@@ -31,7 +31,7 @@ from specsot_lab.bench.gpu_profile import kernels_of
 from specsot_lab.bench.gpu_rivals import measure_rivals
 from specsot_lab.bench.gpu_served import measure_served
 from specsot_lab.bench.gpu_speculation import measure_speculation
-from specsot_lab.bench.shapes import Telling, config_of
+from specsot_lab.bench.synthetic_models import Telling, config_of
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verdict import Verifier
 

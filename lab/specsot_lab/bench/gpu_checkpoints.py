@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specsot.model.fields import Json
 from specsot_lab.bench.gpu_drafts import VOCABULARY
-from specsot_lab.bench.shapes import MadeUp, Telling
+from specsot_lab.bench.synthetic_models import MadeUp, Telling
 
 LENT = ("tokenizer.json", "tokenizer_config.json")
 EACH = 4  # layers of a file

@@ -29,7 +29,7 @@ from specsot_drafter.heads.shapes import HeadShape
 from specsot_drafter.memory import DraftPages
 from specsot_lab.bench.gpu_floors import Speeds, floor_of_draft
 from specsot_lab.bench.gpu_profile import kernels_of
-from specsot_lab.bench.shapes import MadeUp
+from specsot_lab.bench.synthetic_models import MadeUp
 
 VOCABULARY, TOP_K = 32_000, 10  # of the published heads and trees
 DEPTHS = (4, 5, 6, 7)

@@ -13,7 +13,7 @@ import torch
 from specsot.model.config import ModelConfig
 from specsot_drafter.heads.shapes import HeadShape
 from specsot_lab.bench.gpu_laps import seconds_of
-from specsot_lab.bench.shapes import bytes_of_a_token, bytes_of_kv
+from specsot_lab.bench.synthetic_models import bytes_of_a_token, bytes_of_kv
 
 BYTES = 2  # of a number in bf16
 

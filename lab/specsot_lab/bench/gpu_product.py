@@ -49,7 +49,7 @@ from specsot_lab.bench.gpu_speculation import (
     told_of,
 )
 from specsot_lab.bench.gpu_turns import PAGE, PLAINLY, Asked, Clock, Drafting, Held, Part, Ring
-from specsot_lab.bench.lengths import PLAN_PROMPT, POINT_PROMPT
+from specsot_lab.bench.prompt_lengths import PLAN_PROMPT, POINT_PROMPT
 from specsot_worker.stage import DecoderStage
 from specsot_worker.verdict import Verifier
 

@@ -31,7 +31,7 @@ from specsot_app.bench.results import named, write_results
 from specsot_lab.bench.gpu_apart import Spread, lanes_apart
 from specsot_lab.bench.gpu_lanes import Lanes, Told, lanes_over
 from specsot_lab.bench.gpu_laps import PAGE
-from specsot_lab.bench.shapes import SPREAD, MadeUp, bytes_of_a_token, config_of
+from specsot_lab.bench.synthetic_models import SPREAD, MadeUp, bytes_of_a_token, config_of
 
 Row = dict[str, object]
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specsot_app.bench.rivals import Steps, answered
+from specsot_app.bench.hf_baseline import TokenTimes, answered
 from specsot_lab.bench.acceptance import even_runs
-from specsot_lab.bench.shapes import ASSISTANTS, FAINT, SHAPES
+from specsot_lab.bench.synthetic_models import ASSISTANTS, FAINT, SHAPES
 
 Row = dict[str, object]
 Settings = Mapping[str, Any]
@@ -107,12 +107,12 @@ def mistakes(chance: float, first: int, last: int) -> list[int]:
     return list(takewhile(lambda place: place <= last, places()))
 
 
-def write(model: Any, prompt: torch.Tensor, tokens: int, more: Settings | None = None) -> Steps:
+def write(model: Any, prompt: torch.Tensor, tokens: int, more: Settings | None = None) -> TokenTimes:
     """When which tokens came."""
     return answered(model, prompt, tokens, more or {})[1]
 
 
-def _told(way: str, steps: Steps) -> Row:
+def _told(way: str, steps: TokenTimes) -> Row:
     """From the first tokens on, so that no prompt is in it."""
     (begun, before), (ended, tokens) = steps.heard[0], steps.heard[-1]
     seconds = (ended - begun) / (tokens - before)

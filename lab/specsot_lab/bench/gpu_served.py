@@ -27,8 +27,8 @@ from specsot_app.reaching import Reach
 from specsot_app.running import run
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.gpu_checkpoints import write_base, write_head
-from specsot_lab.bench.shapes import SHAPES
-from specsot_lab.bench.waits import Heard, Level
+from specsot_lab.bench.latencies import LoadLevel, RequestTimes
+from specsot_lab.bench.synthetic_models import SHAPES
 
 Row = dict[str, object]
 Tree = Literal["tuned", "fixed"]
@@ -76,7 +76,7 @@ async def _measure(base: Path, head: Path, device: str, clients: tuple[int, ...]
     return rows
 
 
-def row_of(level: Level, door: str, said: str, tokens: int) -> Row:
+def row_of(level: LoadLevel, door: str, said: str, tokens: int) -> Row:
     """Milliseconds, medians and 99th percentiles."""
     told = level.row()
     row: Row = {"what": f"served, {door}, {said}", "requests": level.clients, "answers": tokens}
@@ -123,7 +123,7 @@ def _replaying(service: Service) -> Service:
 class Ways(Protocol):
     """A door and who asks there."""
 
-    async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> Level:
+    async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> LoadLevel:
         """So many requests by so many clients at once."""
         ...
 
@@ -132,7 +132,7 @@ class Ways(Protocol):
 class GrpcClients:
     address: str
 
-    async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> Level:
+    async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> LoadLevel:
         def one(number: int) -> Ask:
             limits, prompt = Limits(max_new_tokens=tokens), QUESTION.format(number=number)
             greedy = Sampling(temperature=0.0)
@@ -147,14 +147,14 @@ class GrpcClients:
 class HttpClients:
     address: str
 
-    async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> Level:
+    async def ask(self, clients: int, tokens: int, requests: int, drafter: DrafterName) -> LoadLevel:
         numbers, begun = iter(range(requests)), time.perf_counter()
 
-        async def client() -> list[Heard]:
+        async def client() -> list[RequestTimes]:
             return [await _ask_http(self.address, _body(number, tokens, drafter)) for number in numbers]
 
         heard = await asyncio.gather(*(client() for _ in range(clients)))
-        return Level(clients, time.perf_counter() - begun, tuple(itertools.chain(*heard)))
+        return LoadLevel(clients, time.perf_counter() - begun, tuple(itertools.chain(*heard)))
 
 
 def _body(number: int, tokens: int, drafter: DrafterName) -> bytes:
@@ -170,7 +170,7 @@ def _body(number: int, tokens: int, drafter: DrafterName) -> bytes:
     return json.dumps(body).encode()
 
 
-async def _ask_http(address: str, body: bytes) -> Heard:
+async def _ask_http(address: str, body: bytes) -> RequestTimes:
     """One streamed chat completion over a connection of its own."""
     host, port = address.split(":")
     begun, texts, tokens, error = time.perf_counter(), list[float](), 0, None
@@ -189,4 +189,4 @@ async def _ask_http(address: str, body: bytes) -> Heard:
         if event.get("usage"):
             tokens = event["usage"]["completion_tokens"]
     writer.close()
-    return Heard(begun, time.perf_counter(), tuple(texts), tokens, error)
+    return RequestTimes(begun, time.perf_counter(), tuple(texts), tokens, error)

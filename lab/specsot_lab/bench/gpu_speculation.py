@@ -21,8 +21,8 @@ from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.gpu_floors import BYTES, Speeds, floor_of_draft, floor_of_lap
 from specsot_lab.bench.gpu_laps import lap_of, replayed
 from specsot_lab.bench.gpu_turns import PAGE, Clock, Drafting, Part, Ring
-from specsot_lab.bench.lengths import PLAN_PROMPT, PLANS, POINT_PROMPT, scaled
-from specsot_lab.bench.shapes import bytes_of_kv
+from specsot_lab.bench.prompt_lengths import PLAN_PROMPT, PLANS, POINT_PROMPT, scaled
+from specsot_lab.bench.synthetic_models import bytes_of_kv
 
 Row = dict[str, object]
 

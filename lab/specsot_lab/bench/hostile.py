@@ -34,9 +34,9 @@ from specsot_app.running import run
 from specsot_app.terminal.progress import counting
 from specsot_lab.bench.attacks import KINDS
 from specsot_lab.bench.clients import ask_at_once
-from specsot_lab.bench.load import Load, info_of, settings_of
-from specsot_lab.bench.memory import STEPS, Look, report, resident
-from specsot_lab.bench.waits import Level
+from specsot_lab.bench.latencies import LoadLevel
+from specsot_lab.bench.load import LoadOptions, info_of, settings_of
+from specsot_lab.bench.memory import STEPS, MemorySample, report, resident
 
 CLIENTS = 16
 ENDLESS = 1 << 30  # attempts
@@ -47,15 +47,15 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Under:
+class AttackResult:
     """What `clients` well-behaved clients felt under one attack. calm: the levels before and behind it.
 
     epochs: rings that were formed meanwhile. probe: the waits of a quick call, seconds.
     """
 
     kind: str
-    calm: tuple[Level, Level]
-    level: Level
+    calm: tuple[LoadLevel, LoadLevel]
+    level: LoadLevel
     attacked: Row
     probe: Row
     epochs: int
@@ -78,7 +78,7 @@ class Under:
         return named | levels | {"attack": self.attacked, "probe": self.probe}
 
 
-def between(level: Level) -> float | None:
+def between(level: LoadLevel) -> float | None:
     found = level.row()["between_texts_seconds"]
     assert isinstance(found, dict)
     return found["p99"]
@@ -92,7 +92,7 @@ class Doors:
     http: str
 
 
-def measure(load: Load, kinds: Sequence[str], memory: bool, output: Path | None) -> int:
+def measure(load: LoadOptions, kinds: Sequence[str], memory: bool, output: Path | None) -> int:
     """A table, and JSON where asked to. 1 when a client had an error, waited too long, or memory grew.
 
     memory: instead, what the processes hold after 500 to 2,000 hostile requests. Raises InvalidRequest.
@@ -111,9 +111,9 @@ def measure(load: Load, kinds: Sequence[str], memory: bool, output: Path | None)
     return 0 if all(one.holds for one in found) else 1
 
 
-async def _measure(load: Load, kinds: Sequence[str]) -> tuple[Info, list[Under]]:
+async def _measure(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[AttackResult]]:
     async with attacked_fleet(load) as (_, doors):
-        numbers, found = itertools.count(), list[Under]()
+        numbers, found = itertools.count(), list[AttackResult]()
         await ask_at_once(doors.grpc, CLIENTS, islice(numbers, WARMING), load.ask)
         with counting(sys.stderr, "attacks", len(kinds)) as done:
             calm = await level_of(load, doors, numbers)
@@ -124,7 +124,9 @@ async def _measure(load: Load, kinds: Sequence[str]) -> tuple[Info, list[Under]]
         return await info_of(doors.grpc, load.wanted.reach), found
 
 
-async def under(kind: str, load: Load, doors: Doors, numbers: Iterator[int], calm: Level) -> Under:
+async def under(
+    kind: str, load: LoadOptions, doors: Doors, numbers: Iterator[int], calm: LoadLevel
+) -> AttackResult:
     """One attack and a calm level behind it."""
     before = await formed(doors, load)
     attacker = await start(kind, doors)
@@ -132,21 +134,23 @@ async def under(kind: str, load: Load, doors: Doors, numbers: Iterator[int], cal
     level = await level_of(load, doors, numbers)
     came, waits = await end(attacker), await end(probe)
     after = await formed(doors, load)
-    return Under(kind, (calm, await level_of(load, doors, numbers)), level, came, waits, int(before != after))
+    return AttackResult(
+        kind, (calm, await level_of(load, doors, numbers)), level, came, waits, int(before != after)
+    )
 
 
-async def level_of(load: Load, doors: Doors, numbers: Iterator[int]) -> Level:
+async def level_of(load: LoadOptions, doors: Doors, numbers: Iterator[int]) -> LoadLevel:
     return await ask_at_once(doors.grpc, CLIENTS, islice(numbers, load.requests), load.ask)
 
 
-async def formed(doors: Doors, load: Load) -> object:
+async def formed(doors: Doors, load: LoadOptions) -> object:
     """Who is in the ring: another epoch has another number."""
     info = await info_of(doors.grpc, load.wanted.reach)
     return info.epoch, sorted(member.name for member in info.members)
 
 
 @asynccontextmanager
-async def attacked_fleet(load: Load) -> AsyncGenerator[tuple[ProcessFleet, Doors]]:
+async def attacked_fleet(load: LoadOptions) -> AsyncGenerator[tuple[ProcessFleet, Doors]]:
     port, http_port = free_port(), free_port()
     fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted), port, http_port=http_port)
     try:
@@ -173,26 +177,26 @@ async def told_by(process: Process) -> Row:
     return answer
 
 
-def _measure_memory(load: Load, kinds: Sequence[str], output: Path | None) -> int:
+def _measure_memory(load: LoadOptions, kinds: Sequence[str], output: Path | None) -> int:
     info, looks = run(_look(load, kinds))
     return report("hostile-memory", settings_of(load, info), looks, output)
 
 
-async def _look(load: Load, kinds: Sequence[str]) -> tuple[Info, list[Look]]:
+async def _look(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[MemorySample]]:
     """Attempts of every kind in turn; slow clients make as many as the others."""
     async with attacked_fleet(load) as (fleet, doors):
-        looks, step = list[Look](), STEPS[0]
+        looks, step = list[MemorySample](), STEPS[0]
         with counting(sys.stderr, "attacking", len(STEPS)) as looked:
             for requests in STEPS:
                 for kind in kinds:
                     await told_by(await start(kind, doors, step // len(kinds)))
                 await asyncio.sleep(2 * QUIET)
-                looks.append(Look(requests, 0, resident(fleet.children)))
+                looks.append(MemorySample(requests, 0, resident(fleet.children)))
                 looked()
         return await info_of(doors.grpc, load.wanted.reach), looks
 
 
-def table_of(found: Sequence[Under]) -> Table:
+def table_of(found: Sequence[AttackResult]) -> Table:
     """One row an attack; waits in milliseconds."""
     title = f"specsot bench load --hostile: {CLIENTS} well-behaved clients beside each attack"
     caption = (

@@ -27,7 +27,7 @@ from specsot_app.processes import ProcessFleet
 from specsot_app.reaching import Reach
 from specsot_app.running import run
 from specsot_lab.bench.clients import ask_at_once
-from specsot_lab.bench.waits import Level
+from specsot_lab.bench.latencies import LoadLevel
 
 QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
 WARMING = 8  # requests that do not count
@@ -35,7 +35,7 @@ PER_CLIENT = 4  # requests at least, or the beginning and the end would be most 
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadOptions:
     """clients: how many at once, one level after the other. requests: of each level, but at least four a
     client. tokens: of each answer.
 
@@ -60,7 +60,7 @@ class Load:
         )
 
 
-def measure(load: Load, output: Path | None) -> int:
+def measure(load: LoadOptions, output: Path | None) -> int:
     """Every level, as a table, and as JSON where asked to. 1 when a level had no answer at all."""
     info, levels = run(_measure(load))
     Console().print(table_of(levels))
@@ -69,11 +69,11 @@ def measure(load: Load, output: Path | None) -> int:
     return 0 if all(level.answered for level in levels) else 1
 
 
-async def _measure(load: Load) -> tuple[Info, list[Level]]:
+async def _measure(load: LoadOptions) -> tuple[Info, list[LoadLevel]]:
     async with master_of(load.wanted) as address:
         reach = load.wanted.reach
         info = await info_of(address, reach)
-        numbers, levels = itertools.count(), list[Level]()
+        numbers, levels = itertools.count(), list[LoadLevel]()
         await ask_at_once(address, 1, islice(numbers, WARMING), load.ask, reach)
         console = Console(stderr=True)
         with Progress(console=console, disable=not console.is_terminal) as progress:
@@ -104,7 +104,7 @@ async def info_of(address: str, reach: Reach) -> Info:
         await client.close()
 
 
-def settings_of(load: Load, info: Info) -> Row:
+def settings_of(load: LoadOptions, info: Info) -> Row:
     """What was asked of whom."""
     return {
         "model": info.models[0].name,
@@ -118,7 +118,7 @@ def settings_of(load: Load, info: Info) -> Row:
     }
 
 
-def table_of(levels: Sequence[Level]) -> Table:
+def table_of(levels: Sequence[LoadLevel]) -> Table:
     """One row a level; waits in milliseconds, p50/p99."""
     table = Table(title="specsot bench load", caption="waits in ms: p50/p99", box=SIMPLE_HEAD)
     table.collapse_padding, table.pad_edge = True, False

@@ -28,7 +28,7 @@ from specsot_app.processes import ProcessFleet
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
 from specsot_lab.bench.clients import ask_at_once
-from specsot_lab.bench.load import Load, info_of, settings_of
+from specsot_lab.bench.load import LoadOptions, info_of, settings_of
 
 STEPS = (500, 1000, 1500, 2000)  # requests after which is looked
 AIM = 16 << 20  # bytes a process may have grown from the first look to the last
@@ -36,7 +36,7 @@ AT_ONCE, SHORT = 8, 4  # clients, and tokens of an answer
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MemorySample:
     """Resident bytes of every process after so many requests, once all is quiet. unanswered: of those since
     the last look.
     """
@@ -54,7 +54,7 @@ class Look:
         }
 
 
-def measure(load: Load, output: Path | None) -> int:
+def measure(load: LoadOptions, output: Path | None) -> int:
     """A table, and JSON where asked to. 1 when a process grew more than it may."""
     if load.wanted.master is not None:
         raise InvalidRequest("memory: only of a fleet that is started here, not of --master", "memory")
@@ -63,7 +63,7 @@ def measure(load: Load, output: Path | None) -> int:
     return report("memory", settings_of(load, info), looks, output)
 
 
-def report(bench: str, settings: Row, looks: Sequence[Look], output: Path | None) -> int:
+def report(bench: str, settings: Row, looks: Sequence[MemorySample], output: Path | None) -> int:
     """A table, and JSON where asked to. 1 when a process grew more than it may."""
     Console().print(table_of(looks))
     if output is not None:
@@ -72,16 +72,16 @@ def report(bench: str, settings: Row, looks: Sequence[Look], output: Path | None
     return 0 if max(grown(looks).values()) <= AIM else 1
 
 
-async def _measure(load: Load) -> tuple[Info, list[Look]]:
+async def _measure(load: LoadOptions) -> tuple[Info, list[MemorySample]]:
     fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted))
     try:
-        address, numbers, looks = fleet.children[0].service.address, itertools.count(), list[Look]()
+        address, numbers, looks = fleet.children[0].service.address, itertools.count(), list[MemorySample]()
         with counting(sys.stderr, "asking", len(STEPS)) as looked:
             for before, step in pairwise((0, *STEPS)):
                 level = await ask_at_once(address, AT_ONCE, islice(numbers, step - before), load.ask)
                 unanswered = len(level.heard) - len(level.answered)
                 await asyncio.sleep(2 * QUIET)
-                looks.append(Look(step, unanswered, resident(fleet.children)))
+                looks.append(MemorySample(step, unanswered, resident(fleet.children)))
                 looked()
         return await info_of(address, load.wanted.reach), looks
     finally:
@@ -102,13 +102,13 @@ def resident_of(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def grown(looks: Sequence[Look]) -> dict[str, int]:
+def grown(looks: Sequence[MemorySample]) -> dict[str, int]:
     """Bytes from the first look to the last, by process."""
     first, last = looks[0].held, looks[-1].held
     return {name: last[name] - first[name] for name in first}
 
 
-def table_of(looks: Sequence[Look]) -> Table:
+def table_of(looks: Sequence[MemorySample]) -> Table:
     """One row a process, in MiB."""
     table = Table(
         title="specsot bench load --memory", caption="resident MiB after so many requests", box=SIMPLE_HEAD

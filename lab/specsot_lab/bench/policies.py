@@ -1,30 +1,31 @@
-"""`specsot bench policies`: perplexity of texts under each KV policy, and how much is attended to.
-
-Refuses to know drafting and requests: under a policy, too, drafts do not change what is written.
-"""
+"""`specsot bench policies`: perplexity of texts under each KV policy, and what every head attends to."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Quantization
+from specsot.model.attention import AttentionPlan
 from specsot.model.decoder import Decoder
 from specsot.model.heads import FILE, read_heads, write_heads
 from specsot.params import Pruning, Window
 from specsot_app.bench.perplexity import Policy, load_whole, losses, rows_seen
 from specsot_app.bench.results import write_results
-from specsot_app.bench.tables import read_reference
+from specsot_app.bench.rounds import read_reference
 from specsot_app.terminal.progress import counting
-from specsot_lab.bench.head_classes import SKIPPED, keep_by_head, measure_heads
 from specsot_master.text import Text
 
 POLICIES: tuple[tuple[str, Policy], ...] = (
@@ -40,7 +41,7 @@ POLICIES: tuple[tuple[str, Policy], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PolicyScore:
     """rows: that the last token of a piece attends to, mean over layers and heads."""
 
     name: str
@@ -49,7 +50,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadingOptions:
     """What is read: pieces of `length` tokens from the beginning of a text on, `pieces` at most.
 
     text: None: the one that `specsot bench quick` reads. dtype, quantization, kv_dtype: what the model
@@ -78,12 +79,12 @@ class Reading:
         return decoder, [tuple(tokens[at : at + self.length]) for at in whole[: self.pieces]]
 
 
-def measure(reading: Reading, output: Path | None) -> int:
+def measure(reading: ReadingOptions, output: Path | None) -> int:
     """A table, and JSON where asked to."""
     decoder, pieces = reading.load()
     heads = read_heads(reading.model, decoder.config)
     named = POLICIES if heads is None else (*POLICIES, ("head-aware", heads))
-    scores: list[Score] = []
+    scores: list[PolicyScore] = []
     with counting(sys.stderr, "policies", len(named)) as count:
         for name, policy in named:
             scores.append(_score(decoder, pieces, name, policy))
@@ -96,7 +97,7 @@ def measure(reading: Reading, output: Path | None) -> int:
     return 0
 
 
-def find_heads(reading: Reading, gathering: int | None) -> int:
+def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
     """Writes what the model's heads look at beside its weights; gathering: see `keep_by_head`."""
     decoder, pieces = reading.load()
     looks, config = measure_heads(decoder, pieces), decoder.config
@@ -112,16 +113,112 @@ def find_heads(reading: Reading, gathering: int | None) -> int:
     return 0
 
 
-def _score(decoder: Decoder, read: Sequence[Sequence[int]], name: str, policy: Policy) -> Score:
+def _score(decoder: Decoder, read: Sequence[Sequence[int]], name: str, policy: Policy) -> PolicyScore:
     found = [loss for tokens in read for loss in losses(decoder, tokens, policy)]
     perplexity = math.exp(sum(found) / len(found))
-    return Score(name, perplexity, rows_seen(decoder.config, len(read[0]), policy))
+    return PolicyScore(name, perplexity, rows_seen(decoder.config, len(read[0]), policy))
 
 
-def _show(scores: Sequence[Score], pieces: int, length: int) -> None:
+def _show(scores: Sequence[PolicyScore], pieces: int, length: int) -> None:
     table = Table("policy", "rows", "perplexity", "against full", box=SIMPLE_HEAD)
     for one in scores:
         more = f"{one.perplexity / scores[0].perplexity - 1:+.1%}" if one is not scores[0] else ""
         table.add_row(one.name, f"{one.rows:,.0f}", f"{one.perplexity:.3f}", more)
     Console().print(table)
     print(f"{pieces} pieces of {length} tokens")
+
+
+SINKS, LOCAL, SKIPPED = 4, 8, 64  # tokens; rows before the last of these have too little to look at
+PAGE_ROWS = 256
+KEEPS = {  # by class: sinks and recent tokens
+    "mixed": (4, 64),
+    "sink_mixed": (4, 24),
+    "sink_positional": (4, 8),
+    "positional": (0, 8),
+    "dead": (4, 0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAttention:
+    """A query head's means. sink, local: shares of its attention, the latter of what sinks leave.
+    entropy: nats. even: entropy over that of a head that looks at everything alike."""
+
+    sink: float
+    local: float
+    entropy: float
+    even: float
+
+    @property
+    def kind(self) -> str:
+        """The class of the head; the first that fits."""
+        if self.even > 0.9:
+            return "dead"
+        if self.entropy > 3:
+            return "gathering"
+        if self.sink > 0.3:
+            return "sink_positional" if self.local > 0.6 else "sink_mixed"
+        return "positional" if self.local > 0.6 else "mixed"
+
+
+def measure_heads(decoder: Decoder, texts: Iterable[Sequence[int]]) -> list[list[HeadAttention]]:
+    """By layer and query head. Each text is one pass, no longer than the model's context."""
+    sums: list[Tensor] | None = None
+    rows = 0
+    for tokens in texts:
+        found = _sums(decoder, tokens)
+        sums = found if sums is None else [a + b for a, b in zip(sums, found)]
+        rows += len(tokens) - SKIPPED
+    return [[HeadAttention(*head) for head in (layer / rows).tolist()] for layer in sums or ()]
+
+
+def keep_by_head(
+    looks: Sequence[HeadAttention], kv_heads: int, gathering: int | None
+) -> list[dict[str, Any]]:
+    """What each KV head of a layer keeps, as `write_heads` wants it, with the classes of its group.
+
+    gathering: how many recent tokens heads of that class keep beside the sinks; None: all.
+    """
+    group = len(looks) // kv_heads
+    kinds = [[one.kind for one in looks[at : at + group]] for at in range(0, len(looks), group)]
+    return [{"classes": each} | _keep(each, gathering) for each in kinds]
+
+
+def _keep(kinds: Sequence[str], gathering: int | None) -> dict[str, Any]:
+    if gathering is None and "gathering" in kinds:
+        return {"sinks": 0, "recent": None}
+    kept = [KEEPS.get(kind, (SINKS, gathering or 0)) for kind in kinds]
+    return {"sinks": max(sinks for sinks, _ in kept), "recent": max(recent for _, recent in kept)}
+
+
+def _sums(decoder: Decoder, tokens: Sequence[int]) -> list[Tensor]:
+    """Of each layer [query heads, 4], what `Looks` has, summed over the rows."""
+    sums: list[Tensor] = []
+    positions = torch.arange(len(tokens), device=decoder.device)
+    kv = decoder.make_kv(-(-len(tokens) // PAGE_ROWS), PAGE_ROWS)
+    plan = AttentionPlan((), (), None, None, partial(_attend, sums=sums))
+    entry = decoder.embed(torch.tensor(tokens, device=decoder.device))
+    decoder.forward(entry, positions, positions, plan, kv)
+    return sums
+
+
+def _attend(q: Tensor, layer: Tensor, sums: list[Tensor]) -> Tensor:
+    """All rows over all of their text, [rows, heads * head_dim], and what they looked at."""
+    count = len(q)
+    keys, values = layer.transpose(2, 3).flatten(1, 2)[:, :count]  # [rows, kv_heads, head_dim]
+    scores = torch.einsum("rhgd,chd->hgrc", q, keys).float()
+    later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
+    weights = scores.masked_fill_(later, -math.inf).softmax(-1)
+    sums.append(_look(weights.flatten(0, 1)[:, SKIPPED:]))
+    return torch.einsum("hgrc,chd->rhgd", weights.to(q.dtype), values).flatten(1)
+
+
+def _look(weights: Tensor) -> Tensor:
+    """Attention [heads, rows, columns] of rows from SKIPPED on -> [heads, 4]."""
+    rows = torch.arange(SKIPPED, SKIPPED + weights.shape[1], device=weights.device)[:, None]
+    columns = torch.arange(weights.shape[2], device=weights.device)[None]
+    sink = weights[..., :SINKS].sum(-1)
+    local = weights.masked_fill((columns <= rows - LOCAL) | (columns < SINKS), 0).sum(-1)
+    entropy = torch.special.entr(weights).sum(-1)
+    parts = sink, local / (1 - sink).clamp_min(1e-6), entropy, entropy / (rows[:, 0] + 1).log()
+    return torch.stack([part.double().sum(-1) for part in parts], -1).cpu()

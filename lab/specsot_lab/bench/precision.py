@@ -34,7 +34,7 @@ from specsot_app.terminal.progress import counting
 from specsot_app.verify.questions import choose_questions
 from specsot_app.verify.trials import draft
 from specsot_drafter.heads.loading import load_head
-from specsot_lab.bench.policies import Reading
+from specsot_lab.bench.policies import ReadingOptions
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -64,7 +64,7 @@ class Precision:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PrecisionScore:
     """Bytes of the base's weights, and of one position's KV in all layers.
 
     tokens_per_lap: bonus included, with its standard error over so many laps; None without a head.
@@ -110,12 +110,12 @@ def precisions(dtype: str) -> Iterator[Precision]:
     yield Precision(dtype, "int4", "int8")
 
 
-def measure(reading: Reading, writing: Writing | None, output: Path | None) -> int:
+def measure(reading: ReadingOptions, writing: Writing | None, output: Path | None) -> int:
     """A table, and JSON where asked to. writing: None: nothing drafts."""
     names = {numbers: name for name, numbers in NAMES.items()}
     every = precisions(names[resolve_dtype(reading.dtype, reading.device)])
     wanted = [one for one in every if writing or one.draft_quantization is None]
-    scores: list[Score] = []
+    scores: list[PrecisionScore] = []
     with counting(sys.stderr, "precisions", len(wanted)) as count:
         for base, ones in groupby(wanted, lambda one: one.base):
             for score in scores_of(_held_in(reading, base), writing, tuple(ones)):
@@ -132,7 +132,9 @@ def measure(reading: Reading, writing: Writing | None, output: Path | None) -> i
     return 0
 
 
-def scores_of(reading: Reading, writing: Writing | None, ones: Sequence[Precision]) -> Iterator[Score]:
+def scores_of(
+    reading: ReadingOptions, writing: Writing | None, ones: Sequence[Precision]
+) -> Iterator[PrecisionScore]:
     """Of one base, which is loaded once, with each of its heads. What it takes may be missing."""
     try:
         decoder, pieces = reading.load()
@@ -145,7 +147,9 @@ def scores_of(reading: Reading, writing: Writing | None, ones: Sequence[Precisio
         yield told if writing is None else _with_head(told, decoder, reading, writing, one)
 
 
-def _with_head(told: Score, base: Decoder, reading: Reading, writing: Writing, one: Precision) -> Score:
+def _with_head(
+    told: PrecisionScore, base: Decoder, reading: ReadingOptions, writing: Writing, one: Precision
+) -> PrecisionScore:
     kind = one.draft_quantization
     try:
         check_quantization(kind)
@@ -158,20 +162,20 @@ def _with_head(told: Score, base: Decoder, reading: Reading, writing: Writing, o
     return replace(told, tokens_per_lap=accepted.per_lap, error=error, laps=laps)
 
 
-def _held_in(reading: Reading, base: Precision) -> Reading:
+def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
     return replace(reading, dtype=base.dtype, quantization=base.quantization, kv_dtype=base.kv_dtype)
 
 
-def _size(reading: Reading, one: Precision) -> Score:
+def _size(reading: ReadingOptions, one: Precision) -> PrecisionScore:
     """Counted, not measured."""
     config, numbers = read_config(reading.model), NAMES[one.dtype].itemsize
     held, whole = Held(numbers, one.quantization), Range(0, config.layers)
     row = row_bytes(config.head_dim, numbers, one.kv_dtype)
     weights = weights_of(WeightFiles(reading.model), config, whole, held)
-    return Score(one.name, weights, 2 * config.layers * config.kv_heads * row)
+    return PrecisionScore(one.name, weights, 2 * config.layers * config.kv_heads * row)
 
 
-def _show(scores: Sequence[Score]) -> None:
+def _show(scores: Sequence[PrecisionScore]) -> None:
     table = Table("", "weights", "KV", "perplexity", "", "a lap", "", box=SIMPLE_HEAD)
     table.columns[0].no_wrap = True
     for one in scores:

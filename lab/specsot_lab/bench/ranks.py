@@ -28,8 +28,8 @@ from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.selection import Candidates
 from specsot_drafter.texts import DraftSequence
-from specsot_lab.train.reading import rows_of
 from specsot_lab.train.rows import Row
+from specsot_lab.train.text_files import rows_of
 from specsot_master.text import Text as Tokens
 from specsot_worker.stage import DecoderStage
 

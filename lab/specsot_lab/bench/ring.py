@@ -32,9 +32,9 @@ from specsot_app.hush import hush
 from specsot_app.mock.members import Mock
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
+from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
-from specsot_lab.bench.ring_proxy import exact_loop
-from specsot_lab.bench.ring_runs import WAYS, Distance, Task, go
+from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go
 from specsot_worker.watching import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
@@ -48,7 +48,7 @@ TITLES = ("What it is", "Where it comes from", "How it works", "What it is good 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RingOptions:
     """What is measured. rtts in milliseconds. rounds: pairs of each way and plain. tokens: see `written`."""
 
     rtts: tuple[float, ...] = (0.0, 1.0, 10.0, 50.0, 100.0)
@@ -86,7 +86,7 @@ laps cost, not how good a head is. The demo model's come from its own head.
 
 {table}
 """
-QUICK = Wanted((0.0, 100.0), (2,), rounds=1, tokens=6)
+QUICK = RingOptions((0.0, 100.0), (2,), rounds=1, tokens=6)
 
 
 def wanted(
@@ -95,9 +95,9 @@ def wanted(
     stages: Sequence[int] | None = None,
     rounds: int | None = None,
     only: str | None = None,
-) -> Wanted:
+) -> RingOptions:
     """As asked on the command line. Raises InvalidRequest."""
-    usual = QUICK if quick else Wanted()
+    usual = QUICK if quick else RingOptions()
     if only not in (None, *usual.rings):
         raise InvalidRequest(f"only {' or '.join(usual.rings)}, got {only!r}", field="only")
     return replace(
@@ -109,11 +109,11 @@ def wanted(
     )
 
 
-def measure(what: Wanted, output: Path | None) -> int:
+def measure(what: RingOptions, output: Path | None) -> int:
     """Run everything, then show it; when something breaks, what was measured before. Raises Unavailable,
     Different."""
     hush()
-    found = list[Distance]()
+    found = list[RingRuns]()
     try:
         run(_measure(what, found), exact_loop)
     finally:
@@ -121,7 +121,7 @@ def measure(what: Wanted, output: Path | None) -> int:
     return 0
 
 
-def _show(what: Wanted, rows: Sequence[dict[str, object]], output: Path | None) -> None:
+def _show(what: RingOptions, rows: Sequence[dict[str, object]], output: Path | None) -> None:
     """A table; where asked to, JSON, and beside it the same as a page."""
     if not rows:
         return
@@ -131,7 +131,7 @@ def _show(what: Wanted, rows: Sequence[dict[str, object]], output: Path | None) 
         output.with_suffix(".md").write_text(page_of(what, rows, output.name), encoding="utf-8")
 
 
-def page_of(what: Wanted, rows: Sequence[dict[str, object]], file: str) -> str:
+def page_of(what: RingOptions, rows: Sequence[dict[str, object]], file: str) -> str:
     """What was measured and how, for people."""
     console = Console(width=WIDTH, color_system=None)
     with console.capture() as shown:
@@ -153,7 +153,7 @@ def page_of(what: Wanted, rows: Sequence[dict[str, object]], file: str) -> str:
     )
 
 
-def settings_of(wanted: Wanted) -> dict[str, object]:
+def settings_of(wanted: RingOptions) -> dict[str, object]:
     return {
         "rounds": wanted.rounds,
         "branches": wanted.branches,
@@ -171,7 +171,7 @@ def settings_of(wanted: Wanted) -> dict[str, object]:
     }
 
 
-async def _measure(wanted: Wanted, found: list[Distance]) -> None:
+async def _measure(wanted: RingOptions, found: list[RingRuns]) -> None:
     """A ring for every distance: what members have learned at one is wrong at the next."""
     plan = wanted.plan()
     with counting(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(WAYS)) as step:
@@ -181,7 +181,7 @@ async def _measure(wanted: Wanted, found: list[Distance]) -> None:
                 found.append(await go(ring, name, stages, rtt / 1000, task, wanted.rounds, step))
 
 
-def set_up(name: str, stages: int, wanted: Wanted) -> tuple[Site, Task]:
+def set_up(name: str, stages: int, wanted: RingOptions) -> tuple[Site, RingTask]:
     """A ring by its name, and what it is asked to write."""
     match name:
         case "demo":
@@ -203,7 +203,7 @@ def _mock() -> Mock:
     )
 
 
-def mock_ring(stages: int, wanted: Wanted, mock: Mock) -> tuple[Site, Task]:
+def mock_ring(stages: int, wanted: RingOptions, mock: Mock) -> tuple[Site, RingTask]:
     """Stages of known cost. What they write is known beforehand."""
 
     def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
@@ -218,11 +218,11 @@ def mock_ring(stages: int, wanted: Wanted, mock: Mock) -> tuple[Site, Task]:
     def expected(branch: int, tokens: int) -> Sequence[int]:
         return mock.voice.write((*prefix, *suffixes[branch]), tokens)
 
-    task = Task(prefix, suffixes, wanted.tokens, 2 * wanted.tokens, expected)
+    task = RingTask(prefix, suffixes, wanted.tokens, 2 * wanted.tokens, expected)
     return Site(mock.model, stages, worker, drafter), task
 
 
-def demo_ring(stages: int, wanted: Wanted) -> tuple[Site, Task]:
+def demo_ring(stages: int, wanted: RingOptions) -> tuple[Site, RingTask]:
     """The demo model and its head, asked for the branches of a plan."""
     base, head = demo() / "base", demo() / "eagle3"
 
@@ -241,7 +241,7 @@ def demo_ring(stages: int, wanted: Wanted) -> tuple[Site, Task]:
         return Drafter(DraftLoader(DraftLoadOptions(name, name, base, head, dtype="fp32")), dialer, compute)
 
     prefix, suffixes = _branch_turns(base, wanted.branches)
-    return Site(base, stages, worker, drafter), Task(prefix, suffixes, wanted.tokens, 2 * wanted.tokens)
+    return Site(base, stages, worker, drafter), RingTask(prefix, suffixes, wanted.tokens, 2 * wanted.tokens)
 
 
 def _branch_turns(base: Path, branches: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:

@@ -26,8 +26,8 @@ from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.rpc.links import GrpcDialer, RingService
 from specsot.rpc.serve import open_door
-from specsot_lab.bench.ring_ears import Ears, Lap
-from specsot_lab.bench.ring_proxy import DelayProxy
+from specsot_lab.bench.delay_proxy import DelayProxy
+from specsot_lab.bench.lap_probe import LapProbe, LapTimes
 from specsot_master.fleet import Fleet, Wishes
 from specsot_worker.watching import WorkerObserver
 
@@ -50,7 +50,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BranchJob:
     """Branches of one prefix, written side by side until each has so many tokens behind its first one."""
 
     prefix: Sequence[int]
@@ -71,7 +71,7 @@ class Written:
     tokens: int
     seconds: float
     steps: tuple[int, ...]
-    laps: tuple[Lap, ...]
+    laps: tuple[LapTimes, ...]
     queued: tuple[float, ...]
     carried: int
 
@@ -95,7 +95,7 @@ class RingFleet:
         self.fleet = Fleet(wishes, self._heard, self.wake, self._broke, lambda: True)
         self.delay = delay
         self.proxies: list[DelayProxy] = []
-        self.ears: list[Ears] = []
+        self.ears: list[LapProbe] = []
         self._clock, self._numbers = clock, itertools.count(1)
         self._texts: dict[int, _Text] = {}
         self._news = asyncio.Event()
@@ -103,7 +103,7 @@ class RingFleet:
         self._now = 0.0
 
     @property
-    def stages(self) -> list[Ears]:
+    def stages(self) -> list[LapProbe]:
         """One who listens at each stage, in the ring's order: not the one in which they joined."""
         return sorted(self.ears, key=lambda ears: ears.stage)
 
@@ -113,7 +113,7 @@ class RingFleet:
                 raise Unavailable(self.fleet.complaint)
             await self.hear()
 
-    async def write(self, job: Job) -> Written:
+    async def write(self, job: BranchJob) -> Written:
         """Raises Unavailable when the ring breaks."""
         prefix = await self._open(job.prefix, None, decodes=False)
         fork = Fork(prefix, len(job.prefix))
@@ -270,7 +270,7 @@ async def _move_away(ring: RingFleet, port: int, stack: AsyncExitStack) -> str:
     await proxy.open()
     stack.push_async_callback(proxy.close)
     ring.proxies.append(proxy)
-    ring.ears.append(Ears(ring.wake))
+    ring.ears.append(LapProbe(ring.wake))
     return proxy.address
 
 

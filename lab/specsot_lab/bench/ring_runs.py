@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specsot.errors import SpecsotError
-from specsot_app.bench.pairs import Comparison, Sample
-from specsot_lab.bench.ring_fleet import Job, RingFleet, Written
+from specsot_app.bench.core.pairing import Comparison, Sample
+from specsot_lab.bench.ring_fleet import BranchJob, RingFleet, Written
 
 WAYS = ("plain", "eagle", "sot", "both")
 AIM = 0.7  # of branches x tau, where hops are most of a lap
 FREE = 0.97  # of plain split decoding, where nothing can be gained
 
 
-class Different(SpecsotError):
+class TextsDiffer(SpecsotError):
     """Two ways to write the same text wrote different ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RingTask:
     """What is written. tokens: of every branch behind its first, in laps that bring one; drafted: in others.
 
     expected: what branch n begins with, where that is known beforehand.
@@ -35,14 +35,14 @@ class Task:
     drafted: int
     expected: Callable[[int, int], Sequence[int]] | None = None
 
-    def job(self, way: str) -> Job:
+    def job(self, way: str) -> BranchJob:
         drafts, branches = way in ("eagle", "both"), way in ("sot", "both")
         suffixes = self.suffixes if branches else self.suffixes[:1]
-        return Job(self.prefix, suffixes, self.drafted if drafts else self.tokens, drafts)
+        return BranchJob(self.prefix, suffixes, self.drafted if drafts else self.tokens, drafts)
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
+class RingRuns:
     """All ways at one round trip between neighbours, in seconds; the runs of each in order."""
 
     name: str
@@ -98,8 +98,8 @@ class Distance:
 
 
 async def go(
-    ring: RingFleet, name: str, stages: int, rtt: float, task: Task, rounds: int, step: Callable[[], None]
-) -> Distance:
+    ring: RingFleet, name: str, stages: int, rtt: float, task: RingTask, rounds: int, step: Callable[[], None]
+) -> RingRuns:
     """Every way once unmeasured, then round by round, forwards and backwards in turns. Raises Different."""
     runs: dict[str, list[Written]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
@@ -110,16 +110,16 @@ async def go(
                 runs[way].append(written)
             step()
     same([run for ways in runs.values() for run in ways], name)
-    return Distance(name, stages, rtt, {way: tuple(ones) for way, ones in runs.items()})
+    return RingRuns(name, stages, rtt, {way: tuple(ones) for way, ones in runs.items()})
 
 
-def check(task: Task, way: str, written: Written) -> None:
+def check(task: RingTask, way: str, written: Written) -> None:
     """Raises Different where a branch did not write what is known beforehand."""
     if task.expected is None:
         return
     for branch, text in enumerate(written.texts):
         if tuple(task.expected(branch, len(text))) != text:
-            raise Different(f"{way}: branch {branch} wrote {text[:8]}..., not what plain decoding writes")
+            raise TextsDiffer(f"{way}: branch {branch} wrote {text[:8]}..., not what plain decoding writes")
 
 
 def same(runs: Sequence[Written], name: str) -> None:
@@ -129,7 +129,7 @@ def same(runs: Sequence[Written], name: str) -> None:
         for branch, text in enumerate(run.texts):
             known = longest.get(branch, ())
             if any(one != other for one, other in zip(text, known)):
-                raise Different(f"{name}: branch {branch} wrote different texts")
+                raise TextsDiffer(f"{name}: branch {branch} wrote different texts")
             longest[branch] = max(text, known, key=len)
 
 

@@ -15,7 +15,7 @@ from specsot_app.commands import options
 from specsot_app.fleets import Dtype, Wanted, models_of
 
 if TYPE_CHECKING:
-    from specsot_lab.bench.policies import Reading
+    from specsot_lab.bench.policies import ReadingOptions
 
 Length = Annotated[int, typer.Option(help="Tokens of a piece; within the model's context.")]
 Pieces = Annotated[int, typer.Option(min=1, help="How many are read, from the beginning.")]
@@ -68,7 +68,7 @@ def load(
     from specsot_lab.bench import memory as other_room
 
     wanted = options.wanted_by({**ctx.params, "fleet": "processes"})
-    what = room.Load(counts_of(clients), requests, tokens, mode, wanted)
+    what = room.LoadOptions(counts_of(clients), requests, tokens, mode, wanted)
     if hostile is not None:
         from specsot_lab.bench.attacks import KINDS
         from specsot_lab.bench.hostile import measure
@@ -171,12 +171,12 @@ def precision(
     return room.measure(reading, writing, output)
 
 
-def _reading(wanted: Wanted, text: Path | None, length: int, pieces: int) -> Reading:
-    from specsot_lab.bench.policies import Reading
+def _reading(wanted: Wanted, text: Path | None, length: int, pieces: int) -> ReadingOptions:
+    from specsot_lab.bench.policies import ReadingOptions
 
     held, kept = wanted.quantization, wanted.kv_cache_dtype or "auto"
     base = models_of(wanted).base
-    return Reading(base, text, length, pieces, wanted.dtype, wanted.device, held, kept)
+    return ReadingOptions(base, text, length, pieces, wanted.dtype, wanted.device, held, kept)
 
 
 def counts_of(written: str) -> tuple[int, ...]:

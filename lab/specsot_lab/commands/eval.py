@@ -18,7 +18,7 @@ from specsot_app.commands import options
 from specsot_app.running import run
 
 if TYPE_CHECKING:
-    from specsot_lab.eval.judging import Judge
+    from specsot_lab.eval.judge import Judge
 
 
 def eval(
@@ -60,7 +60,7 @@ def eval(
 ) -> int:
     """Ask a task's prompts directly and with a plan; tell quality, speed and where planning pays."""
     from specsot_app.terminal.progress import opening
-    from specsot_lab.eval.folder import Folder
+    from specsot_lab.eval.records import Folder
     from specsot_lab.eval.running import Run, evaluate, warmed
     from specsot_lab.eval.settings import settings_of
     from specsot_lab.eval.tasks import read_task
@@ -86,7 +86,7 @@ def judge_of(url: str | None, name: str | None, environment: Mapping[str, str] =
     if url is None or name is None:
         raise InvalidRequest("a judge needs both --judge and --judge-model", field="judge")
     try:
-        from specsot_lab.eval.endpoint import Endpoint
+        from specsot_lab.eval.judge_endpoint import Endpoint
     except ImportError:
         raise InvalidRequest("a judge needs openai: pip install openai", field="judge") from None
     return Endpoint(url, name, environment.get("SPECSOT_JUDGE_KEY", "").strip())

@@ -61,9 +61,9 @@ def train(
 ) -> int:
     """Train an EAGLE-3 head on what a base itself writes, or on conversations; tell its acceptance."""
     from specsot_lab.train import running
-    from specsot_lab.train.settings import Asking, HeadPlan, Learning, Wanted
+    from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions
 
-    wanted = Wanted(
+    wanted = TrainOptions(
         model,
         output,
         tuple(questions or ()),
@@ -81,7 +81,7 @@ def train(
             every=every,
             seed=seed,
         ),
-        Asking(direct, answer_tokens=answer_tokens, together=together),
+        AnswerOptions(direct, answer_tokens=answer_tokens, together=together),
         dtype,
         device,
     )

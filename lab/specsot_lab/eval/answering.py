@@ -16,7 +16,7 @@ from specsot.view import View, advance
 from specsot_app.answers import Answer, answer_of
 from specsot_app.asking import ask_of
 from specsot_app.fleets import Fleet
-from specsot_lab.eval.folder import Record
+from specsot_lab.eval.records import Record
 from specsot_lab.eval.tasks import Prompt, score
 
 BROKEN_OFF = "the answer was broken off"

@@ -15,14 +15,13 @@ from specsot_app.bench.results import named, write_results
 from specsot_app.fleets import Fleet, Opener, Wanted
 from specsot_app.presets import request_with
 from specsot_app.terminal.progress import counting
+from specsot_lab.eval.aggregate import CategoryRow, Pair, pairs_of, sum_up
 from specsot_lab.eval.answering import about, answer_to, is_broken_off
-from specsot_lab.eval.folder import Folder, Key, Record, append, key_of, read_records, whose
-from specsot_lab.eval.judging import Judge
+from specsot_lab.eval.judge import Judge, has_failed, judge_pair
+from specsot_lab.eval.records import Folder, Key, Record, append, key_of, read_records, whose
+from specsot_lab.eval.report import lines_of
 from specsot_lab.eval.settings import served_by, settings_of
-from specsot_lab.eval.summing import Line, Pair, pairs_of, sum_up
-from specsot_lab.eval.table import lines_of
 from specsot_lab.eval.tasks import Prompt, score
-from specsot_lab.eval.verdicts import has_failed, judge_pair
 
 MODES: tuple[Mode, ...] = ("direct", "sot")
 OF_THE_DEMO = (
@@ -31,7 +30,7 @@ OF_THE_DEMO = (
 WARM, WARM_TOKENS = Prompt("", "", "", ("Explain how to plan a day, point by point.",)), 64
 NO_PLOT = "no plot: matplotlib, which draws it, is not installed"
 
-Draw = Callable[[Sequence[Line], Path, TextIO], None]
+Draw = Callable[[Sequence[CategoryRow], Path, TextIO], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +46,10 @@ class Run:
     folder: Folder
 
 
-def plot_of(lines: Sequence[Line], file: Path, out: TextIO) -> None:
+def plot_of(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
     """Where matplotlib is there."""
     try:
-        from specsot_lab.eval.plotting import plot
+        from specsot_lab.eval.plots import plot
     except ImportError:
         out.write(f"{NO_PLOT}\n")
     else:
@@ -136,7 +135,7 @@ async def judge_all(folder: Folder, judge: Judge, pairs: Sequence[Pair], err: Te
     return [kept[key] for _, _, key in wanted]
 
 
-def tell(run: Run, lines: Sequence[Line], missing: Sequence[str], out: TextIO) -> None:
+def tell(run: Run, lines: Sequence[CategoryRow], missing: Sequence[str], out: TextIO) -> None:
     """The table, what is missing in it, and summary.json."""
     out.writelines(f"{line}\n" for line in lines_of(lines))
     if run.wanted.model is None and run.wanted.master is None:

@@ -20,18 +20,18 @@ from specsot.model.norms import Norm
 from specsot.model.precision import resolve_dtype
 from specsot_app.terminal.progress import bars
 from specsot_lab.train import rows as stock
-from specsot_lab.train.asking import Watch
+from specsot_lab.train.answers import Watch
 from specsot_lab.train.head import LearningHead, begin, take
-from specsot_lab.train.making import ROWS, digest_of, kept_rows, make_rows
-from specsot_lab.train.publishing import Frame, frame_like, frame_new, read_head, write_head
+from specsot_lab.train.head_files import HeadFormat, frame_like, frame_new, read_head, write_head
+from specsot_lab.train.row_cache import ROWS, digest_of, kept_rows, make_rows
 from specsot_lab.train.rows import Row
-from specsot_lab.train.settings import VOCABULARY, Wanted
+from specsot_lab.train.settings import VOCABULARY, TrainOptions
 from specsot_lab.train.teacher import Teacher
 from specsot_lab.train.trainer import Measured, Trainer
 from specsot_lab.train.unrolling import Unrolling
 
 
-def train(wanted: Wanted, out: TextIO, err: TextIO) -> int:
+def train(wanted: TrainOptions, out: TextIO, err: TextIO) -> int:
     """Train, or with no steps measure the head to start from; tell what came of it."""
     kept = kept_rows(wanted)  # first: what cannot be need not wait for the base
     with bars(err) as progress:
@@ -45,7 +45,7 @@ def train(wanted: Wanted, out: TextIO, err: TextIO) -> int:
     return 0
 
 
-def _load(wanted: Wanted) -> Decoder:
+def _load(wanted: TrainOptions) -> Decoder:
     layers = read_config(wanted.model).layers
     return Decoder.load(
         wanted.model, Range(0, layers), resolve_dtype(wanted.dtype, wanted.device), wanted.device
@@ -60,7 +60,7 @@ def _watch(progress: Progress) -> Watch:
     return watch
 
 
-def _head(wanted: Wanted, decoder: Decoder, rows: list[Row]) -> tuple[Frame, LearningHead]:
+def _head(wanted: TrainOptions, decoder: Decoder, rows: list[Row]) -> tuple[HeadFormat, LearningHead]:
     """A new head, or one to go on from: with another vocabulary or a wider MLP, if that is wanted."""
     base, plan = decoder.config, wanted.plan
     found = read_head(wanted.start, base) if wanted.start is not None else None
@@ -88,9 +88,9 @@ def _lent(decoder: Decoder, drafted: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def _run(
-    wanted: Wanted,
+    wanted: TrainOptions,
     decoder: Decoder,
-    frame: Frame,
+    frame: HeadFormat,
     head: LearningHead,
     learnt: list[Row],
     measured: list[Row],
@@ -115,7 +115,7 @@ def _run(
     return trainer.train(learnt, measured, wanted.training, _asked(wanted, frame), told, publish)
 
 
-def _asked(wanted: Wanted, frame: Frame) -> dict[str, Any]:
+def _asked(wanted: TrainOptions, frame: HeadFormat) -> dict[str, Any]:
     """What makes a run this one: settings, the base, the head's frame, and the very rows."""
     return {
         "base": fingerprint(wanted.model),
@@ -128,7 +128,7 @@ def _asked(wanted: Wanted, frame: Frame) -> dict[str, Any]:
     }
 
 
-def _told(wanted: Wanted, found: Measured, learnt: list[Row], measured: list[Row]) -> str:
+def _told(wanted: TrainOptions, found: Measured, learnt: list[Row], measured: list[Row]) -> str:
     of = found.acceptance
     drafts = " ".join(f"{share:.2f}" for share in of.by_depth)
     tokens = sum(int(row.learned.sum()) for row in learnt)

@@ -77,7 +77,7 @@ class HeadPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class AnswerOptions:
     """What the base is asked, so that a head learns from the base's own answers.
 
     direct:  share of the questions that are answered without a plan, too.
@@ -97,7 +97,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TrainOptions:
     """All of one `specsot train`.
 
     questions, phrasings: what the base is asked; data: conversations and texts that are there already.
@@ -112,7 +112,7 @@ class Wanted:
     start: Path | None
     plan: HeadPlan
     learning: Learning
-    asking: Asking
+    asking: AnswerOptions
     dtype: str
     device: str
 

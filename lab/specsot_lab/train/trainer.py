@@ -22,7 +22,7 @@ from specsot_lab.train.acceptance import Acceptance, chains, none
 from specsot_lab.train.head import LearningHead
 from specsot_lab.train.rows import Row, batches, endless, pad
 from specsot_lab.train.settings import Learning
-from specsot_lab.train.unrolling import Batch, Unrolling
+from specsot_lab.train.unrolling import UnrolledBatch, Unrolling
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Trainer:
                 total += chains(hits, row.learned, depth)
         return total
 
-    def _learn(self, batch: Batch, rate: float) -> torch.Tensor:
+    def _learn(self, batch: UnrolledBatch, rate: float) -> torch.Tensor:
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._optimiser.zero_grad(set_to_none=True)
@@ -121,8 +121,8 @@ class Trainer:
         told(step, found)
         return found
 
-    def _batch(self, rows: Sequence[Row]) -> Batch:
+    def _batch(self, rows: Sequence[Row]) -> UnrolledBatch:
         tokens, learned = pad(rows)
-        return Batch(
+        return UnrolledBatch(
             torch.from_numpy(tokens).long().to(self._device), torch.from_numpy(learned).to(self._device)
         )

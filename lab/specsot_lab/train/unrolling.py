@@ -23,7 +23,7 @@ from specsot_lab.train.teacher import Lesson, Teacher
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class UnrolledBatch:
     """tokens: [batch, length] ids; learned: which of them are to be guessed."""
 
     tokens: Tensor
@@ -55,7 +55,7 @@ class Unrolling:
         known = torch.zeros(teacher.decoder.config.vocab, dtype=torch.bool, device=drafted.device)
         self._known = known.index_fill(0, drafted, True)
 
-    def loss(self, batch: Batch, decay: float) -> Tensor:
+    def loss(self, batch: UnrolledBatch, decay: float) -> Tensor:
         """Cross-entropy to the base's distribution over the draft vocabulary, weighted over the steps.
 
         Rows whose likeliest token the head cannot draft say nothing.
@@ -73,7 +73,7 @@ class Unrolling:
         return total / weights
 
     @torch.no_grad()
-    def hits(self, batch: Batch) -> Tensor:
+    def hits(self, batch: UnrolledBatch) -> Tensor:
         """[batch, length, depth]: whether row j's step k guessed token j + 2 + k, drafting greedily."""
         lesson = self._teacher.read(batch.tokens)
         found = torch.zeros(*batch.tokens.shape, self._depth, dtype=torch.bool, device=batch.tokens.device)
@@ -83,7 +83,7 @@ class Unrolling:
                 found[..., k][step.rows] = guessed == batch.tokens.roll(-2 - k, 1)[step.rows]
         return found
 
-    def _steps(self, lesson: Lesson, batch: Batch, told: Tensor) -> Iterator[Step]:
+    def _steps(self, lesson: Lesson, batch: UnrolledBatch, told: Tensor) -> Iterator[Step]:
         """told: [batch, length] positions whose next token is to be guessed."""
         numbers = told.reshape(-1).cumsum(0).sub_(1).view(told.shape)
         table, memory = self._teacher.embedding, Memory()
@@ -95,7 +95,7 @@ class Unrolling:
             rows[:, -1 - k :] = False  # came around from the text's begin
             yield Step(rows, features[rows], numbers.roll(-1 - k, 1)[rows])
 
-    def _teach(self, lesson: Lesson, batch: Batch) -> _Taught:
+    def _teach(self, lesson: Lesson, batch: UnrolledBatch) -> _Taught:
         """What the base says wherever a learned token follows, if the head can draft what it says."""
         rows = batch.learned.roll(-1, 1)
         rows[:, -1] = False

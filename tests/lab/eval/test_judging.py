@@ -9,8 +9,7 @@ import pytest
 
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.params import Message
-from specsot_lab.eval.judging import messages_of, verdict_in, winner_of
-from specsot_lab.eval.verdicts import has_failed, judge_pair
+from specsot_lab.eval.judge import has_failed, judge_pair, messages_of, verdict_in, winner_of
 from tests.lab.eval.speaker import Referee
 
 
@@ -111,7 +110,7 @@ class Door:
     async def reply(self) -> str:
         import httpx2
 
-        from specsot_lab.eval.endpoint import Endpoint
+        from specsot_lab.eval.judge_endpoint import Endpoint
 
         http = httpx2.AsyncClient(transport=httpx2.MockTransport(self))
         endpoint = Endpoint("http://judge/v1", "large", "my key", http)

@@ -15,10 +15,10 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Window
 from specsot_app.fleets import Fleet, Wanted
 from specsot_app.reaching import Reach
-from specsot_lab.eval.folder import Folder, read_records
-from specsot_lab.eval.judging import Judge
+from specsot_lab.eval.aggregate import CategoryRow
+from specsot_lab.eval.judge import Judge
+from specsot_lab.eval.records import Folder, read_records
 from specsot_lab.eval.running import Run, evaluate, warmed
-from specsot_lab.eval.summing import Line
 from specsot_lab.eval.tasks import Prompt, read_task
 from tests.lab.eval.speaker import Broken, Referee, Speaker
 
@@ -38,7 +38,7 @@ async def ask(
     async def opener(_: Wanted) -> Fleet:
         return speaker
 
-    def draw(lines: Sequence[Line], file: Path, out: TextIO) -> None:
+    def draw(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
         out.write(f"{file.name} of {len(lines)}\n")
 
     out, run = io.StringIO(), Run(prompts, wanted, tokens, Folder(output))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specsot_lab.eval.summing import Line, Wins, pairs_of, sum_up
-from specsot_lab.eval.table import UNCLEAR, lines_of
+from specsot_lab.eval.aggregate import CategoryRow, Wins, pairs_of, sum_up
+from specsot_lab.eval.report import UNCLEAR, lines_of
 
 FOUND = ("planning", "a")
 
@@ -22,7 +22,7 @@ def record(mode: str, quality: float | None, *turns: dict[str, Any]) -> dict[str
     return {**about, "scores": scores, "turns": turns}
 
 
-def line_of(direct: float | None, sot: float | None, seconds: float, winner: str | None = "") -> Line:
+def line_of(direct: float | None, sot: float | None, seconds: float, winner: str | None = "") -> CategoryRow:
     pairs = pairs_of([record("direct", direct, turn(2.0)), record("sot", sot, turn(seconds))])
     (line,) = sum_up(pairs, None if winner == "" else {FOUND: winner})
     return line
@@ -46,7 +46,9 @@ def line_of(direct: float | None, sot: float | None, seconds: float, winner: str
         (line_of(0.5, 0.4, 1.0, "sot"), "direct"),
     ],
 )
-def test_a_plan_pays_where_it_is_faster_and_no_worse_by_all_that_is_known(line: Line, verdict: str) -> None:
+def test_a_plan_pays_where_it_is_faster_and_no_worse_by_all_that_is_known(
+    line: CategoryRow, verdict: str
+) -> None:
     assert line.verdict == verdict
     shown = list(lines_of([line]))
     assert shown[3].endswith(f"  {verdict}")
@@ -65,8 +67,10 @@ def test_a_question_that_was_answered_one_way_only_does_not_count() -> None:
 
 
 def test_the_table_fits_eighty_columns() -> None:
-    wide = Line("planning", "planning/compositional_planning", 99, 0.42, 1.0, 9.0, 5.0, 1234.5, 2345.6, 1.0)
-    judged = Line("vicuna", "x" * 40, 80, None, None, 9.0, 5.0, 31.2, 55.0, 0.5, Wins(12, 3, 15, 1))
+    wide = CategoryRow(
+        "planning", "planning/compositional_planning", 99, 0.42, 1.0, 9.0, 5.0, 1234.5, 2345.6, 1.0
+    )
+    judged = CategoryRow("vicuna", "x" * 40, 80, None, None, 9.0, 5.0, 31.2, 55.0, 0.5, Wins(12, 3, 15, 1))
     rows = list(lines_of([wide, judged]))
     assert max(map(len, rows)) <= 80
     assert rows[0].split() == ["quality", "judge", "tok/s"]
@@ -77,7 +81,7 @@ def test_the_table_fits_eighty_columns() -> None:
 
 @pytest.mark.slow
 def test_every_category_is_in_the_plot() -> None:
-    from specsot_lab.eval.plotting import figure_of
+    from specsot_lab.eval.plots import figure_of
 
     lines = [line_of(0.5, 0.4, 1.0, "sot"), line_of(None, None, 3.0)]
     speed, quality, wins = figure_of(lines).axes

@@ -17,13 +17,13 @@ from specsot.errors import ModelError  # noqa: E402
 from specsot.members import Range  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot_lab.train import rows as stock  # noqa: E402
-from specsot_lab.train.making import ROWS, kept_rows, make_rows  # noqa: E402
+from specsot_lab.train.row_cache import ROWS, kept_rows, make_rows  # noqa: E402
 from specsot_lab.train.running import train  # noqa: E402
-from specsot_lab.train.settings import Asking, HeadPlan, Learning, Wanted  # noqa: E402
+from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 
 SHAPE = Shape(layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=8192)
-WANTED = Wanted(
+WANTED = TrainOptions(
     model=Path("base"),
     output=Path("head"),
     questions=(Path("questions.txt"),),
@@ -32,11 +32,11 @@ WANTED = Wanted(
     start=None,
     plan=HeadPlan(),
     learning=Learning(length=64),
-    asking=Asking(direct=1, plan_tokens=2, answer_tokens=2),
+    asking=AnswerOptions(direct=1, plan_tokens=2, answer_tokens=2),
     dtype="fp32",
     device="cpu",
 )
-ALONE = {"questions": (), "phrasings": ("{}",), "data": (), "asking": Asking()}
+ALONE = {"questions": (), "phrasings": ("{}",), "data": (), "asking": AnswerOptions()}
 OTHER = (Path("other.txt"),)
 
 
@@ -77,9 +77,9 @@ def test_rows_of_what_is_given_or_with_nothing_given_are_used(changes: dict[str,
     [
         ({"questions": OTHER}, "--questions"),
         ({"phrasings": ("{}?",)}, "--phrasing"),
-        ({"asking": Asking(direct=0.5, plan_tokens=2, answer_tokens=2)}, "--direct"),
-        ({"asking": Asking(direct=1, plan_tokens=3, answer_tokens=2)}, "--plan-tokens"),
-        ({"asking": Asking(direct=1, plan_tokens=2, answer_tokens=3)}, "--answer-tokens"),
+        ({"asking": AnswerOptions(direct=0.5, plan_tokens=2, answer_tokens=2)}, "--direct"),
+        ({"asking": AnswerOptions(direct=1, plan_tokens=3, answer_tokens=2)}, "--plan-tokens"),
+        ({"asking": AnswerOptions(direct=1, plan_tokens=2, answer_tokens=3)}, "--answer-tokens"),
         ({"data": OTHER}, "--data"),
         ({"data": ()}, "--data, --length"),
         ({"learning": Learning(length=32)}, "--length"),

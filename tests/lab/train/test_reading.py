@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import InvalidRequest, ModelError
-from specsot_lab.train.reading import items_in, read_questions, rows_of
 from specsot_lab.train.settings import HeadPlan, Learning
+from specsot_lab.train.text_files import items_in, read_questions, rows_of
 from specsot_master.text import Text
 
 

@@ -20,9 +20,9 @@ from specsot.members import Range  # noqa: E402
 from specsot.model.decoder import Decoder  # noqa: E402
 from specsot_lab.train import checkpoints  # noqa: E402
 from specsot_lab.train import rows as stock  # noqa: E402
+from specsot_lab.train.answers import Writer  # noqa: E402
 from specsot_lab.train.running import train  # noqa: E402
-from specsot_lab.train.settings import Asking, HeadPlan, Learning, Wanted  # noqa: E402
-from specsot_lab.train.writing import Writer  # noqa: E402
+from specsot_lab.train.settings import AnswerOptions, HeadPlan, Learning, TrainOptions  # noqa: E402
 from tests.models import Shape, write_base  # noqa: E402
 
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=60)
@@ -47,14 +47,14 @@ def rows(base: Path) -> list[stock.Row]:
     return [stock.row_of(((a, False), (b, True)), n) for n, (a, b) in enumerate(zip(prompts, written))]
 
 
-def wanted(base: Path, output: Path, rows: list[stock.Row], learning: Learning = LEARNING) -> Wanted:
+def wanted(base: Path, output: Path, rows: list[stock.Row], learning: Learning = LEARNING) -> TrainOptions:
     if not (output / "training").exists():
         stock.save(rows, output / "training" / "rows.npz")
     plan = HeadPlan(vocabulary=50)
-    return Wanted(base, output, (), (), (), None, plan, learning, Asking(), "fp32", "cpu")
+    return TrainOptions(base, output, (), (), (), None, plan, learning, AnswerOptions(), "fp32", "cpu")
 
 
-def run(asked: Wanted) -> str:
+def run(asked: TrainOptions) -> str:
     out = io.StringIO()
     assert train(asked, out, io.StringIO()) == 0
     return out.getvalue()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class LapSample:
     """How far an answer was behind one lap; all is counted from its beginning.
 
     tokens:    written, those of a plan included. grown: those of them that trees brought.
@@ -30,13 +30,13 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Excerpt:
     """An answer up to a length: its tokens, their seconds, the first one's, and the moment itself."""
 
     tokens: int
     seconds: float
     first: float
-    moment: Moment
+    moment: LapSample
     text: tuple[int, ...]
 
     @property
@@ -56,19 +56,19 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Recording:
     """moments: one a lap, in order. text: of the answer itself. planned: it was written in branches."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[LapSample, ...]
     text: tuple[int, ...]
     seconds: float
     planned: bool = False
     prompt: tuple[int, ...] = field(default=(), repr=False)
 
-    def up_to(self, tokens: int) -> Reading:
+    def up_to(self, tokens: int) -> Excerpt:
         """As it stood when so many tokens were written, which may be a few more; a planned one at its end."""
         first, last = self.moments[0].seconds, self.moments[-1]
         if self.planned:
-            return Reading(len(self.text), self.seconds, first, last, self.text)
+            return Excerpt(len(self.text), self.seconds, first, last, self.text)
         then = next((one for one in self.moments if one.tokens >= tokens), last)
-        return Reading(then.tokens, then.seconds, first, then, self.text[: then.tokens])
+        return Excerpt(then.tokens, then.seconds, first, then, self.text[: then.tokens])

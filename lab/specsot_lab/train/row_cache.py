@@ -14,18 +14,17 @@ from specsot.errors import InvalidRequest, ModelError
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot_lab.train import rows as stock
-from specsot_lab.train.asking import Watch, answer_all
-from specsot_lab.train.reading import files_in, read_questions, rows_of
+from specsot_lab.train.answers import Watch, Writer, answer_all
 from specsot_lab.train.rows import Row
-from specsot_lab.train.settings import Wanted
-from specsot_lab.train.writing import Writer
+from specsot_lab.train.settings import TrainOptions
+from specsot_lab.train.text_files import files_in, read_questions, rows_of
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
 ROWS = "rows.npz"
 
 
-def kept_rows(wanted: Wanted) -> list[Row] | None:
+def kept_rows(wanted: TrainOptions) -> list[Row] | None:
     """Those in the run's folder; None: there are none. Raises ModelError: they are of other than is given."""
     path = wanted.training / ROWS
     if not path.exists():
@@ -35,7 +34,7 @@ def kept_rows(wanted: Wanted) -> list[Row] | None:
     return stock.load(path)
 
 
-def make_rows(wanted: Wanted, decoder: Decoder, watch: Watch) -> list[Row]:
+def make_rows(wanted: TrainOptions, decoder: Decoder, watch: Watch) -> list[Row]:
     """Of the questions and texts that are given. Raises InvalidRequest: there are none."""
     made = _making(wanted)  # first: a file may change while the base answers
     text = Text(wanted.model)
@@ -60,7 +59,7 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _objection(made: dict[str, Any] | None, wanted: Wanted) -> str | None:
+def _objection(made: dict[str, Any] | None, wanted: TrainOptions) -> str | None:
     """What speaks against kept rows; None: nothing. Without --questions and --data only the base counts."""
     given, again = _making(wanted), bool(wanted.questions or wanted.data)
     if made is None:
@@ -70,7 +69,7 @@ def _objection(made: dict[str, Any] | None, wanted: Wanted) -> str | None:
     return f"was made with other {', '.join(differing)}" if differing else None
 
 
-def _making(wanted: Wanted) -> dict[str, Any]:
+def _making(wanted: TrainOptions) -> dict[str, Any]:
     """What rows are made of, by the names of the flags. --together says only how fast."""
     made: dict[str, Any] = {"model": fingerprint(wanted.model)}
     if wanted.questions:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
-from specsot_lab.eval.summing import Line, Wins
+from specsot_lab.eval.aggregate import CategoryRow, Wins
 
-Column = tuple[int, str, str, Callable[[Line], str]]  # width, two rows of heading, cell
+Column = tuple[int, str, str, Callable[[CategoryRow], str]]  # width, two rows of heading, cell
 
 NAME = 24
 COLUMNS: tuple[Column, ...] = (
@@ -25,7 +25,7 @@ COLUMNS: tuple[Column, ...] = (
 UNCLEAR = "unclear: no verdict on quality (no score or judge, or 0 both ways)"
 
 
-def lines_of(lines: Sequence[Line]) -> Iterator[str]:
+def lines_of(lines: Sequence[CategoryRow]) -> Iterator[str]:
     """A task's categories below its name. The judge's column only where one was asked."""
     columns = [one for one in COLUMNS if one[1] != "judge" or any(line.wins for line in lines)]
     yield f"{'':{NAME}}{''.join(f'{title:>{width}}' for width, title, _, _ in columns)}".rstrip()

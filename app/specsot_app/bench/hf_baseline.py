@@ -25,7 +25,7 @@ MOST_SAID = 200  # characters of an error
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Generated:
     """What was written. steps: after how many seconds so many tokens had come; the last is the whole."""
 
     tokens: Ids
@@ -36,7 +36,7 @@ class Told:
         return self.steps[-1][0]
 
 
-class Rival:
+class HfBaseline:
     """A model loaded the ordinary way, elsewhere; `small` may assist it. Close it."""
 
     def __init__(
@@ -45,7 +45,9 @@ class Rival:
         spawn = multiprocessing.get_context("spawn")
         self._process = ProcessPoolExecutor(1, spawn, _load, (model, dtype, device, small))
 
-    def write(self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None) -> Told:
+    def write(
+        self, prompt: Ids, count: int, assisted: bool = False, seconds: float | None = None
+    ) -> Generated:
         """Exactly `count` tokens behind a prompt; an end-of-sequence token is one like any other.
 
         Raises Unavailable: Transformers cannot load or write with these, or its process died. TimeoutError:
@@ -65,7 +67,7 @@ class Rival:
         self._process.shutdown()
 
 
-class Steps:
+class TokenTimes:
     """What `generate` calls a streamer: hears of tokens as they are decided, of the prompt first."""
 
     def __init__(self) -> None:
@@ -84,9 +86,9 @@ class Steps:
         self.heard.append((time.perf_counter() - self._began, self._tokens))
 
 
-def answered(model: Any, ids: torch.Tensor, count: int, more: Mapping[str, Any]) -> tuple[Any, Steps]:
+def answered(model: Any, ids: torch.Tensor, count: int, more: Mapping[str, Any]) -> tuple[Any, TokenTimes]:
     """Greedy: prompt and answer, int64 [1, T], and when which tokens came. more: of `generate`."""
-    steps = Steps()
+    steps = TokenTimes()
     mask = torch.ones_like(ids)
     out = model.generate(
         ids,
@@ -109,14 +111,14 @@ class _Model:
         self._small = None if small is None else _open(small, dtype, device)
 
     @torch.inference_mode()
-    def write(self, prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Told:
+    def write(self, prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Generated:
         """Fewer tokens where the time is over."""
         ids = torch.tensor([prompt], device=self._device)
         more: dict[str, Any] = {"max_time": seconds}
         if assisted:
             more["assistant_model"] = self._small
         out, steps = answered(self._model, ids, count, more)
-        return Told(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
+        return Generated(tuple(out[0, len(prompt) :].tolist()), tuple(steps.heard))
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -142,7 +144,7 @@ def _load(model: Path, dtype: torch.dtype, device: str, small: Path | None) -> N
         _held.append(_said(error))
 
 
-def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Told | str:
+def _write(prompt: Ids, count: int, assisted: bool, seconds: float | None) -> Generated | str:
     """An error as a text: not every exception survives the way between processes."""
     (held,) = _held
     if isinstance(held, str):

@@ -16,7 +16,7 @@ from specsot_worker.watching import WorkerObserver
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class LapTimes:
     """One frame's way. seconds: of each stage; elapsed: from stage 0 and back to it."""
 
     rows: int
@@ -24,7 +24,7 @@ class Lap:
     seconds: tuple[float, ...]
 
 
-class Ears(WorkerObserver):
+class LapProbe(WorkerObserver):
     """At one worker. changed: called for every lap that is back. stage: which one it is, once that is known.
 
     flying: when each frame left stage 0. queued: seconds that frames waited here.
@@ -33,7 +33,7 @@ class Ears(WorkerObserver):
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self.stage = 0
-        self.laps: list[Lap] = []
+        self.laps: list[LapTimes] = []
         self.queued = 0.0
         self.opened = self.closed = 0
         self.flying: dict[int, float] = {}
@@ -52,5 +52,5 @@ class Ears(WorkerObserver):
 
     def returned(self, result: Result, now: float) -> None:
         if (began := self.flying.pop(result.number, None)) is not None:
-            self.laps.append(Lap(result.rows, now - began, result.seconds))
+            self.laps.append(LapTimes(result.rows, now - began, result.seconds))
         self._changed()

@@ -19,18 +19,18 @@ from typing import Protocol
 import torch
 
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
-from specsot_app.bench.methods import PLAIN, Course, Method
-from specsot_app.bench.moments import Answer
+from specsot_app.bench.core.aggregate import name_of, plain_of, row_of, runs_of, skipped, unwritten
+from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
+from specsot_app.bench.core.samples import Recording
+from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
 from specsot_app.bench.scores import Scores
-from specsot_app.bench.stands import PAGE_ROWS, Models, Stands
-from specsot_app.bench.summing import name_of, plain_of, row_of, runs_of, skipped, unwritten
 from specsot_app.fleets import Wanted, demo, model_directory
 from specsot_app.hush import hush
 from specsot_app.running import run
 from specsot_app.terminal.progress import counting
 
 Row = dict[str, object]
-Answers = dict[tuple[str, int], list[Answer]]
+Answers = dict[tuple[str, int], list[Recording]]
 Clock = Callable[[], float]
 
 WARM = 64  # tokens that each method writes before it counts; a plan wants as many
@@ -52,15 +52,15 @@ TOPICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TableRun:
     """What is asked of whom.
 
     reference: a text for perplexity. seconds: behind which the first round has no answer but plain's, not
     even one under way, and no other round is begun that would not end in time.
     """
 
-    course: Course
-    models: Models
+    course: MethodTable
+    models: ModelSet
     questions: tuple[str, ...]
     reference: str
     seconds: float = math.inf
@@ -69,19 +69,19 @@ class Task:
         return self.questions[number % len(self.questions)]
 
 
-def questions_of(models: Models) -> tuple[str, ...]:
+def questions_of(models: ModelSet) -> tuple[str, ...]:
     """The demo model is asked what it was trained to answer."""
     return TOPICS if models.base == demo() / "base" else QUESTIONS
 
 
-def models_of(wanted: Wanted, small: str | None) -> Models:
+def models_of(wanted: Wanted, small: str | None) -> ModelSet:
     """What a run is made with; the demo model brings a head and a small model. Raises ModelError."""
     given = wanted.model, wanted.draft_model, small
     named = [None if path is None else model_directory(path) for path in given]
     if named[0] is None:
         named = [path or demo() / usual for path, usual in zip(named, ("base", "eagle3", "small"))]
     assert named[0] is not None
-    return Models(
+    return ModelSet(
         named[0],
         named[1],
         named[2],
@@ -109,7 +109,7 @@ def read_reference(file: Path | None) -> str:
     return "\n".join(json.loads(line)["turns"][0].partition("\n")[2].strip() for line in lines)
 
 
-def measure(task: Task) -> tuple[Row, list[Row]]:
+def measure(task: TableRun) -> tuple[Row, list[Row]]:
     """Settings and rows of a whole run."""
     hush()
     scores = Scores(task.models, task.reference)  # first: a text that cannot be read is known at once
@@ -117,8 +117,8 @@ def measure(task: Task) -> tuple[Row, list[Row]]:
     return settings, _rows(task, answers, scores) + left_out
 
 
-async def _write(task: Task) -> tuple[Row, Answers, list[Row]]:
-    async with Stands(task.models) as stands:
+async def _write(task: TableRun) -> tuple[Row, Answers, list[Row]]:
+    async with Runners(task.models) as stands:
         failed = await _warm_up(task, stands)
         left_out = [row for method in task.course.methods for row in _left_out(task, stands, method, failed)]
         missing = {row["name"] for row in left_out}
@@ -132,14 +132,14 @@ async def _write(task: Task) -> tuple[Row, Answers, list[Row]]:
         return _settings(task, stands), answers, left_out
 
 
-class Writes(Protocol):
+class Writer(Protocol):
     async def write(
         self, method: Method, question: str, tokens: int, seconds: float | None = None
-    ) -> Answer: ...
+    ) -> Recording: ...
 
 
 async def write_rounds(
-    task: Task, stands: Writes, wanted: Sequence[tuple[Method, int]], clock: Clock = time.monotonic
+    task: TableRun, stands: Writer, wanted: Sequence[tuple[Method, int]], clock: Clock = time.monotonic
 ) -> tuple[Answers, dict[tuple[str, int], str]]:
     """All answers, and why there are none of a method that failed on any question, or was not reached."""
     answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
@@ -164,14 +164,14 @@ async def write_rounds(
     return {key: said for key, said in answers.items() if key not in broken}, broken
 
 
-def _left(task: Task, method: Method, passed: float) -> float | None:
+def _left(task: TableRun, method: Method, passed: float) -> float | None:
     """Seconds for an answer; None: as many as it takes. Without plain there is nothing to compare with."""
     return None if method.name == PLAIN or task.seconds == math.inf else task.seconds - passed
 
 
 async def _try(
-    stands: Writes, method: Method, question: str, tokens: int, seconds: float | None
-) -> Answer | str:
+    stands: Writer, method: Method, question: str, tokens: int, seconds: float | None
+) -> Recording | str:
     """An answer, or why there is none. Plain may not fail."""
     try:
         return await stands.write(method, question, tokens, seconds)
@@ -191,7 +191,7 @@ def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequ
     return left if method.planned else left[-1:]
 
 
-async def _warm_up(task: Task, stands: Stands) -> dict[str, str]:
+async def _warm_up(task: TableRun, stands: Runners) -> dict[str, str]:
     """Everything is loaded and has written once; returns what cannot, and why."""
     failed: dict[str, str] = {}
     with counting(sys.stderr, "loading", len(task.course.methods)) as count:
@@ -210,7 +210,7 @@ async def _warm_up(task: Task, stands: Stands) -> dict[str, str]:
     return failed
 
 
-def _left_out(task: Task, stands: Stands, method: Method, failed: dict[str, str]) -> list[Row]:
+def _left_out(task: TableRun, stands: Runners, method: Method, failed: dict[str, str]) -> list[Row]:
     """Rows that cannot be measured, with the reason."""
     found: list[Row] = []
     for tokens in task.course.lengths_of(method):
@@ -220,7 +220,7 @@ def _left_out(task: Task, stands: Stands, method: Method, failed: dict[str, str]
     return found
 
 
-def _too_long(task: Task, stands: Stands, tokens: int) -> str | None:
+def _too_long(task: TableRun, stands: Runners, tokens: int) -> str | None:
     """A window would reach farther, but there is nothing to measure it by."""
     prompt = max(len(stands.prompt(task.question(number))) for number in range(task.course.rounds))
     needed, positions = prompt + tokens + SLACK, stands.config.max_positions
@@ -229,7 +229,7 @@ def _too_long(task: Task, stands: Stands, tokens: int) -> str | None:
     )
 
 
-def _rows(task: Task, answers: Answers, scores: Scores) -> list[Row]:
+def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     """By length, then in the methods' order."""
     runs = runs_of(answers, task.course)
     with counting(sys.stderr, "perplexity", len(runs)) as count:
@@ -240,7 +240,7 @@ def _rows(task: Task, answers: Answers, scores: Scores) -> list[Row]:
     return found
 
 
-def _settings(task: Task, stands: Stands) -> Row:
+def _settings(task: TableRun, stands: Runners) -> Row:
     models = task.models
     return {
         "model": "demo" if models.base == demo() / "base" else models.base.name,

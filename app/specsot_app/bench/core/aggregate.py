@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specsot_app.bench.methods import PLAIN, Course, Method
-from specsot_app.bench.moments import Answer, Reading
+from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
+from specsot_app.bench.core.samples import Excerpt, Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Runs:
 
     method: Method
     tokens: int
-    readings: tuple[Reading, ...]
+    readings: tuple[Excerpt, ...]
     prompts: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -29,7 +29,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class Perplexities:
     """Perplexities, as the base sees them without a window; None: not measured.
 
     own: of what was written, behind its prompt. reference: of a given text, read as the method reads.
@@ -44,7 +44,7 @@ def name_of(method: Method, tokens: int) -> str:
     return f"{method.name}, {tokens} tokens"
 
 
-def names_of(course: Course) -> set[str]:
+def names_of(course: MethodTable) -> set[str]:
     """Of all rows that a run will have."""
     return {name_of(method, each) for method in course.methods for each in course.lengths_of(method)}
 
@@ -55,7 +55,7 @@ def skipped(method: Method, tokens: int, why: str) -> dict[str, object]:
 
 
 def unwritten(
-    course: Course, broken: Mapping[tuple[str, int], str], missing: Collection[object]
+    course: MethodTable, broken: Mapping[tuple[str, int], str], missing: Collection[object]
 ) -> list[dict[str, object]]:
     """Rows of answers that are not there, and of all that would have been read off them.
 
@@ -71,7 +71,7 @@ def unwritten(
     return found
 
 
-def row_of(runs: Runs, plain: Runs, quality: Quality) -> dict[str, object]:
+def row_of(runs: Runs, plain: Runs, quality: Perplexities) -> dict[str, object]:
     """plain: of the same length; a round's ratio is taken within the round."""
     readings, method = runs.readings, runs.method
     rates = [one.rate for one in readings]
@@ -101,7 +101,7 @@ def row_of(runs: Runs, plain: Runs, quality: Quality) -> dict[str, object]:
     }
 
 
-def runs_of(answers: Mapping[tuple[str, int], Sequence[Answer]], course: Course) -> list[Runs]:
+def runs_of(answers: Mapping[tuple[str, int], Sequence[Recording]], course: MethodTable) -> list[Runs]:
     """What was measured, by length and then in the methods' order.
 
     answers: of each round, by method and the length that was asked for. A plan is asked for every length; of

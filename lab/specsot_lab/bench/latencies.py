@@ -18,7 +18,7 @@ Spread = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RequestTimes:
     """What one client heard of one request. texts: when text came. tokens: those of the answer.
 
     error: what the request ended with instead of an answer.
@@ -48,15 +48,15 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LoadLevel:
     """Requests of so many clients at once, and the seconds all of them took together."""
 
     clients: int
     seconds: float
-    heard: tuple[Heard, ...]
+    heard: tuple[RequestTimes, ...]
 
     @property
-    def answered(self) -> list[Heard]:
+    def answered(self) -> list[RequestTimes]:
         """Only these count for rates and waits."""
         return [one for one in self.heard if one.error is None and one.texts]
 

@@ -23,7 +23,7 @@ DECISIVE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredRun:
     """A run of before. settings: how it was taken, as far as it says."""
 
     rows: Sequence[Row]
@@ -31,7 +31,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SpeedupChange:
     """One row then and now. Of a rival it is plain decoding that is looked at: a rival that is faster now,
     measured by it, says that plain decoding is slower.
     """
@@ -56,13 +56,15 @@ class Verdict:
         return f"{mark:5}  {self.name}: {of} {figures}"
 
 
-def compare(now: Sequence[Row], then: Sequence[Row]) -> list[Verdict]:
+def compare(now: Sequence[Row], then: Sequence[Row]) -> list[SpeedupChange]:
     """Rows that both have, by name. Raises InvalidRequest where there are none."""
     before = {row["name"]: row for row in then if "speedup" in row}
     both = [(row, before[row["name"]]) for row in now if "speedup" in row and row["name"] in before]
     if not both:
         raise InvalidRequest("against: no row of that run was measured now", field="against")
-    return [Verdict(row["name"], old["speedup"], row["speedup"], bool(row["rival"])) for row, old in both]
+    return [
+        SpeedupChange(row["name"], old["speedup"], row["speedup"], bool(row["rival"])) for row, old in both
+    ]
 
 
 def lost(now: Sequence[Row], then: Sequence[Row]) -> list[str]:
@@ -81,7 +83,7 @@ def unlike(now: Row, then: Row) -> list[str]:
     ]
 
 
-def read_run(file: Path, names: Collection[str]) -> Stored:
+def read_run(file: Path, names: Collection[str]) -> StoredRun:
     """A stored run. names: of the rows that will be compared. Raises InvalidRequest."""
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
@@ -93,7 +95,7 @@ def read_run(file: Path, names: Collection[str]) -> Stored:
         raise InvalidRequest(f"against: {file} holds no speedups", field="against")
     if not measured & set(names):
         raise InvalidRequest(f"against: {file} has other rows, such as {min(measured)!r}", field="against")
-    return Stored(rows, settings)
+    return StoredRun(rows, settings)
 
 
 def _checked(row: Any) -> Row:

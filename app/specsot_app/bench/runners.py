@@ -24,10 +24,10 @@ from specsot.model.precision import resolve_dtype
 from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
-from specsot_app.bench.ledger import DraftLedger, Ledger
-from specsot_app.bench.methods import Method
-from specsot_app.bench.moments import Answer, Moment
-from specsot_app.bench.rivals import Rival
+from specsot_app.bench.core.methods import Method
+from specsot_app.bench.core.samples import LapSample, Recording
+from specsot_app.bench.hf_baseline import HfBaseline
+from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
 from specsot_drafter.part import Drafter
@@ -42,7 +42,7 @@ ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches i
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ModelSet:
     """Directories. head: of EAGLE; small: a language model with the base's tokens. None: there is none.
 
     dtype, quantization, kv_dtype: what the base computes in, and what its matrices and KV rows are held in.
@@ -72,10 +72,10 @@ class Models:
         return None
 
 
-class Stands:
+class Runners:
     """Opens what is needed when it is first needed; all of that is closed with it."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ModelSet) -> None:
         self.models = models
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device)
@@ -83,7 +83,7 @@ class Stands:
         self._drafting = Held(drafting.itemsize, models.draft_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
-        self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, Ledger]] = {}
+        self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, LapRecorder]] = {}
         memory = ROWS * self._row_bytes(models.base, models.kv_dtype)
         supply = workers.StageLoadOptions(
             "worker-0", "worker-0", models.base, None, models.dtype, models.device, memory,
@@ -91,9 +91,9 @@ class Stands:
         )  # fmt: skip
         self._worker = workers.StageLoader(supply)
         self._prompts = Prompts(models.base, Text(models.base))
-        self._rival: Rival | None = None
+        self._rival: HfBaseline | None = None
 
-    async def __aenter__(self) -> Stands:
+    async def __aenter__(self) -> Runners:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -107,7 +107,9 @@ class Stands:
         """A question as all that is not planned has it."""
         return self._prompts.chat((Message("user", question),))
 
-    async def write(self, method: Method, question: str, tokens: int, seconds: float | None = None) -> Answer:
+    async def write(
+        self, method: Method, question: str, tokens: int, seconds: float | None = None
+    ) -> Recording:
         """One answer of so many tokens, whatever ends come. Raises what writing raises; TimeoutError behind
         so many seconds, loading not counted. Then one lap may still be under way.
         """
@@ -123,11 +125,11 @@ class Stands:
         async with asyncio.timeout(seconds):
             finished = await _finish(fleet, replace(said, window=method.window))
         took, prompt = ledger.seconds, self.prompt(question)
-        return Answer(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
+        return Recording(tuple(ledger.moments), finished.tokens, took, method.planned, prompt)
 
     async def _written_elsewhere(
         self, method: Method, question: str, tokens: int, seconds: float | None
-    ) -> Answer:
+    ) -> Recording:
         prompt, assisted = self.prompt(question), method.rival == "assisted"
         told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
         row, extra, weights = self._row_bytes(self.models.base), 0, 0
@@ -135,30 +137,30 @@ class Stands:
             extra, whole = self._row_bytes(self.models.small), Held(self._numbers.itemsize)
             weights = drafts_of(WeightFiles(self.models.small), whole)
         moments = tuple(
-            Moment(seconds, written, written - told.steps[0][1], lap,
+            LapSample(seconds, written, written - told.steps[0][1], lap,
                    held=(len(prompt) + written) * (row + extra) + weights)
             for lap, (seconds, written) in enumerate(told.steps[:-1])
         )  # fmt: skip
-        return Answer(moments, told.tokens, told.seconds, prompt=prompt)
+        return Recording(moments, told.tokens, told.seconds, prompt=prompt)
 
-    def _elsewhere(self) -> Rival:
+    def _elsewhere(self) -> HfBaseline:
         if self._rival is None:
             models = self.models
-            self._rival = Rival(models.base, self._numbers, models.device, models.small)
+            self._rival = HfBaseline(models.base, self._numbers, models.device, models.small)
             self._stack.callback(self._rival.close)
         return self._rival
 
-    async def _fleet_of(self, method: Method) -> tuple[LocalFleet, Ledger]:
+    async def _fleet_of(self, method: Method) -> tuple[LocalFleet, LapRecorder]:
         key = method.drafter, method.options
         if key not in self._fleets:
             self._fleets[key] = await self._open(*key)
         return self._fleets[key]
 
-    async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[LocalFleet, Ledger]:
+    async def _open(self, drafter: DrafterName, options: DraftOptions) -> tuple[LocalFleet, LapRecorder]:
         models = self.models
         loop, compute = asyncio.get_running_loop(), self._threads.of(models.device)
         source, follower = await loop.run_in_executor(compute, self._drafter, drafter, options)
-        ledger = Ledger(self._row_bytes(models.base, models.kv_dtype), follower)
+        ledger = LapRecorder(self._row_bytes(models.base, models.kv_dtype), follower)
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> Part:
             return Worker(self._worker, dialer, compute, observer=ledger)
@@ -182,7 +184,7 @@ class Stands:
 
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
-    ) -> tuple[drafters.DraftLoader | None, DraftLedger | None]:
+    ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
         models, folder = self.models, self.models.drafts(drafter)
         if folder is None:
             return None, None
@@ -194,7 +196,7 @@ class Stands:
             supply = replace(supply, kv_memory=FEWER * self._row_bytes(folder))
         source = drafters.DraftLoader(supply)
         weights = drafts_of(WeightFiles(folder), self._drafting)
-        return source, DraftLedger(source.registration().row_bytes, weights)
+        return source, DraftRecorder(source.registration().row_bytes, weights)
 
     def _row_bytes(self, folder: Path, kept: KvDtype = "auto") -> int:
         """KV of one position in all layers."""

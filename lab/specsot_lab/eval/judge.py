@@ -1,17 +1,15 @@
-"""What a judge is asked about two answers, what its reply says, and what two replies say together.
-
-Pure. Refuses to know who the judge is and how it is reached.
-
-Pairwise and in both orders, since judges favour a place (Zheng et al. 2023, arXiv:2306.05685, section 3.3).
-"""
+"""A judge that compares two answers: what it is asked, in both orders, and what its replies mean."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from specsot.errors import Unavailable
 from specsot.params import Message
+from specsot_lab.eval.records import Record
 
 SYSTEM = """\
 You are an impartial judge. You see one or more questions of a user, and how two assistants, A and B, answered
@@ -54,3 +52,33 @@ def winner_of(direct_first: str | None, sot_first: str | None) -> str | None:
     first = {"A": "direct", "B": "sot"}.get(direct_first, "tie")
     second = {"A": "sot", "B": "direct"}.get(sot_first, "tie")
     return first if first == second else "tie"
+
+
+async def judge_pair(judge: Judge, direct: Record, sot: Record) -> Record:
+    """Of the turns that both have. winner None: at least one order brought no verdict."""
+    first, second = ([turn["text"] for turn in one["turns"]] for one in (direct, sot))
+    questions = direct["questions"][: len(first)]
+    orders = await asyncio.gather(
+        _ask(judge, "direct", questions, first, second), _ask(judge, "sot", questions, second, first)
+    )
+    about = {name: direct[name] for name in ("task", "category", "id", "questions")}
+    winner = winner_of(*(order["verdict"] for order in orders))
+    return about | {"judge": judge.name, "winner": winner, "orders": list(orders)}
+
+
+def has_failed(verdict: Record) -> bool:
+    """The judge could not be asked, which may be better the next time."""
+    return any("error" in order for order in verdict["orders"])
+
+
+async def _ask(
+    judge: Judge, a: str, questions: Sequence[str], first: Sequence[str], second: Sequence[str]
+) -> dict[str, Any]:
+    """a: whose answers are shown as those of A."""
+    messages = messages_of(questions, first, second)
+    order: dict[str, Any] = {"a": a, "prompt": messages[1].content, "reply": None, "verdict": None}
+    try:
+        reply = await judge.reply(messages)
+    except Unavailable as error:
+        return order | {"error": str(error)}
+    return order | {"reply": reply, "verdict": verdict_in(reply)}

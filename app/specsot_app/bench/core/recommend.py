@@ -32,7 +32,7 @@ GOALS = (
 )
 
 
-def advise(rows: Sequence[Row]) -> list[dict[str, object]]:
+def recommend(rows: Sequence[Row]) -> list[dict[str, object]]:
     """For every length and goal the best of our methods: of all, and of those that keep the plain text."""
     ours = [row for row in rows if "skipped" not in row and not row["rival"]]
     found: list[dict[str, object]] = []

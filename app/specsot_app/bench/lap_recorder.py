@@ -11,18 +11,18 @@ from collections.abc import Callable
 from specsot.frames import Drafts, Frame, Outcome, Result
 from specsot.members import Configuration
 from specsot.pages import PageTable
-from specsot_app.bench.moments import Moment
+from specsot_app.bench.core.samples import LapSample
 from specsot_drafter.watching import DrafterObserver as DrafterWatch
 from specsot_worker.watching import WorkerObserver as WorkerWatch
 
 Clock = Callable[[], float]
 
 
-class Ledger(WorkerWatch):
+class LapRecorder(WorkerWatch):
     """Follows a worker that has all layers; `begin` it before each request."""
 
     def __init__(
-        self, row_bytes: int, drafts: DraftLedger | None = None, clock: Clock = time.perf_counter
+        self, row_bytes: int, drafts: DraftRecorder | None = None, clock: Clock = time.perf_counter
     ) -> None:
         """row_bytes: of KV, in all layers."""
         self._row_bytes, self._drafts, self._clock = row_bytes, drafts, clock
@@ -32,7 +32,7 @@ class Ledger(WorkerWatch):
     def begin(self) -> None:
         """Another request; nothing of the one before is open any more."""
         self._began, self._gone = self._clock(), dict[int, int]()
-        self.moments: list[Moment] = []
+        self.moments: list[LapSample] = []
         self._tokens = self._grown = self._laps = self._pages = self._evictions = 0
         self._proposed = self._accepted = 0
         if self._drafts:
@@ -67,10 +67,10 @@ class Ledger(WorkerWatch):
         if brought:
             self.moments.append(self._moment())
 
-    def _moment(self) -> Moment:
+    def _moment(self) -> LapSample:
         assert self._table is not None
         pages = self._pages * self._table.page_rows * self._row_bytes
-        return Moment(
+        return LapSample(
             self.seconds,
             self._tokens,
             self._grown,
@@ -83,7 +83,7 @@ class Ledger(WorkerWatch):
         )
 
 
-class DraftLedger(DrafterWatch):
+class DraftRecorder(DrafterWatch):
     """Follows a drafter. weights: bytes of what drafts."""
 
     def __init__(self, row_bytes: int, weights: int) -> None:

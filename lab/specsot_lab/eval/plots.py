@@ -11,18 +11,18 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from specsot_lab.eval.summing import SLOWER, Line
+from specsot_lab.eval.aggregate import SLOWER, CategoryRow
 
 DIRECT, SOT, TIE = "#8c96a3", "#1f6feb", "#d7dbe0"
 DPI = 120
 
 
-def plot(lines: Sequence[Line], file: Path) -> None:
+def plot(lines: Sequence[CategoryRow], file: Path) -> None:
     """One PNG."""
     figure_of(lines).savefig(file, dpi=DPI)
 
 
-def figure_of(lines: Sequence[Line]) -> Figure:
+def figure_of(lines: Sequence[CategoryRow]) -> Figure:
     """A row for each category, the first one on top; the judge's panel only where one was asked."""
     judged = any(line.wins for line in lines)
     panels = 3 if judged else 2
@@ -45,12 +45,12 @@ def figure_of(lines: Sequence[Line]) -> Figure:
     return figure
 
 
-def name_of(line: Line) -> str:
+def name_of(line: CategoryRow) -> str:
     """As in the table, with the number of questions."""
     return f"{line.task}: {line.category.removeprefix(f'{line.task}/')} ({line.questions})"
 
 
-def draw_speed(axes: Any, lines: Sequence[Line]) -> None:
+def draw_speed(axes: Any, lines: Sequence[CategoryRow]) -> None:
     bars = axes.barh(range(len(lines)), [line.speedup for line in lines], color=SOT, height=0.6)
     axes.bar_label(bars, fmt="%.2f", padding=3, bbox={"facecolor": "white", "linewidth": 0, "pad": 1})
     axes.axvline(1, color="black", linewidth=0.8)
@@ -59,7 +59,7 @@ def draw_speed(axes: Any, lines: Sequence[Line]) -> None:
     axes.margins(x=0.15)
 
 
-def draw_quality(axes: Any, lines: Sequence[Line]) -> None:
+def draw_quality(axes: Any, lines: Sequence[CategoryRow]) -> None:
     """Of both; nothing where a task has no score."""
     for offset, name, color in ((-0.2, "direct", DIRECT), (0.2, "sot", SOT)):
         rows = [row + offset for row in range(len(lines))]
@@ -73,7 +73,7 @@ def draw_quality(axes: Any, lines: Sequence[Line]) -> None:
     axes.set_title("quality, the task's own score", fontsize="medium")
 
 
-def draw_wins(axes: Any, lines: Sequence[Line]) -> None:
+def draw_wins(axes: Any, lines: Sequence[CategoryRow]) -> None:
     """Shares of all questions; those without a verdict are left out on the right."""
     left = [0.0] * len(lines)
     for name, label, color in (("sot", "sot", SOT), ("ties", "even", TIE), ("direct", "direct", DIRECT)):

@@ -36,7 +36,7 @@ class Wins:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CategoryRow:
     """One category, by the questions that were answered both ways, and the turns that were.
 
     quality: mean of the task's own score, None where it has none. seconds: mean of a question's.
@@ -85,7 +85,7 @@ def pairs_of(records: Sequence[Record]) -> list[Pair]:
     return [_of_same_turns(*pair) for pair in both if pair[0]["turns"] and pair[1]["turns"]]
 
 
-def sum_up(pairs: Sequence[Pair], winners: Winners | None = None) -> list[Line]:
+def sum_up(pairs: Sequence[Pair], winners: Winners | None = None) -> list[CategoryRow]:
     """By task and category, in the order in which they come first. winners None: no judge was asked."""
     by: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
@@ -98,9 +98,9 @@ def _of_same_turns(direct: Record, sot: Record) -> Pair:
     return direct | {"turns": direct["turns"][:turns]}, sot | {"turns": sot["turns"][:turns]}
 
 
-def _line(task: str, category: str, pairs: Sequence[Pair], winners: Winners | None) -> Line:
+def _line(task: str, category: str, pairs: Sequence[Pair], winners: Winners | None) -> CategoryRow:
     direct, sot = zip(*pairs)
-    return Line(
+    return CategoryRow(
         task,
         category,
         len(pairs),

@@ -12,7 +12,7 @@ from typing import Literal
 from specsot.drafting import DEFAULT, DraftOptions
 from specsot.params import DrafterName, Window
 
-Rival = Literal["generate", "assisted"]
+HfMode = Literal["generate", "assisted"]
 
 SINKS = 4
 PLAIN = "plain"
@@ -34,7 +34,7 @@ class Method:
     options: DraftOptions = DEFAULT
     window: Window | None = None
     planned: bool = False
-    rival: Rival | None = None
+    rival: HfMode | None = None
     lengthy: bool = True
 
     @property
@@ -49,7 +49,7 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class MethodTable:
     """What is measured: every method to every length, in so many rounds, each with a question of its own."""
 
     methods: tuple[Method, ...]
@@ -94,7 +94,7 @@ def sight_of(tokens: int) -> Window:
 
 
 PLAINLY = Method(PLAIN)
-RIVALS = (
+HF_BASELINES = (
     Method("Transformers generate", rival="generate"),
     Method("Transformers assisted", rival="assisted"),
 )
@@ -106,7 +106,7 @@ HEAD = (
 EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", blend=False), lengthy=False)
 
 
-def quick(rounds: int | None = None) -> Course:
+def quick(rounds: int | None = None) -> MethodTable:
     """A look, in minutes on two cores."""
     middle = (
         linear(4, lengthy=True),
@@ -116,12 +116,14 @@ def quick(rounds: int | None = None) -> Course:
         windowed(256),
         pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=256),
     )
-    return Course((PLAINLY, *RIVALS, *middle, *HEAD), (200, 400), rounds or 2)
+    return MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), rounds or 2)
 
 
-def full(rounds: int | None = None) -> Course:
+def full(rounds: int | None = None) -> MethodTable:
     """Everything."""
-    return Course((PLAINLY, *RIVALS, *_middle(), *HEAD, EVERY_TREE), (500, 1000, 2000), rounds or 2)
+    return MethodTable(
+        (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE), (500, 1000, 2000), rounds or 2
+    )
 
 
 def _middle() -> Iterator[Method]:

@@ -27,7 +27,7 @@ IGNORED = {"d2t", "t2d", "embed_tokens.weight"}
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class HeadFormat:
     """What of a head is not learned. drafted: its vocabulary, ascending ids of the base."""
 
     sizes: HeadSizes
@@ -35,7 +35,7 @@ class Frame:
     drafted: Tensor
 
 
-def frame_new(base: ModelConfig, drafted: Tensor, plan: HeadPlan) -> Frame:
+def frame_new(base: ModelConfig, drafted: Tensor, plan: HeadPlan) -> HeadFormat:
     """A new head, shaped like one layer of its base. Raises InvalidRequest for taps that cannot be."""
     chosen = plan.taps or _usual(base.layers)
     if chosen is None:
@@ -63,10 +63,10 @@ def frame_new(base: ModelConfig, drafted: Tensor, plan: HeadPlan) -> Frame:
         base.rope.theta,
         base.eps,
     )
-    return Frame(sizes, chosen, drafted)
+    return HeadFormat(sizes, chosen, drafted)
 
 
-def frame_like(given: Frame, drafted: Tensor, plan: HeadPlan) -> Frame:
+def frame_like(given: HeadFormat, drafted: Tensor, plan: HeadPlan) -> HeadFormat:
     """The same, with this vocabulary, and as wide as planned. Raises InvalidRequest for a narrower one."""
     had = given.sizes.intermediate
     width = plan.intermediate or had
@@ -75,11 +75,11 @@ def frame_like(given: Frame, drafted: Tensor, plan: HeadPlan) -> Frame:
             f"a head to start from keeps its taps {list(given.taps)} and its MLP's {had} at least",
             field="start",
         )
-    return Frame(replace(given.sizes, intermediate=width, vocab=len(drafted)), given.taps, drafted)
+    return HeadFormat(replace(given.sizes, intermediate=width, vocab=len(drafted)), given.taps, drafted)
 
 
 def write_head(
-    directory: Path, head: LearningHead, frame: Frame, base: ModelConfig, dtype: torch.dtype
+    directory: Path, head: LearningHead, frame: HeadFormat, base: ModelConfig, dtype: torch.dtype
 ) -> None:
     """config.json and model.safetensors, each whole or not at all."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def write_head(
     fresh.replace(directory / "config.json")
 
 
-def _config(frame: Frame, base: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
+def _config(frame: HeadFormat, base: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     sizes = frame.sizes
     usual = {} if frame.taps == _usual(base.layers) else {TAPS_FIELD: list(frame.taps)}
     return {
@@ -121,7 +121,7 @@ def _config(frame: Frame, base: ModelConfig, dtype: torch.dtype) -> dict[str, An
     } | usual
 
 
-def read_head(directory: Path, base: ModelConfig) -> tuple[Frame, dict[str, Tensor]]:
+def read_head(directory: Path, base: ModelConfig) -> tuple[HeadFormat, dict[str, Tensor]]:
     """A head to go on from, and its weights by their published names.
 
     Raises HeadMismatch for one that is built otherwise than those written here.
@@ -154,7 +154,7 @@ def read_head(directory: Path, base: ModelConfig) -> tuple[Frame, dict[str, Tens
         float(fields.get("rms_norm_eps", EPS)),
     )
     tensors = {name: found.tensor(there, torch.float32, "cpu") for name, there in names.items()}
-    return Frame(sizes, taps, drafted), tensors
+    return HeadFormat(sizes, taps, drafted), tensors
 
 
 def _usual(layers: int) -> tuple[int, ...] | None:
