@@ -14,11 +14,12 @@ from specsot.frames import Features, Lesson
 from specsot.members import Range, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
+from specsot.process.options import DraftModelOptions
 from specsot_drafter.drafters.beams import BeamShape, beam_shape
 from specsot_drafter.drafters.model import DecoderHead, LanguageModelProposer
 from specsot_drafter.selection import Candidates, best_each, build_trees
 from specsot_drafter.texts import DraftSequence, DraftSequences
-from specsot_drafter.ways import DraftLoadOptions, make_backends
+from specsot_drafter.ways import make_backends
 from tests.drafter.ring import opening
 from tests.models import Shape, write_base
 
@@ -228,8 +229,8 @@ def test_the_tree_that_is_sent_is_the_likeliest_part(decoder: Decoder) -> None:
 def test_a_way_that_is_not_there_or_lacks_its_model_is_refused(demo_model: Path) -> None:
     base = demo_model / "base"
     for drafter in ("eagle", "model"):
-        way = make_backends(DraftLoadOptions("d", "d", base, drafter=drafter))[drafter]
+        way = make_backends(DraftModelOptions(base, drafter=drafter))[drafter]
         with pytest.raises(InvalidRequest, match=f"drafter {drafter} needs a draft_model"):
             _ = way.row_bytes
     with pytest.raises(InvalidRequest, match="drafter must be"):
-        make_backends(DraftLoadOptions("d", "d", base, drafter="none"))
+        make_backends(DraftModelOptions(base, drafter="none"))

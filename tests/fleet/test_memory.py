@@ -11,7 +11,8 @@ from specsot.members import Configuration, Range, Stage
 from specsot.model.config import read_config
 from specsot.model.fitting import Held, bytes_of, weights_of
 from specsot.model.weights import WeightFiles
-from specsot_worker.source import StageLoader, StageLoadOptions
+from specsot.process.options import ModelOptions
+from specsot_worker.source import StageLoader
 
 pytestmark = pytest.mark.torch
 
@@ -34,9 +35,7 @@ def test_weights_grow_with_layers_and_nothing_else(demo_model: Path, layers: Ran
 
 
 def test_memory_is_told_as_if_nothing_were_loaded(demo_model: Path) -> None:
-    source = StageLoader(
-        StageLoadOptions("w", "w", demo_model / "base", dtype="fp32"), free_memory=lambda device: FREE
-    )
+    source = StageLoader(ModelOptions(demo_model / "base", dtype="fp32"), "w", free_memory=lambda device: FREE)
     first = source.registration()
     assert (first.memory, bool(first.host), first.gpus) == (FREE, True, ())
     source.make_stage(configuration(Range(1, 4)), Range(1, 4))
@@ -53,9 +52,10 @@ def test_a_worker_runs_where_the_master_says(demo_model: Path) -> None:
         return FREE
 
     source = StageLoader(
-        StageLoadOptions("w", "w", demo_model / "base", dtype="fp32"),
-        room,
-        lambda device: {"A": "cpu", "B": "cpu:0"},
+        ModelOptions(demo_model / "base", dtype="fp32"),
+        "w",
+        free_memory=room,
+        gpus=lambda device: {"A": "cpu", "B": "cpu:0"},
     )
     assert source.registration().gpus == ("A", "B")
     source.make_stage(replace(configuration(Range(1, 2)), gpu="B"), Range(1, 2))

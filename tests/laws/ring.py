@@ -23,6 +23,7 @@ from specsot.membership import Part, take_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
+from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot.rpc.links import GrpcDialer, RingService
 from specsot.rpc.serve import Door, open_door
 from specsot.v1 import ring_pb2_grpc
@@ -239,31 +240,26 @@ def parts_of(setup: Setup):
 
 
 def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
-    supply = working.StageLoadOptions(
-        name,
-        address,
+    options = ModelOptions(
         setup.base,
         dtype="fp32",
         kv_memory=1 << 26,
         quantization=setup.quantization,
-        kv_dtype=setup.kv_dtype,
+        kv_cache_dtype=setup.kv_dtype,
     )
-    return Worker(
-        working.StageLoader(supply), dialer, compute, observer=setup.watch(name), verify_thread=setup.reading
-    )
+    source = working.StageLoader(options, name, address)
+    return Worker(source, dialer, compute, observer=setup.watch(name), verify_thread=setup.reading)
 
 
 def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
-    supply = drafting.DraftLoadOptions(
-        name,
-        address,
+    options = DraftModelOptions(
         setup.base,
-        setup.head,
         dtype="fp32",
         kv_memory=1 << 26,
-        quantization=setup.draft_quantization,
+        draft_model=setup.head,
+        draft_quantization=setup.draft_quantization,
     )
-    return Drafter(drafting.DraftLoader(supply), dialer, compute, setup.watch(name))
+    return Drafter(drafting.DraftLoader(options, name, address), dialer, compute, setup.watch(name))
 
 
 class LocalPlace:

@@ -25,6 +25,7 @@ from specsot.links import Dialer
 from specsot.members import Curve, TreeShape
 from specsot.membership import Part
 from specsot.params import Message
+from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot.skeleton import PlanRules, Point
 from specsot_app.bench.results import describe_machine, named, write_results
 from specsot_app.fleets import demo
@@ -228,17 +229,16 @@ def demo_ring(stages: int, wanted: RingOptions) -> tuple[Site, RingTask]:
 
     def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
         from specsot_worker.part import Worker
-        from specsot_worker.source import StageLoader, StageLoadOptions
+        from specsot_worker.source import StageLoader
 
-        return Worker(
-            StageLoader(StageLoadOptions(name, name, base, dtype="fp32")), dialer, compute, observer=watch
-        )
+        return Worker(StageLoader(ModelOptions(base, dtype="fp32"), name), dialer, compute, observer=watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_drafter.part import Drafter
-        from specsot_drafter.source import DraftLoader, DraftLoadOptions
+        from specsot_drafter.source import DraftLoader
 
-        return Drafter(DraftLoader(DraftLoadOptions(name, name, base, head, dtype="fp32")), dialer, compute)
+        options = DraftModelOptions(base, dtype="fp32", draft_model=head)
+        return Drafter(DraftLoader(options, name), dialer, compute)
 
     prefix, suffixes = _branch_turns(base, wanted.branches)
     return Site(base, stages, worker, drafter), RingTask(prefix, suffixes, wanted.tokens, 2 * wanted.tokens)

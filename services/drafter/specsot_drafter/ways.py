@@ -5,31 +5,20 @@ Refuses to know the ring, features and links.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specsot.drafting import DEFAULT, DraftOptions
 from specsot.errors import InvalidRequest
-from specsot.members import (
-    AS_PUBLISHED,
-    Configuration,
-    Curve,
-    Head,
-    Overrides,
-    Quantization,
-    Range,
-    TreeShape,
-    WeightFormat,
-)
+from specsot.members import Configuration, Curve, Head, Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
 from specsot.params import DrafterName
+from specsot.process.options import DraftModelOptions
 from specsot_drafter.descent import tree_graph_bytes
 from specsot_drafter.drafters import Proposer
 from specsot_drafter.drafters.beams import BeamShape, beam_shape
@@ -46,38 +35,9 @@ NGRAM_TOKENS = 8  # tokens that an n-gram drafter suggests at most, where nothin
 NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
 
 
-@dataclass(frozen=True, slots=True)
-class DraftLoadOptions:
-    """What a drafter is started with: how it drafts, and the base it drafts for. kv_memory in bytes.
-
-    draft_model: directory of an EAGLE head or a small model; "ngram" needs none.
-    dtype, quantization: of what drafts, whatever the base has.
-    """
-
-    name: str
-    address: str
-    model: Path
-    draft_model: Path | None = None
-    dtype: str = "auto"
-    device: str = "cpu"
-    kv_memory: int = 1 << 28
-    draft_format: WeightFormat = "safetensors"
-    model_format: WeightFormat = "safetensors"
-    overrides: Overrides = AS_PUBLISHED
-    drafter: DrafterName = "eagle"
-    options: DraftOptions = DEFAULT
-    quantization: Quantization | None = None
-
-    @property
-    def numbers(self) -> torch.dtype:
-        return resolve_dtype(self.dtype, self.device)
-
-    @property
-    def directory(self) -> Path:
-        """Of what drafts. Raises InvalidRequest where none was given."""
-        if self.draft_model is None:
-            raise InvalidRequest(f"drafter {self.drafter} needs a draft_model", "draft_model")
-        return self.draft_model
+def numbers_of(options: DraftModelOptions) -> torch.dtype:
+    """What drafts computes in these, whatever the base does."""
+    return resolve_dtype(options.drafter_dtype, options.device)
 
 
 class DraftBackend(Protocol):
@@ -115,22 +75,22 @@ class DraftBackend(Protocol):
 class EagleBackend:
     """With an EAGLE head."""
 
-    def __init__(self, options: DraftLoadOptions) -> None:
-        self._options, self.shape = options, _fixed(options, options.options.shape())
+    def __init__(self, options: DraftModelOptions) -> None:
+        self._options, self.shape = options, _fixed(options, options.drafting.shape())
 
     @cached_property
     def _head(self) -> DraftHead:
-        supply = self._options
-        pickled, base = supply.draft_format == "bin", supply.model_format == "bin"
+        options = self._options
+        pickled, base = options.draft_format == "bin", options.model_format == "bin"
         return load_head(
-            supply.directory,
-            supply.model,
-            supply.numbers,
-            supply.device,
+            options.draft,
+            options.base,
+            numbers_of(options),
+            options.device,
             pickled,
             base,
-            supply.overrides,
-            supply.quantization,
+            options.overrides,
+            options.draft_quantization,
         )
 
     @property
@@ -164,18 +124,18 @@ class EagleBackend:
 class LanguageModelBackend:
     """With a small language model that has the base's tokenizer."""
 
-    def __init__(self, options: DraftLoadOptions) -> None:
-        self._options, self._beam = options, beam_shape(options.options)
+    def __init__(self, options: DraftModelOptions) -> None:
+        self._options, self._beam = options, beam_shape(options.drafting)
         self.shape = _fixed(options, self._beam.tree_shape)
 
     @cached_property
     def _head(self) -> DecoderHead:
-        supply = self._options
-        base, small = read_config(supply.model), read_config(supply.directory)
-        check_tokenizers(supply.model, base.vocab, supply.directory, small.vocab)
-        pickled, whole = supply.draft_format == "bin", Range(0, small.layers)
-        numbers, kind = (supply.numbers, supply.device), supply.quantization
-        decoder = Decoder.load(supply.directory, whole, *numbers, pickled, quantization=kind)
+        options = self._options
+        base, small = read_config(options.base), read_config(options.draft)
+        check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
+        pickled, whole = options.draft_format == "bin", Range(0, small.layers)
+        numbers, kind = numbers_of(options), options.draft_quantization
+        decoder = Decoder.load(options.draft, whole, numbers, options.device, pickled, quantization=kind)
         return DecoderHead(decoder, base.vocab, base.max_positions)
 
     @property
@@ -211,8 +171,8 @@ class NgramBackend:
     curve: Curve = NGRAM_CURVE
     head: Head | None = None
 
-    def __init__(self, options: DraftLoadOptions) -> None:
-        self._tokens = options.options.tokens or NGRAM_TOKENS
+    def __init__(self, options: DraftModelOptions) -> None:
+        self._tokens = options.drafting.tokens or NGRAM_TOKENS
         self.shape = _fixed(
             options, BeamShape(1, (1,) * (self._tokens - 1), 0.0, self._tokens + 1).tree_shape
         )
@@ -229,20 +189,20 @@ class NgramBackend:
         return NgramProposer(most, configuration.pages)
 
 
-def make_backends(options: DraftLoadOptions) -> dict[DrafterName, DraftBackend]:
+def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]:
     """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
     ways: dict[DrafterName, DraftBackend] = {}
-    if options.drafter == "eagle":
+    if options.drafts == "eagle":
         ways["eagle"] = EagleBackend(options)
-    elif options.drafter == "model":
+    elif options.drafts == "model":
         ways["model"] = LanguageModelBackend(options)
-    elif options.drafter != "ngram":
-        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {options.drafter!r}", "drafter")
+    elif options.drafts != "ngram":
+        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {options.drafts!r}", "drafter")
     return {**ways, "ngram": NgramBackend(options)}
 
 
-def _fixed(options: DraftLoadOptions, shape: TreeShape | None) -> TreeShape | None:
+def _fixed(options: DraftModelOptions, shape: TreeShape | None) -> TreeShape | None:
     """Who decides nothing sends whole trees."""
-    if options.options.tuner != "fixed":
+    if options.drafting.tuner != "fixed":
         return shape
     return replace(shape or TreeShape(), fixed=True)

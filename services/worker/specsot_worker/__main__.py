@@ -22,7 +22,7 @@ def main() -> int:
     from specsot.process.life import live
     from specsot.process.logs import write_logs
 
-    write_logs("worker", config.setting.log_format, config.setting.log_level)
+    write_logs("worker", config.service.log_format, config.service.log_level)
     return live("specsot-worker", lambda leaving: serve(config, leaving))
 
 
@@ -36,30 +36,17 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
         from specsot_worker.observing import worker_observer
         from specsot_worker.part import Worker
         from specsot_worker.provider import StageProvider
-        from specsot_worker.source import StageLoader, StageLoadOptions
+        from specsot_worker.source import StageLoader
 
-        supply = StageLoadOptions(
-            name,
-            address,
-            config.model,
-            config.layers,
-            config.dtype,
-            config.device,
-            config.kv_memory,
-            config.model_format,
-            quantization=config.quantization,
-            kv_dtype=config.kv_cache_dtype,
-            batch_invariant=config.batch_invariant,
-        )
-        source: StageProvider = StageLoader(supply)
+        source: StageProvider = StageLoader(config.model, name, address, config.layers)
         if config.failpoint:
             source = config.failpoint.before(source)
-        reading = ThreadPoolExecutor(1, "reading") if config.device.startswith("cuda") else None
+        reading = ThreadPoolExecutor(1, "reading") if config.model.device.startswith("cuda") else None
         watch = worker_observer(seen, config.trace_laps)
         return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 
-    with observed("worker", config.setting) as seen:
-        await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)
+    with observed("worker", config.service) as seen:
+        await serve_member(make, config.service, config.member, leaving)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
@@ -18,7 +17,7 @@ from specsot.constraint import Grammar, grammar_of, warm
 from specsot.direct.standing import stand_on
 from specsot.errors import ModelError
 from specsot.frames import Opening
-from specsot.members import Configuration, Curve, KvDtype, Quantization, Range, Registration, WeightFormat
+from specsot.members import Configuration, Curve, Range, Registration
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder, Loaded, Parts
 from specsot.model.fingerprint import fingerprint
@@ -29,6 +28,7 @@ from specsot.model.precision import resolve_dtype
 from specsot.model.quantization import check_quantization
 from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
+from specsot.process.options import ModelOptions
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_worker.features import FeatureStore
 from specsot_worker.provider import StageRunner
@@ -36,36 +36,11 @@ from specsot_worker.stage import DecoderStage
 from specsot_worker.verdict import Verifier
 
 
-@dataclass(frozen=True, slots=True)
-class StageLoadOptions:
-    """What a worker is started with. `layers` None: the master decides. kv_memory in bytes.
-
-    device: without a number ("cuda") the master chooses among this machine's.
-    quantization: what matrices are held in; None: in dtype. kv_dtype: what KV rows are kept in.
-    batch_invariant: see `Decoder.load`.
-
-    loaded: hears of every layer that is loaded.
-    """
-
-    name: str
-    address: str
-    model: Path
-    layers: Range | None = None
-    dtype: str = "auto"
-    device: str = "cpu"
-    kv_memory: int = 1 << 30
-    model_format: WeightFormat = "safetensors"
-    on_layer: Loaded | None = None
-    quantization: Quantization | None = None
-    kv_dtype: KvDtype = "auto"
-    batch_invariant: bool = False
-
-    @property
-    def rounding(self) -> str:
-        """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
-        kept = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
-        grouped = "batch-invariant" if self.batch_invariant else ""
-        return ", ".join(filter(None, (self.quantization, kept, grouped)))
+def rounding_of(options: ModelOptions) -> str:
+    """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
+    kept = "" if options.kv_cache_dtype == "auto" else f"{options.kv_cache_dtype} KV"
+    grouped = "batch-invariant" if options.batch_invariant else ""
+    return ", ".join(filter(None, (options.quantization, kept, grouped)))
 
 
 class StageLoader:
@@ -75,29 +50,43 @@ class StageLoader:
 
     def __init__(
         self,
-        options: StageLoadOptions,
+        options: ModelOptions,
+        name: str,
+        address: str | None = None,
+        layers: Range | None = None,
+        loaded: Loaded | None = None,
         free_memory: Callable[[str], int | None] = room_on,
         gpus: Callable[[str], dict[str, str]] = gpus_on,
     ) -> None:
-        """room: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs."""
-        self._options, self._free_memory, self._device = options, free_memory, options.device
+        """address: where peers reach it; None: by its name. layers None: the master decides.
+
+        loaded: hears of every layer that is loaded.
+        free_memory: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs.
+        """
+        self._options, self._name, self._address = options, name, address or name
+        self._layers, self._on_layer, self._free_memory, self._device = (
+            layers,
+            loaded,
+            free_memory,
+            options.device,
+        )
         self._gpus = gpus(options.device)
-        self._config = read_config(options.model)
+        self._config = read_config(options.base)
         stand_on(options.device)
         self._dtype = resolve_dtype(options.dtype, options.device)
         check_quantization(options.quantization)
         self._held_as = Held(self._dtype.itemsize, options.quantization)
-        self._fingerprint = fingerprint(options.model)
+        self._fingerprint = fingerprint(options.base)
         self._decoder: Decoder | None = None
         self._parts = Parts()
         self._preload_floor: int | None = None  # bytes that loading ahead leaves free, once it has begun
-        self.loaded = 0  # see Provider
-        if options.layers and options.layers.last > self._config.layers:
-            raise ModelError(f"layers {options.layers} asked for, {options.model} has {self._config.layers}")
+        self.loaded = 0  # see StageProvider
+        if layers and layers.last > self._config.layers:
+            raise ModelError(f"layers {layers} asked for, {options.base} has {self._config.layers}")
 
     @property
     def name(self) -> str:
-        return self._options.name
+        return self._name
 
     @property
     def vocabulary(self) -> int:
@@ -105,28 +94,28 @@ class StageLoader:
 
     def registration(self) -> Registration:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
-        supply, config, memory = self._options, self._config, self._memory()
-        if supply.layers:
-            self._check_fit(supply.layers, supply.kv_memory, self._graph_bytes())
-        if supply.layers is None:
+        config, memory = self._config, self._memory()
+        if self._layers:
+            self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes())
+        if self._layers is None:
             self._read_vocabulary()
         return Registration(
             kind="worker",
-            name=supply.name,
-            address=supply.address,
+            name=self._name,
+            address=self._address,
             fingerprint=self._fingerprint,
             model_layers=config.layers,
             max_positions=config.max_positions,
-            kv_bytes=supply.kv_memory,
+            kv_bytes=self._options.page_bytes,
             row_bytes=self._row_bytes,
-            layers=supply.layers,
+            layers=self._layers,
             curve=self._measure(),
             host=socket.gethostname(),
             gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
             memory=memory,
             weights=bytes_of(self._files(), config, self._held_as),
             number_bytes=self._dtype.itemsize,
-            quantization=supply.rounding,
+            quantization=rounding_of(self._options),
         )
 
     def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
@@ -144,7 +133,7 @@ class StageLoader:
         """One more layer, while half of the memory that was free when it began, and its pages, stay free."""
         free = self._free_memory(self._device)
         if self._preload_floor is None:
-            self._preload_floor = 0 if free is None else max(free // 2, self._options.kv_memory)
+            self._preload_floor = 0 if free is None else max(free // 2, self._options.page_bytes)
         missing = (index for index in range(self._config.layers) if index not in self._parts.blocks)
         index = next(missing, None)
         if (
@@ -166,7 +155,7 @@ class StageLoader:
 
     def _read_vocabulary(self) -> None:
         """Not within the first request, nor, where this may become the last stage, while somebody waits."""
-        if (self._options.model / "tokenizer.json").exists():
+        if (self._options.base / "tokenizer.json").exists():
             warm(self._token_bytes)
 
     def _find_grammar(self, opening: Opening) -> Future[Grammar] | None:
@@ -175,12 +164,12 @@ class StageLoader:
 
     @cached_property
     def _token_bytes(self) -> Vocabulary:
-        return read_vocabulary(self._options.model, self._config.vocab)
+        return read_vocabulary(self._options.base, self._config.vocab)
 
     @property
     def _row_bytes(self) -> int:
         """KV of one position in one layer."""
-        each = row_bytes(self._config.head_dim, self._dtype.itemsize, self._options.kv_dtype)
+        each = row_bytes(self._config.head_dim, self._dtype.itemsize, self._options.kv_cache_dtype)
         return 2 * self._config.kv_heads * each
 
     def _move_to(self, gpu: str | None) -> None:
@@ -203,7 +192,7 @@ class StageLoader:
 
     def _graph_bytes(self, width: int = 0) -> int:
         """Bytes. width: of the features they sum up."""
-        captured = can_capture(self._config, torch.device(self._device), bool(self._options.rounding))
+        captured = can_capture(self._config, torch.device(self._device), bool(rounding_of(self._options)))
         return laps_of(self._config, self._dtype.itemsize, width) if captured else 0
 
     def _weight_bytes(self, layers: Range) -> int:
@@ -211,7 +200,7 @@ class StageLoader:
         return weights_of(self._files(), self._config, layers, self._held_as)
 
     def _files(self) -> WeightFiles:
-        return WeightFiles(self._options.model, self._options.model_format == "bin")
+        return WeightFiles(self._options.base, self._options.model_format == "bin")
 
     def _check_fit(self, layers: Range, pages: int, graphs: int) -> None:
         """Before anything is loaded; layers that are here already take no more."""
@@ -223,7 +212,7 @@ class StageLoader:
         check_fit(f"layers {layers}", need, self._device, self._free_memory(self._device))
 
     def _measure(self) -> Curve:
-        return measure_rows(self._load(self._options.layers or Range(0, 1)))
+        return measure_rows(self._load(self._layers or Range(0, 1)))
 
     def _load(self, layers: Range) -> Decoder:
         if self._decoder is None or self._decoder.layers != layers:
@@ -236,21 +225,10 @@ class StageLoader:
 
     def _load_decoder(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
         """Of parts that are here, and those that are not."""
-        supply = self._options
-        return Decoder.load(
-            supply.model,
-            layers,
-            self._dtype,
-            self._device,
-            supply.model_format == "bin",
-            loaded,
-            supply.quantization,
-            supply.kv_dtype,
-            supply.batch_invariant,
-            self._parts,
-        )
+        here = replace(self._options, device=self._device)
+        return Decoder.of(here, layers, loaded=loaded, parts=self._parts)
 
-    def _on_layer(self, layers: int) -> None:
+    def _add_layer(self, layers: int) -> None:
         self.loaded = layers
-        if self._options.on_layer:
-            self._options.on_layer(layers)
+        if self._on_layer:
+            self._on_layer(layers)
