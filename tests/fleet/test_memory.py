@@ -35,7 +35,9 @@ def test_weights_grow_with_layers_and_nothing_else(demo_model: Path, layers: Ran
 
 
 def test_memory_is_told_as_if_nothing_were_loaded(demo_model: Path) -> None:
-    source = StageLoader(ModelOptions(demo_model / "base", dtype="fp32"), "w", free_memory=lambda device: FREE)
+    source = StageLoader(
+        ModelOptions(demo_model / "base", dtype="fp32"), "w", free_memory=lambda device: FREE
+    )
     first = source.registration()
     assert (first.memory, bool(first.host), first.gpus) == (FREE, True, ())
     source.make_stage(configuration(Range(1, 4)), Range(1, 4))

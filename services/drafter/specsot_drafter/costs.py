@@ -23,17 +23,16 @@ MAX_TREE_SLOWDOWN = 3.0  # times what the curve says, beyond which a lap with tr
 MAX_HOP_FACTOR = (
     4.0  # times a lap's computing and the least that hops took lately, which hops may seem to take
 )
+MAX_BESIDE_FACTOR = 2.0  # times a plain lap's computing that all else of it may seem to take
 RECENT_LAPS = 16  # laps that are lately
 HOP_MEDIAN_LAPS = {
     True: 9,
     False: 3,
 }  # laps with drafts and without, of which the median is taken for the next one
 LAP_WEIGHT = 0.2  # of one lap in what is typical
-FIRST_CATCHUP_WEIGHTS = (
-    0.0,
-    1.0,
-)  # of the first two times that rows were caught up with; the very first loads kernels
-CATCHUP_ROW_SHARE = 0.1  # of what a grown row costs: a row that is only caught up with, until it is measured
+CATCHUP_ROW_SHARE = (
+    0.1  # of a pass over as many grown rows: over rows that are only caught up with, until it is measured
+)
 
 
 class CostModel:
@@ -47,13 +46,13 @@ class CostModel:
         self._widths = widths
         self._hops = {drafted: deque[float](maxlen=laps) for drafted, laps in HOP_MEDIAN_LAPS.items()}
         self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
+        self._beside = dict[int, float]()  # seconds of a plain lap beside what `lap` says, by about how many
         self._tree_slowdown = 1.0
-        self._catchup_row_seconds = CATCHUP_ROW_SHARE * float(self.level.at(64) - self.level.at(1)) / 63
-        self._catchup_weights = iter(FIRST_CATCHUP_WEIGHTS)  # weights of the next observations of it
+        self._pass = RowCurve(tuple((rows, CATCHUP_ROW_SHARE * seconds) for rows, seconds in level))
 
     def plain_lap(self, live: int) -> float:
-        """A lap without drafts, hops included."""
-        return float(self.lap.at(live)) + self._plain_hop()
+        """A lap without drafts, with all that lies between its computing."""
+        return float(self.lap.at(live)) + self._beside.get(live.bit_length(), self._plain_hop())
 
     def draft_seconds(self, live: int, levels: Counts) -> Floats:
         """What trees of so many levels cost before any of their rows is fed."""
@@ -70,7 +69,7 @@ class CostModel:
 
     def catchup(self, rows: int) -> float:
         """Rows that must be caught up with before anything grows."""
-        return rows * self._catchup_row_seconds
+        return float(self._pass.at(rows)) if rows else 0.0
 
     def handover(self) -> float:
         """What waiting for trees adds to a lap."""
@@ -82,10 +81,7 @@ class CostModel:
         if due <= live * (len(self._widths) + 2):  # what the lap before brought
             self.level.record(expected, seconds)
         else:
-            weight = next(self._catchup_weights, LAP_WEIGHT)
-            self._catchup_row_seconds += weight * (
-                max(seconds - expected, 0.0) / due - self._catchup_row_seconds
-            )
+            self._pass.record(self.catchup(due), seconds - expected)
 
     def record_lap(self, live: int, rows: int, seconds: float) -> None:
         """All stages took so long for it.
@@ -101,6 +97,21 @@ class CostModel:
             self._tree_slowdown += LAP_WEIGHT * (
                 min(max(seconds / expected, 1.0), MAX_TREE_SLOWDOWN) - self._tree_slowdown
             )
+
+    def knows_plain(self, live: int) -> bool:
+        """Whether a lap of about so many texts was seen without drafts."""
+        return live.bit_length() in self._beside
+
+    def record_plain(self, live: int, wall: float) -> None:
+        """A lap of `live` texts without drafts took so long by the clock.
+
+        What that is beside the curve depends on how many they are: 0.5 to 1 ms for one, 3.2 to 3.8 for 64,
+        served on an H200.
+        """
+        computed, about = float(self.lap.at(live)), live.bit_length()
+        beside = min(max(wall - computed, 0.0), MAX_BESIDE_FACTOR * computed)
+        before = self._beside.get(about, beside)
+        self._beside[about] = before + LAP_WEIGHT * (beside - before)
 
     def record_hop(self, drafted: bool, seconds: float, computed: float) -> None:
         """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.

@@ -31,7 +31,7 @@ from specsot_drafter.selection import Candidates
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
 
-GRAPH_TREES = (1, 2, 4, 8, 16, 32)
+GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)  # of one run; of more there are several
 
 Grow = Callable[[Tensor, int, int, int, Pool, Frontier | None, Tensor | None], Frontier]
 
@@ -101,16 +101,26 @@ class TreeGraphs:
         self._trees = tuple(trees)
         self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
 
-    def fits(self, trees: int) -> bool:
-        """Whether there are graphs for so many."""
-        return bucket_of(trees, self._trees) is not None
-
     @torch.inference_mode()
     def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
-        """All candidates of `levels` levels, as `TreeGrowth` offers them; None where no graph has room."""
-        bucket = bucket_of(len(inputs), self._trees)
-        graph = self._graphs.get((bucket or 0, levels))
-        return None if graph is None else graph.run(inputs, self._staging)
+        """All candidates of `levels` levels, as `Growth` offers them; None where no graph has room."""
+        most, offers = max(self._trees), list[Candidates]()
+        for first in range(0, len(inputs), most):
+            some = inputs[first : first + most]
+            graph = self._graphs.get((bucket_of(len(some), self._trees) or 0, levels))
+            offer = graph.run(some, self._staging) if graph else None
+            if offer is None:
+                return None
+            offers.append(offer)
+        return offers[0] if len(offers) == 1 else _stacked(offers)
+
+
+def _stacked(offers: Sequence[Candidates]) -> Candidates:
+    """One behind the other, of as many levels each."""
+    tokens, scores, parents = (
+        np.concatenate(parts) for parts in zip(*((one.tokens, one.scores, one.parents) for one in offers))
+    )
+    return Candidates(tokens, scores, parents, offers[0].depths)
 
 
 def max_due_rows(k: int, levels: int) -> int:

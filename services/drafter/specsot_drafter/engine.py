@@ -7,7 +7,7 @@ at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,7 +31,7 @@ Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 class DraftEngine:
     """Follows every sequence it saw open; those it missed get their root back as a tree.
 
-    `observe` is bookkeeping, `draft` computes: call it after the last `observe` of a burst, whether or not
+    `learn` is bookkeeping, `draft` computes: call it after the last `learn` of a burst, whether or not
     a tree is wanted. rest: instead of trees, for how many of them nothing will be drafted, because it
     does not pay now. The ring then turns without us, and tells what we missed in one when it is over.
     """
@@ -184,7 +184,10 @@ class DraftEngine:
             for lane in self.speculators.values():
                 if lane.rest:
                     lane.record_rest(batch.rested, live)
-        trees = {lesson.sequence: self._resolve(batch, lesson) for lesson in lessons}
+        if batch.rested:
+            self._record_plain_laps(batch, lessons)
+            return
+        trees = {lesson.sequence: self._pending.resolve(lesson) for lesson in lessons}
         rows = sum(tree.rows for tree in trees.values())
         if rows > batch.fed:  # some came too late and were not sent
             trees = dict.fromkeys(trees, ROOT_ONLY)
@@ -192,9 +195,15 @@ class DraftEngine:
         self._drafting_seconds = 0.0
         self._record_laps(trees, spent)
 
-    def _resolve(self, batch: Features, lesson: Lesson) -> TreeOutcome:
-        """Behind a rest a lesson is of many laps."""
-        return ROOT_ONLY if batch.rested else self._pending.resolve(lesson)
+    def _record_plain_laps(self, batch: Features, lessons: Sequence[Lesson]) -> None:
+        """Behind a rest a lesson is of many laps, and not everybody has one; but none of them had a tree."""
+        self._drafting_seconds = 0.0
+        lanes = {
+            id(lane): lane
+            for lane in (self._speculator(self._sequences.find(one.sequence)) for one in lessons)
+        }
+        for lane in lanes.values():
+            lane.budget.record_lap([ROOT_ONLY] * batch.fed, LapSeconds(batch.seconds, batch.wall))
 
     def _record_laps(self, trees: Mapping[int, TreeOutcome], spent: LapSeconds) -> None:
         """Every lane hears of its own; what the lap took is told where all of it is one lane's."""

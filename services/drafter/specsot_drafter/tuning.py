@@ -27,7 +27,7 @@ Floats = NDArray[np.floating[Any]]
 
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known
 FIRST_REST_LAPS, MAX_REST_LAPS = 32, 1024  # laps
-MAX_REST_TREES = 1024  # trees of one rest, unless that is less than FIRST_REST laps
+MAX_REST_TREES = 8192  # trees of one rest, unless that is less than FIRST_REST laps: as stage 0 has it
 TRIAL_TREES = 4  # trees of one level that a trial takes
 PLAIN_PROBE_LAPS = 128  # laps with drafts after which one without shows what plain decoding takes now
 MAX_LAP_OVERRUN = 2.0  # plain laps beyond which what a lap took by the clock is not believed
@@ -113,7 +113,7 @@ class MeasuredBudget:
         self.rest = 0
         if not live or most <= 0:
             return 0
-        if self._drafted_laps >= self._next_plain:
+        if self._drafted_laps >= (self._next_plain if self.costs.knows_plain(live) else 1):
             self._drafted_laps, self._next_plain, self.rest = 0, PLAIN_PROBE_LAPS, live
             return 0
         plain, levels = self.costs.plain_lap(live), np.arange(1, most + 1)
@@ -213,6 +213,8 @@ class MeasuredBudget:
             if spent.wall:
                 hop = spent.wall - spent.computed - spent.growing
                 self.costs.record_hop(drafted, hop, spent.computed)
+        if spent.wall and not drafted:
+            self.costs.record_plain(live, spent.wall)
 
     def _extra_seconds(self, live: int, rows: int, grown: int, spent: LapSeconds) -> float:
         """Seconds that a lap with drafts took beyond a plain one; waiting for clients is cut off."""

@@ -14,7 +14,7 @@ from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Outc
 from specsot_worker.features import FeatureRows, FeatureStore
 from specsot_worker.pace import LapClock
 
-MAX_ROWS_PER_LAP = 1024  # rows of features that go along with one lap at most
+MAX_ROWS_PER_LAP = 512  # rows of features that go along with one lap at most: as many as a frame has
 
 
 @dataclass(slots=True)
@@ -51,12 +51,14 @@ class FeatureStream:
         self._unsent_closings: dict[
             int, int
         ] = {}  # closed, which the drafter was not told: how much it knows of each
+        self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []  # judged, and not noted yet
         self._drafter_present = True
         self._unsent_trees = 0
         self._lap_clock = LapClock()
 
     def restart(self, drafter_present: bool = True) -> None:
         """Whoever listens from now on, if anybody, knows nothing."""
+        self.catch_up()
         self._drafter_present, self._unsent_trees = drafter_present, 0
         self._unsent_closings.clear()
         for drafted in self._sequences.values():
@@ -68,17 +70,17 @@ class FeatureStream:
         Several messages, to be learned in order, where sequences fork what is told only now.
         """
         wall = self._lap_clock.lap_seconds(frame, now)
+        if frame.resting or not self._drafter_present:
+            self._later.append((replace(frame, hidden=None), outcomes))
+            return ()
+        self.catch_up()
         self._record_frame(frame, outcomes)
-        listens = self._drafter_present and not frame.resting
-        first_closings = self._take_unforked() if listens else ()
-        messages = self._messages(frame) if listens else []
+        first_closings = self._take_unforked()
+        messages = self._messages(frame)
         if first_closings:
             messages.insert(0, Features(frame.epoch, frame.number, closings=first_closings))
         for sequence in frame.closings:
             self._close(sequence)
-        if not listens:
-            self._unsent_trees += self._drafted_trees(frame)
-            return ()
         if self._unsent_closings:
             messages = messages or [Features(frame.epoch, frame.number)]
             messages[-1] = replace(messages[-1], closings=tuple(sorted(self._unsent_closings)))
@@ -87,6 +89,17 @@ class FeatureStream:
             messages[-1] = self._with_timing(messages[-1], frame, wall)
             self._unsent_trees = 0
         return tuple(messages)
+
+    def catch_up(self) -> None:
+        """Note what nobody was told of. Best called while a device computes: a lap that rests does not wait
+        for it.
+        """
+        later, self._later = self._later, []
+        for frame, outcomes in later:
+            self._record_frame(frame, outcomes)
+            for sequence in frame.closings:
+                self._close(sequence)
+            self._unsent_trees += self._drafted_trees(frame)
 
     def _take_unforked(self) -> tuple[int, ...]:
         """Closed sequences from which nothing is opened any more. They are told first: behind a rest there

@@ -70,6 +70,7 @@ class Verifier:
         for opening in frame.openings:
             self._open(opening)
         verifiable = self._pending.hold_back(frame)
+        self._features.catch_up()  # a GPU is still at this frame
         outcomes = self._outcomes(verifiable)
         now = time.perf_counter()
         spent = _add_verify_time(frame, now - began)

@@ -29,7 +29,7 @@ WARMUP_ROWS = (512, 128, 32, 8, 1)  # rows of made-up prompts
 
 
 class EagleProposer:
-    """See `Proposer`. A text whose features were missed once is drafted no more."""
+    """See `Drafter`. A text whose features were missed once is drafted no more."""
 
     def __init__(self, head: DraftHead, shape: TreeShape, pages: int, page_rows: int) -> None:
         self.widths = (shape.top_k,) * shape.depth
@@ -111,7 +111,7 @@ class EagleProposer:
         """
         graphs, kv = self._graphs, self._kv
         windows = any(window_of(stream.sequence.opening) for stream in followed)
-        if graphs is None or windows or not graphs.fits(len(followed)):
+        if graphs is None or windows:
             return None
         if any(stream.due > graphs.due for stream in followed) or kv.due > sum(s.due for s in followed):
             kv.catch_up(())  # what no graph has room for; the last row of each is due again
