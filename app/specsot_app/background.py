@@ -16,7 +16,7 @@ import uvloop
 T = TypeVar("T")
 
 
-class Background:
+class BackgroundLoop:
     """One loop, one daemon thread. Start it once; stop it once."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Background:
             while True:
                 try:
                     yield await self.await_(step(source))
-                except Exhausted:
+                except StreamEnded:
                     return
         finally:
             await self.await_(source.aclose())
@@ -69,7 +69,7 @@ async def _end_all() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-class Exhausted(Exception):
+class StreamEnded(Exception):
     """A source is at its end. StopAsyncIteration may not travel through a future."""
 
 
@@ -77,4 +77,4 @@ async def step(source: AsyncGenerator[T]) -> T:
     try:
         return await anext(source)
     except StopAsyncIteration:
-        raise Exhausted from None
+        raise StreamEnded from None

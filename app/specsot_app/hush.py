@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import structlog
 
 
-def hush() -> None:
+def quiet_logs() -> None:
     if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
@@ -22,7 +22,7 @@ def hush() -> None:
 
 
 @contextmanager
-def hushed() -> Generator[None]:
+def no_import_warnings() -> Generator[None]:
     """While libraries are imported: what they warn of are kernels that nobody calls here."""
     logging.disable(logging.WARNING)
     try:

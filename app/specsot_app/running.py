@@ -17,7 +17,9 @@ T = TypeVar("T")
 new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 
 
-def run(work: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLoop] = new_loop) -> T:
+def run_until_signal(
+    work: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLoop] = new_loop
+) -> T:
     """The coroutine's result. Raises KeyboardInterrupt when a signal ended it. loop: makes one."""
     try:
         with asyncio.Runner(loop_factory=loop) as runner:

@@ -14,7 +14,7 @@ import typer
 
 from specsot_app.commands import info, options
 from specsot_app.reaching import Reach, reach_of
-from specsot_app.running import run
+from specsot_app.running import run_until_signal
 
 
 def status(
@@ -34,7 +34,7 @@ def status(
     if once or json or not sys.stdout.isatty():
         return info.show(master, reach, json)
     with suppress(KeyboardInterrupt):
-        run(keep_looking(master, reach, every))
+        run_until_signal(keep_looking(master, reach, every))
     return 0
 
 

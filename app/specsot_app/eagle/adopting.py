@@ -20,7 +20,7 @@ from specsot.model.weights import HeldWeights
 
 
 @torch.inference_mode()
-def adopt(model: Any) -> Decoder:
+def decoder_from_transformers(model: Any) -> Decoder:
     """All layers of a causal language model of a supported family, in its dtype, on its device.
 
     Embeddings, norms and single projections are the model's own storage; projections that are fused (and

@@ -20,19 +20,19 @@ from specsot_drafter.heads.loading import fit_head
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class TargetAndDraft:
     """A target with all its layers, and its draft; None: plain decoding."""
 
     target: Decoder
     draft: DraftHead | None
 
     @property
-    def plain(self) -> Models:
+    def plain(self) -> TargetAndDraft:
         return replace(self, draft=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LoadOptions:
     """How directories are read. None leaves it to `auto` and the CPU.
 
     allow_pickle_bin: also read pytorch_model.bin (tensors only). overrides: see `Overrides`.
@@ -44,13 +44,13 @@ class Reading:
     overrides: Overrides = AS_PUBLISHED
 
 
-def load_models(draft: Any, target: Any, reading: Reading) -> Models:
+def load_models(draft: Any, target: Any, reading: LoadOptions) -> TargetAndDraft:
     """Raises ModelError and HeadMismatch for what cannot be used, InvalidRequest for what is no model."""
     loaded = _target(target, reading)
-    return Models(loaded, _draft(draft, loaded, reading))
+    return TargetAndDraft(loaded, _draft(draft, loaded, reading))
 
 
-def _target(target: Any, reading: Reading) -> Decoder:
+def _target(target: Any, reading: LoadOptions) -> Decoder:
     if isinstance(target, str | Path):
         return _read_target(Path(target), reading)
     for name in ("dtype", "device"):
@@ -63,22 +63,22 @@ def _target(target: Any, reading: Reading) -> Decoder:
             )
         return target
     if hasattr(target, "state_dict") and hasattr(target, "config"):
-        from specsot_app.eagle.adopting import adopt
+        from specsot_app.eagle.adopting import decoder_from_transformers
 
-        return adopt(target)
+        return decoder_from_transformers(target)
     raise InvalidRequest(
         f"target must be a directory, a Decoder or a Transformers model, got {type(target).__name__}",
         "target",
     )
 
 
-def _read_target(directory: Path, reading: Reading) -> Decoder:
+def _read_target(directory: Path, reading: LoadOptions) -> Decoder:
     layers, device = Range(0, read_config(directory).layers), reading.device or "cpu"
     dtype = resolve_dtype(reading.dtype or "auto", device)
     return Decoder.load(directory, layers, dtype, device, reading.allow_pickle_bin)
 
 
-def _draft(draft: Any, target: Decoder, reading: Reading) -> DraftHead | None:
+def _draft(draft: Any, target: Decoder, reading: LoadOptions) -> DraftHead | None:
     if draft is None:
         return None
     if hasattr(draft, "tap_slices"):
@@ -86,7 +86,7 @@ def _draft(draft: Any, target: Decoder, reading: Reading) -> DraftHead | None:
     return fit_head(_checkpoint(draft, reading), target.edges, target.dtype, target.device, reading.overrides)
 
 
-def _checkpoint(draft: Any, reading: Reading) -> Checkpoint:
+def _checkpoint(draft: Any, reading: LoadOptions) -> Checkpoint:
     """A published head: its directory, or the module that it was loaded into elsewhere."""
     if isinstance(draft, str | Path):
         return Checkpoint.open(Path(draft), reading.allow_pickle_bin)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from specsot.frames import End, Growth, Open, Opening, Outcome
 from specsot.kernels.statistics import summarize
 from specsot_app.eagle.config import EagleConfig
-from specsot_app.eagle.models import Models
-from specsot_app.eagle.ring import Lap, SmallRing
+from specsot_app.eagle.models import TargetAndDraft
+from specsot_app.eagle.ring import Lap, LapLoop
 from specsot_app.eagle.stats import EagleStats, Piece, SequenceStats
 
 Prompts = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class GenerationLimits:
     """What is wanted of each sequence of a batch.
 
     limit: tokens it may write. seed: of all draws; a sequence's ordinal is its number in the batch.
@@ -32,7 +32,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class _Text:
+class _Sequence:
     tokens: list[int] = field(default_factory=list[int])
     accepted: list[int] = field(default_factory=list[int])
     end: End | None = None
@@ -44,21 +44,19 @@ class _Text:
             self.accepted.append(len(outcome.accepted) - 1)
 
 
-class Writing:
+class Generation:
     """A generation; `pieces` runs it, once."""
 
     def __init__(
         self,
-        models: Models,
+        models: TargetAndDraft,
         config: EagleConfig,
         prompts: Prompts,
-        wish: Wish,
+        wish: GenerationLimits,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._ring = SmallRing(
-            models, config.shape, orders_of(prompts, config, wish, models.draft is not None)
-        )
-        self._texts = [_Text() for _ in prompts]
+        self._ring = LapLoop(models, config.shape, orders_of(prompts, config, wish, models.draft is not None))
+        self._texts = [_Sequence() for _ in prompts]
         self._steps, self._seed, self._clock = config.num_steps, wish.seed, clock
         self._proposed = self._laps = 0
         self._seconds = 0.0
@@ -97,7 +95,7 @@ class Writing:
             yield Piece(outcome.sequence, outcome.tokens, outcome.end)
 
 
-def orders_of(prompts: Prompts, config: EagleConfig, wish: Wish, drafted: bool) -> list[Open]:
+def orders_of(prompts: Prompts, config: EagleConfig, wish: GenerationLimits, drafted: bool) -> list[Open]:
     """Every sequence opened whole, with a lease to its end."""
     return [
         Open(

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specsot.frames import Features
-from specsot_app.mock.voice import Voice, read, read_all
+from specsot_app.mock.voice import FakeLM, next_state, state_of
 from specsot_drafter.selection import Deserves, Offer
 from specsot_drafter.texts import Text
 
 
-class Knowing:
+class OracleDrafter:
     """See specsot_drafter.drafters.Drafter. Its trees are chains."""
 
     def __init__(
-        self, voice: Voice, skill: float, depth: int, spend: Callable[[int], None], pages: int = 0
+        self, voice: FakeLM, skill: float, depth: int, spend: Callable[[int], None], pages: int = 0
     ) -> None:
         """depth: levels at most. spend: called with the rows of every level that is grown.
         pages: what it reports, since it needs none.
@@ -66,11 +66,11 @@ class Knowing:
         for _ in range(levels):
             right = self._voice.next(state)
             chain.append(right if self._voice.knows(state, self._skill) else 0)
-            state = read(state, right)
+            state = next_state(state, right)
         return chain
 
     def _read(self, text: Text) -> int:
         read_before, state = self._known[text.sequence]
-        state = read_all(text.tokens[read_before:], state)
+        state = state_of(text.tokens[read_before:], state)
         self._known[text.sequence] = len(text.tokens), state
         return state

@@ -9,22 +9,22 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-START = 0  # the state of an empty text
+EMPTY_STATE = 0  # the state of an empty text
 
 
-def read(state: int, token: int) -> int:
+def next_state(state: int, token: int) -> int:
     """The state (32 bits) behind one more token. It depends on every token before."""
     return zlib.crc32(token.to_bytes(4, "little"), state)
 
 
-def read_all(tokens: Iterable[int], state: int = START) -> int:
+def state_of(tokens: Iterable[int], state: int = EMPTY_STATE) -> int:
     for token in tokens:
-        state = read(state, token)
+        state = next_state(state, token)
     return state
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class FakeLM:
     """alphabet: the tokens it writes with. A vocabulary's first ones are seldom text."""
 
     alphabet: Sequence[int] = range(300, 1324)
@@ -34,12 +34,12 @@ class Voice:
 
     def write(self, tokens: Iterable[int], count: int) -> list[int]:
         """What plain decoding writes behind `tokens`."""
-        state, written = read_all(tokens), list[int]()
+        state, written = state_of(tokens), list[int]()
         for _ in range(count):
             written.append(self.next(state))
-            state = read(state, written[-1])
+            state = next_state(state, written[-1])
         return written
 
     def knows(self, state: int, skill: float) -> bool:
         """Whether somebody of such `skill` (0..1) guesses right behind this text; always the same answer."""
-        return read(state, 0) < skill * (1 << 32)
+        return next_state(state, 0) < skill * (1 << 32)

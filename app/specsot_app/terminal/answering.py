@@ -16,22 +16,22 @@ from specsot.events import Numbered, Started
 from specsot.params import Ask
 from specsot.view import View
 from specsot_app.fleets import Fleet
-from specsot_app.terminal.talk import Talk
+from specsot_app.terminal.talk import Conversation
 
-Asker = Callable[[Talk, str], Ask]
+Asker = Callable[[Conversation, str], Ask]
 Show = Callable[[AsyncGenerator[Numbered], int], Any]  # (events, how many exchanges were left out) -> View
 TOO_LARGE = "max_new_tokens"  # the field of a refusal because of the ring's memory
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredQuestion:
     """talk: what was asked, and so without the oldest exchanges where they did not fit any more."""
 
-    talk: Talk
+    talk: Conversation
     view: View
 
 
-class Answering:
+class RunningAnswer:
     """`show` it once; `stop` it at any time."""
 
     def __init__(self, fleet: Fleet, asker: Asker, show: Show) -> None:
@@ -40,13 +40,13 @@ class Answering:
         self._request: str | None = None
         self._stopping = False
 
-    async def show(self, talk: Talk, question: str) -> Answered:
+    async def show(self, talk: Conversation, question: str) -> AnsweredQuestion:
         """Raises what asking raises; CancelledError when it was stopped before it began."""
         self._task = asyncio.current_task()
         fitting, first, rest = await self._begin(talk, question)
         async with aclosing(rest):
             left_out = (len(talk.turns) - len(fitting.turns)) // 2
-            return Answered(fitting, await self._show(self._noted(first, rest), left_out))
+            return AnsweredQuestion(fitting, await self._show(self._noted(first, rest), left_out))
 
     async def stop(self) -> None:
         """What is written already still comes. Told twice, or before it began: at once."""
@@ -56,7 +56,9 @@ class Answering:
         elif self._task is not None:
             self._task.cancel()
 
-    async def _begin(self, talk: Talk, question: str) -> tuple[Talk, Numbered, AsyncGenerator[Numbered]]:
+    async def _begin(
+        self, talk: Conversation, question: str
+    ) -> tuple[Conversation, Numbered, AsyncGenerator[Numbered]]:
         """Leave the oldest exchanges out, one by one, while the model's context is too short for all."""
         while True:
             events = cast("AsyncGenerator[Numbered]", self._fleet.generate(self._asker(talk, question)))

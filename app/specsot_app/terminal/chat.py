@@ -13,13 +13,13 @@ from dataclasses import replace
 from specsot.errors import SpecsotError
 from specsot.events import Numbered, Reason
 from specsot.view import View
-from specsot_app.background import Background
+from specsot_app.background import BackgroundLoop
 from specsot_app.fleets import Fleet
-from specsot_app.terminal.answering import Answered, Answering, Asker
+from specsot_app.terminal.answering import AnsweredQuestion, Asker, RunningAnswer
 from specsot_app.terminal.draw import in_short
-from specsot_app.terminal.keyboard import Keyboard
-from specsot_app.terminal.show import Manner, Streams, show
-from specsot_app.terminal.talk import Clear, Leave, Nothing, Question, SetMode, Stop, Talk, meaning_of
+from specsot_app.terminal.keyboard import LineInput
+from specsot_app.terminal.show import OutputFormat, Streams, show
+from specsot_app.terminal.talk import Clear, Conversation, Leave, Question, Reply, SetMode, Stop, parse_line
 
 
 class Chat:
@@ -27,24 +27,24 @@ class Chat:
 
     def __init__(
         self,
-        background: Background,
+        background: BackgroundLoop,
         fleet: Fleet,
         asker: Asker,
-        keyboard: Keyboard,
+        keyboard: LineInput,
         streams: Streams,
-        manner: Manner,
+        manner: OutputFormat,
         positions: int | None = None,
     ) -> None:
         self._background, self._fleet, self._asker = background, fleet, asker
         self._keyboard, self._streams, self._positions = keyboard, streams, positions
-        self._manner: Manner = manner
+        self._manner: OutputFormat = manner
         self._typed: deque[str] = deque()  # while an answer was written
         self._failed = False
 
-    def go_on(self, talk: Talk) -> int:
+    def go_on(self, talk: Conversation) -> int:
         """Until somebody leaves; 1 when a question was not answered."""
         while (line := self._next_line(talk)) is not None:
-            match meaning_of(line):
+            match parse_line(line):
                 case Question(text):
                     talk = self._answer(talk, text)
                 case SetMode(mode):
@@ -55,13 +55,13 @@ class Chat:
                     self._remark("forgotten")
                 case Stop():
                     self._remark("nothing is being written")
-                case Nothing(reply):
+                case Reply(reply):
                     self._remark(reply)
                 case Leave():
                     break
         return int(self._failed)
 
-    def _next_line(self, talk: Talk) -> str | None:
+    def _next_line(self, talk: Conversation) -> str | None:
         if self._typed:
             return self._typed.popleft()
         try:
@@ -70,12 +70,12 @@ class Chat:
             print(file=self._streams.err)
             return None
 
-    def _answer(self, talk: Talk, question: str) -> Talk:
+    def _answer(self, talk: Conversation, question: str) -> Conversation:
         """The conversation with this question and its answer, or without both where there is none."""
-        answering = Answering(self._fleet, self._asker, self._show)
+        answering = RunningAnswer(self._fleet, self._asker, self._show)
         work = self._background.start(answering.show(talk, question))
         for line in self._keyboard.during(work):
-            if isinstance(meaning_of(line), Stop):
+            if isinstance(parse_line(line), Stop):
                 self._background.start(answering.stop())
             else:
                 self._typed.append(line)
@@ -88,7 +88,7 @@ class Chat:
             self._remark(f"specsot: {error}")
         return talk
 
-    def _remember(self, answered: Answered, question: str) -> Talk:
+    def _remember(self, answered: AnsweredQuestion, question: str) -> Conversation:
         finished = answered.view.finished
         self._failed = self._failed or finished is None or finished.reason is Reason.FAILED
         return answered.talk.answered(question, answered.view.merged)

@@ -23,14 +23,14 @@ def bars(err: TextIO) -> Progress:
 
 
 @contextmanager
-def counting(err: TextIO, what: str, total: int) -> Generator[Callable[[], None]]:
+def counting_bar(err: TextIO, what: str, total: int) -> Generator[Callable[[], None]]:
     """A bar that the yielded function moves on by one."""
     with bars(err) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)
 
 
-def opening(err: TextIO) -> Opener:
+def open_with_progress(err: TextIO) -> Opener:
     """open_fleet, with a bar while it loads."""
 
     async def opener(wanted: Wanted) -> Fleet:

@@ -18,7 +18,7 @@ from specsot.view import View, advance
 from specsot_app.terminal.draw import Figures, Size, conclude, draw, figures
 
 Summary = Callable[[View], Figures]
-Manner = Literal["live", "plain", "json"]
+OutputFormat = Literal["live", "plain", "json"]
 FRAMES_PER_SECOND = 8
 
 
@@ -30,7 +30,7 @@ class Streams:
     err: TextIO
 
 
-def manner_of(streams: Streams, json: bool) -> Manner:
+def format_for(streams: Streams, json: bool) -> OutputFormat:
     """JSON when asked for, panels on a terminal that can move its cursor, plain text otherwise."""
     if json:
         return "json"
@@ -39,7 +39,7 @@ def manner_of(streams: Streams, json: bool) -> Manner:
 
 
 async def show(
-    events: AsyncIterator[Numbered], manner: Manner, streams: Streams, summary: Summary = figures
+    events: AsyncIterator[Numbered], manner: OutputFormat, streams: Streams, summary: Summary = figures
 ) -> View:
     """Read the events to their end, showing each; returns what was seen."""
     match manner:
@@ -75,7 +75,7 @@ async def show_plain(events: AsyncIterator[Numbered], streams: Streams, summary:
     return view
 
 
-class Picture:
+class LiveView:
     """What the live screen asks for at its own pace: the newest view, at the screen's present size."""
 
     def __init__(self, console: Console) -> None:
@@ -88,7 +88,7 @@ class Picture:
 
 async def show_live(events: AsyncIterator[Numbered], console: Console, summary: Summary = figures) -> View:
     """Panels while the request runs; then the answer and the summary stay."""
-    picture = Picture(console)
+    picture = LiveView(console)
     with Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND):
         async for numbered in events:
             picture.view = advance(picture.view, numbered.event)

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from specsot.info import Info, LapsInfo, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo
 
-BARS = "▁▂▃▄▅▆▇█"
+CURVE_SIGNS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StatusView:
     """What is known after some looks. lost: why the newest look saw nothing.
 
     pace: laps per second at each look, the newest last.
@@ -110,7 +110,7 @@ def describe_laps(laps: LapsInfo) -> str:
     return f"{pace} · {tokens:.0f} tokens/s · {laps.laps} laps, {laps.tokens} tokens in all"
 
 
-def draw_standing(standing: Standing) -> RenderableType:
+def draw_status(standing: StatusView) -> RenderableType:
     """The facts, used pages as a bar, the pace as a curve."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -129,5 +129,5 @@ def curve(values: Sequence[float]) -> str:
     """One sign for each value, as high as it is beside the highest."""
     highest = max(values, default=0.0)
     if not highest:
-        return BARS[0] * len(values)
-    return "".join(BARS[round(value / highest * (len(BARS) - 1))] for value in values)
+        return CURVE_SIGNS[0] * len(values)
+    return "".join(CURVE_SIGNS[round(value / highest * (len(CURVE_SIGNS) - 1))] for value in values)

@@ -40,25 +40,25 @@ class Leave: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class Reply:
     """Nothing to do but to say this."""
 
     reply: str = ""
 
 
-Meaning = Question | SetMode | Stop | Clear | Leave | Nothing
+ChatCommand = Question | SetMode | Stop | Clear | Leave | Reply
 
-_ALONE: dict[str, Meaning] = {
-    "": Nothing(),
+_ALONE: dict[str, ChatCommand] = {
+    "": Reply(),
     "/stop": Stop(),
     "/clear": Clear(),
-    "/help": Nothing(HELP),
+    "/help": Reply(HELP),
     "/exit": Leave(),
     "/quit": Leave(),
 }
 
 
-def meaning_of(line: str) -> Meaning:
+def parse_line(line: str) -> ChatCommand:
     """Lines that begin with a slash are for us, all others for the model."""
     said = line.strip()
     word, _, rest = said.partition(" ")
@@ -67,18 +67,18 @@ def meaning_of(line: str) -> Meaning:
     if word == "/mode":
         return _mode_of(rest.strip())
     if word.startswith("/"):
-        return Nothing(f"no command is called {said}; /help tells all")
+        return Reply(f"no command is called {said}; /help tells all")
     return Question(said)
 
 
-def _mode_of(name: str) -> Meaning:
+def _mode_of(name: str) -> ChatCommand:
     if name in MODES:
         return SetMode(name)
-    return Nothing(f"/mode takes one of {', '.join(MODES)}")
+    return Reply(f"/mode takes one of {', '.join(MODES)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class Conversation:
     """What was said so far, oldest first: questions and answers take turns.
 
     system: what the model is told before all of it.
@@ -93,13 +93,13 @@ class Talk:
         before = (Message("system", self.system),) if self.system else ()
         return (*before, *self.turns, Message("user", question))
 
-    def answered(self, question: str, answer: str) -> Talk:
+    def answered(self, question: str, answer: str) -> Conversation:
         """Without an answer, as if nothing had been asked."""
         if not answer.strip():
             return self
         more = Message("user", question), Message("assistant", answer)
         return replace(self, turns=(*self.turns, *more))
 
-    def without_oldest(self) -> Talk:
+    def without_oldest(self) -> Conversation:
         """Without the oldest question and its answer."""
         return replace(self, turns=self.turns[2:])

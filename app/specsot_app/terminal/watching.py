@@ -14,10 +14,10 @@ from rich.live import Live
 
 from specsot.errors import SpecsotError, Unavailable
 from specsot.info import Info
-from specsot_app.terminal.standing import Standing, draw_standing
+from specsot_app.terminal.standing import StatusView, draw_status
 
-PATIENCE = 5.0  # seconds for one look
-MEMORY = 48  # looks that the curve shows
+INFO_TIMEOUT = 5.0  # seconds for one look
+CURVE_LENGTH = 48  # looks that the curve shows
 
 Look = Callable[[], Awaitable[Info]]
 Pause = Callable[[], Awaitable[None]]
@@ -26,32 +26,32 @@ Pause = Callable[[], Awaitable[None]]
 async def watch(look: Look, pause: Pause, console: Console) -> None:
     """Until cancelled. A master that is lost is looked for; raises SpecsotError if it was never there."""
     with Live(console=console, auto_refresh=False) as live:
-        async for standing in standings(look, pause):
-            live.update(draw_standing(standing), refresh=True)
+        async for standing in status_views(look, pause):
+            live.update(draw_status(standing), refresh=True)
 
 
-async def standings(look: Look, pause: Pause) -> AsyncIterator[Standing]:
+async def status_views(look: Look, pause: Pause) -> AsyncIterator[StatusView]:
     """What is known after each look. Raises what the first one raises."""
-    standing = learn(Standing(await patiently(look)))
+    standing = with_pace(StatusView(await get_info(look)))
     while True:
         yield standing
         await pause()
         try:
-            standing = learn(replace(standing, info=await patiently(look), lost=None))
+            standing = with_pace(replace(standing, info=await get_info(look), lost=None))
         except SpecsotError as error:
             standing = replace(standing, lost=f"{error}; looking again. Ctrl-C leaves")
 
 
-async def patiently(look: Look) -> Info:
+async def get_info(look: Look) -> Info:
     """Raises Unavailable for a master that does not answer."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(INFO_TIMEOUT):
             return await look()
     except TimeoutError:
-        raise Unavailable(f"the master did not answer within {PATIENCE:g} s") from None
+        raise Unavailable(f"the master did not answer within {INFO_TIMEOUT:g} s") from None
 
 
-def learn(standing: Standing) -> Standing:
+def with_pace(standing: StatusView) -> StatusView:
     """The newest look's pace beside the ones before."""
     laps = standing.info.laps
-    return replace(standing, pace=(*standing.pace, laps.per_second if laps else 0.0)[-MEMORY:])
+    return replace(standing, pace=(*standing.pace, laps.per_second if laps else 0.0)[-CURVE_LENGTH:])

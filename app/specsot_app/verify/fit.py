@@ -12,11 +12,13 @@ from typing import Literal
 
 from specsot.members import Overrides
 
-THETAS = (10000.0, 500000.0, 1000000.0)  # what published heads were trained with
-NOTHING = 0.2  # of laps that accept any draft: heads that are wired up wrongly stay below, others do not
-SURER = 0.02  # nats per token by which another setting must explain the base's text better
-CERTAIN = 4.0  # standard errors of that difference
-BETTER = 1.03  # tokens a lap must rise by this factor with it
+USUAL_ROPE_THETAS = (10000.0, 500000.0, 1000000.0)  # what published heads were trained with
+LEAST_ACCEPTANCE = (
+    0.2  # of laps that accept any draft: heads that are wired up wrongly stay below, others do not
+)
+LEAST_GAIN = 0.02  # nats per token by which another setting must explain the base's text better
+GAIN_ERRORS = 4.0  # standard errors of that difference
+LEAST_SPEEDUP = 1.03  # tokens a lap must rise by this factor with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class HeadFit:
     """as_is: under the head's own setting; better: under `trial`, where one explains the base better."""
 
     as_is: Acceptance
@@ -54,9 +56,9 @@ class Fit:
     @property
     def verdict(self) -> Literal["fits", "off", "unfit"]:
         """off: one setting is wrong, and `trial` says which."""
-        if self.better is not None and self.better.per_lap >= BETTER * self.as_is.per_lap:
+        if self.better is not None and self.better.per_lap >= LEAST_SPEEDUP * self.as_is.per_lap:
             return "off"
-        return "fits" if self.as_is.any >= NOTHING else "unfit"
+        return "fits" if self.as_is.any >= LEAST_ACCEPTANCE else "unfit"
 
 
 def think_of_trials(
@@ -68,11 +70,11 @@ def think_of_trials(
     """
     moved = [tuple(tap + step for tap in taps) for step in (-1, 1)] if taps else []
     layered = [replace(own, aux_layers=tried) for tried in moved if tried[0] >= 0 and tried[-1] <= layers]
-    thetas = dict.fromkeys((THETAS[0], base_theta, *THETAS[1:]))
+    thetas = dict.fromkeys((USUAL_ROPE_THETAS[0], base_theta, *USUAL_ROPE_THETAS[1:]))
     return (*layered, *(replace(own, rope_theta=theta) for theta in thetas))
 
 
-def flags_of(trial: Overrides) -> str:
+def as_flags(trial: Overrides) -> str:
     """As a user asks for it."""
     layers, theta = trial.aux_layers, trial.rope_theta
     named = [] if layers is None else [f"--aux-layers {','.join(map(str, layers))}"]
@@ -93,4 +95,4 @@ def _is_sure(gain: Sequence[float]) -> bool:
     if len(gain) < 2:
         return False
     mean, error = statistics.fmean(gain), statistics.stdev(gain) / len(gain) ** 0.5
-    return mean > SURER and mean > CERTAIN * error
+    return mean > LEAST_GAIN and mean > GAIN_ERRORS * error

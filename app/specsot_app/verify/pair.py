@@ -15,14 +15,14 @@ from specsot.model.config import read_config
 from specsot.model.precision import resolve_dtype
 from specsot.params import DrafterName
 from specsot_app.fleets import Opener, Wanted, models_of, open_fleet, overrides_of
-from specsot_app.hush import hush
-from specsot_app.running import run
-from specsot_app.terminal.progress import counting
+from specsot_app.hush import quiet_logs
+from specsot_app.running import run_until_signal
+from specsot_app.terminal.progress import counting_bar
 from specsot_app.verify.questions import choose_questions
-from specsot_app.verify.reference import Itself, Reference
-from specsot_app.verify.report import Answer, Report, as_json, lines_of
-from specsot_app.verify.served import Served, ask_all
-from specsot_app.verify.trials import Pair, try_head
+from specsot_app.verify.reference import OnePassReference, TransformersReference
+from specsot_app.verify.report import CheckedAnswer, Report, as_json, lines_of
+from specsot_app.verify.served import FleetAnswer, ask_all
+from specsot_app.verify.trials import ModelPair, measure_fit
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -30,7 +30,7 @@ STAGES = 2  # so that a split is verified too
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class VerifyOptions:
     """wanted: the fleet, and where its models lie on this machine (a master elsewhere has its own copies).
 
     tokens: of each answer. near: top-2 gap below which a difference is a matter of rounding.
@@ -51,7 +51,7 @@ def verify(
     opener: Opener = open_fleet,
 ) -> int:
     """Print what was found; 0: every answer is the reference's and the head fits, 1: not so."""
-    task = Task(_put_to_the_test(wanted), choose_questions(file, wanted.model is None), tokens, near)
+    task = VerifyOptions(_put_to_the_test(wanted), choose_questions(file, wanted.model is None), tokens, near)
     report = examine(task, opener)
     text = Text(models_of(wanted).base)
     if as_object:
@@ -61,17 +61,17 @@ def verify(
     return 0 if report.holds else 1
 
 
-def examine(task: Task, opener: Opener) -> Report:
+def examine(task: VerifyOptions, opener: Opener) -> Report:
     """Ask the fleet, then the reference, then the head. Raises what opening and loading raise."""
-    hush()
+    quiet_logs()
     models, drafter = models_of(task.wanted), _drafter(task.wanted)
-    served = run(_serve(task, drafter, opener))
+    served = run_until_signal(_serve(task, drafter, opener))
     answers = _compare(task, served)
     fit = None
     spoken = [(one.prompt, one.tokens) for one in served if one.tokens]
     if models.draft is not None and drafter == "eagle" and spoken:
-        with counting(sys.stderr, "drafting them with the head", 1):
-            fit = try_head(_pair(task.wanted, models.base, models.draft), spoken)
+        with counting_bar(sys.stderr, "drafting them with the head", 1):
+            fit = measure_fit(_pair(task.wanted, models.base, models.draft), spoken)
     return Report(answers, task.near, drafter, fit, _rounding(task.wanted))
 
 
@@ -80,34 +80,34 @@ def _drafter(wanted: Wanted) -> DrafterName:
     return models_of(wanted).drafts if wanted.master is None else wanted.drafter or "eagle"
 
 
-async def _serve(task: Task, drafter: DrafterName, opener: Opener) -> list[Served]:
+async def _serve(task: VerifyOptions, drafter: DrafterName, opener: Opener) -> list[FleetAnswer]:
     base = models_of(task.wanted).base
     fleet = await opener(task.wanted)
     try:
         prompts = Prompts(base, Text(base))
-        with counting(sys.stderr, "asking the fleet", len(task.questions)) as step:
+        with counting_bar(sys.stderr, "asking the fleet", len(task.questions)) as step:
             return await ask_all(fleet, prompts, task.questions, drafter, task.tokens, step)
     finally:
         await fleet.close()
 
 
-def _compare(task: Task, served: list[Served]) -> tuple[Answer, ...]:
+def _compare(task: VerifyOptions, served: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
     wanted, base = task.wanted, models_of(task.wanted).base
     reference = _reference(wanted, base)
     ends = Text(base).end_ids
-    answers: list[Answer] = []
-    with counting(sys.stderr, "reading the answers again", len(served)) as step:
+    answers: list[CheckedAnswer] = []
+    with counting_bar(sys.stderr, "reading the answers again", len(served)) as step:
         for one in served:
             found = reference.compare(one.prompt, one.tokens, ends if one.ended else None)
-            answers.append(Answer(one.question, len(one.tokens), one.per_lap, tuple(found)))
+            answers.append(CheckedAnswer(one.question, len(one.tokens), one.per_lap, tuple(found)))
             step()
     return tuple(answers)
 
 
-def _reference(wanted: Wanted, base: Path) -> Reference | Itself:
+def _reference(wanted: Wanted, base: Path) -> TransformersReference | OnePassReference:
     if _rounding(wanted):
-        return Itself(_pair(wanted, base, base).base())
-    return Reference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
+        return OnePassReference(_pair(wanted, base, base).base())
+    return TransformersReference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
 
 
 def _rounding(wanted: Wanted) -> str:
@@ -116,9 +116,9 @@ def _rounding(wanted: Wanted) -> str:
     return ", ".join(filter(None, (wanted.quantization, kept)))
 
 
-def _pair(wanted: Wanted, base: Path, draft: Path) -> Pair:
+def _pair(wanted: Wanted, base: Path, draft: Path) -> ModelPair:
     own = wanted.draft_dtype and resolve_dtype(wanted.draft_dtype, wanted.device)
-    return Pair(
+    return ModelPair(
         base,
         draft,
         resolve_dtype(wanted.dtype, wanted.device),

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from specsot.errors import ModelError
 
 
-class Part:
+class JsonField:
     """where: the file and the way to the value, such as `vectors.json: prompts[0].prompt_ids`.
 
     Each question raises ModelError where the value is of another kind.
@@ -22,26 +22,26 @@ class Part:
     def __init__(self, value: Any, where: str) -> None:
         self._value, self.where = value, where
 
-    def at(self, name: str) -> Part:
+    def at(self, name: str) -> JsonField:
         """A field that must be there."""
         found = self.find(name)
         if found is None:
             raise ModelError(f"{self._way(name)} is missing")
         return found
 
-    def find(self, name: str) -> Part | None:
+    def find(self, name: str) -> JsonField | None:
         """A field; None where it is absent or null."""
         value = self._object().get(name)
-        return None if value is None else Part(value, self._way(name))
+        return None if value is None else JsonField(value, self._way(name))
 
-    def items(self) -> Iterator[tuple[str, Part]]:
+    def items(self) -> Iterator[tuple[str, JsonField]]:
         """The fields of an object."""
         for name, value in self._object().items():
-            yield name, Part(value, self._way(name))
+            yield name, JsonField(value, self._way(name))
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[JsonField]:
         """The elements of a list."""
-        return [Part(value, f"{self.where}[{i}]") for i, value in enumerate(self._list())]
+        return [JsonField(value, f"{self.where}[{i}]") for i, value in enumerate(self._list())]
 
     def text(self) -> str:
         return self._value if isinstance(self._value, str) else self._refuse("a string")

@@ -16,7 +16,7 @@ from specsot.errors import ModelError, WireError
 from specsot.members import TreeShape
 from specsot.model.fields import read_json
 from specsot.tree import Tree
-from specsot_app.verify.part import Part
+from specsot_app.verify.part import JsonField
 
 GAPS = ("min_rank_gap", "min_select_gap")
 VECTORS, TENSORS = "vectors.json", "vectors.safetensors"
@@ -92,7 +92,7 @@ class SamplingRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ReferenceCase:
     """All of one directory. algo: eagle1, eagle2, eagle3, or None where the record does not say."""
 
     directory: Path
@@ -112,11 +112,11 @@ class Case:
         return self.tensors[name]
 
 
-def read_case(directory: Path) -> Case:
+def read_case(directory: Path) -> ReferenceCase:
     """Raises ModelError with the file and the field."""
     source = directory / VECTORS
-    record = Part(read_json(source), str(source))
-    return Case(
+    record = JsonField(read_json(source), str(source))
+    return ReferenceCase(
         directory=directory,
         base=directory / record.at("base").text(),
         head=directory / record.at("head").text(),
@@ -138,7 +138,7 @@ def _tensors(source: Path) -> dict[str, Tensor]:
         raise ModelError(f"{source}: {' '.join(str(error).split())[:200]}") from None
 
 
-def _shape(part: Part) -> TreeShape:
+def _shape(part: JsonField) -> TreeShape:
     """total_token counts the root, as our nodes do."""
     depth, top_k, nodes = (part.at(name).integer() for name in ("depth", "top_k", "total_token"))
     if depth < 0 or top_k < 1 or nodes < 1:
@@ -146,7 +146,7 @@ def _shape(part: Part) -> TreeShape:
     return TreeShape(depth, top_k, nodes, fixed=True)
 
 
-def _prompt(part: Part) -> PromptRecord:
+def _prompt(part: JsonField) -> PromptRecord:
     tokens = part.at("prompt_ids").integers()
     greedy = part.at("base_greedy_ids").integers()
     if not tokens or not greedy:
@@ -154,7 +154,7 @@ def _prompt(part: Part) -> PromptRecord:
     return PromptRecord(tokens, greedy, {name: _run(run) for name, run in part.at("runs").items()})
 
 
-def _run(part: Part) -> RunRecord:
+def _run(part: JsonField) -> RunRecord:
     trees = part.find("trees")
     return RunRecord(
         lengths=part.at("accept_lengths").integers(),
@@ -168,7 +168,7 @@ def _run(part: Part) -> RunRecord:
     )
 
 
-def _tree(part: Part) -> TreeRecord:
+def _tree(part: JsonField) -> TreeRecord:
     """The reference says -1 for the root's parent, and pads its rows with it."""
     tokens, parents = part.at("tokens").integers(), part.at("parents").integers()
     rows = part.find("retrieve_indices")
@@ -190,7 +190,7 @@ def _unpadded(row: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(node for node in row if node >= 0)
 
 
-def _sampling(part: Part) -> SamplingRecord:
+def _sampling(part: JsonField) -> SamplingRecord:
     if part.at("temperature").number() <= 0:
         raise ModelError(f"{part.where}.temperature must be > 0")
     return SamplingRecord(
@@ -204,7 +204,7 @@ def _sampling(part: Part) -> SamplingRecord:
     )
 
 
-def _round(part: Part) -> RoundRecord:
+def _round(part: JsonField) -> RoundRecord:
     return RoundRecord(
         tree=_tree(part),
         uniforms=part.at("uniforms").numbers(),
@@ -215,6 +215,6 @@ def _round(part: Part) -> RoundRecord:
     )
 
 
-def _number(part: Part, name: str, default: float) -> float:
+def _number(part: JsonField, name: str, default: float) -> float:
     found = part.find(name)
     return found.number() if found else default

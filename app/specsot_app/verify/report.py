@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specsot_app.verify.fit import Acceptance, Fit, flags_of
+from specsot_app.verify.fit import Acceptance, HeadFit, as_flags
 
-SHARE = 0.01  # of all tokens may be near ties that fell the other way
+MOST_TIES = 0.01  # of all tokens may be near ties that fell the other way
 
 Spell = Callable[[int], str]  # a token id as text
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TokenDifference:
     """At token `at` of an answer. ours None: the answer ended there.
 
     gap: how far apart the reference's two largest logits are; rounding decides where it is tiny.
@@ -30,13 +30,13 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CheckedAnswer:
     """One question's answer beside the reference. per_lap: tokens a lap of the fleet."""
 
     question: str
     tokens: int
     per_lap: float
-    differences: tuple[Difference, ...]
+    differences: tuple[TokenDifference, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,17 @@ class Report:
     rounding: what the base is held in, where it read the answers itself; empty: Transformers did.
     """
 
-    answers: tuple[Answer, ...]
+    answers: tuple[CheckedAnswer, ...]
     near: float
     drafter: str
-    fit: Fit | None = None
+    fit: HeadFit | None = None
     rounding: str = ""
 
     @property
     def reference(self) -> str:
         return f"the base in {self.rounding} by itself" if self.rounding else "Transformers"
 
-    def first(self, answer: Answer) -> Difference | None:
+    def first(self, answer: CheckedAnswer) -> TokenDifference | None:
         """The first difference that rounding does not explain."""
         return next((one for one in answer.differences if one.gap >= self.near), None)
 
@@ -74,7 +74,7 @@ class Report:
     def identical(self) -> bool:
         """No difference but ties, and few of them."""
         honest = not any(self.first(answer) for answer in self.answers)
-        return honest and self.ties <= max(1, SHARE * self.tokens)
+        return honest and self.ties <= max(1, MOST_TIES * self.tokens)
 
     @property
     def idle(self) -> bool:
@@ -100,24 +100,24 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
         f"({report.tokens} tokens, {report.ties} near ties fell the other way)"
     )
     if same == len(report.answers) and not report.identical:
-        yield f"FAIL: so many near ties are no accident; at most {SHARE:.0%} of the tokens may be"
+        yield f"FAIL: so many near ties are no accident; at most {MOST_TIES:.0%} of the tokens may be"
     if report.idle:
         yield f"note: no draft of {report.drafter} was accepted here, so only the split was put to the test"
     if report.fit is not None:
         yield from _lines_of_fit(report.fit)
 
 
-def _spell(one: Difference, reference: str, spell: Spell) -> str:
+def _spell(one: TokenDifference, reference: str, spell: Spell) -> str:
     ours = "ended" if one.ours is None else f"wrote {one.ours} {spell(one.ours)!r}"
     theirs = f"{reference} {one.theirs} {spell(one.theirs)!r}"
     return f"at token {one.at}: {ours}, {theirs}; its two best logits are {one.gap:.1e} apart"
 
 
-def _lines_of_fit(fit: Fit) -> Iterator[str]:
+def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
     yield f"accepted  {_shares(fit.as_is)}"
     if fit.verdict == "off" and fit.trial is not None and fit.better is not None:
-        yield f"          {_shares(fit.better)} with {flags_of(fit.trial)}"
-        yield f"the head is OFF by one setting: run it with {flags_of(fit.trial)}"
+        yield f"          {_shares(fit.better)} with {as_flags(fit.trial)}"
+        yield f"the head is OFF by one setting: run it with {as_flags(fit.trial)}"
     elif fit.verdict == "unfit":
         yield "the head does NOT FIT this base: hardly a draft is accepted, and no other layers or theta help"
     else:
@@ -146,7 +146,7 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _fit_as_json(fit: Fit) -> dict[str, Any]:
+def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
     better = None
     if fit.trial is not None and fit.better is not None:
         better = {**asdict(fit.trial), **_accepted_as_json(fit.better)}

@@ -22,7 +22,7 @@ SIDE_BY_SIDE = 4  # questions under way at once: what a batch does to an answer 
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class FleetAnswer:
     """One greedy answer.
 
     prompt, tokens: ids; the end token is in neither. ended: the model ended it by itself.
@@ -43,11 +43,11 @@ async def ask_all(
     drafter: DrafterName,
     tokens: int,
     step: Callable[[], None],
-) -> list[Served]:
+) -> list[FleetAnswer]:
     """Every question once, `tokens` tokens at most, in the order of the questions; a step for each."""
     places = asyncio.Semaphore(SIDE_BY_SIDE)
 
-    async def one(question: str) -> Served:
+    async def one(question: str) -> FleetAnswer:
         async with places:
             served = await _ask(fleet, prompts, question, drafter, tokens)
         step()
@@ -61,7 +61,9 @@ async def ask_all(
             task.cancel()
 
 
-async def _ask(fleet: Fleet, prompts: Prompts, question: str, drafter: DrafterName, tokens: int) -> Served:
+async def _ask(
+    fleet: Fleet, prompts: Prompts, question: str, drafter: DrafterName, tokens: int
+) -> FleetAnswer:
     ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=tokens)
     finished: Finished | None = None
     async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
@@ -72,4 +74,4 @@ async def _ask(fleet: Fleet, prompts: Prompts, question: str, drafter: DrafterNa
         raise Unavailable(f"no whole answer came to {question!r}")
     prompt = prompts.chat((Message("user", question),))
     ended = finished.reason is Reason.STOP
-    return Served(question, prompt, finished.tokens, ended, finished.statistics.mean_accepted)
+    return FleetAnswer(question, prompt, finished.tokens, ended, finished.statistics.mean_accepted)

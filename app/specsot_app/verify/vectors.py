@@ -17,7 +17,7 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot_app.verify.compare import Check, check_same
 from specsot_app.verify.numbers import check_base, check_head, check_steps
-from specsot_app.verify.record import Case, read_case
+from specsot_app.verify.record import ReferenceCase, read_case
 from specsot_app.verify.runs import check_replays, check_runs
 from specsot_drafter.heads.eagle import EagleHead
 from specsot_drafter.heads.loading import load_head
@@ -58,7 +58,7 @@ def checks(directory: Path) -> Iterator[Check]:
     yield from check_replays(case, base, head)
 
 
-def check_kind(case: Case, head: EagleHead) -> Iterator[Check]:
+def check_kind(case: ReferenceCase, head: EagleHead) -> Iterator[Check]:
     """The head's family and its taps, where they were recorded."""
     if case.algo is not None:
         kind = "eagle3" if case.algo == "eagle3" else "eagle1"
@@ -67,7 +67,7 @@ def check_kind(case: Case, head: EagleHead) -> Iterator[Check]:
         yield check_same("aux_layers", head.taps, case.taps)
 
 
-def refuse_strangers(case: Case, base: Decoder) -> None:
+def refuse_strangers(case: ReferenceCase, base: Decoder) -> None:
     """Recorded ids must be ids of the base."""
     fed = [*(prompt.tokens for prompt in case.prompts), *(prompt.greedy for prompt in case.prompts)]
     fed += [(*each.tree.tree.tokens, each.bonus) for run in case.sampling for each in run.rounds]
