@@ -20,9 +20,8 @@ from specsot.params import Ask
 from specsot.rpc.tls import Tls
 from specsot.view import View, advance
 from specsot_app.aliases import translate
-from specsot_app.answers import Answer, answer_of, stats_of
-from specsot_app.asking import Turns, ask_of
-from specsot_app.background import BackgroundLoop
+from specsot_app.ask import Answer, Turns, answer_of, ask_of, stats_of
+from specsot_app.event_loop import BackgroundLoop
 from specsot_app.fleets import Fleet, Opener, Wanted, models_of, open_fleet
 from specsot_app.presets import fleet_with, request_with
 from specsot_app.reaching import Reach

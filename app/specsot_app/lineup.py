@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specsot.drafting import DraftOptions
 from specsot.members import Overrides
-from specsot_app.children import EXIT_GRACE, Service
+from specsot_app.child_process import EXIT_GRACE, Service
 from specsot_app.fleets import Models, Wanted, options_of, overrides_of, public_name
 from specsot_app.places import Place, address_of, ports_of
 from specsot_app.reaching import Reach, reach_of

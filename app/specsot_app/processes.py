@@ -19,7 +19,7 @@ from specsot.info import Info
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import check_free
-from specsot_app.children import ChildProcess, OnLine, Service, start
+from specsot_app.child_process import ChildProcess, OnLine, Service, start
 from specsot_app.fleets import Models, Wanted, Watch
 from specsot_app.lineup import LOOPBACK, PRIVATE, Serving, services_of
 from specsot_app.reaching import Reach

@@ -69,9 +69,9 @@ async def opened(wanted: Wanted) -> TalkativeFleet:
 
 if __name__ == "__main__":
     from specsot_app.commands.chat import converse, leave
-    from specsot_app.terminal.keyboard import input_from
+    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.line_input import input_from
     from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Conversation
 
     keyboard, streams = input_from(sys.stdin, sys.stdout), Streams(sys.stdout, sys.stderr)
     signal.signal(signal.SIGTERM, leave)

@@ -13,8 +13,8 @@ from specsot.params import Message
 from specsot_app.cli import main
 from specsot_app.commands.chat import converse
 from specsot_app.fleets import Wanted
+from specsot_app.terminal.chat import Conversation
 from specsot_app.terminal.show import Streams
-from specsot_app.terminal.talk import Conversation
 from tests.app.talkative import TalkativeFleet
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsot_app.fleets import adding_up
-from specsot_app.terminal.progress import counting_bar
+from specsot_app.terminal.show import counting_bar
 from tests.app.screen import Screen
 
 

@@ -16,8 +16,14 @@ from rich.console import Console
 from specsot.errors import Unavailable
 from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.members import Range
-from specsot_app.terminal.standing import StatusView, curve, draw_status, lines_of
-from specsot_app.terminal.watching import CURVE_LENGTH, status_views
+from specsot_app.terminal.status_view import (
+    CURVE_LENGTH,
+    StatusView,
+    curve,
+    draw_status,
+    lines_of,
+    status_views,
+)
 from tests.app.screen import Screen
 
 INFO = Info(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specsot.params import Message
-from specsot_app.terminal.talk import (
+from specsot_app.terminal.chat import (
     ChatCommand,
     Clear,
     Conversation,

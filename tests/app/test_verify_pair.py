@@ -14,9 +14,19 @@ from specsot.events import Finished, Reason, Statistics
 from specsot.members import Overrides, Quantization
 from specsot_app.cli import main
 from specsot_app.fleets import Wanted
-from specsot_app.verify.fit import Acceptance, HeadFit, as_flags, choose_trial, think_of_trials
-from specsot_app.verify.questions import QUESTIONS, choose_questions
-from specsot_app.verify.report import CheckedAnswer, Report, TokenDifference, as_json, lines_of
+from specsot_app.verify.pair import QUESTIONS, choose_questions
+from specsot_app.verify.report import (
+    Acceptance,
+    CheckedAnswer,
+    HeadFit,
+    Report,
+    TokenDifference,
+    as_flags,
+    as_json,
+    choose_trial,
+    lines_of,
+    think_of_trials,
+)
 from tests.app.stories import StoryFleet
 
 BASES = {  # of golden cases that have none of their own
@@ -247,7 +257,7 @@ def test_heads_on_their_bases_and_on_others(
 ) -> None:
     import torch
 
-    from specsot_app.verify.trials import ModelPair, measure_fit
+    from specsot_app.verify.head_fit import ModelPair, measure_fit
 
     golden = reference / "golden" / "eagle"
     owner = golden / (base or BASES.get(name, name))

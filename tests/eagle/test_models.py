@@ -16,7 +16,7 @@ from specsot.eagle import Eagle, EagleConfig
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import Range
 from specsot.model.decoder import Decoder
-from specsot_app.eagle.adopting import config_of, decoder_from_transformers
+from specsot_app.eagle.models import config_of, decoder_from_transformers
 from specsot_drafter.heads.loading import load_head
 from tests.laws.plain import load
 from tests.model.test_families import KINDS

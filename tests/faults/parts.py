@@ -20,8 +20,8 @@ from specsot.links import Link
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.model.config import read_config
 from specsot.tree import Tree
-from specsot_app.mock.members import MockWorker, Simulator
-from specsot_app.mock.voice import next_state, state_of
+from specsot_app.simulator.fake_lm import next_state, state_of
+from specsot_app.simulator.members import MockWorker, Simulator
 from specsot_drafter.part import DrafterPart
 from specsot_worker.provider import LayerRange
 from specsot_worker.verdict import LastStage

@@ -20,7 +20,7 @@ from specsot.events import Numbered
 from specsot.frames import Result
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
-from specsot_app.mock.members import Simulator, plan_of
+from specsot_app.simulator.members import Simulator, plan_of
 from specsot_master.assembly import assemble
 from specsot_master.conductor import Conductor, ConductorConfig, Notes
 from specsot_master.config import RingOptions

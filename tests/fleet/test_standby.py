@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.commands.rebalance import form_anew
 from specsot_app.local import LocalFleet, LocalOptions
-from specsot_app.mock.members import Simulator
 from specsot_app.reaching import Reach
+from specsot_app.simulator.members import Simulator
 from specsot_master.server import MasterService, open_master_door
 
 pytestmark = pytest.mark.torch

@@ -15,7 +15,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi import checks as said
 
-from specsot_app.background import BackgroundLoop
+from specsot_app.event_loop import BackgroundLoop
 from specsot_master.gateway.app import gather
 from tests.http.house import Served, served
 

@@ -10,11 +10,11 @@ from specsot.events import Finished
 from specsot.frames import Chunk, Frame, Growth, Opening
 from specsot.members import Range
 from specsot.tree import Tree
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.local import LocalFleet, LocalOptions
-from specsot_app.mock.members import Simulator, plan_of
-from specsot_app.mock.stage import MockStage, StageModel
-from specsot_app.mock.voice import FakeLM
+from specsot_app.simulator.fake_lm import FakeLM
+from specsot_app.simulator.members import Simulator, plan_of
+from specsot_app.simulator.stage import MockStage, StageModel
 
 VOICE = FakeLM(range(400, 500))
 

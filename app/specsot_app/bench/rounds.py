@@ -24,10 +24,10 @@ from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
 from specsot_app.bench.core.samples import Recording
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
 from specsot_app.bench.scores import Scores
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Wanted, demo, model_directory
-from specsot_app.hush import quiet_logs
-from specsot_app.running import run_until_signal
-from specsot_app.terminal.progress import counting_bar
+from specsot_app.quiet_logs import quiet_logs
+from specsot_app.terminal.show import counting_bar
 
 Row = dict[str, object]
 Answers = dict[tuple[str, int], list[Recording]]

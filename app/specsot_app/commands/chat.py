@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsot.params import Ask
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.commands import options
 from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
 
 if TYPE_CHECKING:
-    from specsot_app.terminal.keyboard import LineInput
+    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Conversation
 
 TERMINATED = 143
 
@@ -89,10 +89,9 @@ def chat(
         models_of(wanted)  # what cannot be is told before anything is loaded
     asked = options.asked_by(ctx.params) | {"model": model if master else None}
     ask_of("What cannot be asked?", **asked)
-    from specsot_app.terminal.keyboard import input_from
-    from specsot_app.terminal.progress import open_with_progress
-    from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Conversation
+    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.line_input import input_from
+    from specsot_app.terminal.show import Streams, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
     keyboard, talk = input_from(sys.stdin, sys.stdout), Conversation(mode, system_prompt)
@@ -114,7 +113,7 @@ def converse(
     opener: Opener = open_fleet,
 ) -> int:
     """Open the fleet, talk, close the fleet."""
-    from specsot_app.background import BackgroundLoop
+    from specsot_app.event_loop import BackgroundLoop
     from specsot_app.terminal.chat import Chat
     from specsot_app.terminal.show import format_for
 

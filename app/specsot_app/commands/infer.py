@@ -17,10 +17,10 @@ from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.forms import MAX_FORM_BYTES, refuse
 from specsot.params import Ask
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.commands import options
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
-from specsot_app.running import run_until_signal
 
 if TYPE_CHECKING:
     from specsot_app.terminal.show import OutputFormat, Streams
@@ -106,8 +106,7 @@ def infer(
         "json_schema": read_schema(json_schema) if json_schema is not None else None,
     }
     ask = ask_of(question if question not in (None, "-") else read_question(), **asked)
-    from specsot_app.terminal.progress import open_with_progress
-    from specsot_app.terminal.show import Streams, format_for
+    from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
     return run_until_signal(

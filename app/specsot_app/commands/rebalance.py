@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsot_app.commands import info, options
+from specsot_app.event_loop import run_until_signal
 from specsot_app.reaching import Reach, reach_of
-from specsot_app.running import run_until_signal
 
 if TYPE_CHECKING:
     from specsot.info import Info, Rebalanced

@@ -5,7 +5,7 @@ Reached as `specsot.eagle`. The engines are those of the services, called one af
 
 from specsot_app.eagle.api import Eagle
 from specsot_app.eagle.benchmark import EagleBenchmark
-from specsot_app.eagle.config import EagleConfig
-from specsot_app.eagle.stats import EagleStats, Piece, SequenceStats
+from specsot_app.eagle.generation import EagleStats, Piece, SequenceStats
+from specsot_app.eagle.inputs import EagleConfig
 
 __all__ = ["Eagle", "EagleBenchmark", "EagleConfig", "EagleStats", "Piece", "SequenceStats"]

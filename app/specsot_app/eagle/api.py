@@ -17,12 +17,17 @@ from specsot.kernels import TreeArrays, arrange_trees
 from specsot.members import AS_PUBLISHED, Overrides
 from specsot.tree import Tree
 from specsot_app.eagle.benchmark import EagleBenchmark, measure
-from specsot_app.eagle.config import EagleConfig
-from specsot_app.eagle.inputs import Ids, read_batch
+from specsot_app.eagle.generation import (
+    EagleStats,
+    Generation,
+    GenerationLimits,
+    LapLoop,
+    Piece,
+    Prompts,
+    orders_of,
+)
+from specsot_app.eagle.inputs import EagleConfig, Ids, read_batch
 from specsot_app.eagle.models import LoadOptions, TargetAndDraft, load_models
-from specsot_app.eagle.ring import LapLoop
-from specsot_app.eagle.stats import EagleStats, Piece
-from specsot_app.eagle.writing import Generation, GenerationLimits, Prompts, orders_of
 
 MAX_NEW_TOKENS = 128
 DEFAULT = EagleConfig()

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from specsot.kernels import TreeStatistics
 from specsot.kernels.statistics import summarize
 from specsot_app.bench.core.pairing import Comparison, Sample, turns
-from specsot_app.eagle.stats import EagleStats
-from specsot_app.eagle.writing import Prompts
+from specsot_app.eagle.generation import EagleStats, Prompts
 
 Run = Callable[[Prompts], EagleStats]
 

@@ -1,19 +1,21 @@
-"""From what a caller has (directories, loaded models, a head) to a target and a draft that fit each other.
-
-Refuses to know generation.
-"""
+"""Loads a target and a draft that fit each other, from directories or from models in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specsot.errors import HeadMismatch, InvalidRequest
+import torch
+from torch import Tensor
+
+from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Range
-from specsot.model.config import read_config
+from specsot.model.config import ModelConfig, make_config, read_config
 from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
+from specsot.model.weights import HeldWeights
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.heads.loading import fit_head
@@ -63,8 +65,6 @@ def _target(target: Any, reading: LoadOptions) -> Decoder:
             )
         return target
     if hasattr(target, "state_dict") and hasattr(target, "config"):
-        from specsot_app.eagle.adopting import decoder_from_transformers
-
         return decoder_from_transformers(target)
     raise InvalidRequest(
         f"target must be a directory, a Decoder or a Transformers model, got {type(target).__name__}",
@@ -111,3 +111,43 @@ def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
                 f"the target has {config.layers} layers and states of [{config.hidden}]"
             )
     return head
+
+
+@torch.inference_mode()
+def decoder_from_transformers(model: Any) -> Decoder:
+    """All layers of a causal language model of a supported family, in its dtype, on its device.
+
+    Embeddings, norms and single projections are the model's own storage; projections that are fused (and
+    on CPUs all that are packed) are copies. Raises ModelError for what is not supported.
+    """
+    config = config_of(model)
+    weights = HeldWeights(_on_one_device(_published(model), model), _name(model))
+    return Decoder(config, weights, Range(0, config.layers), model.dtype, torch.device(model.device))
+
+
+def config_of(model: Any) -> ModelConfig:
+    """What its config.json would say."""
+    generation = getattr(model, "generation_config", None)
+    said = generation.to_dict() if generation is not None else {}
+    return make_config(model.config.to_dict(), said, Path(_name(model)))
+
+
+def _published(model: Any) -> Mapping[str, Tensor]:
+    """Tensors by the names under which such models are published; some are held under others."""
+    held: dict[str, Tensor] = model.state_dict()
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # older ones hold them under their published names
+        return held
+    return revert_weight_conversion(model, held)
+
+
+def _on_one_device(held: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    devices = sorted({str(tensor.device) for tensor in held.values()})
+    if len(devices) > 1:
+        raise ModelError(f"{_name(model)} is spread over {', '.join(devices)}; it must be on one device")
+    return held
+
+
+def _name(model: Any) -> str:
+    return type(model).__name__

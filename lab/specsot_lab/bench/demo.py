@@ -20,13 +20,13 @@ from rich.table import Table
 from specsot.events import Finished
 from specsot.model.precision import resolve_dtype
 from specsot.params import Ask
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.bench.core.pairing import Comparison, Run, Sample, as_json, compare
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.results import Row, write_results
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
-from specsot_app.running import run_until_signal
-from specsot_app.terminal.progress import counting_bar
+from specsot_app.terminal.show import counting_bar
 from specsot_master.prompts import Prompts, messages_of
 from specsot_master.text import Text
 

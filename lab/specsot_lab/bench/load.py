@@ -22,10 +22,10 @@ from specsot.info import Info
 from specsot.params import Ask, Limits, Mode
 from specsot.rpc.client import connect
 from specsot_app.bench.results import Row, write_results
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Wanted, models_of
 from specsot_app.processes import ProcessFleet
 from specsot_app.reaching import Reach
-from specsot_app.running import run_until_signal
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel
 

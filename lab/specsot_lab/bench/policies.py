@@ -25,7 +25,7 @@ from specsot.params import Pruning, Window
 from specsot_app.bench.perplexity import Policy, load_whole, losses, rows_seen
 from specsot_app.bench.results import write_results
 from specsot_app.bench.rounds import read_reference
-from specsot_app.terminal.progress import counting_bar
+from specsot_app.terminal.show import counting_bar
 from specsot_master.text import Text
 
 POLICIES: tuple[tuple[str, Policy], ...] = (

@@ -30,9 +30,9 @@ from specsot.model.weights import WeightFiles
 from specsot.params import Message
 from specsot_app.bench.perplexity import losses
 from specsot_app.bench.results import write_results
-from specsot_app.terminal.progress import counting_bar
-from specsot_app.verify.questions import choose_questions
-from specsot_app.verify.trials import draft
+from specsot_app.terminal.show import counting_bar
+from specsot_app.verify.head_fit import draft
+from specsot_app.verify.pair import choose_questions
 from specsot_drafter.heads.loading import load_head
 from specsot_lab.bench.policies import ReadingOptions
 from specsot_master.prompts import Prompts

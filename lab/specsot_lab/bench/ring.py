@@ -28,11 +28,11 @@ from specsot.params import Message
 from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot.skeleton import PlanRules, Point
 from specsot_app.bench.results import describe_machine, named, write_results
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import demo
-from specsot_app.hush import quiet_logs
-from specsot_app.mock.members import Simulator
-from specsot_app.running import run_until_signal
-from specsot_app.terminal.progress import counting_bar
+from specsot_app.quiet_logs import quiet_logs
+from specsot_app.simulator.members import Simulator
+from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
 from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go

@@ -15,7 +15,7 @@ import typer
 
 from specsot.errors import InvalidRequest
 from specsot_app.commands import options
-from specsot_app.running import run_until_signal
+from specsot_app.event_loop import run_until_signal
 
 if TYPE_CHECKING:
     from specsot_lab.eval.judge import Judge
@@ -59,7 +59,7 @@ def eval(
     token_file: options.TokenFile = None,
 ) -> int:
     """Ask a task's prompts directly and with a plan; tell quality, speed and where planning pays."""
-    from specsot_app.terminal.progress import open_with_progress
+    from specsot_app.terminal.show import open_with_progress
     from specsot_lab.eval.records import Folder
     from specsot_lab.eval.running import Run, evaluate, warmed
     from specsot_lab.eval.settings import settings_of

@@ -14,7 +14,7 @@ from specsot.params import Mode
 from specsot_app.bench.results import named, write_results
 from specsot_app.fleets import Fleet, Opener, Wanted
 from specsot_app.presets import request_with
-from specsot_app.terminal.progress import counting_bar
+from specsot_app.terminal.show import counting_bar
 from specsot_lab.eval.aggregate import CategoryRow, Pair, pairs_of, sum_up
 from specsot_lab.eval.answering import about, answer_to, is_broken_off
 from specsot_lab.eval.judge import Judge, has_failed, judge_pair

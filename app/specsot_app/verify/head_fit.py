@@ -1,7 +1,4 @@
-"""Measures a head on its base's own text, without a fleet: what is accepted, how likely the text is to it.
-
-Refuses to know what the figures mean.
-"""
+"""Measures a head on its base's own text: what is accepted, and whether another setting explains more."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ from specsot.members import (
 )
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot_app.verify.fit import Acceptance, HeadFit, choose_trial, think_of_trials
 from specsot_app.verify.laps import DrivenLaps
-from specsot_app.verify.passes import feed_base, feed_head
+from specsot_app.verify.reference import feed_base, feed_head
+from specsot_app.verify.report import Acceptance, HeadFit, choose_trial, think_of_trials
 from specsot_app.verify.runs import begin, take_lap
 from specsot_drafter.heads.eagle import EagleHead
 from specsot_drafter.heads.fusion import Final

@@ -1,7 +1,4 @@
-"""One service as a child process: started, listened to, ended, never left behind.
-
-Refuses to know which service it is.
-"""
+"""A service as a child process: started, its lines passed on, ended with a grace period."""
 
 from __future__ import annotations
 
@@ -91,7 +88,7 @@ async def start(service: Service, tell: OnLine) -> ChildProcess:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "specsot_app.leash",
+        "specsot_app.die_with_parent",
         str(os.getpid()),
         service.module,
         *service.arguments,

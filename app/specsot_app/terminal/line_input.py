@@ -1,7 +1,4 @@
-"""Lines from a person at a terminal, or from a pipe; also while an answer is being written.
-
-Refuses to know what the lines mean. Belongs to the main thread: that is where Ctrl-C arrives.
-"""
+"""Reads lines from a terminal or a pipe, and hears Ctrl-C and typed lines while an answer is written."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Members of a ring without weights: a worker and a drafter, as the fleet takes them.
-
-Refuses to know links and requests. Of a model directory it takes the tokenizer and the config, no weights.
-"""
+"""A worker and a drafter without weights, as a fleet takes them."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ from specsot.members import Configuration, Curve, Head, Range, Registration, Tre
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.vocabulary import read_vocabulary
-from specsot_app.mock.knowing import OracleDrafter
-from specsot_app.mock.stage import MockStage, StageModel
-from specsot_app.mock.voice import FakeLM
+from specsot_app.simulator.fake_lm import FakeLM, OracleDrafter
+from specsot_app.simulator.stage import MockStage, StageModel
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.part import DrafterPart
 from specsot_drafter.rules import rule_of

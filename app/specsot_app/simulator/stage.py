@@ -1,7 +1,7 @@
-"""One layer range without weights: its KV holds states of texts, moved and copied as a frame's header says.
+"""A layer range without weights, whose KV rows are checksums of the text before them.
 
-Refuses to know what is written, and clocks but the one that its figures come from. A row that sees a wrong
-page, move or mask has a wrong state: the answer is another one then, or the next stage refuses the frame.
+A row that sees a wrong page, move or mask has another checksum: the answer differs then, or the next stage
+refuses the frame.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specsot.errors import WireError
 from specsot.frames import Frame, Growth, Segment, tokens_of
 from specsot.members import Range
 from specsot.pages import PageTable
-from specsot_app.mock.voice import EMPTY_STATE, FakeLM, next_state
+from specsot_app.simulator.fake_lm import EMPTY_STATE, FakeLM, next_state
 
 SpendTime = Callable[[int], None]  # takes as long as so many rows take
 LEAST_WIDTH = 3  # a row: the state's high half, its low half, the next token

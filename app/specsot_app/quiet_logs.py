@@ -1,7 +1,4 @@
-"""Keeps away from the answer what nobody asked for: an embedded fleet's log but errors, libraries' warnings.
-
-Refuses to know what is logged. A program that set structlog up itself keeps its own ways.
-"""
+"""Silences an embedded fleet's log but for errors, and libraries' warnings on import."""
 
 from __future__ import annotations
 
