@@ -1,7 +1,4 @@
-"""`Eagle`: a target and its draft in memory, asked with token ids by plain calls.
-
-Refuses to know text, and how models were published.
-"""
+"""`Eagle`: a target and its draft in memory, asked with token ids by plain calls."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Checks that a user can run: whether base, head and decoding do what they must."""
+"""`specsot verify`: a fleet's answers against Transformers', a head against its base, a build against vectors.
+
+Refuses to know how answers are served.
+"""

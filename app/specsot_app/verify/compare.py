@@ -1,7 +1,4 @@
-"""One comparison with what was recorded: it holds, or where it first does not.
-
-Refuses to know what is compared.
-"""
+"""One comparison with a recorded value: it holds, or where it first does not."""
 
 from __future__ import annotations
 

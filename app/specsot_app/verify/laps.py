@@ -1,7 +1,4 @@
-"""The smallest ring, turned by hand: one stage, one drafter, and a caller who says what is accepted.
-
-Refuses to know why something is accepted, links and clocks. Uses the very engines the services use.
-"""
+"""A stage and a drafter lap by lap, where the caller says what is accepted; with the services' own engines."""
 
 from __future__ import annotations
 

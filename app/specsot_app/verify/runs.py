@@ -1,7 +1,4 @@
-"""Whole generations against recorded ones: trees, accepted lengths, ids; and replays of sampled rounds.
-
-Refuses to know what base and head compute; it is told by the laps.
-"""
+"""Whole generations against recorded ones: trees, accepted lengths, ids; replays of sampled rounds."""
 
 from __future__ import annotations
 
