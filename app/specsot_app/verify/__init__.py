@@ -1,4 +1,4 @@
-"""`specsot verify`: a fleet's answers against Transformers', a head against its base, a build against vectors.
+"""`specsot verify`: fleets' answers against Transformers', a head against its base, builds against vectors.
 
 Refuses to know how answers are served.
 """

@@ -1,4 +1,4 @@
-"""A stage and a drafter lap by lap, where the caller says what is accepted; with the services' own engines."""
+"""A stage and a drafter lap by lap, where the caller says what is accepted, on the services' engines."""
 
 from __future__ import annotations
 
