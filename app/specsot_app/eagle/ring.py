@@ -13,7 +13,7 @@ from specsot.frames import Drafts, Frame, Open, Result
 from specsot.members import Configuration, TreeShape
 from specsot.pages import PageTable
 from specsot.tree import Tree
-from specsot_app.eagle.models import Models
+from specsot_app.eagle.models import TargetAndDraft
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.single import make_engine
 from specsot_worker.features import FeatureStore
@@ -40,7 +40,9 @@ class SmallRing:
     trees: what the drafter proposed last, by sequence.
     """
 
-    def __init__(self, models: Models, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS) -> None:
+    def __init__(
+        self, models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS
+    ) -> None:
         """rows: of a frame at least; the trees of all sequences always fit into one."""
         slots = shape.slots if models.draft else 1
         pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
@@ -82,7 +84,7 @@ class SmallRing:
         return Drafts(EPOCH, drafts, engine.rest)
 
 
-def _store_for(models: Models, pages: int) -> FeatureStore | None:
+def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
     target, draft = models.target, models.draft
     return FeatureStore(pages, PAGE_ROWS, draft.width, target.dtype, target.device) if draft else None
 
