@@ -30,7 +30,7 @@ from specsot.members import (
     TreeShape,
     WeightFormat,
 )
-from specsot.membership import Connect, Part, take_part
+from specsot.membership import Connect, Part, serve_part
 from specsot.params import Ask, DrafterName
 from specsot.process.options import DraftModelOptions, Dtype
 from specsot_master.config import RingOptions
@@ -277,7 +277,7 @@ async def _live(name: str, make: PartMaker, fleet: Membership, seat: _Seat, leav
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
     loop = asyncio.get_running_loop()
     part = await loop.run_in_executor(seat.compute, make, name, seat.dialer, seat.compute)
-    await take_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
+    await serve_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
 
 
 def _ring_options(options: LocalOptions) -> RingOptions:

@@ -6,7 +6,7 @@ Refuses to know whose memory it is.
 from __future__ import annotations
 
 
-def in_words(size: float) -> str:
+def memory_in_words(size: float) -> str:
     """Bytes as "1.5 GiB"."""
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:

@@ -12,14 +12,14 @@ from itertools import accumulate
 from operator import or_
 
 from specsot.errors import WireError
-from specsot.frames import Chunk, Frame, Growth, Opening, Segment, rows_of
+from specsot.frames import Frame, Opening, PromptChunk, Segment, TreeSegment, rows_of
 from specsot.pages import PageCopy, PageTable, Policy, RowPruning
 from specsot.params import LEAST_RECENT, HeadWindows, Pruning, Window
 from specsot.tree import ancestry, depths
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class VisibleColumns:
     """What a policy leaves of the columns in front of a segment and of the first ones.
 
     sinks: by row how many of the first columns it sees as sinks, or as what pruning left.
@@ -33,7 +33,7 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadSight:
+class HeadColumns:
     """What one layer's heads see where each has a window of its own, and columns are positions.
 
     windows: (sinks, recent) of every KV head.
@@ -45,7 +45,7 @@ class HeadSight:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SegmentPlan:
     """One segment's rows: columns 0..base-1 are visible to all of them, the rest by `visible`.
 
     A sequence without a window has a column for every KV row; else see `PageTable`.
@@ -60,20 +60,20 @@ class Place:
     rows: int
     pages: tuple[int, ...]
     visible: tuple[int, ...] | None
-    sight: Sight | None = None
+    sight: VisibleColumns | None = None
     skip: int = 0
     heads: HeadWindows | None = None
     positions: tuple[int, ...] = ()
 
-    def sight_at(self, layer: int) -> Sight | HeadSight | None:
+    def sight_at(self, layer: int) -> VisibleColumns | HeadColumns | None:
         """What a policy leaves in this layer of the model."""
         if self.heads:
-            return HeadSight(self.heads.layers[layer], self.positions)
+            return HeadColumns(self.heads.layers[layer], self.positions)
         return None if layer < self.skip else self.sight
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class KvPlan:
     """A frame applied. Trimmed pages are wiped first; copies, moves and prunings come before any row is
     written, in this order.
 
@@ -90,11 +90,11 @@ class Arrangement:
     prunings: tuple[RowPruning, ...]
     slots: tuple[int, ...]
     positions: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[SegmentPlan, ...]
     freed: tuple[int, ...]
 
 
-def arrange(table: PageTable, frame: Frame) -> Arrangement:
+def plan_frame(table: PageTable, frame: Frame) -> KvPlan:
     """Apply a header in its order: openings, keeps and new rows, closings.
 
     What policies leave, of sequences that were open before, comes first: whoever counts pages opening by
@@ -107,7 +107,7 @@ def arrange(table: PageTable, frame: Frame) -> Arrangement:
     prunings: list[RowPruning | None] = []
     slots: list[int] = []
     positions: list[int] = []
-    places: list[Place] = []
+    places: list[SegmentPlan] = []
     for segment in frame.segments:
         base = base_of(segment)
         moves += kept_rows(table, segment)
@@ -115,9 +115,9 @@ def arrange(table: PageTable, frame: Frame) -> Arrangement:
         table.reserve(segment.sequence, base + rows_of(segment))
         slots += table.slots(segment.sequence, base, base + rows_of(segment))
         positions += positions_of(segment)
-        places.append(_place(table, segment, base))
+        places.append(_plan_segment(table, segment, base))
     freed = tuple(page for sequence in frame.closings for page in table.close(sequence))
-    return Arrangement(
+    return KvPlan(
         tuple(trimmed),
         copies,
         tuple(moves),
@@ -159,7 +159,7 @@ def window_of(opening: Opening) -> Window | None:
             return None
 
 
-def levels_of(opening: Opening, position: int) -> int | None:
+def tree_depth_limit(opening: Opening, position: int) -> int | None:
     """How many positions a tree whose root sits there may span; None: any number."""
     match policy_of(opening):
         case Window(recent=recent):
@@ -172,12 +172,12 @@ def levels_of(opening: Opening, position: int) -> int | None:
 
 def base_of(segment: Segment) -> int:
     """Committed rows in front of a segment."""
-    return segment.start if isinstance(segment, Chunk) else segment.committed
+    return segment.start if isinstance(segment, PromptChunk) else segment.committed
 
 
 def kept_rows(table: PageTable, segment: Segment) -> list[tuple[int, int]]:
     """Moves that bring the accepted rows of the tree before down to end at `committed`."""
-    if isinstance(segment, Chunk) or not segment.keep:
+    if isinstance(segment, PromptChunk) or not segment.keep:
         return []
     start = segment.committed - len(segment.keep)
     sources = table.slots(segment.sequence, start, start + segment.keep[-1] + 1)
@@ -187,21 +187,21 @@ def kept_rows(table: PageTable, segment: Segment) -> list[tuple[int, int]]:
 
 def positions_of(segment: Segment) -> list[int]:
     """True token position of each row."""
-    if isinstance(segment, Chunk):
+    if isinstance(segment, PromptChunk):
         return list(range(segment.start, segment.start + len(segment.tokens)))
     return [segment.committed + depth for depth in depths(segment.tree.parents)]
 
 
-def _place(table: PageTable, segment: Segment, base: int) -> Place:
+def _plan_segment(table: PageTable, segment: Segment, base: int) -> SegmentPlan:
     rows, column = rows_of(segment), table.column(segment.sequence, base)
     pages = table.pages(segment.sequence)[: table.pages_for(column + rows)]
-    visible = ancestry(segment.tree.parents) if isinstance(segment, Growth) else None
-    place = Place(column, rows, pages, visible)
+    visible = ancestry(segment.tree.parents) if isinstance(segment, TreeSegment) else None
+    place = SegmentPlan(column, rows, pages, visible)
     match policy := table.policy(segment.sequence):
         case Window():
-            return look_through(policy, place, base, positions_of(segment))
+            return hide_outside_window(policy, place, base, positions_of(segment))
         case Pruning():
-            return look_past(table.pruned(segment.sequence), place, policy.skip_layers)
+            return hide_pruned(table.pruned(segment.sequence), place, policy.skip_layers)
         case HeadWindows():
             visible, positions = visible or _causal(rows), tuple(positions_of(segment))
             return replace(place, visible=visible, heads=policy, positions=positions)
@@ -209,22 +209,24 @@ def _place(table: PageTable, segment: Segment, base: int) -> Place:
             return place
 
 
-def look_past(pruned: tuple[int, int], place: Place, skip: int) -> Place:
+def hide_pruned(pruned: tuple[int, int], place: SegmentPlan, skip: int) -> SegmentPlan:
     """A place's rows, where pruning left so many first columns of those before another one."""
     kept, since = pruned
     if kept == since:
         return place
     rows, visible = place.rows, place.visible or _causal(place.rows)
     return replace(
-        place, visible=visible, sight=Sight((kept,) * rows, (since,) * rows, (0,) * rows), skip=skip
+        place, visible=visible, sight=VisibleColumns((kept,) * rows, (since,) * rows, (0,) * rows), skip=skip
     )
 
 
-def look_through(window: Window, place: Place, base: int, positions: Sequence[int]) -> Place:
+def hide_outside_window(
+    window: Window, place: SegmentPlan, base: int, positions: Sequence[int]
+) -> SegmentPlan:
     """The place of rows at `positions` as a window leaves it; `base`: position of its base column."""
     visible = place.visible or _causal(place.rows)
     firsts = [position - window.recent for position in positions]
-    sight = Sight(
+    sight = VisibleColumns(
         tuple(min(window.sinks, position + 1) for position in positions),
         tuple(min(max(first - base + place.base, window.sinks), place.base) for first in firsts),
         tuple(max(first - window.sinks, 0) for first in firsts),

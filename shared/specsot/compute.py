@@ -17,8 +17,8 @@ from specsot.errors import Hung, SpecsotError, Unavailable
 
 log = structlog.get_logger()
 
-TICK = 1.0  # seconds
-PANIC = "PanicException"  # of Rust's: no Exception, and of no module one could import it from
+TICK_SECONDS = 1.0  # seconds
+RUST_PANIC = "PanicException"  # of Rust's: no Exception, and of no module one could import it from
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class _Job:
         except SpecsotError:
             raise
         except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
                 raise
-            raise explain(self.name, error) from error
+            raise explain_failure(self.name, error) from error
 
 
-def explain(name: str, error: BaseException) -> Unavailable:
+def explain_failure(name: str, error: BaseException) -> Unavailable:
     """What went wrong in this member, as one line for everybody; its log has the rest.
 
     torch's RuntimeError and a MemoryError say in words what is missing. Anything else is a bug of ours, whose
@@ -69,14 +69,14 @@ class Compute:
                 await self._wait(job, done, within)
             return await done
         except RuntimeError as error:
-            raise explain(self._name, error) from error
+            raise explain_failure(self._name, error) from error
 
     async def _wait(self, job: _Job, done: asyncio.Future[Any], seconds: float) -> None:
         """Tick by tick: of the time for which a whole process is frozen one tick counts."""
         left = seconds
         while left > 0:
-            await asyncio.wait((done,), timeout=min(TICK, left))
+            await asyncio.wait((done,), timeout=min(TICK_SECONDS, left))
             if done.done():
                 return
-            left -= TICK * job.begun
+            left -= TICK_SECONDS * job.begun
         raise Hung(f"{self._name} hangs: what it computes should have been done after {seconds:.0f} s")

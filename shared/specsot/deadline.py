@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from specsot.members import Curve
 
-TIMES = 8.0  # what is expected
-LEAST = 10.0  # seconds; a machine may be busy with something else
-FIRST = 120.0  # seconds for an amount of work that is new here: kernels are compiled, memory is touched
-FORGETS = 0.9  # of what was worst, with every piece of work
+TOLERANCE = 8.0  # what is expected
+MIN_SECONDS = 10.0  # seconds; a machine may be busy with something else
+FIRST_RUN_SECONDS = (
+    120.0  # seconds for an amount of work that is new here: kernels are compiled, memory is touched
+)
+WORST_DECAY = 0.9  # of what was worst, with every piece of work
 
 
 class Deadline:
@@ -24,15 +26,15 @@ class Deadline:
 
     def seconds(self, rows: int) -> float:
         """From when it begins."""
-        least = LEAST if rows.bit_length() in self._known else FIRST
-        return max(least, TIMES * self._worst * self._expected(rows))
+        least = MIN_SECONDS if rows.bit_length() in self._known else FIRST_RUN_SECONDS
+        return max(least, TOLERANCE * self._worst * self._expected(rows))
 
     def took(self, rows: int, seconds: float) -> None:
         """So many rows were computed."""
         self._known.add(rows.bit_length())
         expected = self._expected(rows)
         now = seconds / expected if expected else 1.0
-        self._worst = max(now, FORGETS * self._worst, 1.0)
+        self._worst = max(now, WORST_DECAY * self._worst, 1.0)
 
     def _expected(self, rows: int) -> float:
         """As of the next size that was measured; beyond the last one in proportion."""

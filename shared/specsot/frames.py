@@ -81,7 +81,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """Prompt tokens of one sequence, to be fed at positions start, start + 1, ...; committed at once.
 
     final: the last of the prompt; a decoding sequence gets its first token from it.
@@ -94,7 +94,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class TreeSegment:
     """The n-th tree of one sequence, to be fed at rows committed .. committed + len(tree) - 1.
 
     keep: accepted node numbers of the tree before (root first), whose rows move down to end at
@@ -113,17 +113,17 @@ class Growth:
         return self.step > 1 and not self.keep
 
 
-Segment = Chunk | Growth
+Segment = PromptChunk | TreeSegment
 
 
 def rows_of(segment: Segment) -> int:
     """How many rows a segment adds to its frame."""
-    return len(segment.tokens) if isinstance(segment, Chunk) else len(segment.tree)
+    return len(segment.tokens) if isinstance(segment, PromptChunk) else len(segment.tree)
 
 
 def tokens_of(segment: Segment) -> tuple[int, ...]:
     """Token ids of a segment's rows, in row order."""
-    return segment.tokens if isinstance(segment, Chunk) else segment.tree.tokens
+    return segment.tokens if isinstance(segment, PromptChunk) else segment.tree.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Chance:
+class Logprob:
     """How likely the model found one written token: natural log-softmax of its own logits.
 
     top: the likeliest tokens in its place with theirs, best first.
@@ -179,7 +179,7 @@ class Outcome:
     accepted: tuple[int, ...]
     tokens: tuple[int, ...]
     end: End | None = None
-    chances: tuple[Chance, ...] = ()
+    chances: tuple[Logprob, ...] = ()
     forced: tuple[int, ...] = ()
 
 
@@ -202,7 +202,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class FeatureBatch:
     """Committed tokens of one sequence with their features, for the drafter.
 
     tokens sit at positions start, start + 1, ...; `bonus` is the token behind them, not yet fed, or
@@ -235,7 +235,7 @@ class Features:
     epoch: int
     number: int
     openings: tuple[Opening, ...] = ()
-    lessons: tuple[Lesson, ...] = ()
+    lessons: tuple[FeatureBatch, ...] = ()
     closings: tuple[int, ...] = ()
     rows: Payload | None = None
     fed: int = 0

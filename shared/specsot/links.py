@@ -61,16 +61,16 @@ class Link(Protocol):
         ...
 
 
-PARTING = 0.1  # seconds; peers that live hang up within milliseconds
+CLOSE_SECONDS = 0.1  # seconds; peers that live hang up within milliseconds
 _parting: set[asyncio.Task[None]] = set()
 
 
-async def part_with(closing: Coroutine[Any, Any, None]) -> None:
+async def close_in_background(closing: Coroutine[Any, Any, None]) -> None:
     """Close links, but do not wait for who may be dead: what takes longer happens beside."""
     task = asyncio.get_running_loop().create_task(closing)
     _parting.add(task)
     task.add_done_callback(_parting.discard)
-    await asyncio.wait([task], timeout=PARTING)
+    await asyncio.wait([task], timeout=CLOSE_SECONDS)
 
 
 class Dialer(Protocol):

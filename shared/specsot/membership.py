@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from specsot.compute import explain
+from specsot.compute import explain_failure
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.links import Arrival, Inbox, Link, Lost
 from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
@@ -22,11 +22,11 @@ log = structlog.get_logger()
 
 Connect = Callable[[Registration], Awaitable[Link]]
 
-FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0  # seconds between attempts to join
-ABSENCE = (
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0  # seconds between attempts to join
+MASTER_RESTART_SECONDS = (
     3.0  # seconds in which a master that said that it goes will not be back: it ends, and reads its model
 )
-TELLING = 2.0  # seconds between two words of how far getting ready is
+PROGRESS_SECONDS = 2.0  # seconds between two words of how far getting ready is
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Part(Protocol):
         ...
 
 
-async def take_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
+async def serve_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
     """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted, Hung."""
     farewell = asyncio.ensure_future(_call(leaving, inbox))
     newest = 0
@@ -82,7 +82,7 @@ async def take_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio
 
 async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any], newest: int) -> Link | None:
     """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
-    wait = FIRST_WAIT
+    wait = FIRST_RETRY_SECONDS
     registration = replace(await part.registration(), epoch=newest)
     while not farewell.done():
         try:
@@ -92,7 +92,7 @@ async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any], new
         except Unavailable as error:
             log.info("waiting for the master", reason=str(error), again_in=wait)
             await asyncio.wait([farewell], timeout=wait)
-            wait = min(wait * 2, LONGEST_WAIT)
+            wait = min(wait * 2, MAX_RETRY_SECONDS)
         else:
             log.info("joined", name=registration.name, waiting_for="the ring to be complete")
             return uplink
@@ -120,7 +120,7 @@ async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event)
                     log.warning("lost the master", reason=arrival.message.reason)
                 await part.disband()
                 if told:
-                    await _wait(leaving, ABSENCE)
+                    await _wait(leaving, MASTER_RESTART_SECONDS)
                 return newest
             if arrival.sender == "master" and isinstance(arrival.message, Leaving):
                 log.info("the master leaves", reason=arrival.message.reason)
@@ -182,7 +182,9 @@ async def _configure(part: Part, configuration: Configuration, uplink: Link) -> 
 
 
 @asynccontextmanager
-async def telling(uplink: Link, epoch: int, done: Callable[[], int], total: int) -> AsyncGenerator[None]:
+async def report_progress(
+    uplink: Link, epoch: int, done: Callable[[], int], total: int
+) -> AsyncGenerator[None]:
     """Tell the master meanwhile how far getting ready is: so much of `total`, and all of it in the end."""
 
     async def tell() -> None:
@@ -192,7 +194,7 @@ async def telling(uplink: Link, epoch: int, done: Callable[[], int], total: int)
                 log.debug("getting ready", epoch=epoch, done=now, total=total)
                 await _say(uplink, Progress(epoch, min(now, total - 1), total))
             before = now
-            await asyncio.sleep(TELLING)
+            await asyncio.sleep(PROGRESS_SECONDS)
 
     task = asyncio.create_task(tell())
     try:
@@ -219,7 +221,7 @@ async def _settle(part: Part, uplink: Link) -> float | None:
 
 def _explain(error: Exception) -> SpecsotError:
     """A bug of ours ends an epoch as anything else does that goes wrong, and not the process."""
-    return error if isinstance(error, SpecsotError) else explain("this member", error)
+    return error if isinstance(error, SpecsotError) else explain_failure("this member", error)
 
 
 async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:

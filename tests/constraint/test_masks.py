@@ -147,7 +147,7 @@ def test_masks_are_those_of_brute_force(name: str, rule: str) -> None:
         place: Place | None = grammar.begin(rules)
         for state, remaining, token in walk(machine, dice, budget):
             assert place is not None
-            if dice.random() < 0.2 or isinstance(place, grammar.Choice | grammar.Literal | grammar.Needs):
+            if dice.random() < 0.2 or isinstance(place, grammar.Opener | grammar.Literal | grammar.Needs):
                 compare(machine, state, place, remaining)
             place = follow(rules, place, vocabulary.bytes[token] or b"")
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from specsot.constraint import automaton, grammar_of, warm
+from specsot.constraint import automaton, grammar_of, prebuild
 from specsot.constraint.choices import Choices
 from specsot.constraint.compiling import COMPILER
 from specsot.constraint.matchers import Matchers
@@ -121,7 +121,7 @@ def test_no_grammar_is_built_on_the_thread_that_asks_for_it() -> None:
 
 def test_what_most_requests_are_held_by_is_built_before_they_come() -> None:
     vocabulary = describe(SINGLE.bytes)
-    warm(vocabulary)
+    prebuild(vocabulary)
     wait([COMPILER.submit(lambda: None)])
     for direct in (True, False):
         coming = grammar_of(vocabulary, Opening(1, 1, plan=PlanRules(direct)))

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from specsot.events import Event, Numbered
-from specsot.frames import Chunk, Draft, Drafts, Frame, Opening, Order, Outcome, Result, tokens_of
+from specsot.frames import Draft, Drafts, Frame, Opening, Order, Outcome, PromptChunk, Result, tokens_of
 from specsot.pages import PageTable
 from specsot.params import Ask
 from specsot.tree import Tree, chain
@@ -144,13 +144,13 @@ class Framed:
         for segment in frame.segments:
             rows = seen[first : first + len(tokens_of(segment))]
             first += len(rows)
-            if isinstance(segment, Chunk):
+            if isinstance(segment, PromptChunk):
                 self._prompts[segment.sequence] += segment.tokens
             written = self._written.get(segment.sequence)
-            if written is None or (isinstance(segment, Chunk) and not segment.final):
+            if written is None or (isinstance(segment, PromptChunk) and not segment.final):
                 continue
             targets: list[int | None] = [self._target(segment.sequence, row) for row in rows]
-            if isinstance(segment, Chunk):
+            if isinstance(segment, PromptChunk):
                 outcome = accept_prompt(written, targets[-1])
             else:
                 outcome = accept_tree(written, segment.step, segment.tree, targets)

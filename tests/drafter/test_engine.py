@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specsot.errors import WireError
-from specsot.frames import Draft, Features, Lesson, Opening
+from specsot.frames import Draft, FeatureBatch, Features, Opening
 from specsot.members import Curve, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.kv import KVPages
@@ -45,7 +45,7 @@ class Text:
     ) -> Features:
         """Positions start .. stop - 1 as one batch; the token behind them is told when `final`."""
         bonus = self.tokens[stop] if final else None
-        lesson = Lesson(sequence, start, self.tokens[start:stop], bonus, step)
+        lesson = FeatureBatch(sequence, start, self.tokens[start:stop], bonus, step)
         return Features(1, 0, (), (lesson,), (), self.rows[start:stop], stop - start, 0.0)
 
 

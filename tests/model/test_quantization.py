@@ -76,7 +76,7 @@ def test_in_parts_it_is_the_same(kind: Quantization, monkeypatch: pytest.MonkeyP
     whole = quantise(weight, kind)
     monkeypatch.setitem(quantization.PART, "cpu", 64 * 32)
     parts = quantise(weight, kind)
-    assert isinstance(parts, quantization.Parts)
+    assert isinstance(parts, quantization.PartedWeight)
     assert parts.bytes == whole.bytes
     torch.testing.assert_close(parts(x), whole(x), atol=1e-5, rtol=1e-5)
 

@@ -17,7 +17,7 @@ from specsot.info import Info, MemberInfo, ModelInfo, PagesInfo
 from specsot.members import Range
 from specsot.params import Ask, Limits
 from specsot.rpc.client import MasterClient, connect
-from specsot.rpc.serve import Door
+from specsot.rpc.serve import GrpcServer
 from specsot.rpc.statuses import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
 from specsot_master.engine import Caller
@@ -89,7 +89,7 @@ async def _last(offset: int) -> AsyncGenerator[Numbered, None]:
 
 class Served:
     def __init__(
-        self, conductor: FakeConductor, desk: RequestCounter, door: Door, client: MasterClient
+        self, conductor: FakeConductor, desk: RequestCounter, door: GrpcServer, client: MasterClient
     ) -> None:
         self.conductor, self.desk, self.door, self.client = conductor, desk, door, client
         self.address = f"127.0.0.1:{door.port}"

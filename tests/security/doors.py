@@ -14,7 +14,7 @@ import grpc
 
 from specsot.info import Info, Rebalanced
 from specsot.rpc.options import PUBLIC_BYTES, Terms
-from specsot.rpc.serve import Door
+from specsot.rpc.serve import GrpcServer
 from specsot.rpc.tls import Tls
 from specsot.rpc.tokens import Tokens
 from specsot_master.grpc_api import FleetService, MasterService, open_fleet_port, open_master_port
@@ -30,8 +30,8 @@ TOKEN = "the-one-that-counts"
 class Doors:
     """known: what a client needs to trust the master."""
 
-    clients: Door
-    members: Door
+    clients: GrpcServer
+    members: GrpcServer
     conductor: FakeConductor
     fleet: FakeFleet
     known: Tls

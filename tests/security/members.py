@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from specsot.links import Inbox
 from specsot.rpc.links import SERVICE, RingService
 from specsot.rpc.options import Terms
-from specsot.rpc.serve import open_door
+from specsot.rpc.serve import open_server
 from specsot.rpc.tls import Tls
 
 
@@ -19,7 +19,7 @@ from specsot.rpc.tls import Tls
 async def listening(tls: Tls, inbox: Inbox | None = None) -> AsyncIterator[str]:
     """Its address."""
     ring = RingService(inbox or Inbox(), "there")
-    door = await open_door("127.0.0.1:0", {SERVICE: ring.attach}, Terms(tls=tls))
+    door = await open_server("127.0.0.1:0", {SERVICE: ring.attach}, Terms(tls=tls))
     try:
         yield f"127.0.0.1:{door.port}"
     finally:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from specsot.rpc.exposure import exposed
 from specsot.rpc.options import Terms
-from specsot.rpc.serve import open_door
+from specsot.rpc.serve import open_server
 from specsot.rpc.tls import Tls
 from specsot.rpc.tokens import Tokens
 from specsot_drafter.config import read_config as read_drafter
@@ -150,6 +150,6 @@ def test_strangers_are_not_told_what_is_here(terms: Terms, reflects: bool) -> No
 async def test_a_door_that_lets_everybody_in_says_so(terms: Terms, warned: int) -> None:
     """Once, when it opens."""
     with capture_logs() as said:
-        door = await open_door("0.0.0.0:0", {}, terms)
+        door = await open_server("0.0.0.0:0", {}, terms)
     await door.close(0)
     assert [one["log_level"] for one in said] == ["warning"] * warned

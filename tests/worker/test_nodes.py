@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specsot.frames import Growth, Opening
+from specsot.frames import Opening, TreeSegment
 from specsot.tree import Tree
 from specsot.vocabulary import Vocabulary, describe
 from specsot_worker.judge import DecodeState
@@ -36,9 +36,9 @@ class Counting:
         return np.arange(4) > state
 
 
-def tree_of(*nodes: tuple[int, int]) -> Growth:
+def tree_of(*nodes: tuple[int, int]) -> TreeSegment:
     tokens, parents = zip(*nodes)
-    return Growth(1, 1, 5, (), Tree(tokens, parents))
+    return TreeSegment(1, 1, 5, (), Tree(tokens, parents))
 
 
 def written(grammar: Counting, limit: int = 9) -> DecodeState:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from specsot.errors import InvalidRequest
-from specsot.frames import Chunk, Frame, Opening
+from specsot.frames import Frame, Opening, PromptChunk
 from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
@@ -79,7 +79,7 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
         stop = min(start + CHUNK, len(tokens))
         if isinstance(policy, Pruning):
             stop = min(stop, policy.due(start) + policy.prune_every)
-        chunk = Chunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
+        chunk = PromptChunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
         passed = stage.run(Frame(1, number, () if start else (opening,), (chunk,)))
         yield start, decoder.logits(cast("torch.Tensor", passed.hidden))
         start, number = stop, number + 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specsot.errors import ModelError
-from specsot.frames import Drafts, End, Frame, Growth, Open, Opening, Outcome, Result
+from specsot.frames import Drafts, End, Frame, Open, Opening, Outcome, Result, TreeSegment
 from specsot.kernels import TreeStatistics
 from specsot.kernels.statistics import summarize
 from specsot.members import Configuration, TreeShape
@@ -226,7 +226,7 @@ class Generation:
 
     def _hear(self, lap: Lap) -> Iterator[Piece]:
         self._laps += 1
-        self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, Growth))
+        self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, TreeSegment))
         for outcome in lap.result.outcomes:
             self._texts[outcome.sequence].hear(outcome)
         for outcome in lap.result.outcomes:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from specsot.errors import InvalidRequest
-from specsot.frames import Chunk, Frame, Growth, Opening
+from specsot.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.members import Range
 from specsot.model.decoder import Decoder
 from specsot.tree import single
@@ -171,7 +171,7 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
     opening = (Opening(1, text, limit=LAPS + 2, drafted=False),)
     for start in range(0, text, CHUNK):
         tokens = prompt[start : start + CHUNK]
-        chunk = Chunk(1, start, tokens, start + CHUNK >= text)
+        chunk = PromptChunk(1, start, tokens, start + CHUNK >= text)
         verdict = judge.verify(stage.run(Frame(1, 1, opening, (chunk,))))
         opening = ()
     times: list[float] = []
@@ -179,7 +179,7 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
     for lap in range(LAPS):
         token = verdict.result.outcomes[0].tokens[-1]  # pyright: ignore[reportPossiblyUnboundVariable]
         begun = time.perf_counter()
-        growth = Growth(1, lap + 1, text + lap, keep, single(token))
+        growth = TreeSegment(1, lap + 1, text + lap, keep, single(token))
         verdict = judge.verify(stage.run(Frame(1, lap + 2, (), (growth,))))
         times.append(time.perf_counter() - begun)
         keep = (0,)

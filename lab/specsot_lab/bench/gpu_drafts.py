@@ -14,7 +14,7 @@ import torch
 from specsot.members import Quantization
 from specsot.model.config import ModelConfig
 from specsot.model.decoder import Decoder
-from specsot.model.laps import Graphs
+from specsot.model.laps import GraphCapture
 from specsot.model.linear import Linear
 from specsot.model.norms import Norm
 from specsot.model.rotary import Rotary
@@ -84,7 +84,7 @@ def descents_behind(head: Eagle3Head, text: int) -> tuple[TreeGraphs, GraphInput
     ground = memory.reserve_tree(1, text, levels * TOP_K)
     assert ground is not None
     seed = GraphInput(DueRows(1, text - DUE, tuple(range(DUE)), True), ground)
-    return TreeGraphs(FusedHead(head), memory, TOP_K, levels, Graphs(), grow, (1,)), seed
+    return TreeGraphs(FusedHead(head), memory, TOP_K, levels, GraphCapture(), grow, (1,)), seed
 
 
 def head_shape(config: ModelConfig) -> HeadShape:

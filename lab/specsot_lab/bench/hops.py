@@ -18,7 +18,7 @@ import torch
 from specsot.frames import Frame
 from specsot.links import Dialer, Inbox, Link
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.serve import open_door
+from specsot.rpc.serve import open_server
 from specsot.wire.carry import encode_carry
 from specsot.zmq.host import ZmqHost
 from specsot.zmq.links import ZmqDialer
@@ -45,7 +45,7 @@ async def pair(way: str) -> AsyncGenerator[tuple[End, End]]:
             listen = f"unix:{folder}/{name}" if way.split()[1] in ("unix", "ipc") else "127.0.0.1:0"
             inbox, sockets = Inbox(), Sockets()
             host = ZmqHost(listen, inbox, sockets)
-            door = await open_door(listen, {SERVICE: RingService(inbox, name, host).attach})
+            door = await open_server(listen, {SERVICE: RingService(inbox, name, host).attach})
             dialer: Dialer = ZmqDialer(name, sockets) if way.startswith("zmq") else GrpcDialer(name)
             doors.append((door, host, sockets))
             inboxes.append(inbox)

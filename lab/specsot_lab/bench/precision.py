@@ -22,7 +22,7 @@ from specsot.errors import ModelError
 from specsot.members import QUANTIZATIONS, KvDtype, Quantization, Range
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.model.fitting import Held, weights_of
+from specsot.model.fitting import WeightForm, weights_of
 from specsot.model.precision import NAMES, resolve_dtype
 from specsot.model.quantization import check_quantization
 from specsot.model.rows8 import row_bytes
@@ -169,7 +169,7 @@ def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
 def _size(reading: ReadingOptions, one: Precision) -> PrecisionScore:
     """Counted, not measured."""
     config, numbers = read_config(reading.model), NAMES[one.dtype].itemsize
-    held, whole = Held(numbers, one.quantization), Range(0, config.layers)
+    held, whole = WeightForm(numbers, one.quantization), Range(0, config.layers)
     row = row_bytes(config.head_dim, numbers, one.kv_dtype)
     weights = weights_of(WeightFiles(reading.model), config, whole, held)
     return PrecisionScore(one.name, weights, 2 * config.layers * config.kv_heads * row)

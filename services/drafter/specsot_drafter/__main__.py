@@ -19,11 +19,11 @@ from specsot_drafter.config import DrafterConfig, read_config
 def main() -> int:
     config = read_config()
     settle_habits()
-    from specsot.process.life import live
+    from specsot.process.life import run_service
     from specsot.process.logs import write_logs
 
     write_logs("drafter", config.service.log_format, config.service.log_level)
-    return live("specsot-drafter", lambda leaving: serve(config, leaving))
+    return run_service("specsot-drafter", lambda leaving: serve(config, leaving))
 
 
 async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:

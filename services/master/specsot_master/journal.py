@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from specsot.errors import InvalidRequest
-from specsot.frames import Chance, End, Outcome
+from specsot.frames import End, Logprob, Outcome
 from specsot.params import Ask
 from specsot.tasks import start
 from specsot.v1 import master_pb2
@@ -160,7 +160,7 @@ def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
 def _decode_outcome(
     ordinal: int, step: int, tokens: list[int], end: str | None, chances: list[Any]
 ) -> tuple[int, Outcome]:
-    told = tuple(Chance(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
+    told = tuple(Logprob(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
     return ordinal, Outcome(0, step, (), tuple(tokens), End(end) if end else None, told)
 
 

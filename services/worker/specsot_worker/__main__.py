@@ -19,11 +19,11 @@ from specsot_worker.config import WorkerConfig, read_config
 def main() -> int:
     config = read_config()
     settle_habits()
-    from specsot.process.life import live
+    from specsot.process.life import run_service
     from specsot.process.logs import write_logs
 
     write_logs("worker", config.service.log_format, config.service.log_level)
-    return live("specsot-worker", lambda leaving: serve(config, leaving))
+    return run_service("specsot-worker", lambda leaving: serve(config, leaving))
 
 
 async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specsot.constraint import LONGEST_STRETCH, Grammar, Habits, Isolated
+from specsot.constraint import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
 from specsot.frames import End, Opening, Outcome
 from specsot.tree import Tree
 from specsot.verify import accept
@@ -27,7 +27,7 @@ class DecodeState:
 
     opening: Opening
     grammar: Grammar | None = None
-    habits: Habits = field(default_factory=Habits)
+    habits: SpellingHabits = field(default_factory=SpellingHabits)
     history: TokenCounts | None = None
     tokens: list[int] = field(default_factory=list)
     state: object | None = None
@@ -44,7 +44,7 @@ class DecodeState:
     @property
     def failure(self) -> str | None:
         """Why it cannot go on, whatever the logits say."""
-        return self.grammar.failure if isinstance(self.grammar, Isolated) else None
+        return self.grammar.failure if isinstance(self.grammar, IsolatedGrammar) else None
 
     @property
     def remaining(self) -> int:

@@ -4,18 +4,18 @@ Refuses to know text, tensors and requests.
 """
 
 from specsot.constraint.automaton import Mask, State, TokenAutomaton, automaton
-from specsot.constraint.habits import LONGEST_STRETCH, Habits
-from specsot.constraint.held import Grammar, Isolated, grammar_of, warm
+from specsot.constraint.habits import LONGEST_STRETCH, SpellingHabits
+from specsot.constraint.held import Grammar, IsolatedGrammar, grammar_of, prebuild
 
 __all__ = [
     "LONGEST_STRETCH",
     "Grammar",
-    "Habits",
-    "Isolated",
+    "SpellingHabits",
+    "IsolatedGrammar",
     "Mask",
     "State",
     "TokenAutomaton",
     "automaton",
     "grammar_of",
-    "warm",
+    "prebuild",
 ]

@@ -14,7 +14,7 @@ from specsot.constraint.choices import Choices
 from specsot.constraint.closing import FARTHEST, closing_of
 from specsot.constraint.compiling import COMPILER, compile_form
 from specsot.constraint.matchers import Matchers
-from specsot.constraint.walker import Place, Walker
+from specsot.constraint.walker import MatcherCursor, MatcherNode
 from specsot.forms import Form
 from specsot.vocabulary import Vocabulary
 
@@ -42,15 +42,15 @@ class AnswerAutomaton:
         self._choices = Choices(vocabulary, form.texts) if led and form.kind == "choice" else None
         self._closing = closing_of(vocabulary) if led and form.kind in _JSON else None
 
-    def start(self) -> Place:
+    def start(self) -> MatcherNode:
         """Before the first token of a text."""
-        return Walker(self._matchers).root
+        return MatcherCursor(self._matchers).root
 
-    def finished(self, place: Place) -> bool:
+    def finished(self, place: MatcherNode) -> bool:
         """Whether the answer is complete and nothing may follow."""
         return place.over
 
-    def advance(self, place: Place, token: int) -> Place | None:
+    def advance(self, place: MatcherNode, token: int) -> MatcherNode | None:
         """The place behind `token`, or None when the form forbids it. Budgets are not looked at."""
         if place.over or not 0 <= token < len(self._writes) or not self._writes[token]:
             return None
@@ -59,7 +59,7 @@ class AnswerAutomaton:
             ahead.over = ahead.over or self._full(ahead)
         return ahead
 
-    def mask(self, place: Place, remaining: int) -> Mask:
+    def mask(self, place: MatcherNode, remaining: int) -> Mask:
         """[V] which tokens may follow; read-only. All False when finished, and where the form got too
         complex to go on.
 
@@ -78,7 +78,7 @@ class AnswerAutomaton:
         allowed.flags.writeable = False
         return allowed
 
-    def forced(self, place: Place) -> tuple[int, ...]:
+    def forced(self, place: MatcherNode) -> tuple[int, ...]:
         """A token for the bytes about which the form leaves no choice from here; () when it does.
 
         The longest there is; the model may spell the same bytes in another way.
@@ -90,11 +90,11 @@ class AnswerAutomaton:
         longest = max(texts, key=len, default=b"")
         return (texts[longest],) if texts and all(map(longest.startswith, texts)) else ()
 
-    def way(self, place: Place) -> tuple[int, ...] | None:
+    def way(self, place: MatcherNode) -> tuple[int, ...] | None:
         """Tokens with which JSON can be ended from here; None where no way is known."""
         return self._closing.find(place) if self._closing else None
 
-    def _allowed(self, place: Place) -> Mask:
+    def _allowed(self, place: MatcherNode) -> Mask:
         """What the form alone allows, ends left out."""
         if place.over:
             return np.zeros(len(self._writes), dtype=np.bool_)
@@ -102,10 +102,10 @@ class AnswerAutomaton:
         allowed = np.unpackbits(bits, count=len(self._writes), bitorder="little").view(np.bool_)
         return allowed & self._writes
 
-    def _may_end(self, place: Place) -> bool:
+    def _may_end(self, place: MatcherNode) -> bool:
         return len(self._ends) > 0 and not place.over and place.walker.accepts(place)
 
-    def _full(self, place: Place) -> bool:
+    def _full(self, place: MatcherNode) -> bool:
         """Complete, and nothing may follow: the library does not always see it at once."""
         return place.walker.accepts(place) and not self._allowed(place).any()
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from specsot.constraint import grammar
 from specsot.constraint.grammar import Done
-from specsot.constraint.reach import ENDLESS, Mask, Reach, Survey
+from specsot.constraint.reach import UNREACHABLE_TOKENS, Mask, Survey, TokenReach
 from specsot.constraint.spelling import spelling_of
 from specsot.constraint.table import DEAD, ByteTable, recount, uncount
 from specsot.errors import ModelError
@@ -55,7 +55,7 @@ class TokenAutomaton:
         self._table = ByteTable(rules)
         self._spelling = spelling_of(vocabulary)
         self._survey = Survey(vocabulary, self._table, self._spelling)
-        self._reaches: dict[int, Reach] = {}
+        self._reaches: dict[int, TokenReach] = {}
         self._masks: dict[Key, Mask] = {}
         self._distinct: dict[bytes, Mask] = {}
         self._stretches: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -64,7 +64,7 @@ class TokenAutomaton:
         self._first = self._table.number(grammar.begin(rules))
         self._nothing = _freeze(np.zeros(len(vocabulary), dtype=np.bool_))
         self._minimum = self._survey.ending(self._first)
-        if self._minimum >= ENDLESS:
+        if self._minimum >= UNREACHABLE_TOKENS:
             raise ModelError("the tokenizer has no tokens for the skeleton language")
 
     def start(self) -> State:
@@ -134,13 +134,13 @@ class TokenAutomaton:
                 number = self._table.number(alike)
         return State(number, left, written)
 
-    def _explore(self, place: int) -> Reach:
+    def _explore(self, place: int) -> TokenReach:
         with self._lock:
             if place not in self._reaches:
                 self._reaches[place] = self._survey.explore(place)
             return self._reaches[place]
 
-    def _key(self, reach: Reach, state: State, remaining: int) -> Key:
+    def _key(self, reach: TokenReach, state: State, remaining: int) -> Key:
         """What a mask depends on, each part as small as it can be without a change in the mask."""
         least, roomy = reach.least, reach.roomy
         planned = min(remaining, self.rules.plan_tokens - state.written)
@@ -148,7 +148,7 @@ class TokenAutomaton:
         room = 0 if reach.planned else min(max(remaining, least), roomy)
         return state.place, reach.steps[state.left], room, min(planned, roomy)
 
-    def _draw(self, reach: Reach, key: Key) -> Mask:
+    def _draw(self, reach: TokenReach, key: Key) -> Mask:
         """A new mask, or one that was drawn before and is the same."""
         mask = np.zeros(len(self.vocabulary), dtype=np.bool_)
         for tokens in reach.fitting(*key[1:]):

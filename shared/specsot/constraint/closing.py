@@ -11,7 +11,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot.constraint.walker import Place, Walker
+from specsot.constraint.walker import MatcherCursor, MatcherNode
 from specsot.vocabulary import Vocabulary
 
 FARTHEST = 128  # tokens of a budget from which on the end is thought of
@@ -44,7 +44,7 @@ class Closing:
         self._begin = np.array([not _BEGINNING.isdisjoint(text or b"") for text in texts], dtype=np.bool_)
         self._quote = np.array([b'"' in (text or b"") for text in texts], dtype=np.bool_)
 
-    def lead(self, place: Place, allowed: Mask, remaining: int, may_stop: bool) -> Mask:
+    def lead(self, place: MatcherNode, allowed: Mask, remaining: int, may_stop: bool) -> Mask:
         """Of the allowed tokens those behind which the end can be reached in time, as far as is known.
 
         may_stop: there are tokens that end a text which may go on.
@@ -58,7 +58,7 @@ class Closing:
         only[list(way[:1])] = True
         return only
 
-    def _without_the_endless(self, place: Place, allowed: Mask, remaining: int) -> Mask:
+    def _without_the_endless(self, place: MatcherNode, allowed: Mask, remaining: int) -> Mask:
         """Without the tokens that begin more than can be ended; within a string that takes a quote."""
         begin = self._quote if self._in_string(place.walker.bits(place)) else self._begin
         fitting = allowed & ~begin
@@ -68,7 +68,7 @@ class Closing:
             fitting[token] = way is not None and len(way) < remaining
         return fitting
 
-    def find(self, place: Place) -> tuple[int, ...] | None:
+    def find(self, place: MatcherNode) -> tuple[int, ...] | None:
         """Tokens from `place` to where the text may end; None where no such way was found."""
         if place.behind and place.behind.way and place.behind.way[0] == place.token:
             place.way = place.behind.way[1:]
@@ -76,7 +76,7 @@ class Closing:
             place.way = self._search(place) or ()
         return place.way if place.way or place.walker.accepts(place) else None
 
-    def _search(self, place: Place) -> tuple[int, ...] | None:
+    def _search(self, place: MatcherNode) -> tuple[int, ...] | None:
         way: list[int] = []
         walker, here = place.walker, place
         while not (here.over or walker.accepts(here)):
@@ -88,7 +88,7 @@ class Closing:
             here = ahead
         return tuple(way)
 
-    def _next(self, walker: Walker, place: Place) -> int | None:
+    def _next(self, walker: MatcherCursor, place: MatcherNode) -> int | None:
         """What JSON ends with, if it may follow; else the longest token, which ends what is spelled out."""
         bits = walker.bits(place)
         if self._in_string(bits):

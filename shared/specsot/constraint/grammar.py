@@ -34,12 +34,12 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Opener:
     """Behind the first "[": PLAN or DIRECT."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlanLine:
     """At the begin of a line: point `number`, or the end of the plan."""
 
     number: int
@@ -102,7 +102,7 @@ class Done:
     plan: bool
 
 
-Place = Literal | Choice | Line | Length | Tool | Needs | Title | Direct | Done
+Place = Literal | Opener | PlanLine | Length | Tool | Needs | Title | Direct | Done
 
 
 class Edge(NamedTuple):
@@ -115,7 +115,7 @@ class Edge(NamedTuple):
 
 def begin(rules: PlanRules) -> Place:
     """Where every output begins."""
-    return Literal(b"[", Choice()) if rules.direct else Literal(b"[PLAN]\n", Line(1))
+    return Literal(b"[", Opener()) if rules.direct else Literal(b"[PLAN]\n", PlanLine(1))
 
 
 def step(rules: PlanRules, place: Place, byte: int) -> Place | None:
@@ -131,12 +131,12 @@ def edges(rules: PlanRules, place: Place) -> tuple[Edge, ...]:
     match place:
         case Literal(rest, then):
             return (_one(rest[0], Literal(rest[1:], then) if len(rest) > 1 else then),)
-        case Choice():
+        case Opener():
             return (
                 _one(ord("D"), Literal(b"IRECT]\n", Direct())),
-                _one(ord("P"), Literal(b"LAN]\n", Line(1))),
+                _one(ord("P"), Literal(b"LAN]\n", PlanLine(1))),
             )
-        case Line(number):
+        case PlanLine(number):
             return _begin_line(rules, number)
         case Length(line, digits):
             return _write_length(line, digits)
@@ -182,7 +182,7 @@ def planned(place: Place) -> bool:
     match place:
         case Literal(_, then):
             return planned(then)
-        case Choice() | Direct():
+        case Opener() | Direct():
             return False
         case Done(plan):
             return plan
@@ -240,7 +240,7 @@ def _write_needs(line: int, last: int, seen: bytes) -> tuple[Edge, ...]:
 def _write_title(place: Title) -> tuple[Edge, ...]:
     found: list[Edge] = []
     if not place.partial and place.solid:
-        found.append(_one(ord("\n"), Line(place.line + 1)))
+        found.append(_one(ord("\n"), PlanLine(place.line + 1)))
     if place.matched:
         byte, longer = _END[place.matched], place.matched + 1
         found.append(_one(byte, _spell(place, SOLID, longer) if longer < len(_END) else None))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 LONGEST_STRETCH = 16  # tokens
-MOST = 4096  # stretches; strangers' forms bring ever new ones
+MAX_STRETCHES = 4096  # stretches; strangers' forms bring ever new ones
 
 
 class Forcing(Protocol):
@@ -22,7 +22,7 @@ class Forcing(Protocol):
     def forced(self, state: Any, /) -> Sequence[int]: ...
 
 
-class Habits:
+class SpellingHabits:
     """With which token one base begins each forced stretch. Shared by all its texts; those that were noted
     longest ago are forgotten.
     """
@@ -39,7 +39,7 @@ class Habits:
         if stretch := _stretch(rules, state):
             self._firsts[stretch] = token
             self._firsts.move_to_end(stretch)
-            if len(self._firsts) > MOST:
+            if len(self._firsts) > MAX_STRETCHES:
                 self._firsts.popitem(last=False)
 
     def forced(self, rules: Forcing, state: Any, most: int = LONGEST_STRETCH) -> tuple[int, ...]:

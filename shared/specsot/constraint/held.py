@@ -26,8 +26,8 @@ from specsot.vocabulary import Vocabulary
 
 T = TypeVar("T")
 
-COMPILED = 8  # forms that are kept, the newest used
-BUILT = 8  # automata of skeletons, likewise
+MAX_CACHED_FORMS = 8  # forms that are kept, the newest used
+MAX_CACHED_AUTOMATA = 8  # automata of skeletons, likewise
 
 
 class Grammar(Forcing, Protocol):
@@ -51,13 +51,13 @@ def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Fu
     return _compiling(vocabulary, opening.form, opening.stop_ids, led)
 
 
-def warm(vocabulary: Vocabulary) -> None:
+def prebuild(vocabulary: Vocabulary) -> None:
     """Begin to build what most requests are held by."""
     for direct in (True, False):
         _building(vocabulary, PlanRules(direct))
 
 
-@functools.lru_cache(maxsize=BUILT)
+@functools.lru_cache(maxsize=MAX_CACHED_AUTOMATA)
 def _building(vocabulary: Vocabulary, rules: PlanRules) -> Future[Grammar]:
     """Shared by everybody in the process. Fails where the vocabulary cannot write a skeleton."""
     return COMPILER.submit(_build, vocabulary, rules)
@@ -70,7 +70,7 @@ def _build(vocabulary: Vocabulary, rules: PlanRules) -> Grammar:
     return built
 
 
-@functools.lru_cache(maxsize=COMPILED)
+@functools.lru_cache(maxsize=MAX_CACHED_FORMS)
 def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Future[Grammar]:
     """Shared by everybody in the process."""
     return COMPILER.submit(_compile, vocabulary, form, ends, led)
@@ -83,11 +83,11 @@ def _compile(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: boo
     try:
         return AnswerAutomaton(vocabulary, form, ends, led)
     except InvalidRequest:
-        return Nothing(vocabulary)
+        return EmptyGrammar(vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class EmptyGrammar:
     """A grammar without a text."""
 
     vocabulary: Vocabulary
@@ -108,7 +108,7 @@ class Nothing:
         return np.zeros(len(self.vocabulary), dtype=np.bool_)
 
 
-class Isolated:
+class IsolatedGrammar:
     """One sequence's grammar. What goes wrong with it ends that sequence, and nobody else hears of it.
 
     failure: what went wrong first; None while all is well. From then on no answer means anything.

@@ -14,17 +14,17 @@ from specsot.constraint import grammar
 from specsot.constraint.grammar import Place, Title
 from specsot.constraint.spelling import Spelling
 from specsot.constraint.table import DEAD, ByteTable
-from specsot.constraint.trie import Ints, Level, Trie, build_tries
+from specsot.constraint.trie import Ints, Trie, TrieLevel, build_tries
 from specsot.skeleton import MAX_TITLE_BYTES
 from specsot.vocabulary import Vocabulary
 
 Mask = NDArray[np.bool_]
 
-ENDLESS = 1 << 14  # tokens of an ending that this vocabulary cannot write; no budget reaches it
+UNREACHABLE_TOKENS = 1 << 14  # tokens of an ending that this vocabulary cannot write; no budget reaches it
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReachPart:
     """Tokens that can follow a place.
 
     tokens:  their ids.                                                      [k]
@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TokenReach:
     """All tokens that can follow one place.
 
     planned: whether the output is a plan for sure, already here.
@@ -49,7 +49,7 @@ class Reach:
     steps:   for each number of bytes left, the least number that allows the same tokens.
     """
 
-    parts: tuple[Part, Part]
+    parts: tuple[ReachPart, ReachPart]
     planned: bool
     least: int
     roomy: int
@@ -73,13 +73,13 @@ class Survey:
         self._spelling = spelling
         self._endings: dict[int, int] = {}
         self._ways: dict[Place, bytes] = {}
-        self._titles: dict[Place, Part] = {}
+        self._titles: dict[Place, ReachPart] = {}
 
-    def explore(self, number: int) -> Reach:
+    def explore(self, number: int) -> TokenReach:
         """One walk over all tokens."""
         place = self._table.place(number)
         parts = self._inner(place), self._walk(self._across, number)
-        return Reach(
+        return TokenReach(
             parts=parts,
             planned=grammar.planned(place),
             least=self.ending(number),
@@ -90,7 +90,9 @@ class Survey:
     def ending(self, number: int) -> int:
         """Tokens of the shortest way to the end, ENDLESS when the vocabulary cannot write it."""
         if number not in self._endings:
-            self._endings[number] = self._spelling.count(self._way(self._table.place(number)), ENDLESS)
+            self._endings[number] = self._spelling.count(
+                self._way(self._table.place(number)), UNREACHABLE_TOKENS
+            )
         return self._endings[number]
 
     def _way(self, place: Place) -> bytes:
@@ -102,7 +104,7 @@ class Survey:
             self._ways[place] = bytes([byte]) + self._way(to)
         return self._ways[place]
 
-    def _inner(self, place: Place) -> Part:
+    def _inner(self, place: Place) -> ReachPart:
         """Tokens without a line feed; within a title they don't know which line it is."""
         if not isinstance(place, Title):
             return self._walk(self._within, self._table.number(place))
@@ -111,7 +113,7 @@ class Survey:
             self._titles[alike] = self._walk(self._within, self._table.number(alike))
         return self._titles[alike]
 
-    def _walk(self, trie: Trie, number: int) -> Part:
+    def _walk(self, trie: Trie, number: int) -> ReachPart:
         """All tokens of `trie` from one place at once, level by level, leaving what has died."""
         table = self._table
         found: list[tuple[Ints, Ints, Ints]] = []
@@ -129,25 +131,25 @@ class Survey:
             nodes, at = _ranges(first, counts), np.repeat(at, counts)
         return self._weigh(number, *(np.concatenate([_NONE, *column]) for column in _columns(found)))
 
-    def _weigh(self, number: int, tokens: Ints, ends: Ints, lines: Ints) -> Part:
+    def _weigh(self, number: int, tokens: Ints, ends: Ints, lines: Ints) -> ReachPart:
         """What the tokens that end at the places `ends` cost; those that lead to no end are left out."""
         size = len(self._table.places)
-        costs, planned = np.full(size, ENDLESS, dtype=np.int16), np.zeros(size, dtype=np.bool_)
+        costs, planned = np.full(size, UNREACHABLE_TOKENS, dtype=np.int16), np.zeros(size, dtype=np.bool_)
         owed = np.zeros(size, dtype=np.int32)
         for end in np.flatnonzero(np.bincount(ends, minlength=1)).tolist():
             costs[end] = self.ending(end)
             planned[end] = grammar.planned(self._table.place(end))
             owed[end] = self._table.owed[end] if self._table.open[end] else 0
-        possible = costs[ends] < ENDLESS
+        possible = costs[ends] < UNREACHABLE_TOKENS
         tokens, ends, lines = tokens[possible], ends[possible], lines[possible]
         needs = lines + owed[ends] if self._table.open[number] else np.zeros_like(lines)
-        return Part(tokens, costs[ends], needs.astype(np.int16), planned[ends])
+        return ReachPart(tokens, costs[ends], needs.astype(np.int16), planned[ends])
 
 
 _NONE = np.zeros(0, dtype=np.int32)
 
 
-def _whole(level: Level, nodes: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
+def _whole(level: TrieLevel, nodes: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
     """Tokens that are whole at the live `nodes`, the places `at` where they end, bytes to a line feed."""
     place_of = np.full(len(level.byte), DEAD, dtype=np.int32)
     place_of[nodes] = at

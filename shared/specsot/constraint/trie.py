@@ -17,7 +17,7 @@ Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class TrieLevel:
     """The nodes of one depth, a node being one distinct beginning of tokens, in byte order.
 
     byte:     the last byte of the beginning.                                         [nodes]
@@ -34,7 +34,7 @@ class Level:
     lines: Ints
 
 
-Trie = tuple[Level, ...]
+Trie = tuple[TrieLevel, ...]
 
 
 @functools.lru_cache(maxsize=4)
@@ -54,7 +54,7 @@ def _build(texts: list[tuple[bytes, int]]) -> Trie:
     lines = np.array([len(text.partition(b"\n")[0]) for text, _ in texts], dtype=np.int32)
     matrix = _pad([text for text, _ in texts], int(sizes.max(initial=0)))
     shared = _shared_beginnings(matrix, sizes)
-    levels: list[Level] = []
+    levels: list[TrieLevel] = []
     rows = np.flatnonzero(sizes > 0)
     for depth in range(matrix.shape[1]):
         fresh = shared[rows] <= depth
@@ -65,7 +65,7 @@ def _build(texts: list[tuple[bytes, int]]) -> Trie:
         children = np.searchsorted(parents, np.arange(int(fresh.sum()) + 1)).astype(np.int32)
         whole = rows[~longer]
         byte = matrix[rows[fresh], depth]
-        levels.append(Level(byte, children, tokens[whole], node[~longer], lines[whole]))
+        levels.append(TrieLevel(byte, children, tokens[whole], node[~longer], lines[whole]))
         rows = below
     return tuple(levels)
 

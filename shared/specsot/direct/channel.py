@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specsot.direct.standing import stand_on
+from specsot.direct.standing import use_device
 from specsot.errors import Unavailable
 
 End = Literal[0, 1]
@@ -72,7 +72,7 @@ class Channel:
         """Greet each other: NCCL connects with the first bytes alone, and whoever sends them waits for the
         other end. That must not be the event loop, which has yet to write the header that calls it.
         """
-        stand_on(str(device))
+        use_device(str(device))
         word = torch.zeros(1, device=device)
         with self._joining:
             if self._group is not None or self.lost:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specsot.direct.rows import Underway
-from specsot.direct.standing import way_from
+from specsot.direct.rows import PendingRows
+from specsot.direct.standing import copy_stream
 from specsot.frames import Frame
 from specsot.links import Dialer, Link
 from specsot.members import Kind
 
 
-class Crossing(Underway):
+class Crossing(PendingRows):
     """Rows on a GPU, computed or not yet. Made before anything else is launched behind what computes them."""
 
     def __init__(self, rows: Tensor) -> None:
@@ -31,7 +31,7 @@ class Crossing(Underway):
         """torch copies on the source's current stream, where the next frame is computed already: behind that
         one the copy would come a whole stage too late. So it gets a stream of its own.
         """
-        way = way_from(self._rows.device)
+        way = copy_stream(self._rows.device)
         with torch.cuda.stream(way):
             way.wait_event(self._computed)
             here = self._rows.to(device, dtype, non_blocking=True)

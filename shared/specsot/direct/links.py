@@ -21,7 +21,7 @@ from specsot.errors import Overloaded, Unavailable, WireError
 from specsot.frames import Frame, Result
 from specsot.links import Dialer, Link
 from specsot.members import Kind
-from specsot.rpc.meeting import Place, meet
+from specsot.rpc.meeting import Endpoint, negotiate
 from specsot.rpc.peers import Peer
 from specsot.rpc.tls import PLAIN, Tls
 from specsot.wire.tensors import Beside
@@ -40,14 +40,14 @@ class DirectHost:
         self._channels: dict[tuple[str, int], Channel] = {}
         self._parcels: dict[tuple[int, int], Parcel] = {}
 
-    def expect(self, peer: Peer) -> Place:
+    def expect(self, peer: Peer) -> Endpoint:
         """A place for one channel from this peer. Raises Overloaded."""
         self.part(peer)
         if len(self._channels) >= MOST_CHANNELS:
             raise Overloaded(f"{len(self._channels)} channels come in already, {MOST_CHANNELS} are allowed")
         place = self._room() / f"rows-{next(self._numbers)}"
         self._channels[peer.name, peer.epoch] = Channel(place, RECEIVER, make=self._make)
-        return Place(path=str(place))
+        return Endpoint(path=str(place))
 
     def take(self, peer: Peer, message: Any) -> Any:
         """A frame whose rows come beside it learns where from. Raises WireError: nobody expects any."""
@@ -105,7 +105,7 @@ class DirectDialer:
         if kind == "drafter":
             return link
         try:
-            _, place = await meet(address, self._sender, epoch, b"", kind, tls=self._tls, rows=True)
+            _, place = await negotiate(address, self._sender, epoch, b"", kind, tls=self._tls, rows=True)
             return DirectLink(link, Channel(_own(place, address), SENDER, make=self._make), self._host)
         except BaseException:
             await link.close()
@@ -140,7 +140,7 @@ class DirectLink:
         self._channel.close()
 
 
-def _own(place: Place, address: str) -> Path:
+def _own(place: Endpoint, address: str) -> Path:
     """Only where no other user can have put anything. Raises Unavailable."""
     path = Path(place.path or "")
     try:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from specsot.direct.channel import Channel
-from specsot.direct.rows import Underway
-from specsot.direct.standing import way_from
+from specsot.direct.rows import PendingRows
+from specsot.direct.standing import copy_stream
 from specsot.errors import Unavailable
 from specsot.wire.tensors import Beside
 
@@ -65,13 +65,13 @@ class Parcel:
     def _read(self, stamp: Tensor) -> Tensor:
         if self._came is None:
             return stamp
-        way = way_from(stamp.device)
+        way = copy_stream(stamp.device)
         with torch.cuda.stream(way):
             way.wait_event(self._came)
             return stamp.cpu()
 
 
-class Coming(Underway):
+class Coming(PendingRows):
     """One tensor of a parcel."""
 
     def __init__(self, parcel: Parcel, place: int, announced: Beside) -> None:

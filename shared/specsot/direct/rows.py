@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Underway(ABC):
+class PendingRows(ABC):
     """shape: as it will be."""
 
     def __init__(self, shape: torch.Size) -> None:

@@ -11,13 +11,13 @@ from functools import cache
 import torch
 
 
-def stand_on(device: str) -> None:
+def use_device(device: str) -> None:
     """From now on this thread's. Without a number, and on a CPU, nothing changes."""
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
 
 
 @cache
-def way_from(device: torch.device) -> torch.cuda.Stream:
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
     """For copies that wait for less than what was launched last."""
     return torch.cuda.Stream(device)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsot.kernels.stretches import Numbers, Span, Tables, merges_of, numbers
+from specsot.kernels.stretches import AttentionTables, Numbers, TableSpan, merges_of, numbers
 
-STEP = 512  # columns of a piece, always
+PIECE_COLUMNS = 512  # columns of a piece, always
 
 
-class Line(NamedTuple):
+class RowLine(NamedTuple):
     """Rows first .. first + rows - 1 read these slots, which are columns at, at + 1, ... of their lines, each
     as far as its own goes.
     """
@@ -28,7 +28,7 @@ class Line(NamedTuple):
     slots: Numbers
 
 
-def tabulate_lines(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
+def tabulate_lines(spans: Sequence[TableSpan], page_rows: int, tile_rows: int) -> AttentionTables:
     """The work of one frame, as `stretches.tabulate` has it; but `pages` are slots, one for every column, and
     a row sees the columns before its lead, nothing else.
     """
@@ -41,37 +41,37 @@ def tabulate_lines(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tab
         for top in range(first, first + rows, tile_rows):
             high = min(tile_rows, first + rows - top)
             stop = min(max(leads[top : top + high]) - at, len(line))
-            for left in range(0, stop, STEP):
-                pieces.append((top, high, held + left, min(STEP, stop - left), at + left, 0, used))
+            for left in range(0, stop, PIECE_COLUMNS):
+                pieces.append((top, high, held + left, min(PIECE_COLUMNS, stop - left), at + left, 0, used))
                 owners.append(range(top, top + high))
                 used += high
         slots.append(line)
         held += len(line)
     nothing = np.zeros(len(leads), np.int32)
     sights = numbers(leads), nothing, nothing.reshape(-1, 1)
-    return Tables(numbers(pieces), np.concatenate(slots), *sights, *merges_of(owners, len(leads)))
+    return AttentionTables(numbers(pieces), np.concatenate(slots), *sights, *merges_of(owners, len(leads)))
 
 
-def _lengths(span: Span) -> list[int]:
+def _lengths(span: TableSpan) -> list[int]:
     """Of each row's line."""
     if span.visible is None:
         return [span.base + row + 1 for row in range(span.rows)]
     return [span.base + seen.bit_count() for seen in span.visible]
 
 
-def _lines(spans: Sequence[Span], page_rows: int) -> Iterator[Line]:
+def _lines(spans: Sequence[TableSpan], page_rows: int) -> Iterator[RowLine]:
     """Rows in a row read one line together; of a tree, what is before the last cut, and each its own rest."""
     first = 0
     for span in spans:
         slots = (numbers(span.pages)[:, None] * page_rows + np.arange(page_rows, dtype=np.int32)).reshape(-1)
         if span.visible is None:
-            yield Line(first, span.rows, 0, slots[: span.base + span.tail])
+            yield RowLine(first, span.rows, 0, slots[: span.base + span.tail])
         else:
-            whole = span.base // STEP * STEP
-            yield Line(first, span.rows, 0, slots[:whole])
+            whole = span.base // PIECE_COLUMNS * PIECE_COLUMNS
+            yield RowLine(first, span.rows, 0, slots[:whole])
             for row, seen in enumerate(span.visible, first):
                 own = slots[span.base :][_places(seen)]
-                yield Line(row, 1, whole, np.concatenate((slots[whole : span.base], own)))
+                yield RowLine(row, 1, whole, np.concatenate((slots[whole : span.base], own)))
         first += span.rows
 
 

@@ -21,7 +21,7 @@ PIECES = 32  # no more than these, if there are rows for fewer; times eight KV h
 WORD = 32
 
 
-class Span(Protocol):
+class TableSpan(Protocol):
     """One sequence's rows in a frame: see `specsot.model.segments.Span`."""
 
     @property
@@ -38,15 +38,15 @@ class Span(Protocol):
     def lead(self) -> int: ...
 
 
-class Block(NamedTuple):
+class SeenRows(NamedTuple):
     """A sequence's rows, from row `first` of the frame on, which all see the columns before `lead`."""
 
     first: int
-    span: Span
+    span: TableSpan
     lead: int
 
 
-class Stretch(NamedTuple):
+class PageStretch(NamedTuple):
     """Rows first .. first + rows - 1 read columns at .. at + columns - 1, which lie on these pages."""
 
     first: int
@@ -56,7 +56,7 @@ class Stretch(NamedTuple):
     pages: tuple[int, ...]
 
 
-class Sights(NamedTuple):
+class RowSights(NamedTuple):
     """What each row sees, as `Tables` has it."""
 
     leads: Numbers
@@ -64,7 +64,7 @@ class Sights(NamedTuple):
     bits: Numbers
 
 
-class Tables(NamedTuple):
+class AttentionTables(NamedTuple):
     """A frame's work; slots are numbered through, one for each row of each piece.
 
     pieces: [pieces, 7] first row, rows, where its pages start in `pages`, columns, the first column,
@@ -85,7 +85,7 @@ class Tables(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class TableRoom:
     """Tables of one size for every frame of at most `rows` rows, tiles of `tile_rows` of them, and `pages`
     pages named: what one captured graph reads. In the order of `Tables`, but pages come last: few of them
     are in use, and only what is in use needs to be copied.
@@ -111,7 +111,7 @@ class Room:
         rows, words = self.rows, self.rows // WORD + 1
         return (self.pieces, 7), (rows,), (rows,), (rows, words), (rows + 1,), (self.slots,), (self.pages,)
 
-    def fill(self, tables: Tables) -> list[Numbers] | None:
+    def fill(self, tables: AttentionTables) -> list[Numbers] | None:
         """The same tables in these shapes, pages cut to those in use; None where they do not fit.
 
         A piece of no rows does nothing; a row of no pieces gets zeros.
@@ -123,7 +123,7 @@ class Room:
         filled[4][len(tables.starts) :] = tables.starts[-1]
         return [*filled, tables.pages]
 
-    def fill_sights(self, sights: Sights) -> list[Numbers]:
+    def fill_sights(self, sights: RowSights) -> list[Numbers]:
         """Leads, bases and bits alone, of rows for which there is room."""
         return [_grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
 
@@ -138,12 +138,12 @@ def _grown(part: Numbers, shape: tuple[int, ...]) -> Numbers:
     return grown
 
 
-def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
+def tabulate(spans: Sequence[TableSpan], page_rows: int, tile_rows: int) -> AttentionTables:
     """The work of one frame whose spans come in row order; a piece has at most tile_rows rows."""
     starts = (0, *accumulate(span.rows for span in spans))
     sights = sights_of(spans)
     leads = sights.leads.tolist()
-    stretches = tuple(_cut([Block(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
+    stretches = tuple(_cut([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
     pieces: list[tuple[int, ...]] = []
     pages: list[int] = []
     owners: list[range] = []  # of slots: which rows merge them
@@ -158,7 +158,7 @@ def tabulate(spans: Sequence[Span], page_rows: int, tile_rows: int) -> Tables:
                 pieces.append((top, high, where, wide, at + left, min(leads[top : top + high]), used))
                 owners.append(range(top, top + high))
                 used += high
-    return Tables(
+    return AttentionTables(
         numbers(pieces).reshape(-1, 7),
         numbers(pages),
         *sights,
@@ -174,7 +174,7 @@ def merges_of(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
     return starts, np.argsort(rows_of, kind="stable").astype(np.int32)
 
 
-def _piece_columns(stretches: Sequence[Stretch], page_rows: int, tile_rows: int) -> int:
+def _piece_columns(stretches: Sequence[PageStretch], page_rows: int, tile_rows: int) -> int:
     """Whole pages, so many that pieces are not too many: what does not fit a GPU at once waits long."""
     tiles = [(each.columns, -(-each.rows // tile_rows)) for each in stretches]
     most = max((columns for columns, _ in tiles), default=0)
@@ -185,7 +185,7 @@ def _piece_columns(stretches: Sequence[Stretch], page_rows: int, tile_rows: int)
     return step
 
 
-def _cut(blocks: Sequence[Block], level: int, page_rows: int) -> Iterator[Stretch]:
+def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageStretch]:
     """Stretches of neighbours from the level-th page on."""
     for run in _runs(blocks, level, page_rows):
         (first, span, _), at = run[0], level * page_rows
@@ -195,14 +195,14 @@ def _cut(blocks: Sequence[Block], level: int, page_rows: int) -> Iterator[Stretc
             end = _shared_until(run, level + 1, page_rows)
             columns = end * page_rows - at
         if columns > 0:
-            yield Stretch(first, sum(each.span.rows for each in run), at, columns, span.pages[level:end])
+            yield PageStretch(first, sum(each.span.rows for each in run), at, columns, span.pages[level:end])
         if len(run) > 1:
             yield from _cut(run, end, page_rows)
 
 
-def _runs(blocks: Sequence[Block], level: int, page_rows: int) -> list[list[Block]]:
+def _runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> list[list[SeenRows]]:
     """Neighbours whose level-th page is the same, full, and seen whole."""
-    runs: list[list[Block]] = []
+    runs: list[list[SeenRows]] = []
     before: int | None = None
     for block in blocks:
         page = block.span.pages[level] if block.lead >= (level + 1) * page_rows else None
@@ -214,14 +214,14 @@ def _runs(blocks: Sequence[Block], level: int, page_rows: int) -> list[list[Bloc
     return runs
 
 
-def _shared_until(run: Sequence[Block], level: int, page_rows: int) -> int:
+def _shared_until(run: Sequence[SeenRows], level: int, page_rows: int) -> int:
     """The first level from this one on whose page the run does not share."""
     pages = [block.span.pages for block in run]
     most = min(block.lead for block in run) // page_rows
     return next((at for at in range(level, most) if len({each[at] for each in pages}) > 1), max(level, most))
 
 
-def sights_of(spans: Sequence[Span]) -> Sights:
+def sights_of(spans: Sequence[TableSpan]) -> RowSights:
     """Of all rows, in row order."""
     leads: list[int] = []
     bases: list[int] = []
@@ -234,7 +234,7 @@ def sights_of(spans: Sequence[Span]) -> Sights:
     words = max((row.bit_length() for row in rows), default=0) // WORD + 1
     packed = b"".join(row.to_bytes(4 * words, "little") for row in rows)
     bits = np.frombuffer(packed, "<i4").reshape(len(rows), words)
-    return Sights(numbers(leads), numbers(bases), bits)
+    return RowSights(numbers(leads), numbers(bases), bits)
 
 
 def numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:

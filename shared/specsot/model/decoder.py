@@ -33,7 +33,7 @@ Loaded = Callable[[int], None]  # hears how many layers are there
 
 
 @dataclass(slots=True)
-class Parts:
+class LoadedParts:
     """What is loaded of one model, in one form, on one device: layers by index, and the edges."""
 
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
@@ -75,9 +75,9 @@ class Decoder:
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
-        parts: Parts | None = None,
+        parts: LoadedParts | None = None,
     ) -> None:
-        parts = Parts() if parts is None else parts
+        parts = LoadedParts() if parts is None else parts
         fetch = Fetch(files, dtype, device, quantization)
         self.batch_invariant = batch_invariant
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
@@ -107,7 +107,7 @@ class Decoder:
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
-        parts: Parts | None = None,
+        parts: LoadedParts | None = None,
     ) -> Decoder:
         """Read this range's weights, and no others, from a Hugging Face directory.
 
@@ -129,7 +129,12 @@ class Decoder:
 
     @classmethod
     def of(
-        cls, options: ModelOptions, layers: Range, *, loaded: Loaded | None = None, parts: Parts | None = None
+        cls,
+        options: ModelOptions,
+        layers: Range,
+        *,
+        loaded: Loaded | None = None,
+        parts: LoadedParts | None = None,
     ) -> Decoder:
         """As options say; see `load`."""
         return cls.load(

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from specsot.amounts import in_words
+from specsot.amounts import memory_in_words
 from specsot.errors import ModelError
 from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
@@ -24,7 +24,7 @@ from specsot.model.weights import Weights
 
 log = structlog.get_logger()
 
-LIBRARIES = 64 << 20  # bytes that libraries take for the stream on which graphs are captured
+LIBRARY_BYTES = 64 << 20  # bytes that libraries take for the stream on which graphs are captured
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
@@ -41,8 +41,8 @@ class Need:
         return self.weights + self.pages + self.graphs
 
     def __str__(self) -> str:
-        kept = f"{in_words(self.weights)} of weights and {in_words(self.pages)} of KV pages"
-        return f"{kept}, and {in_words(self.graphs)} for captured graphs" if self.graphs else kept
+        kept = f"{memory_in_words(self.weights)} of weights and {memory_in_words(self.pages)} of KV pages"
+        return f"{kept}, and {memory_in_words(self.graphs)} for captured graphs" if self.graphs else kept
 
 
 def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
@@ -50,18 +50,25 @@ def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
 
     free: bytes; None: nobody knows.
     """
-    has = "an unknown amount" if free is None else in_words(free)
+    has = "an unknown amount" if free is None else memory_in_words(free)
     if free is not None and need.whole > free:
         raise ModelError(
             f"{what} need {need}, {device} has {has} free: "
             "fewer layers, a smaller --kv-memory, a --dtype of fewer bytes or --quantization would fit"
         )
-    parts = {"graphs": in_words(need.graphs)} if need.graphs else {}
-    log.info("fits", what=what, weights=in_words(need.weights), pages=in_words(need.pages), **parts, free=has)
+    parts = {"graphs": memory_in_words(need.graphs)} if need.graphs else {}
+    log.info(
+        "fits",
+        what=what,
+        weights=memory_in_words(need.weights),
+        pages=memory_in_words(need.pages),
+        **parts,
+        free=has,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class WeightForm:
     """How weights are held once loaded: in numbers of so many bytes, matrices perhaps in fewer bits."""
 
     itemsize: int
@@ -72,30 +79,30 @@ class Held:
         return sum(size_of(files.shape(name), self.itemsize, self.quantization) for name in names)
 
     @property
-    def whole(self) -> Held:
+    def whole(self) -> WeightForm:
         """As embeddings and norms are."""
-        return Held(self.itemsize)
+        return WeightForm(self.itemsize)
 
     @property
-    def last(self) -> Held:
+    def last(self) -> WeightForm:
         """As an lm_head is."""
-        return Held(self.itemsize, of_lm_head(self.quantization))
+        return WeightForm(self.itemsize, of_lm_head(self.quantization))
 
 
-def weights_of(files: Weights, config: ModelConfig, layers: Range, held: Held) -> int:
+def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> int:
     """Bytes a range takes: its layers, the embedding with the first, norm and lm_head with the last."""
     inner = sum(_layer(files, config, layer, held) for layer in range(layers.first, layers.last))
     before = _before(files, config, held) if layers.first == 0 else 0
     return inner + before + (_behind(files, config, held) if layers.last == config.layers else 0)
 
 
-def bytes_of(files: Weights, config: ModelConfig, held: Held) -> WeightBytes:
+def bytes_of(files: Weights, config: ModelConfig, held: WeightForm) -> WeightBytes:
     """What weights_of counts, by parts: of the largest layer, before the first one, behind the last one."""
     layer = max(_layer(files, config, layer, held) for layer in range(config.layers))
     return WeightBytes(layer, _before(files, config, held), _behind(files, config, held))
 
 
-def drafts_of(files: Weights, held: Held) -> int:
+def drafts_of(files: Weights, held: WeightForm) -> int:
     """Bytes that what drafts takes. Of a head, embeddings and fc, which the stages apply, are held whole."""
     names = set(files.names())
     inner = {name for name in names if name.endswith("_proj.weight")}
@@ -104,15 +111,15 @@ def drafts_of(files: Weights, held: Held) -> int:
     return sum(each.bytes(files, named) for each, named in parts)
 
 
-def _layer(files: Weights, config: ModelConfig, layer: int, held: Held) -> int:
+def _layer(files: Weights, config: ModelConfig, layer: int, held: WeightForm) -> int:
     return held.bytes(files, _under(files, config.names.layer.format(layer)))
 
 
-def _before(files: Weights, config: ModelConfig, held: Held) -> int:
+def _before(files: Weights, config: ModelConfig, held: WeightForm) -> int:
     return held.whole.bytes(files, _under(files, config.names.embedding))
 
 
-def _behind(files: Weights, config: ModelConfig, held: Held) -> int:
+def _behind(files: Weights, config: ModelConfig, held: WeightForm) -> int:
     names = config.names
     own = any(name.startswith(f"{names.head}.") for name in files.names())
     norm, head = _under(files, names.norm), _under(files, names.head if own else names.embedding)
@@ -135,7 +142,7 @@ def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: 
 
     many, kv_heads, dim = heads
     parts = 4 * room_for(rows, 0, many // kv_heads).slots * many * (dim + 1)
-    return 2 * (parts + rows * columns * itemsize) + LIBRARIES
+    return 2 * (parts + rows * columns * itemsize) + LIBRARY_BYTES
 
 
 def laps_of(config: ModelConfig, itemsize: int, width: int) -> int:

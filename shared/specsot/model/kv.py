@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specsot.members import KvDtype
-from specsot.model.rows8 import SCALE, as_numbers, round_rows
+from specsot.model.rows8 import SCALE_BYTES, as_numbers, round_rows
 from specsot.model.staging import indices
 
 Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
@@ -53,7 +53,7 @@ class KVPages:
         kept: KvDtype = "auto",
     ) -> None:
         """kept: int8 makes rows of int8, which `rows8.as_numbers` reads."""
-        width = head_dim + SCALE if kept == "int8" else head_dim
+        width = head_dim + SCALE_BYTES if kept == "int8" else head_dim
         shape = (layers, 2, pages, kv_heads, page_rows, width)
         self._whole = untouched_zeros(shape, torch.int8 if kept == "int8" else dtype, device)
         self.layers = self._whole.unbind()

@@ -21,9 +21,9 @@ from specsot.model.kv import KVPages, Moves
 from specsot.model.staging import Staging, size_of, views
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
-MOVES = 64  # of KV rows at most that a graph of trees does itself
-KNOWN = 8  # frames whose tables are kept: as many may take turns in a ring
-TREES = 16  # rows: what fewer rows follow has seldom left anything to move
+MAX_GRAPH_MOVES = 64  # of KV rows at most that a graph of trees does itself
+MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring
+MIN_ROWS_WITH_MOVES = 16  # rows: what fewer rows follow has seldom left anything to move
 
 Outputs = tuple[Tensor, Tensor | None]
 Work = Callable[[], Outputs]
@@ -32,7 +32,7 @@ Capture = Callable[[Work], Captured]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LapRows:
     """A frame's rows, as a range gets them.
 
     entry:  token ids where the range begins with the embedding, else hidden [rows, H].
@@ -52,7 +52,7 @@ def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
     return next((bucket for bucket in sorted(buckets) if rows <= bucket), None)
 
 
-class Graphs:
+class GraphCapture:
     """Captures with torch; what is captured shares one pool of memory, so that only the first needs any."""
 
     _turns = (
@@ -72,7 +72,7 @@ class Graphs:
         return graph.replay, outputs
 
 
-class Laps:
+class CapturedLaps:
     """All of a range's graphs over its pages."""
 
     @torch.inference_mode()
@@ -86,17 +86,17 @@ class Laps:
     ) -> None:
         """taps: as in `Decoder.forward`; good for as long as they stay. Takes seconds."""
         descending = sorted(buckets, reverse=True)  # the largest first: the others live in its memory
-        self._laps = {rows: _Lap(decoder, kv, taps, capture, rows) for rows in descending}
+        self._laps = {rows: _CapturedLap(decoder, kv, taps, capture, rows) for rows in descending}
         self._staging = Staging(max(lap.size for lap in self._laps.values()), decoder.device)
 
     @torch.inference_mode()
-    def run(self, rows: Rows) -> Outputs | None:
+    def run(self, rows: LapRows) -> Outputs | None:
         """Hidden [rows, H] behind the range and the sum of its own taps; None where no graph fits."""
         bucket = bucket_of(len(rows.positions), tuple(self._laps))
         return None if bucket is None else self._laps[bucket].run(rows, self._staging)
 
     @torch.inference_mode()
-    def seconds(self, rows: Rows, times: int = 3) -> float:
+    def seconds(self, rows: LapRows, times: int = 3) -> float:
         """What the device takes for a frame, on a GPU. Raises KeyError where no graph fits."""
         lap = self._laps[bucket_of(len(rows.positions), tuple(self._laps)) or 0]
         lap.run(rows, self._staging)
@@ -109,7 +109,7 @@ class Laps:
         return begin.elapsed_time(end) / 1e3 / times
 
 
-class _Lap:
+class _CapturedLap:
     """One graph, with the numbers it reads."""
 
     def __init__(
@@ -120,7 +120,7 @@ class _Lap:
         config = decoder.config
         self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads
         self._room = room_for(rows, kv.pages + rows, group)
-        self._moves = MOVES if rows >= TREES else 0
+        self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
         shapes = ((2, self._moves), (rows,), (rows,), (rows,), *self._room.shapes)
         self.size = size_of(shapes)
         self._numbers = torch.zeros(self.size, dtype=torch.int32, device=decoder.device)
@@ -141,7 +141,7 @@ class _Lap:
         self._replay, self._outputs = capture(forward)
         self._known: dict[object, list[Numbers] | None] = {}
 
-    def run(self, rows: Rows, staging: Staging) -> Outputs | None:
+    def run(self, rows: LapRows, staging: Staging) -> Outputs | None:
         count = len(rows.positions)
         filled = self._fill(rows.spans)
         if filled is None:
@@ -175,7 +175,7 @@ class _Lap:
         size = self._kv.page_rows
         known = tuple((span.rows, span.base // size, tuple(span.pages[: span.depth(size)])) for span in spans)
         if known not in self._known:
-            if len(self._known) == KNOWN:
+            if len(self._known) == MAX_KNOWN_FRAMES:
                 del self._known[next(iter(self._known))]
             tables = tabulate([span.on_whole_pages(size) for span in spans], size, self._room.tile_rows)
             self._known[known] = self._room.fill(tables)

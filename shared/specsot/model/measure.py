@@ -17,12 +17,12 @@ from specsot.members import Curve
 from specsot.model.attention import Span
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot.model.laps import Graphs, Laps, Rows
+from specsot.model.laps import CapturedLaps, GraphCapture, LapRows
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 WIDE = (*SIZES, 256, 512)  # where laps are graphs: many texts' trees are as many rows, and those cost more
-HISTORY = 128  # KV rows in front of the measured ones
-LEAST, MOST = 3, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
+HISTORY_ROWS = 128  # KV rows in front of the measured ones
+MIN_TURNS, MAX_TURNS_CPU = 3, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
 
 Forward = Callable[[int], float]  # seconds of so many rows
 
@@ -39,9 +39,9 @@ def measure_rows(
     less, no size is believed to cost more than a larger one did. Where laps are graphs, graphs are timed.
     """
     sizes = sizes or (WIDE if decoder.capturable else SIZES)
-    kv = kv or decoder.make_kv(1, HISTORY + max(sizes))
+    kv = kv or decoder.make_kv(1, HISTORY_ROWS + max(sizes))
     forward = _captured(decoder, kv, sizes) if decoder.capturable else partial(_forward, decoder, kv)
-    most = MOST if decoder.device.type == "cpu" else math.inf
+    most = MAX_TURNS_CPU if decoder.device.type == "cpu" else math.inf
     times = _take_turns(forward, sorted(sizes, reverse=True), seconds, most)
     points: list[tuple[int, float]] = []
     for rows, taken in times.items():
@@ -56,7 +56,7 @@ def _take_turns(
     """Seconds of forwards of the whole range, by rows; the first turn warms up and is not told."""
     times: dict[int, list[float]] = {rows: [] for rows in sizes}
     end, turn = time.perf_counter() + seconds, 0
-    while turn <= LEAST or (turn <= most and time.perf_counter() < end):
+    while turn <= MIN_TURNS or (turn <= most and time.perf_counter() < end):
         for rows, taken in times.items():
             spent = forward(rows)
             if turn:
@@ -67,21 +67,21 @@ def _take_turns(
 
 def _captured(decoder: Decoder, kv: KVPages, sizes: Sequence[int]) -> Forward:
     """What the device takes: the host's part is paid once a lap, not once a layer."""
-    laps = Laps(decoder, kv, {}, Graphs(), tuple(sizes))
+    laps = CapturedLaps(decoder, kv, {}, GraphCapture(), tuple(sizes))
 
     def forward(rows: int) -> float:
         history, span = _behind(kv, rows)
         entry = torch.zeros(rows, decoder.config.hidden, dtype=decoder.dtype, device=decoder.device)
         tokens = [0] * rows
         places = range(history, history + rows)
-        return laps.seconds(Rows(entry if decoder.layers.first else tokens, places, places, [span]))
+        return laps.seconds(LapRows(entry if decoder.layers.first else tokens, places, places, [span]))
 
     return forward
 
 
 def _behind(kv: KVPages, rows: int) -> tuple[int, Span]:
     """Rows in front of the measured ones, and the span of those."""
-    history = min(HISTORY, kv.pages * kv.page_rows - rows)
+    history = min(HISTORY_ROWS, kv.pages * kv.page_rows - rows)
     return history, Span(rows, history, rows, tuple(range(kv.pages)))
 
 

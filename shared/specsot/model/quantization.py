@@ -153,7 +153,7 @@ class Tinygemm:
         return F.linear(x, self._held)
 
 
-class Parts:
+class PartedWeight:
     """One below the other."""
 
     __slots__ = ("_parts",)
@@ -172,7 +172,7 @@ class Parts:
 def _in_parts(weight: Tensor, kind: type[Int8] | type[Int4]) -> Rounded:
     outputs = max(PART.get(weight.device.type, PART["cuda"]) // weight.shape[1], 1)
     parts: list[Rounded] = [kind(part) for part in weight.split(outputs)]
-    return parts[0] if len(parts) == 1 else Parts(parts)
+    return parts[0] if len(parts) == 1 else PartedWeight(parts)
 
 
 def _torchao() -> ModuleType:

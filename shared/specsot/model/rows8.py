@@ -10,14 +10,14 @@ from torch import Tensor
 
 from specsot.members import KvDtype
 
-SCALE = 2  # bytes
-LEAST = 2.0**-24  # of a scale: a row of zeros stays one
+SCALE_BYTES = 2  # bytes
+MIN_SCALE = 2.0**-24  # of a scale: a row of zeros stays one
 
 
 def round_rows(rows: Tensor) -> Tensor:
     """[..., head_dim] to int8 [..., head_dim + 2]. What is not finite does not come back finite."""
     wide = rows.float()
-    scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(LEAST).half()
+    scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(MIN_SCALE).half()
     whole = (wide / scale).round().clamp(-127, 127).to(torch.int8)
     return torch.cat((whole, scale.view(torch.int8)), -1)
 
@@ -26,10 +26,10 @@ def as_numbers(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows as they are kept, whichever way that is, as numbers [..., head_dim]."""
     if rows.dtype != torch.int8:
         return rows
-    scale = rows[..., -SCALE:].view(torch.float16)
-    return rows[..., :-SCALE].to(dtype).mul_(scale)
+    scale = rows[..., -SCALE_BYTES:].view(torch.float16)
+    return rows[..., :-SCALE_BYTES].to(dtype).mul_(scale)
 
 
 def row_bytes(head_dim: int, itemsize: int, kept: KvDtype) -> int:
     """Of one key or value of one head."""
-    return head_dim + SCALE if kept == "int8" else head_dim * itemsize
+    return head_dim + SCALE_BYTES if kept == "int8" else head_dim * itemsize

@@ -20,11 +20,14 @@ from operator import and_
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot.arrange import HeadSight, Sight
+from specsot.arrange import HeadColumns, VisibleColumns
 from specsot.members import Layout
 
-CELLS = 1 << 20  # rows x columns of one group at most: bounds the scores one group holds per head
-PADDING, SLACK = 1.5, 32  # a group may be padded to at most this many times its rows and so many more
+MAX_GROUP_CELLS = 1 << 20  # rows x columns of one group at most: bounds the scores one group holds per head
+MAX_PADDING_RATIO, FREE_PADDING_ROWS = (
+    1.5,
+    32,
+)  # a group may be padded to at most this many times its rows and so many more
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Span:
     tail: int
     pages: tuple[int, ...]
     visible: tuple[int, ...] | None = None
-    sight: Sight | HeadSight | None = None
+    sight: VisibleColumns | HeadColumns | None = None
 
     @property
     def total(self) -> int:
@@ -86,7 +89,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PageRead:
     """`cells` runs of `rows` rows each, from row `first` of the group on, read the first `columns` KV
     rows of pages `page`, `page` + 1, ... (one page a cell), which are columns `at` ... of the group.
     """
@@ -100,11 +103,11 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ReadGroup:
     """Spans whose rows are read together, in the order of the arranged rows."""
 
     spans: tuple[Span, ...]
-    readings: tuple[Reading, ...]
+    readings: tuple[PageRead, ...]
 
     @property
     def rows(self) -> int:
@@ -129,39 +132,39 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class ReadPlan:
     """A frame's groups over its arranged rows.
 
     take: for each arranged row the frame's row it is; None when they are the frame's rows as they come.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ReadGroup, ...]
     take: tuple[int, ...] | None
 
 
-def arrange(spans: Sequence[Span], page_rows: int, layout: Layout) -> Arrangement:
+def plan_reads(spans: Sequence[Span], page_rows: int, layout: Layout) -> ReadPlan:
     """Groups of a frame whose spans come in row order."""
     starts = (0, *accumulate(span.rows for span in spans))
     blocks = [block for first, span in zip(starts, spans) for block in _cut(first, span)]
     if layout == "batched":
         blocks.sort(key=lambda block: block[1].pages[: block[1].depth(page_rows)])
-    groups: list[Group] = []
+    groups: list[ReadGroup] = []
     take: list[int] = []
     for members in _gather(blocks, page_rows, layout):
         padded = _pad([span for _, span in members], layout)
-        groups.append(Group(padded, _read(padded, page_rows, layout)))
+        groups.append(ReadGroup(padded, _read(padded, page_rows, layout)))
         for (first, span), each in zip(members, padded):
             take += range(first, first + span.rows)
             take += [first + span.rows - 1] * (each.rows - span.rows)
-    return Arrangement(tuple(groups), None if take == list(range(starts[-1])) else tuple(take))
+    return ReadPlan(tuple(groups), None if take == list(range(starts[-1])) else tuple(take))
 
 
-Block = tuple[int, Span]  # first row in the frame, and the rows
+RowBlock = tuple[int, Span]  # first row in the frame, and the rows
 
 
-def _cut(first: int, span: Span) -> Iterator[Block]:
+def _cut(first: int, span: Span) -> Iterator[RowBlock]:
     """A long causal span in blocks of rows: to a block, the rows before it are history."""
-    step = max(CELLS // span.total, 1)
+    step = max(MAX_GROUP_CELLS // span.total, 1)
     if span.visible is not None or span.rows <= step:
         yield first, span
         return
@@ -170,15 +173,17 @@ def _cut(first: int, span: Span) -> Iterator[Block]:
         yield first + start, Span(rows, span.base + start, rows, span.pages)
 
 
-def _gather(blocks: Sequence[Block], page_rows: int, layout: Layout) -> Iterator[list[Block]]:
+def _gather(blocks: Sequence[RowBlock], page_rows: int, layout: Layout) -> Iterator[list[RowBlock]]:
     """Neighbours that can be read together."""
-    members: list[Block] = []
+    members: list[RowBlock] = []
     longest = rows = width = 0
     for first, span in blocks:
         longest, rows, width = max(longest, span.rows), rows + span.rows, max(width, span.total)
         padded = longest * (len(members) + 1)
         near = layout == "batched" and _near(padded, rows)
-        if members and (padded * width > CELLS or not _beside(members[-1][1], span, page_rows, near)):
+        if members and (
+            padded * width > MAX_GROUP_CELLS or not _beside(members[-1][1], span, page_rows, near)
+        ):
             yield members
             members, longest, rows, width = [], span.rows, span.rows, span.total
         members.append((first, span))
@@ -203,7 +208,7 @@ def _pad(spans: Sequence[Span], layout: Layout) -> tuple[Span, ...]:
 
 def _near(padded: int, rows: int) -> bool:
     """Whether so much padding is cheap."""
-    return padded <= PADDING * rows + SLACK
+    return padded <= MAX_PADDING_RATIO * rows + FREE_PADDING_ROWS
 
 
 def _share(left: Span, right: Span, level: int, page_rows: int) -> bool:
@@ -217,12 +222,12 @@ def _adjoin(left: Span, right: Span, level: int, layout: Layout) -> bool:
     return layout == "batched" and left.rows == right.rows and left.pages[level] + 1 == right.pages[level]
 
 
-def _read(spans: tuple[Span, ...], page_rows: int, layout: Layout) -> tuple[Reading, ...]:
+def _read(spans: tuple[Span, ...], page_rows: int, layout: Layout) -> tuple[PageRead, ...]:
     levels = range(max(span.depth(page_rows) for span in spans))
     return tuple(reading for level in levels for reading in _read_level(spans, level, page_rows, layout))
 
 
-def _read_level(spans: tuple[Span, ...], level: int, page_rows: int, layout: Layout) -> Iterator[Reading]:
+def _read_level(spans: tuple[Span, ...], level: int, page_rows: int, layout: Layout) -> Iterator[PageRead]:
     """Readings of the level-th page of each span, as few as possible."""
     run: list[Span] = []
     shared, start, row = False, 0, 0
@@ -246,12 +251,12 @@ def _read_level(spans: tuple[Span, ...], level: int, page_rows: int, layout: Lay
         yield _reading(run, start, level, page_rows, shared)
 
 
-def _reading(run: list[Span], first: int, level: int, page_rows: int, shared: bool) -> Reading:
+def _reading(run: list[Span], first: int, level: int, page_rows: int, shared: bool) -> PageRead:
     at, page = level * page_rows, run[0].pages[level]
     if shared:
-        return Reading(first, sum(span.rows for span in run), 1, page, page_rows, at)
+        return PageRead(first, sum(span.rows for span in run), 1, page, page_rows, at)
     columns = min(max(span.total for span in run) - at, page_rows)
-    return Reading(first, run[0].rows, len(run), page, columns, at)
+    return PageRead(first, run[0].rows, len(run), page, columns, at)
 
 
 def tail_seen(span: Span) -> NDArray[np.bool_]:

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from specsot._version import __version__
 from specsot.errors import Unavailable
-from specsot.process.gpus import look_at_gpus
+from specsot.process.gpus import read_gpus
 from specsot.rpc.serve import check_free, reason, split_address
 from specsot.rpc.tls import PLAIN, Tls, secured_context
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-SECONDS = 10.0  # in which a reader must have asked, and taken its answer
-LAP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
+READER_SECONDS = 10.0  # in which a reader must have asked, and taken its answer
+LAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
 
 
-class Looked(Collector):
+class PolledCollector(Collector):
     """Families that are looked up when somebody asks for them."""
 
     def __init__(self, look: Callable[[], Iterable[Metric]]) -> None:
@@ -50,7 +50,7 @@ class Looked(Collector):
         return ()
 
 
-class FiguresDoor:
+class MetricsServer:
     """A page of figures, served by a thread of its own. `port` is the real one."""
 
     def __init__(self, server: WSGIServer, thread: Thread) -> None:
@@ -67,7 +67,7 @@ def registry_of(service: str) -> CollectorRegistry:
     disable_created_metrics()  # when each began: a fourth of the page, and nobody asks
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(Looked(lambda: (version_of(service), *gpu_families())))
+    registry.register(PolledCollector(lambda: (version_of(service), *gpu_families())))
     return registry
 
 
@@ -77,7 +77,7 @@ def version_of(service: str) -> Metric:
 
 def gpu_families() -> Iterator[Metric]:
     """Nothing where there is none."""
-    gpus = look_at_gpus()
+    gpus = read_gpus()
     for name, about, values in (
         ("gpu_memory_used_bytes", "Memory in use", [gpu.used for gpu in gpus]),
         ("gpu_memory_total_bytes", "Memory there is", [gpu.total for gpu in gpus]),
@@ -90,7 +90,7 @@ def gpu_families() -> Iterator[Metric]:
             yield gauge
 
 
-def open_figures_door(listen: str, registry: CollectorRegistry, tls: Tls = PLAIN) -> FiguresDoor:
+def open_metrics_server(listen: str, registry: CollectorRegistry, tls: Tls = PLAIN) -> MetricsServer:
     """Serve them at host:port. Raises, in one line, Unavailable (the address cannot be had), InvalidRequest.
 
     tls: who this is; with those who vouch for others, a reader must show a certificate of theirs.
@@ -107,7 +107,7 @@ def open_figures_door(listen: str, registry: CollectorRegistry, tls: Tls = PLAIN
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = Thread(target=server.serve_forever, name="figures", daemon=True)
     thread.start()
-    return FiguresDoor(server, thread)
+    return MetricsServer(server, thread)
 
 
 def _page(registry: CollectorRegistry) -> WSGIApplication:
@@ -139,7 +139,7 @@ class _Quiet(WSGIRequestHandler):
 
     def handle(self) -> None:
         """Whoever is slow is cut off, in whatever it is slow: shaking hands, asking, reading."""
-        limit = Timer(SECONDS, _cut, (self.connection,))
+        limit = Timer(READER_SECONDS, _cut, (self.connection,))
         limit.daemon = True
         limit.start()
         try:

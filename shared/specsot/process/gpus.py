@@ -21,7 +21,7 @@ class Gpu:
     busy: float
 
 
-def look_at_gpus() -> list[Gpu]:
+def read_gpus() -> list[Gpu]:
     if not _ready():
         return []
     import pynvml

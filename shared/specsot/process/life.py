@@ -23,7 +23,7 @@ FAILED, WRONG_INPUT = 1, 2  # exit statuses
 Work = Callable[[asyncio.Event], Awaitable[None]]
 
 
-def live(program: str, work: Work) -> int:
+def run_service(program: str, work: Work) -> int:
     """Run `work(leaving)`; SIGTERM and SIGINT set `leaving`. The exit status.
 
     Ends the process at once where a thread hangs: Python would wait for it.

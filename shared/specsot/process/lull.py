@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Lull:
+class IdleTimer:
     """`stir` whenever something happens: cheap enough for every lap. Belongs to one event loop."""
 
     def __init__(self, pause: float, then: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:

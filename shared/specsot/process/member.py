@@ -16,13 +16,13 @@ import structlog
 from specsot.direct.links import DirectDialer, DirectHost
 from specsot.links import Arrival, Dialer, Dialers, Inbox, Link
 from specsot.members import Configuration, Registration
-from specsot.membership import Part, take_part
+from specsot.membership import Part, serve_part
 from specsot.process.habits import return_freed_memory
-from specsot.process.lull import Lull
+from specsot.process.lull import IdleTimer
 from specsot.process.options import MemberOptions, ServiceOptions, name_of, reachable
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.options import Terms
-from specsot.rpc.serve import Door, open_door
+from specsot.rpc.serve import GrpcServer, open_server
 from specsot.rpc.uplink import join
 from specsot.zmq.host import ZmqHost
 from specsot.zmq.links import ZmqDialer
@@ -41,7 +41,7 @@ class ReportingPart:
     It dials by the epoch's transport, whichever that is.
     """
 
-    def __init__(self, part: Part, door: Door, dialers: Dialers, lull: Lull) -> None:
+    def __init__(self, part: Part, door: GrpcServer, dialers: Dialers, lull: IdleTimer) -> None:
         """lull: is stirred whenever there is work."""
         self._part, self._door, self._dialers, self._lull = part, door, dialers, lull
 
@@ -81,12 +81,12 @@ async def serve_member(
     rows = DirectHost()
     ring = RingService(inbox, host=host, rows=rows)
     terms = Terms(reflection=service.reflection, channelz=service.channelz, tls=service.tls)
-    door = await open_door(service.listen, {SERVICE: ring.attach}, terms)
+    door = await open_server(service.listen, {SERVICE: ring.attach}, terms)
     address = reachable(member.advertise, service.listen, door.port)
     ring.name = name_of(member.name, address)
     log.info("listening", at=address, name=ring.name)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
-    lull = Lull(QUIET, return_freed_memory, asyncio.get_running_loop())
+    lull = IdleTimer(QUIET, return_freed_memory, asyncio.get_running_loop())
     try:
         grpc = GrpcDialer(ring.name, inbox, tls=service.tls)
         zmq = ZmqDialer(ring.name, sockets, inbox, tls=service.tls)
@@ -99,7 +99,7 @@ async def serve_member(
         async def connect(registration: Registration) -> Link:
             return await join(member.master, replace(registration, began=began), inbox, tls=service.tls)
 
-        await take_part(ReportingPart(part, door, dialers, lull), inbox, connect, leaving)
+        await serve_part(ReportingPart(part, door, dialers, lull), inbox, connect, leaving)
         log.info("left")
     finally:
         lull.stop()

@@ -39,13 +39,13 @@ def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
         yield Observation(tracer=tracer)
         return
     try:
-        from specsot.process.figures import open_figures_door, registry_of
+        from specsot.process.figures import open_metrics_server, registry_of
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"--metrics needs {error.name}: pip install 'specsot[observe]'", field="metrics"
         ) from None
     registry = registry_of(service)
-    door = open_figures_door(options.metrics, registry, options.tls)
+    door = open_metrics_server(options.metrics, registry, options.tls)
     scheme = "http" if options.tls.cert is None else "https"
     log.info("figures", at=f"{scheme}://{reachable(None, options.metrics, door.port)}/metrics")
     try:

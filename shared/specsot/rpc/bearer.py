@@ -16,7 +16,7 @@ OPEN = "/grpc.health.v1.Health/"
 HEADER = "authorization"
 
 
-class Bearer(grpc.aio.ServerInterceptor):
+class BearerInterceptor(grpc.aio.ServerInterceptor):
     """Goes behind the Guard, which makes a status of what is raised here."""
 
     def __init__(self, tokens: Tokens) -> None:

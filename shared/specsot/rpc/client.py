@@ -14,7 +14,7 @@ from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered
 from specsot.info import Info, Rebalanced
 from specsot.params import Ask
-from specsot.rpc.dial import PATIENCE, reach
+from specsot.rpc.dial import DIAL_SECONDS, reach
 from specsot.rpc.exposure import exposed
 from specsot.rpc.options import PUBLIC_BYTES
 from specsot.rpc.statuses import error_of
@@ -27,7 +27,7 @@ from specsot.wire.requests import encode_ask
 
 
 async def connect(
-    address: str, patience: float = PATIENCE, tls: Tls = PLAIN, token: str | None = None
+    address: str, patience: float = DIAL_SECONDS, tls: Tls = PLAIN, token: str | None = None
 ) -> MasterClient:
     """token: what the master wants to be shown. It never leaves this machine in the clear.
 

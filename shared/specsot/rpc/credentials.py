@@ -13,7 +13,7 @@ from typing import Any, Literal
 import grpc
 
 from specsot.errors import Refused
-from specsot.rpc.fresh import Fresh
+from specsot.rpc.fresh import WatchedFiles
 from specsot.rpc.tls import Tls, read_pems
 
 Role = Literal["master", "worker", "drafter"]
@@ -23,7 +23,7 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials | None:
     """None: no TLS. Changed files hold from the next connection on. Raises InvalidRequest."""
     if tls.cert is None:
         return None
-    fresh = Fresh(tls.paths, lambda: _configuration(tls))
+    fresh = WatchedFiles(tls.paths, lambda: _configuration(tls))
     return grpc.dynamic_ssl_server_credentials(fresh.value(), fresh.value, tls.ca is not None)
 
 

@@ -12,11 +12,11 @@ from grpc import ChannelConnectivity as State
 
 from specsot.errors import Unavailable
 from specsot.rpc.credentials import channel_credentials
-from specsot.rpc.failures import in_words
+from specsot.rpc.failures import failure_in_words
 from specsot.rpc.options import RING_BYTES, channel_options
 from specsot.rpc.tls import PLAIN, Tls
 
-PATIENCE = 5.0  # seconds until a peer that neither answers nor refuses counts as absent
+DIAL_SECONDS = 5.0  # seconds until a peer that neither answers nor refuses counts as absent
 
 
 def open_channel(
@@ -31,7 +31,7 @@ def open_channel(
 
 async def reach(
     address: str,
-    patience: float = PATIENCE,
+    patience: float = DIAL_SECONDS,
     largest: int = RING_BYTES,
     tls: Tls = PLAIN,
     name: str | None = None,
@@ -64,5 +64,5 @@ async def _reason(channel: grpc.aio.Channel) -> str:
     try:
         await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=1)
     except grpc.aio.AioRpcError as failure:
-        return in_words(failure.details() or "")
+        return failure_in_words(failure.details() or "")
     return ""

@@ -14,6 +14,6 @@ _WORDS = {
 }
 
 
-def in_words(details: str) -> str:
+def failure_in_words(details: str) -> str:
     """ " (why)", or nothing where there is nothing to say but that nobody is there."""
     return next((f" ({words})" for said, words in _WORDS.items() if said in details), "")

@@ -15,7 +15,7 @@ T = TypeVar("T")
 Stamp = tuple[int, int, int] | None
 
 
-class Fresh(Generic[T]):
+class WatchedFiles(Generic[T]):
     """`read` is called at once, and may raise then. A later change that it refuses is logged.
 
     lost: what holds after such a change. None: what was read before, since two files that belong together

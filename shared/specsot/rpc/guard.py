@@ -31,10 +31,10 @@ class Excess:
     """Stands in for a message that there was no room for."""
 
 
-class Held:
+class HeldBytes:
     """Bytes of the messages of one call, out of a budget that all have."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: CallGuard) -> None:
         self._guard, self._bytes = guard, 0
 
     def take(self, size: int) -> bool:
@@ -54,7 +54,7 @@ class Held:
         self._bytes = 0
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class CallGuard(grpc.aio.ServerInterceptor):
     """left: bytes that messages of calls under way may still have, None for no limit."""
 
     def __init__(self, held: int | None = None) -> None:
@@ -66,10 +66,10 @@ class Guard(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        return handler and _wrapped(handler, Held(self))
+        return handler and _wrapped(handler, HeldBytes(self))
 
 
-def _wrapped(handler: Any, held: Held) -> Any:
+def _wrapped(handler: Any, held: HeldBytes) -> Any:
     make, behaviour = _parts(handler)
     return make(
         _guarded(behaviour, handler.request_streaming, held),
@@ -90,7 +90,7 @@ def _parts(handler: Any) -> tuple[Callable[..., Any], Behaviour]:
             return grpc.stream_stream_rpc_method_handler, handler.stream_stream
 
 
-def _tolerant(deserialize: Callable[[bytes], Any], held: Held) -> Callable[[bytes], Any]:
+def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         try:
             return deserialize(data) if held.take(len(data)) else Excess()
@@ -100,7 +100,7 @@ def _tolerant(deserialize: Callable[[bytes], Any], held: Held) -> Callable[[byte
     return read
 
 
-def _guarded(behaviour: Behaviour, streaming: bool, held: Held) -> Behaviour:
+def _guarded(behaviour: Behaviour, streaming: bool, held: HeldBytes) -> Behaviour:
     """The same kind of coroutine or generator as `behaviour`; gRPC treats the two differently."""
     admit = _checked_stream if streaming else _checked
 

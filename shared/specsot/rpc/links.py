@@ -15,9 +15,9 @@ from grpc.aio import AioRpcError, ServicerContext, StreamUnaryCall
 from specsot.errors import Refused, Unavailable, WireError
 from specsot.links import Inbox
 from specsot.members import PROTOCOL, Kind
-from specsot.rpc.dial import PATIENCE, reach
-from specsot.rpc.meeting import Host, RowsHost, encode_place
-from specsot.rpc.peers import Ear, Peer, greet
+from specsot.rpc.dial import DIAL_SECONDS, reach
+from specsot.rpc.meeting import LinkHost, RowsHost, encode_endpoint
+from specsot.rpc.peers import Peer, Receiver, check_hello
 from specsot.rpc.sending import SendingEnd
 from specsot.rpc.statuses import error_of
 from specsot.rpc.tls import PLAIN, Tls
@@ -57,7 +57,7 @@ class GrpcDialer:
     """Dials in the name of `sender`. With an inbox, a link that breaks is told there as Lost."""
 
     def __init__(
-        self, sender: str, inbox: Inbox | None = None, patience: float = PATIENCE, tls: Tls = PLAIN
+        self, sender: str, inbox: Inbox | None = None, patience: float = DIAL_SECONDS, tls: Tls = PLAIN
     ) -> None:
         self._sender, self._inbox, self._patience, self._tls = sender, inbox, patience, tls
 
@@ -100,7 +100,7 @@ class RingService(ring_pb2_grpc.RingServicer):
     """
 
     def __init__(
-        self, inbox: Inbox, name: str = "", host: Host | None = None, rows: RowsHost | None = None
+        self, inbox: Inbox, name: str = "", host: LinkHost | None = None, rows: RowsHost | None = None
     ) -> None:
         self._inbox, self.name, self._host, self._rows = inbox, name, host, rows
 
@@ -112,7 +112,7 @@ class RingService(ring_pb2_grpc.RingServicer):
         request_iterator: AsyncIterator[ring_pb2.CarryRequest],
         context: ServicerContext[ring_pb2.CarryRequest, ring_pb2.CarryResponse],
     ) -> ring_pb2.CarryResponse:
-        peer = greet(await _first_word(request_iterator), context)
+        peer = check_hello(await _first_word(request_iterator), context)
         await context.send_initial_metadata(((NAME_KEY, self.name),))
         with self._ear(peer) as ear:
             async for request in request_iterator:
@@ -126,22 +126,22 @@ class RingService(ring_pb2_grpc.RingServicer):
         request: ring_pb2.MeetRequest,
         context: ServicerContext[ring_pb2.MeetRequest, ring_pb2.MeetResponse],
     ) -> ring_pb2.MeetResponse:
-        peer = greet(request.hello, context)
+        peer = check_hello(request.hello, context)
         if request.rows and self._rows is not None:
-            return encode_place(self.name, self._rows.expect(peer))
+            return encode_endpoint(self.name, self._rows.expect(peer))
         if request.rows or self._host is None:
             raise Refused(f"{self.name} takes links over gRPC alone")
-        return encode_place(self.name, await self._host.expect(peer, request.key))
+        return encode_endpoint(self.name, await self._host.expect(peer, request.key))
 
     @contextlib.contextmanager
-    def _ear(self, peer: Peer) -> Generator[Ear]:
+    def _ear(self, peer: Peer) -> Generator[Receiver]:
         """Its channel ends with the link."""
         if self._rows is None:
-            with Ear(peer, self._inbox) as ear:
+            with Receiver(peer, self._inbox) as ear:
                 yield ear
             return
         try:
-            with Ear(peer, self._inbox, self._rows.take) as ear:
+            with Receiver(peer, self._inbox, self._rows.take) as ear:
                 yield ear
         finally:
             self._rows.part(peer)

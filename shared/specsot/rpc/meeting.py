@@ -12,7 +12,7 @@ from grpc.aio import AioRpcError
 
 from specsot.errors import WireError
 from specsot.members import PROTOCOL, Kind
-from specsot.rpc.dial import PATIENCE, reach
+from specsot.rpc.dial import DIAL_SECONDS, reach
 from specsot.rpc.peers import Peer
 from specsot.rpc.statuses import error_of
 from specsot.rpc.tls import PLAIN, Tls
@@ -20,7 +20,7 @@ from specsot.v1 import ring_pb2, ring_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """A port of the host that was asked, and the public key shown there; or a path of this machine."""
 
     port: int | None = None
@@ -28,10 +28,10 @@ class Place:
     key: bytes = b""
 
 
-class Host(Protocol):
+class LinkHost(Protocol):
     """Opens places for links to one member."""
 
-    async def expect(self, peer: Peer, key: bytes) -> Place:
+    async def expect(self, peer: Peer, key: bytes) -> Endpoint:
         """A place for one link of this peer, who shows this public key. Raises WireError, Overloaded."""
         ...
 
@@ -39,7 +39,7 @@ class Host(Protocol):
 class RowsHost(Protocol):
     """Receives what frames leave out, where links have channels for that."""
 
-    def expect(self, peer: Peer) -> Place:
+    def expect(self, peer: Peer) -> Endpoint:
         """A place for one channel of this peer. Raises Overloaded."""
         ...
 
@@ -52,20 +52,20 @@ class RowsHost(Protocol):
         ...
 
 
-def encode_place(name: str, place: Place) -> ring_pb2.MeetResponse:
+def encode_endpoint(name: str, place: Endpoint) -> ring_pb2.MeetResponse:
     return ring_pb2.MeetResponse(name=name, port=place.port, path=place.path, key=place.key)
 
 
-async def meet(
+async def negotiate(
     address: str,
     sender: str,
     epoch: int,
     key: bytes,
     kind: Kind,
-    patience: float = PATIENCE,
+    patience: float = DIAL_SECONDS,
     tls: Tls = PLAIN,
     rows: bool = False,
-) -> tuple[str, Place]:
+) -> tuple[str, Endpoint]:
     """The peer's name, and where it waits. rows: for the channel of a link that stands already.
 
     Raises Unavailable, Refused, WireError.
@@ -79,14 +79,14 @@ async def meet(
         raise error_of(failure) from None
     finally:
         await channel.close()
-    return response.name or address, _place(response)
+    return response.name or address, _endpoint(response)
 
 
-def _place(response: ring_pb2.MeetResponse) -> Place:
+def _endpoint(response: ring_pb2.MeetResponse) -> Endpoint:
     match response.WhichOneof("place"):
         case "port":
-            return Place(port=response.port, key=response.key)
+            return Endpoint(port=response.port, key=response.key)
         case "path":
-            return Place(path=response.path)
+            return Endpoint(path=response.path)
         case _:
             raise WireError(f"{response.name} names no place for a link")

@@ -12,16 +12,16 @@ from typing import Generic, TypeVar
 
 from specsot.errors import Unavailable
 
-MOST_BYTES = 512 << 20  # waiting at once
+MAX_QUEUED_BYTES = 512 << 20  # waiting at once
 
 
 T = TypeVar("T")
 
 
-class Outbox(Generic[T]):
+class SendQueue(Generic[T]):
     """Messages go in by `put` and out by `write_all`, until `finish` or `lose`."""
 
-    def __init__(self, most: int = MOST_BYTES) -> None:
+    def __init__(self, most: int = MAX_QUEUED_BYTES) -> None:
         self._queue: asyncio.Queue[tuple[T, int] | None] = asyncio.Queue()
         self.waiting, self._most = 0, most  # bytes
         self.lost: str | None = None  # why, once it is

@@ -20,7 +20,9 @@ from specsot.wire.carry import CarryReader
 from specsot.wire.checks import named
 from specsot.wire.tensors import Beside
 
-SPEAKERS: dict[str, tuple[Role, ...]] = {  # what those who are no workers may say, by the field of a message
+ALLOWED_SPEAKERS: dict[
+    str, tuple[Role, ...]
+] = {  # what those who are no workers may say, by the field of a message
     "drafts": ("drafter", "worker"),  # a worker passes on what came from the drafter
     "tap": ("drafter", "worker"),
 }
@@ -35,7 +37,7 @@ class Peer:
     names: frozenset[str] | None
 
 
-def greet(hello: ring_pb2.Hello, context: Any) -> Peer:
+def check_hello(hello: ring_pb2.Hello, context: Any) -> Peer:
     """context: of the call that brought it. Raises WireError, Refused."""
     named(hello.sender, "a sender's name")
     if hello.sender == MASTER:
@@ -50,7 +52,7 @@ def greet(hello: ring_pb2.Hello, context: Any) -> Peer:
 Take = Callable[[Peer, Any], Any]
 
 
-def with_all_its_rows(peer: Peer, message: Any) -> Any:
+def refuse_rows_elsewhere(peer: Peer, message: Any) -> Any:
     """Raises WireError: some are elsewhere, where nobody knows of any such place."""
     if isinstance(message, Frame) and any(
         isinstance(rows, Beside) for rows in (message.hidden, message.fused)
@@ -59,10 +61,10 @@ def with_all_its_rows(peer: Peer, message: Any) -> Any:
     return message
 
 
-class Ear:
+class Receiver:
     """Puts what a peer says into the inbox, while it is entered; left without goodbye, the peer is lost."""
 
-    def __init__(self, peer: Peer, inbox: Inbox, take: Take = with_all_its_rows) -> None:
+    def __init__(self, peer: Peer, inbox: Inbox, take: Take = refuse_rows_elsewhere) -> None:
         """take: what to make of a message whose rows are elsewhere."""
         self._peer, self._inbox, self._reader, self._take = peer, inbox, CarryReader(), take
         self.over = False  # it said goodbye
@@ -72,13 +74,13 @@ class Ear:
         if request.HasField("goodbye"):
             self.over = True
             return
-        speakers = SPEAKERS.get(request.WhichOneof("message") or "", ("worker",))
+        speakers = ALLOWED_SPEAKERS.get(request.WhichOneof("message") or "", ("worker",))
         check_role(self._peer.names, self._peer.name, *speakers)
         message = self._reader.read(request)
         if message is not None:
             self._inbox.put(self._peer.name, self._take(self._peer, message), self._peer.names)
 
-    def __enter__(self) -> Ear:
+    def __enter__(self) -> Receiver:
         return self
 
     def __exit__(

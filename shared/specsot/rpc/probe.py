@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specsot.rpc.credentials import channel_credentials
-from specsot.rpc.failures import in_words
+from specsot.rpc.failures import failure_in_words
 from specsot.rpc.options import PUBLIC_BYTES, channel_options
 from specsot.rpc.tls import PLAIN, Tls
 
@@ -36,7 +36,7 @@ def _channel(address: str, tls: Tls) -> grpc.Channel:
 
 
 def _in_words(failure: grpc.RpcError, service: str) -> str:
-    why = in_words(failure.details() or "") if isinstance(failure, grpc.Call) else ""
+    why = failure_in_words(failure.details() or "") if isinstance(failure, grpc.Call) else ""
     code = failure.code() if isinstance(failure, grpc.Call) else grpc.StatusCode.UNKNOWN
     words = {
         grpc.StatusCode.NOT_FOUND: f"there is no {service} here",

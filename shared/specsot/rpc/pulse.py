@@ -16,11 +16,11 @@ from specsot.process.option import ABOVE_ZERO, Option
 
 # Times the silence limit: for so long members wait for the master, and it for one that loads, or that
 # computes on a GPU, whose kernels may be compiled in the middle of an answer (a guess: not measured there).
-LENIENT = 4
+BUSY_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class Heartbeat:
     """every: seconds between beats when nothing else is said. silence: seconds after which a peer is gone.
 
     A peer that stands still for s seconds is silent for up to `every` + s, and as long as it takes to be
@@ -49,17 +49,17 @@ class Pulse:
             )
 
     @property
-    def of_master(self) -> Pulse:
+    def of_master(self) -> Heartbeat:
         """As members watch it: nobody takes its place, so there is nothing to win by haste, and its loop is
         the one that many strangers keep busy.
         """
-        return Pulse(self.every, LENIENT * self.silence)
+        return Heartbeat(self.every, BUSY_FACTOR * self.silence)
 
 
-TICKS = 8  # in which a watch counts one silence
+TICKS_PER_SILENCE = 8  # in which a watch counts one silence
 
 
-class Watch:
+class SilenceTimer:
     """Calls `on_silence` once when nothing has been heard for `silence` seconds in which this loop ran.
 
     It counts ticks, each at most its own length: when this process itself was frozen, what the peer has said
@@ -68,7 +68,7 @@ class Watch:
 
     def __init__(self, silence: float, on_silence: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._tick, self._on_silence = silence / TICKS, on_silence
+        self._tick, self._on_silence = silence / TICKS_PER_SILENCE, on_silence
         self._heard, self._silent = False, 0  # ticks
         self._timer = self._loop.call_later(self._tick, self._check)
 
@@ -81,13 +81,13 @@ class Watch:
     def _check(self) -> None:
         self._silent = 0 if self._heard else self._silent + 1
         self._heard = False
-        if self._silent >= TICKS:
+        if self._silent >= TICKS_PER_SILENCE:
             self._on_silence()
         else:
             self._timer = self._loop.call_later(self._tick, self._check)
 
 
-class Vigil:
+class PeerMonitor:
     """Watches one that may be `busy`: while it is, it may be silent LENIENT times as long.
 
     Members that load, allocate or compile hold their interpreter's lock now and then, however short the parts
@@ -97,7 +97,7 @@ class Vigil:
     def __init__(self, silence: float, busy: Callable[[], bool], on_silence: Callable[[], None]) -> None:
         self._silence, self._busy, self._on_silence = silence, busy, on_silence
         self._passed = 0  # silences
-        self._watch = Watch(silence, self._silent)
+        self._watch = SilenceTimer(silence, self._silent)
 
     def heard(self) -> None:
         self._passed = 0
@@ -108,7 +108,7 @@ class Vigil:
 
     def _silent(self) -> None:
         self._passed += 1
-        if self._passed >= (LENIENT if self._busy() else 1):
+        if self._passed >= (BUSY_FACTOR if self._busy() else 1):
             self._on_silence()
         else:
-            self._watch = Watch(self._silence, self._silent)
+            self._watch = SilenceTimer(self._silence, self._silent)

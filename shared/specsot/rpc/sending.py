@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from specsot.errors import Unavailable
 from specsot.links import Inbox, Lost
-from specsot.rpc.outbox import Outbox
+from specsot.rpc.outbox import SendQueue
 from specsot.tasks import start
 from specsot.v1 import ring_pb2
 from specsot.wire.carry import encode_carry
@@ -45,7 +45,7 @@ class SendingEnd:
     ) -> None:
         self._wire, self._peer, self._epoch, self._inbox = wire, peer, epoch, inbox
         self._farewell = farewell
-        self._outbox: Outbox[bytes] = Outbox()
+        self._outbox: SendQueue[bytes] = SendQueue()
         self._closing = self._told = False
         self._writing = start(self._write(), self._fail)
         self._ending = start(self._end(), self._fail)

@@ -19,12 +19,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from specsot.errors import Unavailable
-from specsot.rpc.bearer import Bearer
+from specsot.rpc.bearer import BearerInterceptor
 from specsot.rpc.credentials import server_credentials
 from specsot.rpc.exposure import exposed
-from specsot.rpc.guard import Guard
+from specsot.rpc.guard import CallGuard
 from specsot.rpc.options import Terms, server_options
-from specsot.rpc.tracing import Hearing
+from specsot.rpc.tracing import TraceInterceptor
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ _TERMS = Terms()
 _V1 = "grpc.reflection.v1.ServerReflection"
 
 
-class Door:
+class GrpcServer:
     """A server that is open. `port` is the real one (0 for a unix socket)."""
 
     def __init__(self, server: grpc.aio.Server, port: int, state: Any) -> None:
@@ -51,7 +51,7 @@ class Door:
         await self._server.stop(grace)
 
 
-async def open_door(listen: str, services: Mapping[str, Attach], terms: Terms = _TERMS) -> Door:
+async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms = _TERMS) -> GrpcServer:
     """Serve at host:port or unix:path. `services` start as not serving; "" is live at once.
 
     Raises, in one line, Unavailable when the address cannot be had, InvalidRequest for bad certificates.
@@ -60,9 +60,9 @@ async def open_door(listen: str, services: Mapping[str, Attach], terms: Terms = 
     if exposed(listen) and not terms.asks:
         log.warning("other machines reach this address, and nobody is asked who they are", at=listen)
     credentials = server_credentials(terms.tls)
-    asked = [Bearer(terms.tokens)] if terms.tokens else []
+    asked = [BearerInterceptor(terms.tokens)] if terms.tokens else []
     server = grpc.aio.server(
-        interceptors=[Guard(terms.held), *asked, Hearing()], options=server_options(terms)
+        interceptors=[CallGuard(terms.held), *asked, TraceInterceptor()], options=server_options(terms)
     )
     state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
@@ -72,7 +72,7 @@ async def open_door(listen: str, services: Mapping[str, Attach], terms: Terms = 
         channelz.add_channelz_servicer(server)
     if terms.reflects:
         reflect(server, names_of(services, terms))
-    door = Door(server, _bind(server, listen, credentials), state)
+    door = GrpcServer(server, _bind(server, listen, credentials), state)
     for name in services:
         await door.report(name, False)
     await server.start()

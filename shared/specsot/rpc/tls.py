@@ -12,7 +12,7 @@ from typing import Annotated
 
 from specsot.errors import InvalidRequest
 from specsot.process.option import Option
-from specsot.rpc.fresh import Fresh
+from specsot.rpc.fresh import WatchedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def secured_context(tls: Tls) -> ssl.SSLContext | None:
     """For a server of Python's own. Changed files hold from the next handshake on. None: no TLS."""
     if tls.cert is None:
         return None
-    fresh = Fresh(tls.paths, lambda: context_of(tls))
+    fresh = WatchedFiles(tls.paths, lambda: context_of(tls))
 
     def renew(connection: ssl.SSLObject, host: str | None, context: ssl.SSLContext) -> None:
         connection.context = fresh.value()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsot.errors import Forbidden, InvalidRequest, Unauthenticated
-from specsot.rpc.fresh import Fresh
+from specsot.rpc.fresh import WatchedFiles
 
 LONGEST = 4096  # bytes of a token
 MOST = 10_000  # tokens in a file
@@ -37,7 +37,7 @@ class Tokens:
 
     def __init__(self, file: Path | None = None, token: str | None = None) -> None:
         self._fixed = digests_of(token, "SPECSOT_TOKEN") if token is not None else ()
-        self._file = None if file is None else Fresh([file], lambda: read_digests(file), lost=())
+        self._file = None if file is None else WatchedFiles([file], lambda: read_digests(file), lost=())
 
     def check(self, authorization: str | None) -> None:
         """`authorization` is the header's value. Raises Unauthenticated."""

@@ -15,7 +15,7 @@ from structlog.contextvars import bind_contextvars
 from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
 
 
-class Hearing(grpc.aio.ServerInterceptor):
+class TraceInterceptor(grpc.aio.ServerInterceptor):
     """Sets `caller` for the task that answers a call, and names its trace in that task's log lines.
 
     What does not parse counts as absent.

@@ -17,23 +17,23 @@ from grpc.aio import AioRpcError, StreamStreamCall
 from specsot.errors import SpecsotError, Unavailable, WireError
 from specsot.links import Inbox, Lost
 from specsot.members import MASTER, Beat, Registration
-from specsot.rpc.dial import PATIENCE, reach
-from specsot.rpc.outbox import Outbox
-from specsot.rpc.pulse import Pulse, Watch
+from specsot.rpc.dial import DIAL_SECONDS, reach
+from specsot.rpc.outbox import SendQueue
+from specsot.rpc.pulse import Heartbeat, SilenceTimer
 from specsot.rpc.statuses import error_of
 from specsot.rpc.tls import PLAIN, Tls
 from specsot.tasks import start
 from specsot.v1 import fleet_pb2
 from specsot.wire.fleet import Upward, decode_downward, encode_upward
 
-OF_OLD = Pulse(2.0, 20.0)  # of a master that does not say how often it beats
+OF_OLD = Heartbeat(2.0, 20.0)  # of a master that does not say how often it beats
 FAREWELL = 2.0  # seconds a closing uplink has to deliver what is still in it
 
 _Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
 
 
 async def join(
-    address: str, registration: Registration, inbox: Inbox, pulse: Pulse | None = None, tls: Tls = PLAIN
+    address: str, registration: Registration, inbox: Inbox, pulse: Heartbeat | None = None, tls: Tls = PLAIN
 ) -> Uplink:
     """Register at the master. Raises Refused (we do not belong there), Unavailable (nobody there).
 
@@ -49,10 +49,10 @@ async def join(
     return Uplink(channel, call, inbox, pulse or _pulse(joined))
 
 
-def _pulse(joined: fleet_pb2.Joined) -> Pulse:
+def _pulse(joined: fleet_pb2.Joined) -> Heartbeat:
     if not (joined.heartbeat > 0 and joined.silence > 0):
         return OF_OLD
-    return Pulse(joined.heartbeat, joined.silence).of_master
+    return Heartbeat(joined.heartbeat, joined.silence).of_master
 
 
 async def _round_trip(channel: grpc.aio.Channel) -> float | None:
@@ -81,7 +81,7 @@ async def _register(
     )
     call: _Call = method()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DIAL_SECONDS):
             with contextlib.suppress(asyncio.InvalidStateError):  # refused before it was written
                 await call.write(encode_upward(registration).SerializeToString())
             response = await call.read()
@@ -102,11 +102,11 @@ class Uplink:
     master left in good order is no failure of this member's.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Pulse) -> None:
+    def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Heartbeat) -> None:
         self._channel, self._call, self._inbox, self.pulse = channel, call, inbox, pulse
-        self._outbox: Outbox[bytes] = Outbox()
+        self._outbox: SendQueue[bytes] = SendQueue()
         self._closing = self._parted = False
-        self._watch = Watch(pulse.silence, self._silent)
+        self._watch = SilenceTimer(pulse.silence, self._silent)
         self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
 
     async def send(self, message: Upward | Any) -> None:

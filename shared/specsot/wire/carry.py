@@ -16,17 +16,17 @@ from specsot.members import Tap
 from specsot.tracing import well_formed
 from specsot.v1 import ring_pb2, values_pb2
 from specsot.wire.checks import chosen, duration, durations, few, named, require
-from specsot.wire.pieces import Cut, Gathering, Pieces
+from specsot.wire.pieces import PieceReader, Pieces, PieceWriter
 from specsot.wire.taps import TapReader, cut_tap
 from specsot.wire.tensors import Beside, decode_beside, decode_tensor
 from specsot.wire.values import (
     decode_drafts,
-    decode_lesson,
+    decode_feature_batch,
     decode_opening,
     decode_result,
     decode_segment,
     encode_drafts,
-    encode_lesson,
+    encode_feature_batch,
     encode_opening,
     encode_result,
     encode_segment,
@@ -41,13 +41,13 @@ def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
     """One request, or as many as it has parts; they must follow each other on one stream."""
     match message:
         case Frame():
-            request, cut = ring_pb2.CarryRequest(), Cut()
+            request, cut = ring_pb2.CarryRequest(), PieceWriter()
             write_frame(message, request.frame, cut)
             yield from _with_pieces(request, cut)
         case Result():
             yield ring_pb2.CarryRequest(result=encode_result(message))
         case Features():
-            request, cut = ring_pb2.CarryRequest(), Cut()
+            request, cut = ring_pb2.CarryRequest(), PieceWriter()
             write_features(message, request.features, cut)
             yield from _with_pieces(request, cut)
         case Drafts():
@@ -61,7 +61,7 @@ def encode_carry(message: Carried) -> Iterator[ring_pb2.CarryRequest]:
             raise WireError(f"the ring does not carry {type(message).__name__}")
 
 
-def _with_pieces(request: ring_pb2.CarryRequest, cut: Cut) -> Iterator[ring_pb2.CarryRequest]:
+def _with_pieces(request: ring_pb2.CarryRequest, cut: PieceWriter) -> Iterator[ring_pb2.CarryRequest]:
     yield request
     for data in cut.pieces():
         yield ring_pb2.CarryRequest(remainder=ring_pb2.Remainder(data=data))
@@ -72,7 +72,7 @@ class CarryReader:
 
     def __init__(self) -> None:
         self._taps = TapReader()
-        self._begun: tuple[ring_pb2.Frame | ring_pb2.Features, Gathering] | None = None
+        self._begun: tuple[ring_pb2.Frame | ring_pb2.Features, PieceReader] | None = None
 
     def read(self, request: ring_pb2.CarryRequest) -> Carried | None:
         """The message, or None for a part of one. Raises WireError."""
@@ -98,7 +98,7 @@ class CarryReader:
         message = getattr(request, kind)
         there = {name: getattr(message, name) for name in TENSORS[kind] if message.HasField(name)}
         here = {name: tensor for name, tensor in there.items() if not tensor.beside}
-        self._begun = message, Gathering(here)
+        self._begun = message, PieceReader(here)
         return self._finish()
 
     def _go_on(self, data: bytes) -> Frame | Features | None:
@@ -122,7 +122,7 @@ def decode_lost(message: ring_pb2.Lost) -> Lost:
     return Lost(named(message.peer, "a lost peer"), message.reason, message.epoch)
 
 
-def write_frame(frame: Frame, message: ring_pb2.Frame, cut: Cut) -> None:
+def write_frame(frame: Frame, message: ring_pb2.Frame, cut: PieceWriter) -> None:
     """In place: see describe_tensor."""
     message.epoch, message.number = frame.epoch, frame.number
     message.openings.extend(map(encode_opening, frame.openings))
@@ -149,11 +149,11 @@ def decode_frame(message: ring_pb2.Frame, pieces: Pieces) -> Frame:
     )
 
 
-def write_features(features: Features, message: ring_pb2.Features, cut: Cut) -> None:
+def write_features(features: Features, message: ring_pb2.Features, cut: PieceWriter) -> None:
     """In place: see describe_tensor."""
     message.epoch, message.number = features.epoch, features.number
     message.openings.extend(map(encode_opening, features.openings))
-    message.lessons.extend(map(encode_lesson, features.lessons))
+    message.lessons.extend(map(encode_feature_batch, features.lessons))
     message.closings.extend(features.closings)
     write_rows(features.rows, message.rows, cut)
     message.fed, message.seconds = features.fed, features.seconds
@@ -162,7 +162,7 @@ def write_features(features: Features, message: ring_pb2.Features, cut: Cut) -> 
 
 
 def decode_features(message: ring_pb2.Features, pieces: Pieces) -> Features:
-    lessons = tuple(map(decode_lesson, few(message.lessons, "lessons")))
+    lessons = tuple(map(decode_feature_batch, few(message.lessons, "lessons")))
     rows = decode_rows(message, "rows", pieces)
     taught = sum(len(lesson.tokens) for lesson in lessons)
     came = 0 if rows is None else rows.shape[0]
@@ -183,7 +183,7 @@ def decode_features(message: ring_pb2.Features, pieces: Pieces) -> Features:
     )
 
 
-def write_rows(payload: Payload | None, message: values_pb2.Tensor, cut: Cut) -> None:
+def write_rows(payload: Payload | None, message: values_pb2.Tensor, cut: PieceWriter) -> None:
     """None leaves the field unset: reading a field does not set it."""
     if isinstance(payload, Beside):
         payload.describe(message)

@@ -16,12 +16,12 @@ from specsot.errors import WireError
 
 MOST = 1 << 14  # sequences, trees, points of a curve in one message
 
-M = TypeVar("M", bound=Message)
+TMessage = TypeVar("TMessage", bound=Message)
 T = TypeVar("T")
 P = TypeVar("P", bound=Sized)
 
 
-def parse(kind: type[M], data: bytes) -> M:
+def parse(kind: type[TMessage], data: bytes) -> TMessage:
     """A protobuf message of `kind` from bytes."""
     try:
         return kind.FromString(data)

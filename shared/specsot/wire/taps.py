@@ -13,7 +13,7 @@ import torch
 from specsot.members import Tap
 from specsot.v1 import ring_pb2
 from specsot.wire.checks import require
-from specsot.wire.pieces import PART_BYTES
+from specsot.wire.pieces import PIECE_BYTES
 from specsot.wire.tensors import checked_size, decode_tensor, write_tensor
 
 MAX_TAP_BYTES = 1 << 30
@@ -23,7 +23,7 @@ def cut_tap(tap: Tap) -> Iterator[ring_pb2.Tap]:
     """Parts of whole rows, in row order."""
     weight = cast(torch.Tensor, tap.weight)
     rows = weight.shape[0]
-    step = max(1, PART_BYTES // max(1, weight.shape[1] * weight.element_size()))
+    step = max(1, PIECE_BYTES // max(1, weight.shape[1] * weight.element_size()))
     for first in range(0, max(rows, 1), step):
         message = ring_pb2.Tap(epoch=tap.epoch, layer=tap.layer, rows=rows, first_row=first)
         write_tensor(weight[first : first + step], message.part)

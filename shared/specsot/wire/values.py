@@ -11,21 +11,21 @@ from typing import TypeVar
 
 from specsot.errors import InvalidRequest
 from specsot.frames import (
-    Chance,
-    Chunk,
     Close,
     Draft,
     Drafts,
     End,
+    FeatureBatch,
     Fork,
-    Growth,
     Lease,
-    Lesson,
+    Logprob,
     Open,
     Opening,
     Outcome,
+    PromptChunk,
     Result,
     Segment,
+    TreeSegment,
 )
 from specsot.params import MAX_BIASES, DrafterName, HeadWindows, Pruning, Sampling, Window
 from specsot.skeleton import PlanRules
@@ -215,7 +215,7 @@ def decode_plan(message: ring_pb2.PlanRules) -> PlanRules:
 
 
 def encode_segment(segment: Segment) -> ring_pb2.Segment:
-    if isinstance(segment, Chunk):
+    if isinstance(segment, PromptChunk):
         chunk = ring_pb2.Chunk(
             sequence=segment.sequence, start=segment.start, tokens=segment.tokens, final=segment.final
         )
@@ -233,11 +233,11 @@ def encode_segment(segment: Segment) -> ring_pb2.Segment:
 def decode_segment(message: ring_pb2.Segment) -> Segment:
     if chosen(message, "segment") == "chunk":
         chunk = message.chunk
-        return Chunk(chunk.sequence, chunk.start, tuple(chunk.tokens), chunk.final)
+        return PromptChunk(chunk.sequence, chunk.start, tuple(chunk.tokens), chunk.final)
     growth = message.growth
     keep = ascending(growth.keep, "kept nodes")
     require(len(keep) <= growth.committed, "more nodes are kept than rows are committed")
-    return Growth(growth.sequence, growth.step, growth.committed, keep, decode_tree(growth.tree))
+    return TreeSegment(growth.sequence, growth.step, growth.committed, keep, decode_tree(growth.tree))
 
 
 def encode_result(result: Result) -> ring_pb2.Result:
@@ -272,7 +272,7 @@ def encode_outcome(outcome: Outcome) -> ring_pb2.Outcome:
         accepted=outcome.accepted,
         tokens=outcome.tokens,
         end=END_NUMBERS[outcome.end],
-        chances=map(encode_chance, outcome.chances),
+        chances=map(encode_logprob, outcome.chances),
         forced=outcome.forced,
     )
 
@@ -283,11 +283,11 @@ def decode_outcome(message: ring_pb2.Outcome) -> Outcome:
     told = len(chances) in (0, len(tokens))
     require(told, f"{len(tokens)} tokens came with the chances of {len(chances)}")
     end = known(ENDS, message.end, "end")
-    forced, known_chances = tuple(message.forced), tuple(map(decode_chance, chances))
+    forced, known_chances = tuple(message.forced), tuple(map(decode_logprob, chances))
     return Outcome(message.sequence, message.step, accepted, tokens, end, known_chances, forced)
 
 
-def encode_chance(chance: Chance) -> ring_pb2.Chance:
+def encode_logprob(chance: Logprob) -> ring_pb2.Chance:
     return ring_pb2.Chance(
         logprob=chance.logprob,
         top_tokens=(token for token, _ in chance.top),
@@ -295,13 +295,13 @@ def encode_chance(chance: Chance) -> ring_pb2.Chance:
     )
 
 
-def decode_chance(message: ring_pb2.Chance) -> Chance:
+def decode_logprob(message: ring_pb2.Chance) -> Logprob:
     tokens, logprobs = few(message.top_tokens, "likeliest tokens"), message.top_logprobs
     require(len(tokens) == len(logprobs), f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
-    return Chance(message.logprob, tuple(zip(tokens, logprobs)))
+    return Logprob(message.logprob, tuple(zip(tokens, logprobs)))
 
 
-def encode_lesson(lesson: Lesson) -> ring_pb2.Lesson:
+def encode_feature_batch(lesson: FeatureBatch) -> ring_pb2.Lesson:
     return ring_pb2.Lesson(
         sequence=lesson.sequence,
         start=lesson.start,
@@ -312,11 +312,11 @@ def encode_lesson(lesson: Lesson) -> ring_pb2.Lesson:
     )
 
 
-def decode_lesson(message: ring_pb2.Lesson) -> Lesson:
+def decode_feature_batch(message: ring_pb2.Lesson) -> FeatureBatch:
     bonus = message.bonus if message.HasField("bonus") else None
     step = message.step if message.HasField("step") else None
     tokens, forced = tuple(message.tokens), tuple(message.forced)
-    return Lesson(message.sequence, message.start, tokens, bonus, step, forced)
+    return FeatureBatch(message.sequence, message.start, tokens, bonus, step, forced)
 
 
 def encode_drafts(drafts: Drafts) -> ring_pb2.Drafts:

@@ -17,14 +17,14 @@ import zmq
 
 from specsot.errors import Overloaded, Refused, Unavailable, WireError
 from specsot.links import Inbox
-from specsot.rpc.dial import PATIENCE
-from specsot.rpc.meeting import Place
-from specsot.rpc.peers import Ear, Peer
+from specsot.rpc.dial import DIAL_SECONDS
+from specsot.rpc.meeting import Endpoint
+from specsot.rpc.peers import Peer, Receiver
 from specsot.rpc.serve import reason, split_address
 from specsot.tasks import start
 from specsot.v1 import ring_pb2
 from specsot.wire.checks import parse
-from specsot.zmq.sockets import Events, Keys, Socket, Sockets, checked_key, in_words
+from specsot.zmq.sockets import Keys, Socket, SocketEvents, Sockets, checked_key, event_in_words
 
 MOST_LINKS = 256  # to one member at once
 
@@ -34,13 +34,13 @@ class ZmqHost:
     elsewhere they are ports of the same host, and CURVE lets the expected key in alone.
     """
 
-    def __init__(self, listen: str, inbox: Inbox, sockets: Sockets, patience: float = PATIENCE) -> None:
+    def __init__(self, listen: str, inbox: Inbox, sockets: Sockets, patience: float = DIAL_SECONDS) -> None:
         self._listen, self._inbox, self._sockets, self._patience = listen, inbox, sockets, patience
         self._folder: str | None = None
         self._numbers = itertools.count()
         self._links: set[asyncio.Task[None]] = set()
 
-    async def expect(self, peer: Peer, key: bytes) -> Place:
+    async def expect(self, peer: Peer, key: bytes) -> Endpoint:
         """A place for one link. Raises WireError, Overloaded, Unavailable."""
         if len(self._links) >= MOST_LINKS:
             raise Overloaded(f"{len(self._links)} links come in already, {MOST_LINKS} are allowed")
@@ -50,25 +50,25 @@ class ZmqHost:
         self._sockets.guests.admit(name, checked_key(key))
         return self._settle(name, peer, Keys.made(), f"tcp://{await self._interface()}:*")
 
-    def _settle(self, name: str, peer: Peer, keys: Keys | None, endpoint: str) -> Place:
+    def _settle(self, name: str, peer: Peer, keys: Keys | None, endpoint: str) -> Endpoint:
         socket = self._sockets.receiving(name, keys)
-        events = Events(socket, sending=False)
+        events = SocketEvents(socket, sending=False)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             events.close()
             self._sockets.forget(name)
-            raise Unavailable(f"cannot listen at {endpoint}: {in_words(error)}") from None
-        link = start(self._attend(name, socket, events, Ear(peer, self._inbox)))
+            raise Unavailable(f"cannot listen at {endpoint}: {event_in_words(error)}") from None
+        link = start(self._attend(name, socket, events, Receiver(peer, self._inbox)))
         self._links.add(link)
         link.add_done_callback(self._links.discard)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
         if keys is None:
-            return Place(path=bound.decode().rstrip("\0").removeprefix("ipc://"))
-        return Place(port=int(bound.decode().rstrip("\0").rpartition(":")[2]), key=keys.public)
+            return Endpoint(path=bound.decode().rstrip("\0").removeprefix("ipc://"))
+        return Endpoint(port=int(bound.decode().rstrip("\0").rpartition(":")[2]), key=keys.public)
 
-    async def _attend(self, name: str, socket: Socket, events: Events, ear: Ear) -> None:
+    async def _attend(self, name: str, socket: Socket, events: SocketEvents, ear: Receiver) -> None:
         """One link, from its peer's coming to its end. Who never comes is told by its own patience."""
         try:
             async with asyncio.timeout(self._patience):
@@ -81,7 +81,7 @@ class ZmqHost:
             events.close()
             self._sockets.forget(name)
 
-    async def _listen_to(self, socket: Socket, events: Events, ear: Ear) -> None:
+    async def _listen_to(self, socket: Socket, events: SocketEvents, ear: Receiver) -> None:
         """Until goodbye, or the end of the connection and of all that came before it."""
         reading = asyncio.create_task(_read(socket, ear))
         ending = asyncio.create_task(_drain(socket, events))
@@ -120,7 +120,7 @@ class ZmqHost:
         return f"[{address}]" if ":" in address else address
 
 
-async def _welcome(socket: Socket, events: Events) -> None:
+async def _welcome(socket: Socket, events: SocketEvents) -> None:
     """The peer's first word tells which connection is its own."""
     frame = await socket.recv(copy=False)
     if not _request(frame).HasField("hello"):
@@ -128,12 +128,12 @@ async def _welcome(socket: Socket, events: Events) -> None:
     events.only(frame.get(zmq.SRCFD))
 
 
-async def _read(socket: Socket, ear: Ear) -> None:
+async def _read(socket: Socket, ear: Receiver) -> None:
     while not ear.over:
         ear.hear(_request(await socket.recv(copy=False)))
 
 
-async def _drain(socket: Socket, events: Events) -> None:
+async def _drain(socket: Socket, events: SocketEvents) -> None:
     """Returns when the connection has ended and everything that came over it is read."""
     await events.down.wait()
     while await socket.poll(0):  # noqa: ASYNC110 - ZMQ tells by no event that a queue is empty

@@ -12,26 +12,26 @@ import zmq
 from specsot.errors import Unavailable, WireError
 from specsot.links import Inbox
 from specsot.members import PROTOCOL, Kind
-from specsot.rpc.dial import PATIENCE
-from specsot.rpc.meeting import Place, meet
+from specsot.rpc.dial import DIAL_SECONDS
+from specsot.rpc.meeting import Endpoint, negotiate
 from specsot.rpc.sending import SendingEnd
 from specsot.rpc.serve import split_address
 from specsot.rpc.tls import PLAIN, Tls
 from specsot.v1 import ring_pb2
-from specsot.zmq.sockets import Events, Keys, Socket, Sockets, in_words
+from specsot.zmq.sockets import Keys, Socket, SocketEvents, Sockets, event_in_words
 
 
 class ZmqWire:
     """One connection, as a sending end wants it."""
 
-    def __init__(self, socket: Socket, events: Events) -> None:
+    def __init__(self, socket: Socket, events: SocketEvents) -> None:
         self._socket, self._events = socket, events
 
     async def write(self, data: bytes) -> None:
         try:
             await self._socket.send(data, copy=False)
         except zmq.ZMQError as error:
-            raise Unavailable(f"the connection has ended: {in_words(error)}") from None
+            raise Unavailable(f"the connection has ended: {event_in_words(error)}") from None
 
     async def finish(self) -> None:
         """Goodbye says it all."""
@@ -51,7 +51,7 @@ class ZmqDialer:
         sender: str,
         sockets: Sockets,
         inbox: Inbox | None = None,
-        patience: float = PATIENCE,
+        patience: float = DIAL_SECONDS,
         tls: Tls = PLAIN,
     ) -> None:
         self._sender, self._sockets, self._inbox = sender, sockets, inbox
@@ -61,10 +61,10 @@ class ZmqDialer:
         """Raises Unavailable (nobody there), Refused (a peer of another protocol), WireError."""
         keys = None if address.startswith("unix:") else Keys.made()
         shown = keys.public if keys else b""
-        name, place = await meet(address, self._sender, epoch, shown, kind, self._patience, self._tls)
+        name, place = await negotiate(address, self._sender, epoch, shown, kind, self._patience, self._tls)
         endpoint = endpoint_of(address, place)
         socket = self._sockets.sending(keys, place.key)
-        events = Events(socket, sending=True)
+        events = SocketEvents(socket, sending=True)
         wire = ZmqWire(socket, events)
         try:
             await self._connect(socket, events, endpoint)
@@ -74,11 +74,11 @@ class ZmqDialer:
             raise
         return SendingEnd(wire, name, epoch, self._inbox)
 
-    async def _connect(self, socket: Socket, events: Events, endpoint: str) -> None:
+    async def _connect(self, socket: Socket, events: SocketEvents, endpoint: str) -> None:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            raise Unavailable(f"cannot connect to {endpoint}: {in_words(error)}") from None
+            raise Unavailable(f"cannot connect to {endpoint}: {event_in_words(error)}") from None
         waits = [asyncio.create_task(event.wait()) for event in (events.up, events.down)]
         await asyncio.wait(waits, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -92,7 +92,7 @@ class ZmqDialer:
         return ring_pb2.CarryRequest(hello=hello).SerializeToString()
 
 
-def endpoint_of(address: str, place: Place) -> str:
+def endpoint_of(address: str, place: Endpoint) -> str:
     """Where to connect: what was reached by TCP names a port there, and only a unix socket's peer a path."""
     if address.startswith("unix:") != (place.path is not None):
         raise WireError(f"{address} named {'a path' if place.path else 'a port'}, which is not where it is")

@@ -134,7 +134,7 @@ class Sockets:
         self._authenticator.configure_curve_callback(place, self.guests)
 
 
-class Events:
+class SocketEvents:
     """News of a socket's connection. Over TCP strangers may knock at a receiving end: `only` names ours.
 
     up: it stands. down: it does not any more, or never will. Of a receiving end, only ends behind `up` count:
@@ -180,5 +180,5 @@ class Events:
             self.down.set()
 
 
-def in_words(error: zmq.ZMQError) -> str:
+def event_in_words(error: zmq.ZMQError) -> str:
     return os.strerror(error.errno).lower() if error.errno else str(error)
