@@ -14,10 +14,10 @@ from pathlib import Path
 
 import structlog
 
+from specsot.core.info import Info
 from specsot.drafting import DEFAULT, DraftOptions
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot.info import Info
 from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot.members import (
     AS_PUBLISHED,

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsot.constraint import SpellingHabits
-from specsot.constraint.answers import AnswerAutomaton
-from specsot.constraint.compiling import compile_form
-from specsot.constraint.walker import MatcherNode
+from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import InvalidRequest
-from specsot.forms import Form
-from specsot.vocabulary import Vocabulary, describe, read_vocabulary
+from specsot.grammar import SpellingHabits
+from specsot.grammar.answers import AnswerAutomaton
+from specsot.grammar.matchers import MatcherNode, compile_form
+from specsot.params import Form
 from tests.constraint.forms import FORMS, has_form, schema
 from tests.constraint.vocabularies import CROSSING, SINGLE, token_ids
 

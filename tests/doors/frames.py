@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from specsot.core.frames import Draft, Drafts, Frame, Opening, Order, Outcome, PromptChunk, Result, tokens_of
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree, chain
 from specsot.events import Event, Numbered
-from specsot.frames import Draft, Drafts, Frame, Opening, Order, Outcome, PromptChunk, Result, tokens_of
-from specsot.pages import PageTable
 from specsot.params import Ask
-from specsot.tree import Tree, chain
 from specsot_master.engine import Caller, Engine, EngineConfig, RingState
 from specsot_master.prompts import Prompts
 from specsot_worker.judge import DecodeState, accept_prompt, accept_tree

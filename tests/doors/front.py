@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
+from specsot.core.info import Info
 from specsot.errors import SpecsotError
 from specsot.events import Event, Numbered
-from specsot.info import Info
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.v1 import master_pb2, master_pb2_grpc

@@ -14,10 +14,10 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from specsot.core.frames import Frame, Opening
+from specsot.core.info import Info
 from specsot.errors import TimedOut
 from specsot.events import Event, Finished
-from specsot.frames import Frame, Opening
-from specsot.info import Info
 from specsot.params import Ask, Limits, Message
 from specsot.v1 import master_pb2
 from specsot.wire.requests import encode_ask

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from specsot.info import RequestsInfo
+from specsot.core.info import RequestsInfo
 from specsot.rpc.client import MasterClient
 from specsot_master.engine import EngineConfig
 from tests.doors.front import front, outcome, told

@@ -16,7 +16,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from specsot.info import Info, ModelInfo
+from specsot.core.info import Info, ModelInfo
 from specsot.rpc.client import MasterClient
 from specsot.v1 import master_pb2
 from specsot_master.engine import EngineConfig

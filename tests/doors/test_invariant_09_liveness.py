@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from specsot.core.frames import Result
 from specsot.events import Numbered
-from specsot.frames import Result
 from specsot.members import Configuration, Ready, Registration
 from specsot.params import Ask
 from specsot.rpc.options import PUBLIC_BYTES, Keepalive, Terms

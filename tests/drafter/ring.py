@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from specsot.frames import Draft, Features, Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment
+from specsot.core.frames import Draft, Features, Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment
+from specsot.core.tree import Tree, single
 from specsot.members import Configuration, Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.tree import Tree, single
 from specsot_drafter import growth
 from specsot_drafter.descent import GraphInput, max_due_rows
 from specsot_drafter.engine import DraftEngine

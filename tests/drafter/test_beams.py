@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from specsot.core.frames import FeatureBatch, Features
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot.frames import FeatureBatch, Features
 from specsot.members import Range, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder

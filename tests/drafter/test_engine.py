@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from specsot.core.frames import Draft, FeatureBatch, Features, Opening
+from specsot.core.tree import Tree, depths, single
 from specsot.errors import WireError
-from specsot.frames import Draft, FeatureBatch, Features, Opening
 from specsot.members import Curve, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.kv import KVPages
-from specsot.tree import Tree, depths, single
 from specsot_drafter.acceptance import PRIOR_ACCEPTANCE
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specsot.frames import FeatureBatch
-from specsot.tree import Tree
+from specsot.core.frames import FeatureBatch
+from specsot.core.tree import Tree
 from specsot_drafter.flights import ROOT_ONLY, PendingTree, PendingTrees, common_prefix
 
 # 5 -> 6 -> 7 are the drafter's own; 8 below 7 and 9 below the root came from elsewhere.

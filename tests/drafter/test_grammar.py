@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.constraint import Grammar, TokenAutomaton, automaton, grammar_of
-from specsot.constraint.answers import AnswerAutomaton
-from specsot.forms import Form
-from specsot.frames import FeatureBatch, Features
+from specsot.core.frames import FeatureBatch, Features
+from specsot.core.skeleton import PlanRules
+from specsot.core.tree import Tree, path
+from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.grammar import Grammar, TokenAutomaton, automaton, grammar_of
+from specsot.grammar.answers import AnswerAutomaton
 from specsot.members import TreeShape
-from specsot.skeleton import PlanRules
-from specsot.tree import Tree, path
-from specsot.vocabulary import Vocabulary, read_vocabulary
+from specsot.params import Form
 from specsot_drafter.drafters import eagle
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.grammar import filter_candidates

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from specsot.frames import FeatureBatch, Features
+from specsot.core.frames import FeatureBatch, Features
+from specsot.core.tree import Tree
 from specsot.members import TreeShape
 from specsot.params import DrafterName
-from specsot.tree import Tree
 from specsot_drafter.drafters.ngram import NgramProposer
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.rules import BudgetPolicy, FixedBudget

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specsot.frames import FeatureBatch, Features
+from specsot.core.frames import FeatureBatch, Features
 from specsot_drafter.drafters.ngram import NgramProposer
 from specsot_drafter.texts import DraftSequences
 from tests.drafter.ring import opening

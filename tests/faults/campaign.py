@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from specsot.info import ReplicaInfo
+from specsot.core.info import ReplicaInfo
 from specsot.params import Ask, Limits
 from specsot.rpc.pulse import BUSY_FACTOR, Heartbeat
 from tests.faults.checker import HARMLESS, check, tell

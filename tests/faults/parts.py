@@ -13,9 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from specsot.constraint import Grammar
-from specsot.errors import ModelError
-from specsot.frames import (
+from specsot.core.frames import (
     Draft,
     FeatureBatch,
     Features,
@@ -26,10 +24,12 @@ from specsot.frames import (
     TreeSegment,
     tokens_of,
 )
+from specsot.core.tree import Tree
+from specsot.errors import ModelError
+from specsot.grammar import Grammar
 from specsot.links import Link
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.model.config import read_config
-from specsot.tree import Tree
 from specsot_app.simulator.fake_lm import next_state, state_of
 from specsot_app.simulator.members import MockWorker, Simulator
 from specsot_drafter.part import Drafter

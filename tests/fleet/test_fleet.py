@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.frames import Close, End, Outcome, Result
 from specsot.errors import Refused, Unavailable
-from specsot.frames import Close, End, Outcome, Result
 from specsot.links import Inbox, LocalLink
 from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, StandBy, WeightBytes
 from specsot.wire.fleet import encode_upward

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from specsot.core.skeleton import MAX_POINTS, MAX_TITLE_BYTES, PlanReader
 from specsot.errors import SpecsotError
-from specsot.skeleton import MAX_POINTS, MAX_TITLE_BYTES, PlanReader
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
 from specsot.wire.carry import CarryReader
 from specsot.wire.checks import parse

@@ -156,8 +156,8 @@ def _commands(words: tuple[str, ...]) -> list[str]:
 
 def registries() -> dict[str, Any]:
     """The metrics of each member's process, in an epoch."""
+    from specsot.core.pages import PageTable
     from specsot.members import Configuration, Range, Stage
-    from specsot.pages import PageTable
     from specsot.process.figures import registry_of
     from specsot_drafter.figures import DrafterMetrics as DrafterFigures
     from specsot_worker.figures import WorkerMetrics as WorkerFigures
@@ -240,7 +240,7 @@ def descriptors() -> list[Any]:
 
 def order_message(order: Any) -> Any:
     """An order to the ring as it travels."""
-    from specsot.frames import Close, Lease, Open
+    from specsot.core.frames import Close, Lease, Open
     from specsot.wire.values import encode_close, encode_lease, encode_open
 
     return {Open: encode_open, Close: encode_close, Lease: encode_lease}[type(order)](order)

@@ -15,8 +15,8 @@ import httpx2 as httpx
 from openai import AsyncOpenAI
 from starlette.types import ASGIApp
 
-from specsot.frames import Open, Opening
-from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
+from specsot.core.frames import Open, Opening
+from specsot.core.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
 from specsot.members import Head, Range
 from specsot.params import Mode
 from specsot.rpc.tls import PLAIN, Tls

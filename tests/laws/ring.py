@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from specsot.core.frames import Close, End, Fork, Lease, Logprob, Open, Opening, Result
 from specsot.direct.links import DirectDialer, DirectHost
-from specsot.frames import Close, End, Fork, Lease, Logprob, Open, Opening, Result
 from specsot.links import Exchange, Inbox, LocalLink
 from specsot.members import CommMode, KvDtype, Layout, Quantization, TreeShape
 from specsot.membership import Part, serve_part

@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specsot.arrange import open_one
+from specsot.core.frames import Close, End, Lease, Logprob, Open, Opening, Order, Outcome, Result
+from specsot.core.kv_plan import open_one
+from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
-from specsot.frames import Close, End, Lease, Logprob, Open, Opening, Order, Outcome, Result
-from specsot.pages import PageTable
 from specsot_master.engine import RingState
 
 Script = Callable[[Opening, tuple[int, ...]], tuple[int, ...]]

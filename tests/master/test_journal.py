@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from specsot.core.frames import End, Logprob, Outcome
 from specsot.errors import InvalidRequest
-from specsot.frames import End, Logprob, Outcome
 from specsot.params import Ask, Limits, Sampling
 from specsot_master.journal import (
     JOURNAL_FILE,

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
+from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
+from specsot.core.tree import Tree
 from specsot.errors import WireError
 from specsot.events import Finished
-from specsot.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.members import Range
-from specsot.tree import Tree
 from specsot_app.ask import ask_of
 from specsot_app.local import LocalFleet, LocalOptions
 from specsot_app.simulator.fake_lm import FakeLM

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
+from specsot.core.segments import plan_reads
+from specsot.core.tree import ancestry
 from specsot.members import Layout
 from specsot.model.attention import Span, attend, plan_attention
 from specsot.model.kv import KVPages
-from specsot.model.segments import plan_reads
-from specsot.tree import ancestry
 
 pytestmark = pytest.mark.torch
 

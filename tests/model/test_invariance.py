@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.arrange import VisibleColumns
+from specsot.core.kv_plan import VisibleColumns
+from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization, Range
 from specsot.model.attention import Span, attend, plan_attention
 from specsot.model.decoder import Decoder
-from specsot.tree import ancestry, depths
 from tests.model.tiny import write_model
 
 pytestmark = pytest.mark.torch

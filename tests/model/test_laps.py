@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.core.tree import ancestry, depths
 from specsot.kernels.stretches import TableRoom, tabulate
 from specsot.members import Range
 from specsot.model.attention import Span, plan_readings, plan_with_kernel
@@ -28,7 +29,6 @@ from specsot.model.laps import (
     bucket_of,
 )
 from specsot.model.measure import measure_rows
-from specsot.tree import ancestry, depths
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:

@@ -15,8 +15,8 @@ from opentelemetry import propagate as propagate
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from specsot.core.info import Info
 from specsot.errors import Overloaded
-from specsot.info import Info
 from specsot.params import Ask, Limits
 from specsot.rpc.tracing import outgoing
 from specsot.tracing import Tracer, caller, current, followed, trace_of

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from specsot.arrange import tree_depth_limit, window_of
-from specsot.frames import Opening
-from specsot.pages import PageTable, RowPruning, most_held
+from specsot.core.frames import Opening
+from specsot.core.kv_plan import tree_depth_limit, window_of
+from specsot.core.pages import PageTable, RowPruning, most_held
+from specsot.core.tree import Tree, chain, shallow
 from specsot.params import HeadWindows, Pruning, Window
-from specsot.tree import Tree, chain, shallow
 
 
 def test_a_tree_ends_at_the_next_pruning_and_is_no_deeper_than_a_window():

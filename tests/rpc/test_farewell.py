@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from specsot.frames import Result
+from specsot.core.frames import Result
 from specsot.rpc.sending import SendingEnd
 
 FAREWELL = 0.2  # seconds

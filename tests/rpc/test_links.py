@@ -14,8 +14,8 @@ import grpc
 import pytest
 import torch
 
+from specsot.core.frames import Drafts, Frame, PromptChunk, Result
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.frames import Drafts, Frame, PromptChunk, Result
 from specsot.links import Inbox, Lost, close_in_background
 from specsot.members import Tap
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService

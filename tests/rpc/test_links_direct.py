@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.core.frames import Drafts, Frame, PromptChunk
 from specsot.direct.channel import RECEIVER, SENDER, Channel, Make, group_on
 from specsot.direct.links import DirectDialer, DirectHost
 from specsot.direct.parcels import pack, stamp_of
 from specsot.direct.rows import PendingRows
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.frames import Drafts, Frame, PromptChunk
 from specsot.links import Inbox, Lost
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.meeting import Endpoint, negotiate

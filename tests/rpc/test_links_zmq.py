@@ -16,8 +16,8 @@ import pytest
 import torch
 import zmq
 
+from specsot.core.frames import Drafts, Frame
 from specsot.errors import Refused, SpecsotError, Unavailable, WireError
-from specsot.frames import Drafts, Frame
 from specsot.links import Inbox, Lost
 from specsot.members import PROTOCOL, Tap
 from specsot.rpc.links import SERVICE, RingService

@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import grpc
 import pytest
 
+from specsot.core.info import Info, MemberInfo, ModelInfo, PagesInfo
 from specsot.errors import InvalidRequest, Overloaded, Unavailable
 from specsot.events import Finished, MergedText, Numbered, Reason, SkeletonText, Started, Statistics
-from specsot.info import Info, MemberInfo, ModelInfo, PagesInfo
 from specsot.members import Range
 from specsot.params import Ask, Limits
 from specsot.rpc.client import MasterClient, connect

@@ -17,8 +17,8 @@ import grpc
 import pytest
 import uvloop
 
+from specsot.core.frames import Close, Lease, Open, Opening, Outcome, Result
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.frames import Close, Lease, Open, Opening, Outcome, Result
 from specsot.links import Inbox, Link, Lost
 from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
 from specsot.rpc.outbox import SendQueue

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from specsot.info import Info, Rebalanced
+from specsot.core.info import Info, Rebalanced
 from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.serve import GrpcServer
 from specsot.rpc.tls import Tls

@@ -11,8 +11,8 @@ import pytest
 import torch
 from cryptography.hazmat.primitives import serialization as form
 
+from specsot.core.frames import Drafts, Frame, Result
 from specsot.errors import InvalidRequest, Refused, Unavailable
-from specsot.frames import Drafts, Frame, Result
 from specsot.links import Inbox, Lost
 from specsot.members import Configuration, Range, Stage
 from specsot.rpc.links import GrpcDialer

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.core.frames import Drafts, FeatureBatch, Features, Frame
 from specsot.errors import WireError
-from specsot.frames import Drafts, FeatureBatch, Features, Frame
 from specsot.v1 import ring_pb2
 from specsot.wire.carry import Carried, CarryReader, encode_carry
 from specsot.wire.pieces import PIECE_BYTES

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.core.frames import Drafts, Features, Frame
 from specsot.errors import InvalidRequest, WireError
-from specsot.forms import MAX_FORM_BYTES
-from specsot.frames import Drafts, Features, Frame
 from specsot.members import Tap
-from specsot.params import Ask
+from specsot.params import MAX_FORM_BYTES, Ask
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
 from specsot.wire.carry import CarryReader, encode_carry
 from specsot.wire.checks import parse

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from specsot import events as ev
-from specsot import frames as fr
-from specsot import info, members, params
+from specsot import members, params
+from specsot.core import frames as fr
+from specsot.core import info
 from specsot.errors import WireError
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
 from specsot.wire.carry import CarryReader, encode_carry

@@ -10,10 +10,10 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field
 
-from specsot.arrange import KvPlan, plan_frame
-from specsot.frames import Draft, Drafts, Frame, Opening, Outcome, PromptChunk, Result, tokens_of
-from specsot.pages import PageTable
-from specsot.tree import Tree
+from specsot.core.frames import Draft, Drafts, Frame, Opening, Outcome, PromptChunk, Result, tokens_of
+from specsot.core.kv_plan import KvPlan, plan_frame
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree
 from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
 from specsot_worker.sequencer import Sequencer
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specsot.compute import Compute
-from specsot.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
+from specsot.core.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
 from specsot.errors import Hung
 from specsot.links import Arrival, Inbox
 from specsot.members import Broken

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from specsot.constraint import SpellingHabits
-from specsot.frames import End, Opening, PromptChunk, TreeSegment
-from specsot.tree import Tree, chain
+from specsot.core.frames import End, Opening, PromptChunk, TreeSegment
+from specsot.core.tree import Tree, chain
+from specsot.grammar import SpellingHabits
 from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
 from specsot_worker.nodes import grammar_masks
 

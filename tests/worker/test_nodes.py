@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from specsot.frames import Opening, TreeSegment
-from specsot.tree import Tree
-from specsot.vocabulary import Vocabulary, describe
+from specsot.core.frames import Opening, TreeSegment
+from specsot.core.tree import Tree
+from specsot.core.vocabulary import Vocabulary, describe
 from specsot_worker.judge import DecodeState
 from specsot_worker.nodes import grammar_masks
 

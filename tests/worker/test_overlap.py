@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specsot.frames import (
+from specsot.core.frames import (
     Draft,
     Drafts,
     Fork,
@@ -16,8 +16,8 @@ from specsot.frames import (
     Result,
     TreeSegment,
 )
-from specsot.pages import PageTable
-from specsot.tree import chain
+from specsot.core.pages import PageTable
+from specsot.core.tree import chain
 from specsot_worker.flow import PipelineDepth
 from specsot_worker.patience import SLOW_TREE_FACTOR, DraftTimeout
 from specsot_worker.sequencer import FrameBudget, Sequencer

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from specsot.frames import (
+from specsot.core.frames import (
     Close,
     Draft,
     Drafts,
@@ -18,8 +18,8 @@ from specsot.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.pages import PageTable
-from specsot.tree import chain
+from specsot.core.pages import PageTable
+from specsot.core.tree import chain
 from specsot_worker.patience import MAX_UNSENT_ROWS, DraftTimeout
 from specsot_worker.sequencer import FrameBudget, Sequencer
 from tests.conftest import seeds

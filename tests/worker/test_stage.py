@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from specsot.frames import Frame, Opening, PromptChunk
+from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.members import Layout, Range
 from tests.models import write_base
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from specsot.frames import (
+from specsot.core.frames import (
     Draft,
     Drafts,
     Fork,
@@ -16,8 +16,8 @@ from specsot.frames import (
     Result,
     TreeSegment,
 )
-from specsot.pages import PageTable
-from specsot.tree import Tree
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree
 from specsot_worker.flow import CHUNK_DIVISORS, PipelineDepth
 from specsot_worker.patience import DraftTimeout
 from specsot_worker.sequencer import PREFILL_SHARE, FrameBudget, Sequencer

@@ -7,10 +7,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from specsot.frames import Logprob, Opening, Outcome  # noqa: E402
+from specsot.core.frames import Logprob, Opening, Outcome  # noqa: E402
+from specsot.core.tree import (  # noqa: E402
+    Tree,
+    accept,
+    path,
+    single,
+)
 from specsot.params import Sampling  # noqa: E402
-from specsot.tree import Tree, path, single  # noqa: E402
-from specsot.verify import accept  # noqa: E402
 from specsot_worker.chances import add_logprobs  # noqa: E402
 from specsot_worker.history import TokenCounts  # noqa: E402
 from specsot_worker.judge import DecodeState, accept_tree  # noqa: E402

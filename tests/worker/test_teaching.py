@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from specsot.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment  # noqa: E402
+from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment  # noqa: E402
+from specsot.core.tree import Tree, chain  # noqa: E402
 from specsot.params import Window  # noqa: E402
-from specsot.tree import Tree, chain  # noqa: E402
 from specsot_worker.features import FeatureStore  # noqa: E402
 from specsot_worker.pace import LapClock  # noqa: E402
 from specsot_worker.teaching import MAX_ROWS_PER_LAP, FeatureStream  # noqa: E402

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specsot.frames import Frame, Opening, PromptChunk, Segment, TreeSegment
-from specsot.tree import Tree, depths
+from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment
+from specsot.core.tree import Tree, depths
 
 if TYPE_CHECKING:
     import torch

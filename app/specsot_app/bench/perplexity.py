@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import torch
 
+from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.errors import InvalidRequest
-from specsot.frames import Frame, Opening, PromptChunk
 from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from specsot.info import Info
+from specsot.core.info import Info
 from specsot_app.commands import options
 from specsot_app.event_loop import run_until_signal
 from specsot_app.reaching import Reach, reach_of

@@ -15,7 +15,7 @@ from specsot_app.event_loop import run_until_signal
 from specsot_app.reaching import Reach, reach_of
 
 if TYPE_CHECKING:
-    from specsot.info import Info, Rebalanced
+    from specsot.core.info import Info, Rebalanced
     from specsot.rpc.client import MasterClient
 
 PAUSE = 0.1  # seconds between looks at a ring that is not complete yet

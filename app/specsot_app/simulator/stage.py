@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from specsot.arrange import KvPlan, SegmentPlan, plan_frame
+from specsot.core.frames import Frame, Segment, TreeSegment, tokens_of
+from specsot.core.kv_plan import KvPlan, SegmentPlan, plan_frame
+from specsot.core.pages import PageTable
 from specsot.errors import WireError
-from specsot.frames import Frame, Segment, TreeSegment, tokens_of
 from specsot.members import Range
-from specsot.pages import PageTable
 from specsot_app.simulator.fake_lm import EMPTY_STATE, FakeLM, next_state
 
 SpendTime = Callable[[int], None]  # takes as long as so many rows take

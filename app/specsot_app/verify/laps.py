@@ -8,10 +8,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specsot.frames import FeatureBatch, Features, Frame, Opening, PromptChunk, Segment, TreeSegment, rows_of
+from specsot.core.frames import (
+    FeatureBatch,
+    Features,
+    Frame,
+    Opening,
+    PromptChunk,
+    Segment,
+    TreeSegment,
+    rows_of,
+)
+from specsot.core.tree import Tree, single
 from specsot.members import Configuration, TreeShape
 from specsot.model.decoder import Decoder
-from specsot.tree import Tree, single
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.single import make_engine

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
+from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
+from specsot.core.tree import single
 from specsot.errors import InvalidRequest
-from specsot.frames import Frame, Opening, PromptChunk, TreeSegment
 from specsot.members import Range
 from specsot.model.decoder import Decoder
-from specsot.tree import single
 from specsot_app.bench.results import named, write_results
 from specsot_lab.bench.gpu_drafts import measure_drafts
 from specsot_lab.bench.gpu_floors import Speeds, floor_of_lap, measure_speeds

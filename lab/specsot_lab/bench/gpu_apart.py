@@ -18,8 +18,8 @@ from typing import Any
 
 import uvloop
 
+from specsot.core.frames import Result
 from specsot.direct.links import DirectDialer, DirectHost
-from specsot.frames import Result
 from specsot.links import Dialer, Inbox, LocalLink
 from specsot.members import Configuration, Ready, Stage, Transport
 from specsot.membership import serve_part

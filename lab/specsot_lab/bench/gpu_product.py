@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, cycle, islice
 
-from specsot.forms import Form
-from specsot.frames import Frame, Opening, PromptChunk
+from specsot.core.frames import Frame, Opening, PromptChunk
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import Vocabulary, describe
 from specsot.members import Curve, TreeShape
 from specsot.model.decoder import Decoder
 from specsot.model.measure import measure_rows
-from specsot.params import Sampling
-from specsot.skeleton import PlanRules
-from specsot.vocabulary import Vocabulary, describe
+from specsot.params import Form, Sampling
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.measure import measure_levels
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head

@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from specsot.constraint import Grammar, grammar_of
-from specsot.forms import Form
-from specsot.frames import (
+from specsot.core.frames import (
     Close,
     Drafts,
     Fork,
@@ -28,12 +26,13 @@ from specsot.frames import (
     TreeSegment,
     rows_of,
 )
+from specsot.core.pages import PageTable
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import Vocabulary
+from specsot.grammar import Grammar, grammar_of
 from specsot.members import Configuration, Curve, TreeShape
 from specsot.model.decoder import Decoder
-from specsot.pages import PageTable
-from specsot.params import Sampling
-from specsot.skeleton import PlanRules
-from specsot.vocabulary import Vocabulary
+from specsot.params import Form, Sampling
 from specsot_drafter.drafters.eagle import EagleProposer
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead

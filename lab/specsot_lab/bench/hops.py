@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from specsot.frames import Frame
+from specsot.core.frames import Frame
 from specsot.links import Dialer, Inbox, Link
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.serve import open_server

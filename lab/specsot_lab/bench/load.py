@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from specsot.info import Info
+from specsot.core.info import Info
 from specsot.params import Ask, Limits, Mode
 from specsot.rpc.client import connect
 from specsot_app.bench.results import Row, write_results

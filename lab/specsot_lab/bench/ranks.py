@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specsot.frames import FeatureBatch, Features, Frame, Opening, PromptChunk
+from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptChunk
 from specsot.members import Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder

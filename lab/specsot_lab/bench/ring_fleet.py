@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specsot.core.frames import Close, Fork, Open, Opening, Result
 from specsot.errors import Unavailable
-from specsot.frames import Close, Fork, Open, Opening, Result
 from specsot.links import Dialer, Inbox, Link, LocalLink
 from specsot.members import Configuration, Registration
 from specsot.membership import Part, serve_part

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import torch
 
+from specsot.core.frames import Draft, FeatureBatch, Features, Opening
+from specsot.core.tree import Tree
+from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
-from specsot.frames import Draft, FeatureBatch, Features, Opening
 from specsot.members import Configuration
 from specsot.params import DrafterName
-from specsot.tree import Tree
-from specsot.vocabulary import Vocabulary
 from specsot_drafter.drafters import Proposer
 from specsot_drafter.flights import ROOT_ONLY, PendingTrees
 from specsot_drafter.lanes import IDLE_REST_LAPS, Clock, Speculator, forced_chain, graft_forced

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from specsot.frames import Drafts
+from specsot.core.frames import Drafts
 from specsot.members import Configuration
 from specsot.process.figures import LAP_BUCKETS, PolledCollector
 from specsot_drafter.watching import DrafterObserver

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specsot.frames import FeatureBatch
-from specsot.tree import Tree, children
+from specsot.core.frames import FeatureBatch
+from specsot.core.tree import Tree, children
 from specsot_drafter.tuning import TreeOutcome
 
 ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specsot.arrange import window_of
+from specsot.core.frames import FeatureBatch, Features
+from specsot.core.kv_plan import window_of
 from specsot.errors import NotFound, Overloaded, WireError
-from specsot.frames import FeatureBatch, Features
 from specsot_drafter.extension import DueRows, compute_rows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import DraftHead

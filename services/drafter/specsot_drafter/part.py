@@ -11,9 +11,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from specsot.compute import Compute
-from specsot.deadline import Deadline
+from specsot.core.deadline import Deadline
+from specsot.core.frames import Drafts, Features
 from specsot.errors import Unavailable
-from specsot.frames import Drafts, Features
 from specsot.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot.members import Configuration, Ready, Registration, Tap
 from specsot.membership import report_progress

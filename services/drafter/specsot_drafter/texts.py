@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from specsot.constraint import Grammar, IsolatedGrammar, grammar_of
+from specsot.core.frames import FeatureBatch, Opening
+from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
-from specsot.frames import FeatureBatch, Opening
+from specsot.grammar import Grammar, IsolatedGrammar, grammar_of
 from specsot.params import MAX_TOKENS
-from specsot.vocabulary import Vocabulary
 from specsot_drafter.standing import GrammarState, own_tokens
 
 

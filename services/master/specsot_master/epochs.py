@@ -11,8 +11,8 @@ from typing import Any
 
 import structlog
 
+from specsot.core.info import Rebalanced
 from specsot.errors import Refused, SpecsotError, Unavailable
-from specsot.info import Rebalanced
 from specsot.links import Link
 from specsot.members import Configuration, Disband, Progress, Registration, Rejoined, StandBy
 from specsot.rpc.pulse import SilenceTimer

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from specsot.core.frames import Order, Result
+from specsot.core.info import MemberInfo, Rebalanced
 from specsot.errors import Unavailable
-from specsot.frames import Order, Result
-from specsot.info import MemberInfo, Rebalanced
 from specsot.links import Link
 from specsot.members import Broken, Configuration, Leaving, Progress, Ready, Registration, StandBy
 from specsot.params import DrafterName

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from grpc.aio import ServicerContext
 
+from specsot.core.info import Info, Rebalanced
 from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
 from specsot.events import Numbered
-from specsot.info import Info, Rebalanced
 from specsot.links import Link
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
 from specsot.params import Ask

@@ -21,8 +21,8 @@ from typing import Any
 
 import structlog
 
+from specsot.core.frames import End, Logprob, Outcome
 from specsot.errors import InvalidRequest
-from specsot.frames import End, Logprob, Outcome
 from specsot.params import Ask
 from specsot.tasks import start
 from specsot.v1 import master_pb2

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from specsot.core.frames import Result
+from specsot.core.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
-from specsot.frames import Result
-from specsot.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.links import Link
 from specsot.members import Registration
 from specsot.model.config import read_config

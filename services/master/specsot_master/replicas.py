@@ -12,8 +12,8 @@ from hashlib import blake2b
 
 import structlog
 
+from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import InvalidRequest
-from specsot.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.links import Link
 from specsot.members import Registration
 from specsot.params import Ask

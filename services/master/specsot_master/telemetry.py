@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from specsot.core.frames import Result
+from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import SpecsotError
 from specsot.events import (
     BranchFinished,
@@ -25,8 +27,6 @@ from specsot.events import (
     Started,
     Statistics,
 )
-from specsot.frames import Result
-from specsot.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.params import Ask
 from specsot.process.figures import LAP_BUCKETS as LAP_SECONDS
 from specsot.process.figures import PolledCollector, registry_of

@@ -11,7 +11,7 @@ from itertools import islice
 
 import torch
 
-from specsot.frames import Logprob, Outcome
+from specsot.core.frames import Logprob, Outcome
 from specsot_worker.targets import TargetQuery
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from specsot.frames import Frame, Result, rows_of
+from specsot.core.frames import Frame, Result, rows_of
+from specsot.core.pages import PageTable
 from specsot.members import Configuration
-from specsot.pages import PageTable
 from specsot.process.figures import LAP_BUCKETS, PolledCollector
 from specsot_worker.watching import WorkerObserver
 

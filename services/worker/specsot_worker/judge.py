@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specsot.constraint import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
-from specsot.frames import End, Opening, Outcome
-from specsot.tree import Tree
-from specsot.verify import accept
+from specsot.core.frames import End, Opening, Outcome
+from specsot.core.tree import Tree, accept
+from specsot.grammar import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
 from specsot_worker.history import TokenCounts
 
 

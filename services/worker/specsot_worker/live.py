@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specsot.arrange import tree_depth_limit
-from specsot.frames import Draft, Open, Opening, Outcome, PromptChunk, TreeSegment
-from specsot.tree import Tree, chain, shallow
+from specsot.core.frames import Draft, Open, Opening, Outcome, PromptChunk, TreeSegment
+from specsot.core.kv_plan import tree_depth_limit
+from specsot.core.tree import Tree, chain, shallow
 
 
 @dataclass(slots=True)

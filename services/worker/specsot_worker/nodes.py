@@ -11,9 +11,9 @@ from typing import overload
 
 import numpy as np
 
-from specsot.constraint import Grammar
-from specsot.frames import PromptChunk, TreeSegment
-from specsot.tree import Tree, depths, single
+from specsot.core.frames import PromptChunk, TreeSegment
+from specsot.core.tree import Tree, depths, single
+from specsot.grammar import Grammar
 from specsot_worker.judge import DecodeState
 
 Masks = Sequence[np.ndarray | None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from specsot.frames import Frame, TreeSegment
+from specsot.core.frames import Frame, TreeSegment
 
 RECENT_LAPS = 15  # laps
 

@@ -15,13 +15,13 @@ from typing import Any
 import structlog
 
 from specsot.compute import Compute
-from specsot.deadline import Deadline
+from specsot.core.deadline import Deadline
+from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
+from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
-from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, StandBy, Tap
 from specsot.membership import report_progress
-from specsot.pages import PageTable
 from specsot.tasks import start
 from specsot_worker.early import EarlyArrivals
 from specsot_worker.flow import PipelineDepth

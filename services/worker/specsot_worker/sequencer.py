@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specsot.arrange import open_one, policy_of
-from specsot.errors import SpecsotError
-from specsot.frames import (
+from specsot.core.frames import (
     Close,
     Drafts,
     End,
@@ -27,7 +25,9 @@ from specsot.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.pages import PageTable, most_held
+from specsot.core.kv_plan import open_one, policy_of
+from specsot.core.pages import PageTable, most_held
+from specsot.errors import SpecsotError
 from specsot_worker.flow import PipelineDepth
 from specsot_worker.live import SequenceState, new_sequence
 from specsot_worker.patience import DraftTimeout

@@ -13,10 +13,11 @@ from functools import cached_property
 
 import torch
 
-from specsot.constraint import Grammar, grammar_of, prebuild
+from specsot.core.frames import Opening
+from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.direct.standing import use_device
 from specsot.errors import ModelError
-from specsot.frames import Opening
+from specsot.grammar import Grammar, grammar_of, prebuild
 from specsot.members import Configuration, Curve, Range, Registration
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder, Loaded, LoadedParts
@@ -29,7 +30,6 @@ from specsot.model.quantization import check_quantization
 from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
 from specsot.process.options import ModelOptions
-from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_worker.features import FeatureStore
 from specsot_worker.provider import StageRunner
 from specsot_worker.stage import DecoderStage

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from specsot.errors import NotFound, Overloaded
-from specsot.frames import (
+from specsot.core.frames import (
     FeatureBatch,
     Features,
     Frame,
@@ -21,6 +20,7 @@ from specsot.frames import (
     TreeSegment,
     rows_of,
 )
+from specsot.errors import NotFound, Overloaded
 from specsot_worker.features import FeatureRows, FeatureStore
 from specsot_worker.pace import LapClock
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from specsot.constraint import Grammar, IsolatedGrammar, SpellingHabits
-from specsot.frames import (
+from specsot.core.frames import (
     End,
     Features,
     Frame,
@@ -26,7 +25,8 @@ from specsot.frames import (
     TreeSegment,
     rows_of,
 )
-from specsot.tree import single
+from specsot.core.tree import single
+from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot_worker.chances import add_logprobs
 from specsot_worker.features import FeatureStore
 from specsot_worker.history import TokenCounts

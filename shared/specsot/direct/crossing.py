@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specsot.core.frames import Frame
 from specsot.direct.rows import PendingRows
 from specsot.direct.standing import copy_stream
-from specsot.frames import Frame
 from specsot.links import Dialer, Link
 from specsot.members import Kind
 

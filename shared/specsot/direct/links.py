@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specsot.core.frames import Frame, Result
 from specsot.direct.channel import RECEIVER, SENDER, Channel, Make
 from specsot.direct.parcels import Coming, Parcel, pack, stamp_of
 from specsot.errors import Overloaded, Unavailable, WireError
-from specsot.frames import Frame, Result
 from specsot.links import Dialer, Link
 from specsot.members import Kind
 from specsot.rpc.meeting import Endpoint, negotiate

@@ -22,7 +22,7 @@ WORD = 32
 
 
 class TableSpan(Protocol):
-    """One sequence's rows in a frame: see `specsot.model.segments.Span`."""
+    """One sequence's rows in a frame: see `specsot.core.segments.Span`."""
 
     @property
     def rows(self) -> int: ...

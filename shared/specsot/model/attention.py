@@ -20,11 +20,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.arrange import HeadColumns, VisibleColumns
+from specsot.core.kv_plan import HeadColumns, VisibleColumns
+from specsot.core.segments import (
+    PageRead,
+    ReadGroup,
+    Span,
+    plan_reads,
+    read_by_head,
+    read_recent,
+    read_sinks,
+    tail_seen,
+)
 from specsot.members import Layout
 from specsot.model.rows8 import as_numbers
-from specsot.model.segments import PageRead, ReadGroup, Span, plan_reads, tail_seen
-from specsot.model.windows import read_by_head, read_recent, read_sinks
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from specsot.amounts import memory_in_words
+from specsot.core.info import memory_in_words
 from specsot.errors import ModelError
 from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import grpc
 from grpc.aio import AioRpcError
 
+from specsot.core.info import Info, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered
-from specsot.info import Info, Rebalanced
 from specsot.params import Ask
 from specsot.rpc.dial import DIAL_SECONDS, reach
 from specsot.rpc.exposure import exposed

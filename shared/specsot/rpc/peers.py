@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from specsot.core.frames import Frame
 from specsot.errors import Refused, WireError
-from specsot.frames import Frame
 from specsot.links import Inbox, Lost
 from specsot.members import MASTER, PROTOCOL
 from specsot.rpc.credentials import Role, check_role, names_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from specsot.core.frames import Drafts, Features, Frame, Payload, Result
 from specsot.errors import WireError
-from specsot.frames import Drafts, Features, Frame, Payload, Result
 from specsot.links import Lost
 from specsot.members import Tap
 from specsot.tracing import well_formed

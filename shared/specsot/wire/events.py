@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from specsot.core.skeleton import Point
 from specsot.events import (
     BranchFinished,
     BranchStarted,
@@ -24,7 +25,6 @@ from specsot.events import (
     Statistics,
     TokenLogprobs,
 )
-from specsot.skeleton import Point
 from specsot.v1 import master_pb2
 from specsot.wire.checks import chosen, few, known, require
 from specsot.wire.requests import MODE_NUMBERS, MODES

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from specsot.core.frames import Close, Lease, Open, Result
 from specsot.errors import WireError
-from specsot.frames import Close, Lease, Open, Result
 from specsot.members import (
     Beat,
     Broken,

@@ -5,7 +5,7 @@ Refuses to know schemas and regexes.
 
 from __future__ import annotations
 
-from specsot.forms import Form, refuse
+from specsot.params import Form, refuse
 from specsot.v1 import values_pb2
 
 

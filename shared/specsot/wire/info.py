@@ -5,7 +5,7 @@ Refuses to know how it was put together.
 
 from __future__ import annotations
 
-from specsot.info import (
+from specsot.core.info import (
     Info,
     LapsInfo,
     MemberInfo,

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from specsot.errors import InvalidRequest
-from specsot.frames import (
+from specsot.core.frames import (
     Close,
     Draft,
     Drafts,
@@ -27,10 +26,11 @@ from specsot.frames import (
     Segment,
     TreeSegment,
 )
+from specsot.core.skeleton import PlanRules
+from specsot.core.tree import Tree
+from specsot.errors import InvalidRequest
 from specsot.params import MAX_BIASES, DrafterName, HeadWindows, Pruning, Sampling, Window
-from specsot.skeleton import PlanRules
 from specsot.tracing import well_formed
-from specsot.tree import Tree
 from specsot.v1 import fleet_pb2, ring_pb2, values_pb2
 from specsot.wire.checks import WireError, ascending, chosen, durations, few, known, require
 from specsot.wire.forms import decode_form, encode_form

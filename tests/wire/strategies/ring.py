@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from specsot import frames as fr
 from specsot import members, params
+from specsot.core import frames as fr
 from specsot.links import Lost
 from tests.wire.strategies.asking import forms, head_windows, prunings, rules, samplings, windows
 from tests.wire.strategies.plain import (

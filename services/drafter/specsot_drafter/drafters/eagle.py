@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from specsot.arrange import window_of
-from specsot.frames import FeatureBatch, Features, Opening
+from specsot.core.frames import FeatureBatch, Features, Opening
+from specsot.core.kv_plan import window_of
 from specsot.members import TreeShape
 from specsot.model.laps import GraphCapture
 from specsot_drafter.descent import GraphInput, TreeGraphs

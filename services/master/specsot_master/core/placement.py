@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise, permutations
 from typing import Literal
 
-from specsot.amounts import memory_in_words
+from specsot.core.info import memory_in_words
 from specsot.errors import Refused, Unavailable
 from specsot.members import (
     CommMode,

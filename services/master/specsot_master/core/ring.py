@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Protocol
 
-from specsot.frames import Order
+from specsot.core.frames import Order
 from specsot.params import DrafterName, HeadWindows
 from specsot.process.option import POSITIVE, SECONDS, Option
 

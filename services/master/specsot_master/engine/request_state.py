@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specsot.core.frames import End, Fork, Logprob, Open
 from specsot.errors import Cancelled, InvalidRequest, SpecsotError
 from specsot.events import Candidate, Numbered, TokenLogprobs
-from specsot.frames import End, Fork, Logprob, Open
 from specsot.params import Ask
 from specsot.tracing import trace_of
 from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit

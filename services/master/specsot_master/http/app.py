@@ -17,8 +17,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from specsot._version import __version__
+from specsot.core.info import Info
 from specsot.errors import SpecsotError
-from specsot.info import Info
 from specsot.members import Head
 from specsot.params import Mode
 from specsot.rpc.options import Terms

@@ -3,9 +3,9 @@
 Refuses to know text, tensors and requests.
 """
 
-from specsot.constraint.automaton import Mask, State, TokenAutomaton, automaton
-from specsot.constraint.habits import LONGEST_STRETCH, SpellingHabits
-from specsot.constraint.held import Grammar, IsolatedGrammar, grammar_of, prebuild
+from specsot.grammar.automaton import Mask, State, TokenAutomaton, automaton
+from specsot.grammar.spelling import LONGEST_STRETCH, SpellingHabits
+from specsot.grammar.state import Grammar, IsolatedGrammar, grammar_of, prebuild
 
 __all__ = [
     "LONGEST_STRETCH",

@@ -1,6 +1,6 @@
-"""A draft tree as a value: tokens, parents, and what follows from them.
+"""A draft tree as a value, what follows from it, and the rule by which its nodes are accepted.
 
-Refuses to know who drafted it, the vocabulary, tensors.
+Tokens and parents of all nodes in one order: a parent stands before its children.
 """
 
 from __future__ import annotations
@@ -83,3 +83,19 @@ def path(parents: Sequence[int], node: int) -> tuple[int, ...]:
     while walk[-1]:
         walk.append(parents[walk[-1]])
     return tuple(reversed(walk))
+
+
+def accept(tree: Tree, targets: Sequence[int]) -> tuple[int, ...]:
+    """Accepted node numbers, root first.
+
+    targets: the target token at each node, in node order. A child is accepted iff its token is the
+    target at its parent; among siblings with the same token the first counts.
+    """
+    below = children(tree.parents)
+    accepted = [0]
+    while True:
+        wanted = targets[accepted[-1]]
+        found = next((node for node in below[accepted[-1]] if tree.tokens[node] == wanted), None)
+        if found is None:
+            return tuple(accepted)
+        accepted.append(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from specsot.core.skeleton import Point
 from specsot.events import (
     BranchFinished,
     BranchStarted,
@@ -21,7 +22,6 @@ from specsot.events import (
     Started,
     TokenLogprobs,
 )
-from specsot.skeleton import Point
 
 
 @dataclass(frozen=True, slots=True)

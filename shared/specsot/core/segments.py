@@ -1,13 +1,4 @@
-"""Which rows of a frame read which stretch of which page, decided once a frame, for all layers.
-
-Refuses to know tensors, heads, and who owns the sequences.
-
-Rows fall into groups of spans; each group has one softmax over its columns (column c of a span is its
-KV row c). A group is a few readings; a reading is one batched product of rows with one stretch of a
-page, or of consecutive pages. A full committed page that neighbouring spans share is read once for all
-of their rows. Batched, spans are sorted by their pages and padded to equal row counts first, so that
-more of them lie side by side.
-"""
+"""Attention reads of a frame: which rows read which columns of which page, less what KV policies hide."""
 
 from __future__ import annotations
 
@@ -20,7 +11,7 @@ from operator import and_
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot.arrange import HeadColumns, VisibleColumns
+from specsot.core.kv_plan import HeadColumns, VisibleColumns
 from specsot.members import Layout
 
 MAX_GROUP_CELLS = 1 << 20  # rows x columns of one group at most: bounds the scores one group holds per head
@@ -267,3 +258,42 @@ def tail_seen(span: Span) -> NDArray[np.bool_]:
     packed = b"".join(bits.to_bytes(size, "little") for bits in span.visible)
     shaped = np.frombuffer(packed, dtype=np.uint8).reshape(span.rows, size)
     return np.unpackbits(shaped, axis=1, count=span.tail, bitorder="little").view(bool)
+
+
+Bools = NDArray[np.bool_]
+MaskedRead = tuple[
+    PageRead, Bools
+]  # and which columns rows must not see, [rows, columns] or [rows, heads, columns]
+
+
+def read_sinks(span: Span, sight: VisibleColumns, page_rows: int) -> Iterator[MaskedRead]:
+    """Readings of the columns that are sinks to any row; none where there are none."""
+    most = max(sight.sinks)
+    for at in range(0, most, page_rows):
+        columns = np.arange(at, min(at + page_rows, most))
+        reading = PageRead(0, span.rows, 1, span.pages[at // page_rows], len(columns), at)
+        yield reading, columns >= np.array(sight.sinks)[:, None]
+
+
+def read_recent(span: Span, sight: VisibleColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
+    """Those of a span's readings in which any row sees anything else than sinks."""
+    hidden = np.ones((span.rows, span.total), dtype=bool)
+    hidden[:, : span.base] = np.arange(span.base) < np.array(sight.since)[:, None]
+    hidden[:, span.base :] = ~tail_seen(span)
+    for reading in readings:
+        cut = hidden[:, reading.at : reading.at + reading.columns]
+        if not cut.all():
+            yield reading, cut
+
+
+def read_by_head(span: Span, sight: HeadColumns, readings: Sequence[PageRead]) -> Iterator[MaskedRead]:
+    """Those of a span's readings in which any head of any row sees anything."""
+    rows = np.array(sight.positions)[:, None, None]
+    columns = np.concatenate((np.arange(span.base), sight.positions))
+    sinks, recent = np.array(sight.windows).T[:, None, :, None]
+    hidden = (columns >= sinks) & (columns < rows - recent)  # [rows, heads, columns]
+    hidden[:, :, span.base :] |= ~tail_seen(span)[:, None]
+    for reading in readings:
+        cut = hidden[:, :, reading.at : reading.at + reading.columns]
+        if not cut.all():
+            yield reading, cut

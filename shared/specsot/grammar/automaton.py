@@ -15,14 +15,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsot.constraint import grammar
-from specsot.constraint.grammar import Done
-from specsot.constraint.reach import UNREACHABLE_TOKENS, Mask, Survey, TokenReach
-from specsot.constraint.spelling import spelling_of
-from specsot.constraint.table import DEAD, ByteTable, recount, uncount
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import Vocabulary
 from specsot.errors import ModelError
-from specsot.skeleton import PlanRules
-from specsot.vocabulary import Vocabulary
+from specsot.grammar import language
+from specsot.grammar.language import Done
+from specsot.grammar.spelling import spelling_of
+from specsot.grammar.token_masks import (
+    DEAD,
+    UNREACHABLE_TOKENS,
+    ByteTable,
+    Mask,
+    Survey,
+    TokenReach,
+    recount,
+    uncount,
+)
 
 _MASK_BYTES = 32 << 20  # of distinct masks; when there are more, all are dropped
 _MASK_KEYS = 1 << 16  # of situations that share them; likewise
@@ -61,7 +69,7 @@ class TokenAutomaton:
         self._stretches: dict[tuple[int, int], tuple[int, ...]] = {}
         self._lock = threading.Lock()  # held by whoever makes table, reaches or masks grow
         self._done = frozenset({self._table.number(Done(plan=True)), self._table.number(Done(plan=False))})
-        self._first = self._table.number(grammar.begin(rules))
+        self._first = self._table.number(language.begin(rules))
         self._nothing = _freeze(np.zeros(len(vocabulary), dtype=np.bool_))
         self._minimum = self._survey.ending(self._first)
         if self._minimum >= UNREACHABLE_TOKENS:
@@ -120,7 +128,7 @@ class TokenAutomaton:
         found = self._stretches.get(key)
         if found is None:
             place = recount(self._table.place(state.place), state.left)
-            found = self._stretches[key] = self._spelling.split(grammar.forced(self.rules, place))
+            found = self._stretches[key] = self._spelling.split(language.forced(self.rules, place))
         return found
 
     def _settle(self, number: int, left: int, written: int) -> State:

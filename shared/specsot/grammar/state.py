@@ -1,8 +1,4 @@
-"""What holds a sequence: the skeleton's grammar, or the form its caller asked for.
-
-Refuses to know how either of them works. Grammars are built on a thread of their own, one at a time: that
-may take as long as many laps, and no lap waits for it.
-"""
+"""The grammar that one sequence is held to: the skeleton language, or the form its caller asked for."""
 
 from __future__ import annotations
 
@@ -14,15 +10,15 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from specsot.constraint.answers import AnswerAutomaton, Mask
-from specsot.constraint.automaton import automaton
-from specsot.constraint.compiling import COMPILER
-from specsot.constraint.habits import Forcing
+from specsot.core.frames import Opening
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import Vocabulary
 from specsot.errors import InvalidRequest
-from specsot.forms import Form
-from specsot.frames import Opening
-from specsot.skeleton import PlanRules
-from specsot.vocabulary import Vocabulary
+from specsot.grammar.answers import AnswerAutomaton, Mask
+from specsot.grammar.automaton import automaton
+from specsot.grammar.matchers import COMPILER
+from specsot.grammar.spelling import Forcing
+from specsot.params import Form
 
 T = TypeVar("T")
 

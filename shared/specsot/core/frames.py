@@ -12,10 +12,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from specsot.forms import Form
-from specsot.params import DrafterName, HeadWindows, Pruning, Sampling, Window
-from specsot.skeleton import PlanRules
-from specsot.tree import Tree
+from specsot.core.skeleton import PlanRules
+from specsot.core.tree import Tree
+from specsot.params import DrafterName, Form, HeadWindows, Pruning, Sampling, Window
 
 Payload = Any  # a torch tensor in-process; raw bytes with dtype and shape on the wire
 

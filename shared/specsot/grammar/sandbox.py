@@ -1,8 +1,4 @@
-"""Tries a form in a process of its own: `python -m specsot.constraint.trial` reads one, says what is wrong.
-
-Refuses to know who asks. A form may make the library crash, or compute for minutes: here it may, with
-little stack, memory and time. In: {"kind": ..., "texts": [...]}; out: one line, empty when all is well.
-"""
+"""Compiles a form in a process of its own: `python -m specsot.grammar.sandbox` says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -16,11 +12,11 @@ from contextlib import suppress
 import numpy as np
 from llguidance import LLMatcher
 
-from specsot.constraint.choices import Choices
-from specsot.constraint.compiling import STACK, compile_form, reason_of
+from specsot.core.vocabulary import Vocabulary, describe
 from specsot.errors import InvalidRequest
-from specsot.forms import Form, refuse
-from specsot.vocabulary import Vocabulary, describe
+from specsot.grammar.answers import Choices
+from specsot.grammar.matchers import STACK, compile_form, reason_of
+from specsot.params import Form, refuse
 
 SECONDS = 1.0  # of one core, for compiling and the first steps
 _STEPS = 64

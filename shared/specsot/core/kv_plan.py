@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import or_
 
+from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment, rows_of
+from specsot.core.pages import PageCopy, PageTable, Policy, RowPruning
+from specsot.core.tree import ancestry, depths
 from specsot.errors import WireError
-from specsot.frames import Frame, Opening, PromptChunk, Segment, TreeSegment, rows_of
-from specsot.pages import PageCopy, PageTable, Policy, RowPruning
 from specsot.params import LEAST_RECENT, HeadWindows, Pruning, Window
-from specsot.tree import ancestry, depths
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""What a master tells of itself: models, members, the epoch, and what it still waits for.
-
-Refuses to know transports, tensors, and how any of it came about.
-"""
+"""What a master reports about itself: models, members, the epoch; and amounts of memory in words."""
 
 from __future__ import annotations
 
@@ -132,3 +129,12 @@ class Rebalanced:
     changed: bool
     epoch: int
     plan: str
+
+
+def memory_in_words(size: float) -> str:
+    """Bytes as "1.5 GiB"."""
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if value >= 100 or units[0] == "B" else f"{value:.1f} {units[0]}"
