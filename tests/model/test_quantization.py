@@ -74,7 +74,7 @@ def test_every_weight_is_off_by_half_a_step_at_most(kind: Quantization) -> None:
 def test_in_parts_it_is_the_same(kind: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = normal(70, 64), normal(5, 64, seed=1)
     whole = quantise(weight, kind)
-    monkeypatch.setitem(quantization.PART, "cpu", 64 * 32)
+    monkeypatch.setitem(quantization.FLOATS_AT_A_TIME, "cpu", 64 * 32)
     parts = quantise(weight, kind)
     assert isinstance(parts, quantization.PartedWeight)
     assert parts.bytes == whole.bytes

@@ -18,7 +18,7 @@ from torch import Tensor
 KIND = torch.float8_e4m3fn
 LARGEST = torch.finfo(KIND).max
 ADA = (8, 9)
-PART = 1 << 20  # weights
+FP8_WEIGHTS_AT_A_TIME = 1 << 20  # weights
 
 
 class Fp8:
@@ -57,7 +57,7 @@ class Fp8:
 
     def _multiply_plainly(self, x: Tensor) -> Tensor:
         """A part of the weight becomes floats at a time, few enough to stay in a processor's cache."""
-        parts = self._whole.split(max(PART // self._whole.shape[1], 1))
+        parts = self._whole.split(max(FP8_WEIGHTS_AT_A_TIME // self._whole.shape[1], 1))
         return torch.cat([x @ part.to(x.dtype).t() for part in parts], 1).mul_(self._scale.to(x.dtype))
 
     def _multiply(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,16 +15,16 @@ from specsot.model.config import ModelConfig
 from specsot.model.fields import read_json
 from specsot.params import MAX_TOKENS, HeadWindows
 
-FILE = "kv_heads.json"
+HEADS_FILE = "kv_heads.json"
 
 
 def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
     """None where nothing was measured. Raises ModelError, also for another model's heads."""
-    path = directory / FILE
+    path = directory / HEADS_FILE
     if not path.is_file():
         return None
     try:
-        layers = tuple(tuple(map(_window, heads)) for heads in read_json(path)["layers"])
+        layers = tuple(tuple(map(_head_window, heads)) for heads in read_json(path)["layers"])
         found = HeadWindows(layers)
     except (KeyError, TypeError, AttributeError, InvalidRequest) as error:
         raise ModelError(f"{path}: {type(error).__name__}: {error}") from None
@@ -42,6 +42,6 @@ def write_heads(
     path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
 
 
-def _window(head: Mapping[str, Any]) -> tuple[int, int]:
+def _head_window(head: Mapping[str, Any]) -> tuple[int, int]:
     recent = head["recent"]
     return head["sinks"], MAX_TOKENS if recent is None else recent

@@ -23,7 +23,7 @@ from specsot.model.quantization import quantise
 
 PACKED_FOR = 64  # rows the library is told at packing; the packed form serves every number (probed below)
 
-Product = Callable[[Tensor], Tensor]
+Multiply = Callable[[Tensor], Tensor]
 
 
 class Linear:
@@ -44,17 +44,17 @@ class Linear:
         return self.multiply(x)
 
 
-def _plain(weight: Tensor, bias: Tensor | None) -> Product:
+def _plain(weight: Tensor, bias: Tensor | None) -> Multiply:
     return lambda x: F.linear(x, weight, bias)
 
 
-def _onednn(weight: Tensor, bias: Tensor | None) -> Product:
+def _onednn(weight: Tensor, bias: Tensor | None) -> Multiply:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
-def _quantised(kind: Quantization) -> Callable[[Tensor, Tensor | None], Product]:
-    def hold(weight: Tensor, bias: Tensor | None) -> Product:
+def _quantised(kind: Quantization) -> Callable[[Tensor, Tensor | None], Multiply]:
+    def hold(weight: Tensor, bias: Tensor | None) -> Multiply:
         held = quantise(weight, kind)
         return held if bias is None else lambda x: held(x).add_(bias)
 
@@ -62,7 +62,7 @@ def _quantised(kind: Quantization) -> Callable[[Tensor, Tensor | None], Product]
 
 
 @cache
-def _choose(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None], Product]:
+def _choose(dtype: torch.dtype, device: str) -> Callable[[Tensor, Tensor | None], Multiply]:
     """The packed product for this dtype, if this machine has it and it is right there.
 
     Tried, not trusted: the packed form is told one number of rows and serves all.

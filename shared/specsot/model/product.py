@@ -15,7 +15,7 @@ from specsot.model.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class RowProduct:
     """A weight [out, in] and its bias [out]."""
 
     weight: Tensor
@@ -44,7 +44,7 @@ class Product:
             hidden.addmm_(x, self.weight.t())
 
 
-class InvariantProduct(Product):
+class InvariantRowProduct(RowProduct):
     """What a row gets is the same in any company, bit for bit: one kernel serves any number of rows."""
 
     __slots__ = ()
@@ -58,13 +58,13 @@ class InvariantProduct(Product):
         hidden.add_(self(x))
 
 
-def product_of(linear: Linear, invariant: bool = False) -> Product:
+def product_of(linear: Linear, invariant: bool = False) -> RowProduct:
     """The product of a plain linear layer."""
     assert linear.weight is not None, "packed for a CPU, or quantised"
-    return (InvariantProduct if invariant else Product)(linear.weight, linear.bias)
+    return (InvariantRowProduct if invariant else RowProduct)(linear.weight, linear.bias)
 
 
-def captured_product(linear: Linear) -> Product | Fp8 | None:
+def captured_product(linear: Linear) -> RowProduct | Fp8 | None:
     """What a captured graph multiplies with, plain or in 8-bit floats; None where it cannot."""
     if isinstance(linear.multiply, Fp8):
         return linear.multiply if linear.multiply.captured else None

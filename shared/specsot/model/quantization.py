@@ -26,7 +26,7 @@ from specsot.model.fp8 import Fp8
 
 GROUP = 32  # inputs that share a scale in int4
 SCALE = 2  # bytes of a scale in int4, and of what it begins at
-PART = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights that are floats at a time
+FLOATS_AT_A_TIME = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights that are floats at a time
 
 
 class Rounded(Protocol):
@@ -170,7 +170,7 @@ class PartedWeight:
 
 
 def _in_parts(weight: Tensor, kind: type[Int8] | type[Int4]) -> Rounded:
-    outputs = max(PART.get(weight.device.type, PART["cuda"]) // weight.shape[1], 1)
+    outputs = max(FLOATS_AT_A_TIME.get(weight.device.type, FLOATS_AT_A_TIME["cuda"]) // weight.shape[1], 1)
     parts: list[Rounded] = [kind(part) for part in weight.split(outputs)]
     return parts[0] if len(parts) == 1 else PartedWeight(parts)
 
