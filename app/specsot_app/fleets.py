@@ -27,7 +27,7 @@ from specsot.members import (
     WeightFormat,
 )
 from specsot.model.config import read_config
-from specsot.model.fields import require_model_directory, require_torch
+from specsot.model.hf_config import require_model_directory, require_torch
 from specsot.params import DRAFTERS, Ask, DrafterName
 from specsot.process.option import above_zero, layer_numbers, memory
 from specsot.process.options import Dtype

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specsot.members import TreeShape
-from specsot.model.laps import Captured, GraphCapture, Work
+from specsot.model.cuda_graphs import Captured, GraphCapture, Work
 from specsot_drafter import following
 from specsot_drafter.descent import GraphInput, TreeGraphs
 from specsot_drafter.drafters import eagle

@@ -14,7 +14,7 @@ if find_spec("torchao") is None:
 import torch
 
 from specsot.errors import InvalidRequest
-from specsot.model.fitting import WeightForm, drafts_of
+from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
 from specsot.process.options import DraftModelOptions
 from specsot_drafter.heads.eagle3 import Eagle3Head

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from specsot.members import Configuration, Range, Stage
 from specsot.model.config import read_config
-from specsot.model.fitting import WeightForm, bytes_of, weights_of
+from specsot.model.memory_fit import WeightForm, bytes_of, weights_of
 from specsot.model.weights import WeightFiles
 from specsot.process.options import ModelOptions
 from specsot_worker.source import StageLoader

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specsot.core.segments import Span
-from specsot.kernels.stretches import tabulate
+from specsot.kernels.attention_tables import tabulate
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)

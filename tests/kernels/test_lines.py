@@ -10,7 +10,7 @@ import torch
 
 from specsot.core.segments import Span
 from specsot.core.tree import ancestry
-from specsot.kernels.lines import tabulate_lines
+from specsot.kernels.attention_tables import tabulate_lines
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)

@@ -10,10 +10,10 @@ import torch
 
 from specsot.errors import ModelError
 from specsot.members import Range
+from specsot.model.cuda_graphs import CapturedLaps, GraphCapture
 from specsot.model.decoder import Decoder
-from specsot.model.fitting import Need, check_fit, laps_of
 from specsot.model.fused import can_capture
-from specsot.model.laps import CapturedLaps, GraphCapture
+from specsot.model.memory_fit import Need, check_fit, laps_of
 from specsot_drafter.descent import TreeGraphs, tree_graph_bytes
 from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.memory import DraftPages

@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from specsot.core.tree import ancestry, depths
-from specsot.kernels.stretches import TableRoom, tabulate
+from specsot.kernels.attention_tables import TableRoom, tabulate
 from specsot.members import Range
 from specsot.model.attention import Span, plan_readings, plan_with_kernel
-from specsot.model.decoder import Decoder
-from specsot.model.fused import FusedBlock, turning_of
-from specsot.model.laps import (
+from specsot.model.cost_curve import measure_rows
+from specsot.model.cuda_graphs import (
     MAX_GRAPH_MOVES,
     MIN_ROWS_WITH_MOVES,
     Captured,
@@ -28,7 +27,8 @@ from specsot.model.laps import (
     Work,
     bucket_of,
 )
-from specsot.model.measure import measure_rows
+from specsot.model.decoder import Decoder
+from specsot.model.fused import FusedBlock, turning_of
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:

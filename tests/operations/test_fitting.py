@@ -12,10 +12,10 @@ import structlog
 
 from specsot.errors import ModelError
 from specsot.members import Configuration, Quantization, Range, Stage
-from specsot.model import linear, quantization
+from specsot.model import linear, precision
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.model.fitting import WeightForm, free_memory, memory_in_words, room_on, weights_of
+from specsot.model.memory_fit import WeightForm, free_memory, memory_in_words, room_on, weights_of
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
 from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot_drafter import source as drafting
@@ -74,9 +74,9 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
     config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
     counting, layers, held = Counting(files), Range(5, 8), list[int]()
 
-    def quantise(weight: torch.Tensor, kind: Quantization) -> quantization.Rounded:
+    def quantise(weight: torch.Tensor, kind: Quantization) -> precision.Rounded:
         counting.numbers -= weight.numel()
-        found = quantization.quantise(weight, kind)
+        found = precision.quantise(weight, kind)
         held.append(found.bytes)
         return found
 

@@ -19,9 +19,9 @@ from specsot.links import Dialer
 from specsot.members import KvDtype, Quantization
 from specsot.membership import Part
 from specsot.model.config import read_config
-from specsot.model.fitting import WeightForm, drafts_of
+from specsot.model.kv import row_bytes
+from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.precision import resolve_dtype
-from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.process.options import DraftModelOptions, Dtype, ModelOptions

@@ -13,11 +13,10 @@ import torch
 
 from specsot.members import Quantization
 from specsot.model.config import ModelConfig
+from specsot.model.cuda_graphs import GraphCapture
 from specsot.model.decoder import Decoder
-from specsot.model.laps import GraphCapture
+from specsot.model.layers import Norm, Rotary
 from specsot.model.linear import Linear
-from specsot.model.norms import Norm
-from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch
 from specsot_drafter.descent import GraphInput, TreeGraphs
 from specsot_drafter.extension import DueRows

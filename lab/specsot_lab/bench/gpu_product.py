@@ -17,8 +17,8 @@ from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary, describe
 from specsot.members import Curve, TreeShape
+from specsot.model.cost_curve import measure_rows
 from specsot.model.decoder import Decoder
-from specsot.model.measure import measure_rows
 from specsot.params import Form, Sampling
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.measure import measure_levels

@@ -19,8 +19,8 @@ from torch import Tensor
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Quantization
 from specsot.model.attention import AttentionPlan
+from specsot.model.config import HEADS_FILE, read_heads, write_heads
 from specsot.model.decoder import Decoder
-from specsot.model.heads import HEADS_FILE, read_heads, write_heads
 from specsot.params import Pruning, Window
 from specsot_app.bench.perplexity import Policy, load_whole, losses, rows_seen
 from specsot_app.bench.results import write_results

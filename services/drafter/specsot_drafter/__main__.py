@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 
 from specsot.links import Dialer
 from specsot.membership import Part
-from specsot.model.fields import require_torch
+from specsot.model.hf_config import require_torch
 from specsot.process.habits import settle_habits
 from specsot_drafter.config import DrafterConfig, read_config
 

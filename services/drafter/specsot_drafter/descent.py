@@ -19,9 +19,9 @@ from torch import Tensor
 
 from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier
 from specsot.model.attention import AttentionPlan, Span, plan_with_kernel
-from specsot.model.fitting import graph_bytes
-from specsot.model.laps import Capture, bucket_of
-from specsot.model.staging import Numbers, Staging, size_of, views
+from specsot.model.cuda_graphs import Capture, bucket_of
+from specsot.model.kv import Numbers, Staging, size_of, views
+from specsot.model.memory_fit import graph_bytes
 from specsot_drafter.extension import DueRows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads.fused import FusedHead
@@ -230,7 +230,7 @@ class _TreeGraph:
 
     def _tables(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
         """Which pages are read; of whole pages, so that they stay the same for many laps."""
-        from specsot.kernels.stretches import tabulate
+        from specsot.kernels.attention_tables import tabulate
 
         size, page_rows = self._size, self._pages.kv.page_rows
         floors = [seed.due.first // page_rows * page_rows for seed in inputs]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from specsot.members import Curve
+from specsot.model.cuda_graphs import GraphCapture
 from specsot.model.kv import KVPages
-from specsot.model.laps import GraphCapture
 from specsot_drafter.descent import GraphInput, TreeGraphs
 from specsot_drafter.extension import DueRows
 from specsot_drafter.growth import TreeGrowth, TreeRoom

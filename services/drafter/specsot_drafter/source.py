@@ -16,8 +16,8 @@ from specsot.grammar import prebuild
 from specsot.members import Configuration, Registration, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.model.fitting import Need, WeightForm, check_fit, drafts_of, room_on
-from specsot.model.quantization import check_quantization
+from specsot.model.memory_fit import Need, WeightForm, check_fit, drafts_of, room_on
+from specsot.model.precision import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
 from specsot.process.options import DraftModelOptions

@@ -16,9 +16,8 @@ from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.links import Link
 from specsot.members import Registration
-from specsot.model.config import read_config
+from specsot.model.config import read_config, read_heads
 from specsot.model.fingerprint import fingerprint
-from specsot.model.heads import read_heads
 from specsot.params import Ask
 from specsot_master.config import RingOptions
 from specsot_master.core.stats import LapMeter

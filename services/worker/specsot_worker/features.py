@@ -14,8 +14,7 @@ from torch import Tensor
 from specsot.core.frames import Opening
 from specsot.core.kv_plan import open_one, window_of
 from specsot.core.pages import PageTable
-from specsot.model.kv import untouched_zeros
-from specsot.model.staging import indices
+from specsot.model.kv import indices, untouched_zeros
 from specsot.params import Window
 
 

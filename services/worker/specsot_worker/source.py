@@ -20,14 +20,22 @@ from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild
 from specsot.members import Configuration, Curve, Range, Registration
 from specsot.model.config import read_config
+from specsot.model.cost_curve import measure_rows
 from specsot.model.decoder import Decoder, Loaded, LoadedParts
 from specsot.model.fingerprint import fingerprint
-from specsot.model.fitting import Need, WeightForm, bytes_of, check_fit, gpus_on, laps_of, room_on, weights_of
 from specsot.model.fused import can_capture
-from specsot.model.measure import measure_rows
-from specsot.model.precision import resolve_dtype
-from specsot.model.quantization import check_quantization
-from specsot.model.rows8 import row_bytes
+from specsot.model.kv import row_bytes
+from specsot.model.memory_fit import (
+    Need,
+    WeightForm,
+    bytes_of,
+    check_fit,
+    gpus_on,
+    laps_of,
+    room_on,
+    weights_of,
+)
+from specsot.model.precision import check_quantization, resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.process.options import ModelOptions
 from specsot_worker.features import FeatureStore

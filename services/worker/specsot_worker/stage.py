@@ -18,9 +18,9 @@ from specsot.direct.rows import PendingRows
 from specsot.errors import WireError
 from specsot.members import Layout, Range
 from specsot.model.attention import AttentionPlan, Span
+from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
 from specsot.model.decoder import Decoder
 from specsot.model.kv import Moves
-from specsot.model.laps import CapturedLaps, GraphCapture, LapRows
 from specsot_worker.lapse import make_timer
 
 log = structlog.get_logger()

@@ -32,7 +32,7 @@ from specsot.core.segments import (
     tail_seen,
 )
 from specsot.members import Layout
-from specsot.model.rows8 import as_numbers
+from specsot.model.kv import as_numbers
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan

@@ -16,16 +16,13 @@ from torch import Tensor
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
 from specsot.model.attention import AttentionPlan, Span, plan_attention
-from specsot.model.block import Block
+from specsot.model.block import Block, HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.config import ModelConfig, read_config
-from specsot.model.edges import HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
-from specsot.model.linear import Linear
-from specsot.model.norms import AnyNorm, Norm
+from specsot.model.layers import AnyNorm, Norm, Rotary
+from specsot.model.linear import Linear, product_of
 from specsot.model.precision import resolve_dtype
-from specsot.model.product import product_of
-from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, WeightFiles, Weights
 from specsot.process.options import ModelOptions
 

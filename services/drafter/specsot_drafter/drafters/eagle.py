@@ -12,7 +12,7 @@ import torch
 from specsot.core.frames import FeatureBatch, Features, Opening
 from specsot.core.kv_plan import window_of
 from specsot.members import TreeShape
-from specsot.model.laps import GraphCapture
+from specsot.model.cuda_graphs import GraphCapture
 from specsot_drafter.descent import GraphInput, TreeGraphs
 from specsot_drafter.extension import compute_rows
 from specsot_drafter.following import EagleKv

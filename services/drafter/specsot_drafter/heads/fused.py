@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from specsot.model.attention import AttentionPlan, attend
-from specsot.model.fp8 import Fp8
 from specsot.model.kv import KVPages
-from specsot.model.linear import Linear
-from specsot.model.product import RowProduct, captured_product
+from specsot.model.linear import Linear, RowProduct, captured_product
+from specsot.model.precision import Fp8
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.eagle3 import Eagle3Head
 

@@ -17,6 +17,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from specsot.kernels.attention_tables import AttentionTables, TableRoom, TableSpan, tabulate, tabulate_lines
 from specsot.kernels.gpu.launching import (
     await_before,
     early_start,
@@ -25,8 +26,6 @@ from specsot.kernels.gpu.launching import (
     on_device_of,
     power_of_two,
 )
-from specsot.kernels.lines import tabulate_lines
-from specsot.kernels.stretches import AttentionTables, TableRoom, TableSpan, tabulate
 
 QUERIES, COLUMNS = 64, 64  # of a tile at most
 FEW = 16  # queries of a tile that more warps read faster

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.kernels.stretches import Numbers, sights_of, tabulate
+from specsot.kernels.attention_tables import Numbers, sights_of, tabulate
 from specsot.model.attention import Span, plan_with_kernel
 from specsot.model.decoder import Decoder
-from specsot.model.kv import KVPages, Moves
-from specsot.model.staging import Staging, size_of, views
+from specsot.model.kv import KVPages, Moves, Staging, size_of, views
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
 MAX_GRAPH_MOVES = 64  # of KV rows at most that a graph of trees does itself

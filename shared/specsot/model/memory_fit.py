@@ -17,9 +17,8 @@ from specsot.core.info import memory_in_words
 from specsot.errors import ModelError
 from specsot.members import Quantization, Range, WeightBytes
 from specsot.model.config import ModelConfig
-from specsot.model.laps import BUCKETS
-from specsot.model.precision import check_device
-from specsot.model.quantization import of_lm_head, size_of
+from specsot.model.cuda_graphs import BUCKETS
+from specsot.model.precision import check_device, of_lm_head, size_of
 from specsot.model.weights import Weights
 
 log = structlog.get_logger()

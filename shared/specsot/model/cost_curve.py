@@ -15,9 +15,9 @@ import torch
 
 from specsot.members import Curve
 from specsot.model.attention import Span
+from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot.model.laps import CapturedLaps, GraphCapture, LapRows
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 WIDE = (*SIZES, 256, 512)  # where laps are graphs: many texts' trees are as many rows, and those cost more
