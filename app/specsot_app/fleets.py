@@ -279,7 +279,7 @@ async def open_fleet(wanted: Wanted, watch: Watch | None = None) -> Fleet:
     watch: hears what is there already, perhaps on another thread.
     """
     if wanted.master is not None:
-        from specsot.rpc.client import connect
+        from specsot.transport.grpc_client import connect
 
         return await connect(wanted.master, tls=wanted.reach.tls, token=wanted.reach.token)
     if wanted.kind == "processes":

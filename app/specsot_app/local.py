@@ -18,7 +18,6 @@ from specsot.core.info import Info
 from specsot.drafting import DEFAULT, DraftOptions
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot.members import (
     AS_PUBLISHED,
     KvDtype,
@@ -33,6 +32,7 @@ from specsot.members import (
 from specsot.membership import Connect, Part, serve_part
 from specsot.params import Ask, DrafterName
 from specsot.process.options import DraftModelOptions, Dtype
+from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.config import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.master import Master, Membership, assemble
@@ -261,7 +261,7 @@ class _Seats:
         dialer = self._exchange.dialer(name)
         if not self._options.crosses:
             return dialer
-        from specsot.direct.crossing import CrossingDialer
+        from specsot.transport.pending_rows import CrossingDialer
 
         return CrossingDialer(dialer)
 

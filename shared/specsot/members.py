@@ -19,7 +19,7 @@ Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
 Transport = Literal[
     "grpc", "zmq", "direct"
-]  # what carries messages between members; direct: see specsot.direct
+]  # what carries messages between members; direct: see specsot.transport.nccl_links
 CommMode = Literal["p2p", "ring"]  # ring: the drafter speaks to the last stage alone, the rest rides along
 TRANSPORTS: tuple[Transport, ...] = ("grpc", "zmq", "direct")
 COMM_MODES: tuple[CommMode, ...] = ("p2p", "ring")

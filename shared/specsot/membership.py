@@ -15,8 +15,8 @@ import structlog
 
 from specsot.compute import explain_failure
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
-from specsot.links import Arrival, Inbox, Link, Lost
 from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
+from specsot.transport.links import Arrival, Inbox, Link, Lost
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.core.info import RequestsInfo
-from specsot.rpc.client import MasterClient
+from specsot.transport.grpc_client import MasterClient
 from specsot_master.engine import EngineConfig
 from tests.doors.front import front, outcome, told
 from tests.master.letters import DIRECT, SOT, finished, openings

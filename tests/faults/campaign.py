@@ -17,7 +17,7 @@ import torch
 
 from specsot.core.info import ReplicaInfo
 from specsot.params import Ask, Limits
-from specsot.rpc.pulse import BUSY_FACTOR, Heartbeat
+from specsot.transport.heartbeat import BUSY_FACTOR, Heartbeat
 from tests.faults.checker import HARMLESS, check, tell
 from tests.faults.clients import Client, Habit
 from tests.faults.history import History, Hurt, Incomplete, Looked, Rested

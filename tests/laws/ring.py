@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specsot.core.frames import Close, End, Fork, Lease, Logprob, Open, Opening, Result
-from specsot.direct.links import DirectDialer, DirectHost
-from specsot.links import Exchange, Inbox, LocalLink
 from specsot.members import CommMode, KvDtype, Layout, Quantization, TreeShape
 from specsot.membership import Part, serve_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
 from specsot.process.options import DraftModelOptions, ModelOptions
-from specsot.rpc.links import GrpcDialer, RingService
-from specsot.rpc.serve import GrpcServer, open_server
+from specsot.transport.grpc_links import GrpcDialer, RingService
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.links import Exchange, Inbox, LocalLink
+from specsot.transport.nccl_links import DirectDialer, DirectHost
+from specsot.transport.zmq_links import ZmqDialer, ZmqHost
+from specsot.transport.zmq_sockets import Sockets
 from specsot.v1 import ring_pb2_grpc
-from specsot.zmq.host import ZmqHost
-from specsot.zmq.links import ZmqDialer
-from specsot.zmq.sockets import Sockets
 from specsot_drafter import source as drafting
 from specsot_drafter.part import Drafter
 from specsot_master.fleet import Fleet, RingConfig

@@ -18,7 +18,7 @@ from specsot.errors import Unavailable
 from specsot.process import figures
 from specsot.process.figures import MetricsServer, gpu_families, open_metrics_server, registry_of
 from specsot.process.gpus import Gpu, read_gpus
-from specsot.rpc.tls import PLAIN, Tls
+from specsot.transport.security import PLAIN, Tls
 
 pytestmark = pytest.mark.timeout(30)
 

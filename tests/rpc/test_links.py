@@ -16,11 +16,11 @@ import torch
 
 from specsot.core.frames import Drafts, Frame, PromptChunk, Result
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.links import Inbox, Lost, close_in_background
 from specsot.members import Tap
-from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import GrpcServer, open_server
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.links import Inbox, Lost, close_in_background
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]

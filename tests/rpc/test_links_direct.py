@@ -18,17 +18,15 @@ import pytest
 import torch
 
 from specsot.core.frames import Drafts, Frame, PromptChunk
-from specsot.direct.channel import RECEIVER, SENDER, Channel, Make, group_on
-from specsot.direct.links import DirectDialer, DirectHost
-from specsot.direct.parcels import pack, stamp_of
-from specsot.direct.rows import PendingRows
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.links import Inbox, Lost
-from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.meeting import Endpoint, negotiate
-from specsot.rpc.serve import open_server
-from specsot.wire.carry import CarryReader, encode_carry
-from specsot.wire.tensors import Beside
+from specsot.transport.grpc_links import SERVICE, Endpoint, GrpcDialer, RingService, negotiate
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox, Lost
+from specsot.transport.nccl_channel import RECEIVER, SENDER, Channel, Make, group_on, pack, stamp_of
+from specsot.transport.nccl_links import DirectDialer, DirectHost
+from specsot.transport.pending_rows import PendingRows
+from specsot.transport.wire.carry import CarryReader, encode_carry
+from specsot.transport.wire.tensors import Beside
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
 
@@ -199,7 +197,7 @@ async def test_frames_of_another_epoch_find_no_channel() -> None:
 
 
 def test_rows_go_only_where_nobody_else_can_have_put_anything(tmp_path: Path) -> None:
-    from specsot.direct.links import _own  # pyright: ignore[reportPrivateUsage]
+    from specsot.transport.nccl_links import _own  # pyright: ignore[reportPrivateUsage]
 
     with pytest.raises(Unavailable, match=r"10\.0\.0\.1:5 is on another machine"):
         _own(Endpoint(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")

@@ -18,19 +18,15 @@ import zmq
 
 from specsot.core.frames import Drafts, Frame
 from specsot.errors import Refused, SpecsotError, Unavailable, WireError
-from specsot.links import Inbox, Lost
 from specsot.members import PROTOCOL, Tap
-from specsot.rpc.links import SERVICE, RingService
-from specsot.rpc.meeting import Endpoint, negotiate
-from specsot.rpc.options import Keepalive, Terms
-from specsot.rpc.peers import Peer
-from specsot.rpc.sending import SendingEnd
-from specsot.rpc.serve import open_server
-from specsot.rpc.tls import PLAIN, Tls
+from specsot.transport.grpc_links import SERVICE, Endpoint, Peer, RingService, SendingEnd, negotiate
+from specsot.transport.grpc_options import Keepalive, Terms
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox, Lost
+from specsot.transport.security import PLAIN, Tls
+from specsot.transport.zmq_links import ZmqDialer, ZmqHost, ZmqWire, endpoint_of
+from specsot.transport.zmq_sockets import Keys, SocketEvents, Sockets
 from specsot.v1 import ring_pb2, ring_pb2_grpc
-from specsot.zmq.host import ZmqHost
-from specsot.zmq.links import ZmqDialer, ZmqWire, endpoint_of
-from specsot.zmq.sockets import Keys, SocketEvents, Sockets
 from tests.security.papers import Authority
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]

@@ -16,9 +16,9 @@ from specsot.errors import InvalidRequest, Overloaded, Unavailable
 from specsot.events import Finished, MergedText, Numbered, Reason, SkeletonText, Started, Statistics
 from specsot.members import Range
 from specsot.params import Ask, Limits
-from specsot.rpc.client import MasterClient, connect
-from specsot.rpc.serve import GrpcServer
-from specsot.rpc.statuses import error_of
+from specsot.transport.grpc_client import MasterClient, connect
+from specsot.transport.grpc_server import GrpcServer
+from specsot.transport.grpc_status import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
 from specsot_master.engine import Caller
 from specsot_master.engine.event_stream import RequestStreams

@@ -13,8 +13,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from specsot import errors
 from specsot.errors import SpecsotError
-from specsot.rpc.serve import GrpcServer, open_server
-from specsot.rpc.statuses import TRAILER, error_of, status_of
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.grpc_status import TRAILER, error_of, status_of
 from specsot.v1 import master_pb2, master_pb2_grpc
 
 OURS: list[SpecsotError] = [

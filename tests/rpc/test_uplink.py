@@ -19,14 +19,14 @@ import uvloop
 
 from specsot.core.frames import Close, Lease, Open, Opening, Outcome, Result
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.links import Inbox, Link, Lost
 from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
-from specsot.rpc.outbox import SendQueue
-from specsot.rpc.pulse import BUSY_FACTOR, Heartbeat, PeerMonitor, SilenceTimer
-from specsot.rpc.serve import GrpcServer, open_server
-from specsot.rpc.uplink import join
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.heartbeat import BUSY_FACTOR, Heartbeat, PeerMonitor, SilenceTimer
+from specsot.transport.links import Inbox, Link, Lost
+from specsot.transport.send_queue import SendQueue
+from specsot.transport.uplink import join
+from specsot.transport.wire.members import encode_upward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
-from specsot.wire.fleet import encode_upward
 from specsot_master.grpc_api import Downlink, FleetService
 
 pytestmark = pytest.mark.timeout(30)

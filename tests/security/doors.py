@@ -13,10 +13,9 @@ from pathlib import Path
 import grpc
 
 from specsot.core.info import Info, Rebalanced
-from specsot.rpc.options import PUBLIC_BYTES, Terms
-from specsot.rpc.serve import GrpcServer
-from specsot.rpc.tls import Tls
-from specsot.rpc.tokens import Tokens
+from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.grpc_server import GrpcServer
+from specsot.transport.security import Tls, Tokens
 from specsot_master.grpc_api import FleetService, MasterService, open_fleet_port, open_master_port
 from specsot_master.master import RequestCounter
 from tests.rpc.test_master_service import INFO, FakeConductor

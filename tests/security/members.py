@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from specsot.links import Inbox
-from specsot.rpc.links import SERVICE, RingService
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import open_server
-from specsot.rpc.tls import Tls
+from specsot.transport.grpc_links import SERVICE, RingService
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox
+from specsot.transport.security import Tls
 
 
 @asynccontextmanager

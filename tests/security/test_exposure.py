@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from specsot.rpc.exposure import exposed
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import open_server
-from specsot.rpc.tls import Tls
-from specsot.rpc.tokens import Tokens
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import open_server
+from specsot.transport.security import Tls, Tokens, exposed
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker

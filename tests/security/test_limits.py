@@ -9,7 +9,7 @@ import pytest
 
 from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
 from specsot.process.figures import READER_SECONDS
-from specsot.rpc.options import (
+from specsot.transport.grpc_options import (
     CLIENT_STREAMS,
     HANDSHAKE,
     HELD_BYTES,
@@ -19,7 +19,7 @@ from specsot.rpc.options import (
     RING_BYTES,
     Terms,
 )
-from specsot.rpc.serve import open_server
+from specsot.transport.grpc_server import open_server
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_master.http.middleware import BASE_BYTES, BODIES_BYTES, BODY_SECONDS, POSITION_BYTES
 from specsot_master.http.server import HEADER_BYTES, HEADER_SECONDS, MAX_CONNECTIONS

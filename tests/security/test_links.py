@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives import serialization as form
 
 from specsot.core.frames import Drafts, Frame, Result
 from specsot.errors import InvalidRequest, Refused, Unavailable
-from specsot.links import Inbox, Lost
 from specsot.members import Configuration, Range, Stage
-from specsot.rpc.links import GrpcDialer
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import open_server
-from specsot.rpc.tls import PLAIN, Tls, context_of, read_pems
+from specsot.transport.grpc_links import GrpcDialer
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox, Lost
+from specsot.transport.security import PLAIN, Tls, context_of, read_pems
 from specsot_worker.place import may_send
 from tests.security.members import listening
 from tests.security.papers import Authority

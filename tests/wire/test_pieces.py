@@ -12,9 +12,9 @@ import torch
 
 from specsot.core.frames import Drafts, FeatureBatch, Features, Frame
 from specsot.errors import WireError
+from specsot.transport.wire.carry import Carried, CarryReader, encode_carry
+from specsot.transport.wire.tensors import PIECE_BYTES
 from specsot.v1 import ring_pb2
-from specsot.wire.carry import Carried, CarryReader, encode_carry
-from specsot.wire.pieces import PIECE_BYTES
 
 SLACK = 1 << 10  # a header's own bytes
 

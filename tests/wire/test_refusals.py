@@ -14,15 +14,13 @@ from specsot.core.frames import Drafts, Features, Frame
 from specsot.errors import InvalidRequest, WireError
 from specsot.members import Tap
 from specsot.params import MAX_FORM_BYTES, Ask
+from specsot.transport.wire.carry import CarryReader, encode_carry
+from specsot.transport.wire.events import MOST_TOKENS, decode_ask, decode_event, encode_ask, resumes
+from specsot.transport.wire.info import decode_info
+from specsot.transport.wire.members import decode_downward, decode_upward
+from specsot.transport.wire.tensors import PIECE_BYTES, decode_tensor, write_tensor
+from specsot.transport.wire.values import parse
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
-from specsot.wire.carry import CarryReader, encode_carry
-from specsot.wire.checks import parse
-from specsot.wire.events import MOST_TOKENS, decode_event
-from specsot.wire.fleet import decode_downward, decode_upward
-from specsot.wire.info import decode_info
-from specsot.wire.requests import decode_ask, encode_ask, resumes
-from specsot.wire.taps import PIECE_BYTES
-from specsot.wire.tensors import decode_tensor, write_tensor
 
 F32 = values_pb2.DATA_TYPE_FLOAT32
 

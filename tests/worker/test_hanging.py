@@ -11,9 +11,9 @@ import pytest
 from specsot.compute import Compute
 from specsot.core.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
 from specsot.errors import Hung
-from specsot.links import Arrival, Inbox
 from specsot.members import Broken
 from specsot.membership import serve_part
+from specsot.transport.links import Arrival, Inbox
 from specsot_worker.failpoints import die, failpoint, hang
 from tests.faults.virtual import Labour, run
 from tests.worker.test_membership import EagerPart, Recorder

@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from specsot.errors import WireError
-from specsot.links import Arrival, Inbox, Lost
 from specsot.members import Broken, Configuration, Leaving, Registration, StandBy
 from specsot.membership import serve_part
+from specsot.transport.links import Arrival, Inbox, Lost
 
 
 class EagerPart:

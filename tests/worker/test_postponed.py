@@ -14,9 +14,9 @@ from specsot.core.frames import Close, End, Features, Open, Opening, Result, tok
 from specsot.core.kv_plan import plan_frame  # noqa: E402
 from specsot.core.pages import PageTable  # noqa: E402
 from specsot.errors import ModelError  # noqa: E402
-from specsot.links import Arrival  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
 from specsot.params import Form  # noqa: E402
+from specsot.transport.links import Arrival  # noqa: E402
 from specsot_worker.features import FeatureStore  # noqa: E402
 from specsot_worker.part import Worker  # noqa: E402
 from specsot_worker.verdict import Verifier  # noqa: E402

@@ -16,8 +16,8 @@ pytest.importorskip("torch")
 from specsot.core.frames import Frame, Result
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
-from specsot.links import Arrival
 from specsot.members import Configuration, Range, Stage
+from specsot.transport.links import Arrival
 from specsot_worker.part import Worker
 from specsot_worker.verdict import VerifiedFrame
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from specsot.drafting import DraftOptions
 from specsot.errors import Unavailable
 from specsot.events import Finished, Reason
-from specsot.links import Dialer
 from specsot.members import KvDtype, Quantization
 from specsot.membership import Part
 from specsot.model.config import read_config
@@ -25,6 +24,7 @@ from specsot.model.precision import resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
 from specsot.process.options import DraftModelOptions, Dtype, ModelOptions
+from specsot.transport.links import Dialer
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.hf_baseline import HfBaseline

@@ -19,14 +19,14 @@ from typing import Any
 import uvloop
 
 from specsot.core.frames import Result
-from specsot.direct.links import DirectDialer, DirectHost
-from specsot.links import Dialer, Inbox, LocalLink
 from specsot.members import Configuration, Ready, Stage, Transport
 from specsot.membership import serve_part
 from specsot.model.decoder import Decoder
 from specsot.process.habits import settle_habits
-from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.serve import open_server
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Dialer, Inbox, LocalLink
+from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot_lab.bench.gpu_lanes import EPOCH, Held, Lanes, LaneWorker, joining
 from specsot_lab.bench.gpu_laps import PAGE
 

@@ -18,13 +18,12 @@ from typing import Any
 
 from specsot.core.frames import Frame, Opening, Outcome, PromptChunk, Result, TreeSegment
 from specsot.core.tree import Tree
-from specsot.direct.crossing import CrossingDialer
-from specsot.direct.standing import use_device
-from specsot.links import Arrival, Exchange, Link, LocalLink
 from specsot.members import Broken, Configuration, Progress, Ready, Registration
 from specsot.members import Stage as Place
 from specsot.membership import Connect, serve_part
 from specsot.model.decoder import Decoder
+from specsot.transport.links import Arrival, Exchange, Link, LocalLink
+from specsot.transport.pending_rows import CrossingDialer, use_device
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
 from specsot_worker.part import Worker
 from specsot_worker.stage import DecoderStage

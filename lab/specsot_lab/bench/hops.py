@@ -16,13 +16,12 @@ from contextlib import asynccontextmanager
 import torch
 
 from specsot.core.frames import Frame
-from specsot.links import Dialer, Inbox, Link
-from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.serve import open_server
-from specsot.wire.carry import encode_carry
-from specsot.zmq.host import ZmqHost
-from specsot.zmq.links import ZmqDialer
-from specsot.zmq.sockets import Sockets
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Dialer, Inbox, Link
+from specsot.transport.wire.carry import encode_carry
+from specsot.transport.zmq_links import ZmqDialer, ZmqHost
+from specsot.transport.zmq_sockets import Sockets
 
 SIZES = (1 << 10, 1 << 16, 1 << 20)
 ROUNDS, TURN, WARM = 20, 10, 10

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from specsot.core.info import Info
 from specsot.params import Ask, Limits, Mode
-from specsot.rpc.client import connect
+from specsot.transport.grpc_client import connect
 from specsot_app.bench.results import Row, write_results
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Wanted, models_of

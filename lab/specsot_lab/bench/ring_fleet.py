@@ -19,13 +19,13 @@ from typing import Any
 
 from specsot.core.frames import Close, Fork, Open, Opening, Result
 from specsot.errors import Unavailable
-from specsot.links import Dialer, Inbox, Link, LocalLink
 from specsot.members import Configuration, Registration
 from specsot.membership import Part, serve_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.rpc.links import GrpcDialer, RingService
-from specsot.rpc.serve import open_server
+from specsot.transport.grpc_links import GrpcDialer, RingService
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Dialer, Inbox, Link, LocalLink
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe, LapTimes
 from specsot_master.fleet import Fleet, RingConfig

@@ -9,10 +9,10 @@ import asyncio
 import sys
 from concurrent.futures import Executor
 
-from specsot.links import Dialer
 from specsot.membership import Part
 from specsot.model.hf_config import require_torch
 from specsot.process.habits import settle_habits
+from specsot.transport.links import Dialer
 from specsot_drafter.config import DrafterConfig, read_config
 
 

@@ -14,9 +14,9 @@ from specsot.compute import Compute
 from specsot.core.deadline import Deadline
 from specsot.core.frames import Drafts, Features
 from specsot.errors import Unavailable
-from specsot.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot.members import Configuration, Ready, Registration, Tap
 from specsot.membership import report_progress
+from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.provider import EngineProvider
 from specsot_drafter.watching import DrafterObserver

@@ -11,7 +11,6 @@ from functools import cached_property
 import torch
 
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
-from specsot.direct.standing import use_device
 from specsot.grammar import prebuild
 from specsot.members import Configuration, Registration, TreeShape
 from specsot.model.config import read_config
@@ -21,6 +20,7 @@ from specsot.model.precision import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
 from specsot.process.options import DraftModelOptions
+from specsot.transport.pending_rows import use_device
 from specsot_drafter.drafters import Proposer
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.rules import BudgetPolicy, make_budget

@@ -16,8 +16,8 @@ from specsot.params import DrafterName, Mode
 from specsot.process.command import read
 from specsot.process.option import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
 from specsot.process.options import ServiceOptions
-from specsot.rpc.pulse import Heartbeat
-from specsot.rpc.tokens import Tokens
+from specsot.transport.heartbeat import Heartbeat
+from specsot.transport.security import Tokens
 from specsot_master.core.placement import TAKE_OVER_SECONDS
 from specsot_master.core.ring import EngineConfig
 

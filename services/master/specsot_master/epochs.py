@@ -13,10 +13,10 @@ import structlog
 
 from specsot.core.info import Rebalanced
 from specsot.errors import Refused, SpecsotError, Unavailable
-from specsot.links import Link
 from specsot.members import Configuration, Disband, Progress, Registration, Rejoined, StandBy
-from specsot.rpc.pulse import SilenceTimer
 from specsot.tasks import Failed, start
+from specsot.transport.heartbeat import SilenceTimer
+from specsot.transport.links import Link
 from specsot_master.core.epoch import Epoch
 from specsot_master.core.placement import (
     RingConfig,

@@ -12,21 +12,19 @@ from grpc.aio import ServicerContext
 from specsot.core.info import Info, Rebalanced
 from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
 from specsot.events import Numbered
-from specsot.links import Link
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
 from specsot.params import Ask
-from specsot.rpc.bearer import shown
-from specsot.rpc.credentials import check_role, names_of
-from specsot.rpc.options import PUBLIC_BYTES, Terms
-from specsot.rpc.outbox import SendQueue
-from specsot.rpc.pulse import Heartbeat, PeerMonitor
-from specsot.rpc.serve import Attach, GrpcServer, open_server
-from specsot.rpc.tokens import Tokens
+from specsot.transport.grpc_channel import check_role, names_of
+from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.grpc_server import Attach, GrpcServer, open_server, shown
+from specsot.transport.heartbeat import Heartbeat, PeerMonitor
+from specsot.transport.links import Link
+from specsot.transport.security import Tokens
+from specsot.transport.send_queue import SendQueue
+from specsot.transport.wire.events import decode_ask, encode_event, has_words, resumes
+from specsot.transport.wire.info import encode_info, encode_rebalanced
+from specsot.transport.wire.members import decode_upward, encode_downward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
-from specsot.wire.events import encode_event
-from specsot.wire.fleet import decode_upward, encode_downward
-from specsot.wire.info import encode_info, encode_rebalanced
-from specsot.wire.requests import decode_ask, has_words, resumes
 from specsot_master.engine import Caller
 
 __all__ = ["FleetService", "MasterService", "open_fleet_port", "open_master_port"]

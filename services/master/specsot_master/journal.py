@@ -25,8 +25,8 @@ from specsot.core.frames import End, Logprob, Outcome
 from specsot.errors import InvalidRequest
 from specsot.params import Ask
 from specsot.tasks import start
+from specsot.transport.wire.events import decode_ask, encode_ask
 from specsot.v1 import master_pb2
-from specsot.wire.requests import decode_ask, encode_ask
 
 __all__ = [
     "AdmittedRecord",

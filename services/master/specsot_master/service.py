@@ -17,10 +17,9 @@ from specsot.process.life import run_service
 from specsot.process.logs import write_logs
 from specsot.process.observing import Observation, observed
 from specsot.process.options import reachable
-from specsot.rpc.options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
-from specsot.rpc.serve import GrpcServer
-from specsot.rpc.tls import Tls
-from specsot.rpc.tokens import Tokens
+from specsot.transport.grpc_options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
+from specsot.transport.grpc_server import GrpcServer
+from specsot.transport.security import Tls, Tokens
 from specsot_master.config import MasterConfig, read_config
 from specsot_master.core.stats import StallDetector
 from specsot_master.engine import RequestJournal

@@ -9,10 +9,10 @@ import asyncio
 import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from specsot.links import Dialer
 from specsot.membership import Part
 from specsot.model.hf_config import require_torch
 from specsot.process.habits import settle_habits
+from specsot.transport.links import Dialer
 from specsot_worker.config import WorkerConfig, read_config
 
 

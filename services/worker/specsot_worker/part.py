@@ -19,10 +19,10 @@ from specsot.core.deadline import Deadline
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
-from specsot.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, StandBy, Tap
 from specsot.membership import report_progress
 from specsot.tasks import start
+from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_worker.early import EarlyArrivals
 from specsot_worker.flow import PipelineDepth
 from specsot_worker.patience import DraftTimeout

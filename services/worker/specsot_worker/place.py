@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result
 from specsot.errors import Refused
-from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import MASTER, Configuration, Kind, Rejoined, Stage, Tap
+from specsot.transport.links import Arrival, Dialer, Link, Lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import torch
 
 from specsot.core.frames import Opening
 from specsot.core.vocabulary import Vocabulary, read_vocabulary
-from specsot.direct.standing import use_device
 from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild
 from specsot.members import Configuration, Curve, Range, Registration
@@ -38,6 +37,7 @@ from specsot.model.memory_fit import (
 from specsot.model.precision import check_quantization, resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.process.options import ModelOptions
+from specsot.transport.pending_rows import use_device
 from specsot_worker.features import FeatureStore
 from specsot_worker.provider import StageRunner
 from specsot_worker.stage import DecoderStage

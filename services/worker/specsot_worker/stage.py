@@ -14,13 +14,13 @@ import torch
 from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
 from specsot.core.kv_plan import HeadColumns, KvPlan, SegmentPlan, VisibleColumns, plan_frame
 from specsot.core.pages import PageTable, RowPruning
-from specsot.direct.rows import PendingRows
 from specsot.errors import WireError
 from specsot.members import Layout, Range
 from specsot.model.attention import AttentionPlan, Span
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
 from specsot.model.decoder import Decoder
 from specsot.model.kv import Moves
+from specsot.transport.pending_rows import PendingRows
 from specsot_worker.lapse import make_timer
 
 log = structlog.get_logger()

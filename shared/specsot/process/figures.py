@@ -26,8 +26,8 @@ from prometheus_client.registry import Collector
 from specsot._version import __version__
 from specsot.errors import Unavailable
 from specsot.process.gpus import read_gpus
-from specsot.rpc.serve import check_free, reason, split_address
-from specsot.rpc.tls import PLAIN, Tls, secured_context
+from specsot.transport.grpc_server import check_free, reason, split_address
+from specsot.transport.security import PLAIN, Tls, secured_context
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer

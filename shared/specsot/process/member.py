@@ -13,20 +13,19 @@ from dataclasses import replace
 
 import structlog
 
-from specsot.direct.links import DirectDialer, DirectHost
-from specsot.links import Arrival, Dialer, Dialers, Inbox, Link
 from specsot.members import Configuration, Registration
 from specsot.membership import Part, serve_part
 from specsot.process.habits import return_freed_memory
 from specsot.process.lull import IdleTimer
 from specsot.process.options import MemberOptions, ServiceOptions, name_of, reachable
-from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import GrpcServer, open_server
-from specsot.rpc.uplink import join
-from specsot.zmq.host import ZmqHost
-from specsot.zmq.links import ZmqDialer
-from specsot.zmq.sockets import Sockets
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link
+from specsot.transport.nccl_links import DirectDialer, DirectHost
+from specsot.transport.uplink import join
+from specsot.transport.zmq_links import ZmqDialer, ZmqHost
+from specsot.transport.zmq_sockets import Sockets
 
 log = structlog.get_logger()
 

@@ -16,8 +16,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
 from specsot.params import DrafterName
 from specsot.process.option import MEMORY, SECONDS, Kind, Offer, Option
-from specsot.rpc.exposure import exposed
-from specsot.rpc.tls import PLAIN, Tls
+from specsot.transport.security import PLAIN, Tls, exposed
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specsot import members, params
 from specsot.core import frames as fr
-from specsot.links import Lost
+from specsot.transport.links import Lost
 from tests.wire.strategies.asking import forms, head_windows, prunings, rules, samplings, windows
 from tests.wire.strategies.plain import (
     big,
