@@ -29,8 +29,8 @@ from specsot.members import (
 from specsot.model.config import read_config
 from specsot.model.hf_config import require_model_directory, require_torch
 from specsot.params import DRAFTERS, Ask, DrafterName
-from specsot.process.option import above_zero, layer_numbers, memory
-from specsot.process.options import Dtype
+from specsot.service.option import above_zero, layer_numbers, memory
+from specsot.service.options import Dtype
 from specsot_app.places import Place, check_stages, places_of
 from specsot_app.presets import Preset
 from specsot_app.ranges import ranges_of

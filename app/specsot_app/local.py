@@ -29,9 +29,9 @@ from specsot.members import (
     TreeShape,
     WeightFormat,
 )
-from specsot.membership import Connect, Part, serve_part
 from specsot.params import Ask, DrafterName
-from specsot.process.options import DraftModelOptions, Dtype
+from specsot.service.membership import Connect, Part, serve_part
+from specsot.service.options import DraftModelOptions, Dtype
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.config import RingOptions
 from specsot_master.engine import EngineConfig

@@ -14,7 +14,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Range, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot_drafter.drafters.beams import BeamShape, beam_shape
 from specsot_drafter.drafters.model import DecoderHead, LanguageModelProposer
 from specsot_drafter.selection import Candidates, best_each, build_trees

@@ -16,7 +16,7 @@ import torch
 from specsot.errors import InvalidRequest
 from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot_drafter.heads.eagle3 import Eagle3Head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.source import DraftLoader

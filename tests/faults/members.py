@@ -16,7 +16,7 @@ from specsot.core.frames import Close, Frame, Open, PromptChunk
 from specsot.core.pages import PageTable
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.members import Configuration, Registration
-from specsot.membership import serve_part
+from specsot.service.membership import serve_part
 from specsot.transport.links import Inbox, Link, Lost
 from specsot_worker.watching import WorkerObserver
 from tests.faults.history import Closed, Composed, Formed, Hurt, Missed, Opened, Worked

@@ -11,7 +11,7 @@ from specsot.members import Configuration, Range, Stage
 from specsot.model.config import read_config
 from specsot.model.memory_fit import WeightForm, bytes_of, weights_of
 from specsot.model.weights import WeightFiles
-from specsot.process.options import ModelOptions
+from specsot.service.options import ModelOptions
 from specsot_worker.source import StageLoader
 
 pytestmark = pytest.mark.torch

@@ -20,7 +20,7 @@ import typer
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.process.command import TableCommand
+from specsot.service.command import TableCommand
 from specsot_app.cli import GROUPS, WORDS, command_with, main
 
 SERVICES = ("master", "worker", "drafter")
@@ -158,7 +158,7 @@ def registries() -> dict[str, Any]:
     """The metrics of each member's process, in an epoch."""
     from specsot.core.pages import PageTable
     from specsot.members import Configuration, Range, Stage
-    from specsot.process.figures import registry_of
+    from specsot.service.telemetry import registry_of
     from specsot_drafter.figures import DrafterMetrics as DrafterFigures
     from specsot_worker.figures import WorkerMetrics as WorkerFigures
 

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 from specsot.core.frames import Close, End, Fork, Lease, Logprob, Open, Opening, Result
 from specsot.members import CommMode, KvDtype, Layout, Quantization, TreeShape
-from specsot.membership import Part, serve_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
-from specsot.process.options import DraftModelOptions, ModelOptions
+from specsot.service.membership import Part, serve_part
+from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import GrpcServer, open_server
 from specsot.transport.links import Exchange, Inbox, LocalLink

@@ -17,7 +17,7 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.memory_fit import WeightForm, free_memory, memory_in_words, room_on, weights_of
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
-from specsot.process.options import DraftModelOptions, ModelOptions
+from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot_drafter import source as drafting
 from specsot_worker import source as working
 

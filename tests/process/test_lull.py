@@ -1,6 +1,6 @@
 """A lull: called once, after the last stir; never while there is work."""
 
-from specsot.process.lull import IdleTimer
+from specsot.service.member import IdleTimer
 from tests.faults.virtual import VirtualLoop
 
 

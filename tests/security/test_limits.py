@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
-from specsot.process.figures import READER_SECONDS
+from specsot.service.telemetry import READER_SECONDS
 from specsot.transport.grpc_options import (
     CLIENT_STREAMS,
     HANDSHAKE,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from specsot.compute import Compute
 from specsot.core.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
 from specsot.errors import Hung
 from specsot.members import Broken
-from specsot.membership import serve_part
+from specsot.service.compute import Compute
+from specsot.service.membership import serve_part
 from specsot.transport.links import Arrival, Inbox
 from specsot_worker.failpoints import die, failpoint, hang
 from tests.faults.virtual import Labour, run

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from specsot.errors import WireError
 from specsot.members import Broken, Configuration, Leaving, Registration, StandBy
-from specsot.membership import serve_part
+from specsot.service.membership import serve_part
 from specsot.transport.links import Arrival, Inbox, Lost
 
 

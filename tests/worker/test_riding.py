@@ -18,7 +18,7 @@ from specsot.core.frames import Close, Drafts, Frame, Result
 from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Head, Leaving, Range, Ready, Registration, Stage, Tap
-from specsot.membership import serve_part
+from specsot.service.membership import serve_part
 from specsot.transport.links import Arrival, Exchange, Inbox, Lost
 from specsot_worker.early import EarlyArrivals
 from specsot_worker.part import Worker, _WorkerEpoch  # pyright: ignore[reportPrivateUsage]

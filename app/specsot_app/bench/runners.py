@@ -16,14 +16,14 @@ from specsot.drafting import DraftOptions
 from specsot.errors import Unavailable
 from specsot.events import Finished, Reason
 from specsot.members import KvDtype, Quantization
-from specsot.membership import Part
 from specsot.model.config import read_config
 from specsot.model.kv import row_bytes
 from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.precision import resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
-from specsot.process.options import DraftModelOptions, Dtype, ModelOptions
+from specsot.service.membership import Part
+from specsot.service.options import DraftModelOptions, Dtype, ModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.core.samples import LapSample, Recording

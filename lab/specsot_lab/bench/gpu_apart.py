@@ -20,9 +20,9 @@ import uvloop
 
 from specsot.core.frames import Result
 from specsot.members import Configuration, Ready, Stage, Transport
-from specsot.membership import serve_part
 from specsot.model.decoder import Decoder
-from specsot.process.habits import settle_habits
+from specsot.service.habits import settle_habits
+from specsot.service.membership import serve_part
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, LocalLink

@@ -20,8 +20,8 @@ from specsot.core.frames import Frame, Opening, Outcome, PromptChunk, Result, Tr
 from specsot.core.tree import Tree
 from specsot.members import Broken, Configuration, Progress, Ready, Registration
 from specsot.members import Stage as Place
-from specsot.membership import Connect, serve_part
 from specsot.model.decoder import Decoder
+from specsot.service.membership import Connect, serve_part
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
 from specsot.transport.pending_rows import CrossingDialer, use_device
 from specsot_lab.bench.gpu_laps import PAGE, parents_of

@@ -117,7 +117,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    from specsot.process.habits import settle_habits
+    from specsot.service.habits import settle_habits
 
     settle_habits()
     asyncio.run(main())

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from specsot.core.info import Info
 from specsot.errors import InvalidRequest
-from specsot.process.member import QUIET
+from specsot.service.member import QUIET
 from specsot_app.bench.results import Row, write_results
 from specsot_app.child_process import ChildProcess
 from specsot_app.event_loop import run_until_signal

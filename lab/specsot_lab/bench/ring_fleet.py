@@ -20,9 +20,9 @@ from typing import Any
 from specsot.core.frames import Close, Fork, Open, Opening, Result
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Registration
-from specsot.membership import Part, serve_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
+from specsot.service.membership import Part, serve_part
 from specsot.transport.grpc_links import GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, Link, LocalLink

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from specsot.core.frames import Drafts
 from specsot.members import Configuration
-from specsot.process.figures import LAP_BUCKETS, PolledCollector
+from specsot.service.telemetry import LAP_BUCKETS, PolledCollector
 from specsot_drafter.watching import DrafterObserver
 
 

@@ -10,12 +10,12 @@ import time
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from specsot.compute import Compute
 from specsot.core.deadline import Deadline
 from specsot.core.frames import Drafts, Features
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Ready, Registration, Tap
-from specsot.membership import report_progress
+from specsot.service.compute import Compute
+from specsot.service.membership import report_progress
 from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.provider import EngineProvider

@@ -19,7 +19,7 @@ from specsot.model.memory_fit import Need, WeightForm, check_fit, drafts_of, roo
 from specsot.model.precision import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_drafter.drafters import Proposer
 from specsot_drafter.engine import DraftEngine

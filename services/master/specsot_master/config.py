@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar, Literal
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.params import DrafterName, Mode
-from specsot.process.command import read
-from specsot.process.option import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
-from specsot.process.options import ServiceOptions
+from specsot.service.command import read
+from specsot.service.option import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
+from specsot.service.options import ServiceOptions
 from specsot.transport.heartbeat import Heartbeat
 from specsot.transport.security import Tokens
 from specsot_master.core.placement import TAKE_OVER_SECONDS

@@ -13,10 +13,9 @@ import structlog
 
 from specsot.errors import InvalidRequest
 from specsot.model.fingerprint import fingerprint
-from specsot.process.life import run_service
-from specsot.process.logs import write_logs
-from specsot.process.observing import Observation, observed
-from specsot.process.options import reachable
+from specsot.service.lifecycle import run_service, write_logs
+from specsot.service.options import reachable
+from specsot.service.telemetry import Observation, observed
 from specsot.transport.grpc_options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.transport.grpc_server import GrpcServer
 from specsot.transport.security import Tls, Tokens

@@ -28,8 +28,8 @@ from specsot.events import (
     Statistics,
 )
 from specsot.params import Ask
-from specsot.process.figures import LAP_BUCKETS as LAP_SECONDS
-from specsot.process.figures import PolledCollector, registry_of
+from specsot.service.telemetry import LAP_BUCKETS as LAP_SECONDS
+from specsot.service.telemetry import PolledCollector, registry_of
 from specsot.tracing import Span, Tracer, caller, current
 from specsot_master.master import Master, RequestCounter
 

@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from specsot.core.frames import Frame, Result, rows_of
 from specsot.core.pages import PageTable
 from specsot.members import Configuration
-from specsot.process.figures import LAP_BUCKETS, PolledCollector
+from specsot.service.telemetry import LAP_BUCKETS, PolledCollector
 from specsot_worker.watching import WorkerObserver
 
 

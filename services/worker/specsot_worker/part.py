@@ -14,13 +14,13 @@ from typing import Any
 
 import structlog
 
-from specsot.compute import Compute
 from specsot.core.deadline import Deadline
 from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
 from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, StandBy, Tap
-from specsot.membership import report_progress
+from specsot.service.compute import Compute
+from specsot.service.membership import report_progress
 from specsot.tasks import start
 from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_worker.early import EarlyArrivals

@@ -36,7 +36,7 @@ from specsot.model.memory_fit import (
 )
 from specsot.model.precision import check_quantization, resolve_dtype
 from specsot.model.weights import WeightFiles
-from specsot.process.options import ModelOptions
+from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device
 from specsot_worker.features import FeatureStore
 from specsot_worker.provider import StageRunner

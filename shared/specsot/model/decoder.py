@@ -24,7 +24,7 @@ from specsot.model.layers import AnyNorm, Norm, Rotary
 from specsot.model.linear import Linear, product_of
 from specsot.model.precision import resolve_dtype
 from specsot.model.weights import Fetch, WeightFiles, Weights
-from specsot.process.options import ModelOptions
+from specsot.service.options import ModelOptions
 
 Loaded = Callable[[int], None]  # hears how many layers are there
 

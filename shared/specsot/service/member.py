@@ -1,7 +1,4 @@
-"""A worker's or drafter's process: opens its door, builds its part, takes part until told to leave.
-
-Refuses to know which part it is; torch comes in with the part, after the door is open.
-"""
+"""Runs a worker's or drafter's process: opens its server, builds its part, takes part until told to leave."""
 
 from __future__ import annotations
 
@@ -14,10 +11,9 @@ from dataclasses import replace
 import structlog
 
 from specsot.members import Configuration, Registration
-from specsot.membership import Part, serve_part
-from specsot.process.habits import return_freed_memory
-from specsot.process.lull import IdleTimer
-from specsot.process.options import MemberOptions, ServiceOptions, name_of, reachable
+from specsot.service.habits import return_freed_memory
+from specsot.service.membership import Part, serve_part
+from specsot.service.options import MemberOptions, ServiceOptions, name_of, reachable
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_options import Terms
 from specsot.transport.grpc_server import GrpcServer, open_server
@@ -26,6 +22,34 @@ from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.uplink import join
 from specsot.transport.zmq_links import ZmqDialer, ZmqHost
 from specsot.transport.zmq_sockets import Sockets
+
+
+class IdleTimer:
+    """`stir` whenever something happens: cheap enough for every lap. Belongs to one event loop."""
+
+    def __init__(self, pause: float, then: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+        """pause: seconds without a stir after which `then` is called."""
+        self._pause, self._then, self._loop = pause, then, loop
+        self._stirred = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def stir(self) -> None:
+        self._stirred = self._loop.time()
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(self._stirred + self._pause, self._look)
+
+    def stop(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _look(self) -> None:
+        due = self._stirred + self._pause
+        self._alarm = None
+        if self._loop.time() < due:
+            self._alarm = self._loop.call_at(due, self._look)
+        else:
+            self._then()
+
 
 log = structlog.get_logger()
 

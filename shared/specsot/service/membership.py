@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import structlog
 
-from specsot.compute import explain_failure
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
 from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
+from specsot.service.compute import explain_failure
 from specsot.transport.links import Arrival, Inbox, Link, Lost
 
 log = structlog.get_logger()

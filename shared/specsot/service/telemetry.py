@@ -1,37 +1,35 @@
-"""Figures of a process for Prometheus: a registry that has the machine's own already, and a door for them.
-
-Refuses to know what else is counted. Needs prometheus-client: imported only where figures are asked for.
-"""
+"""Metrics of a process (a Prometheus registry and its page), and spans by OpenTelemetry where asked for."""
 
 from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from threading import Thread, Timer
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import (
-    CollectorRegistry,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
+import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from specsot._version import __version__
-from specsot.errors import Unavailable
-from specsot.process.gpus import read_gpus
+from specsot.errors import InvalidRequest, Unavailable
+from specsot.service.gpus import read_gpus
+from specsot.service.options import ServiceOptions, reachable
+from specsot.tracing import OFF, Tracer
+from specsot.tracing.starting import start_tracing
 from specsot.transport.grpc_server import check_free, reason, split_address
 from specsot.transport.security import PLAIN, Tls, secured_context
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 
 READER_SECONDS = 10.0  # in which a reader must have asked, and taken its answer
 LAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds
@@ -150,3 +148,37 @@ class _Quiet(WSGIRequestHandler):
             limit.cancel()
 
     def log_message(self, format: str, *args: object) -> None: ...
+
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """registry: where figures are told; None: nobody asks for them. tracer: where spans begin."""
+
+    registry: CollectorRegistry | None = None
+    tracer: Tracer = OFF
+
+
+@contextmanager
+def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
+    """Raises InvalidRequest without the extra, Unavailable when the address cannot be had."""
+    tracer = start_tracing(service)
+    if options.metrics is None:
+        yield Observation(tracer=tracer)
+        return
+    try:
+        pass
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"--metrics needs {error.name}: pip install 'specsot[observe]'", field="metrics"
+        ) from None
+    registry = registry_of(service)
+    door = open_metrics_server(options.metrics, registry, options.tls)
+    scheme = "http" if options.tls.cert is None else "https"
+    log.info("figures", at=f"{scheme}://{reachable(None, options.metrics, door.port)}/metrics")
+    try:
+        yield Observation(registry, tracer)
+    finally:
+        door.close()

@@ -19,8 +19,8 @@ from click.shell_completion import CompletionItem
 
 from specsot._version import __version__
 from specsot.errors import InvalidRequest
-from specsot.process.option import ALL, Entry, Offer, build, entries_of, in_words
-from specsot.process.sources import CONFIG, Found, find_all, in_environment, variable_of
+from specsot.service.option import ALL, Entry, Offer, build, entries_of, in_words
+from specsot.service.sources import CONFIG, Found, find_all, in_environment, variable_of
 
 T = TypeVar("T")
 
