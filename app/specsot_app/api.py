@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast, overload
 
+from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask

@@ -15,8 +15,6 @@ import structlog
 
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot.info import Info
-from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot.members import (
     Range,
     Registration,
@@ -219,7 +217,7 @@ class _Seats:
         dialer = self._exchange.dialer(name)
         if not self._options.crosses:
             return dialer
-        from specsot.direct.crossing import CrossingDialer
+        from specsot.transport.pending_rows import CrossingDialer
 
         return CrossingDialer(dialer)
 
@@ -235,7 +233,7 @@ async def _live(name: str, make: PartMaker, fleet: Membership, seat: _Seat, leav
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
     loop = asyncio.get_running_loop()
     part = await loop.run_in_executor(seat.compute, make, name, seat.dialer, seat.compute)
-    await take_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
+    await serve_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
 
 
 def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
@@ -261,8 +259,8 @@ def _device(options: LocalOptions, name: str) -> str:
 
 def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.source import Source
+        from specsot_worker.part import Worker
+        from specsot_worker.source import StageLoader
 
         told = partial(loaded, name) if loaded else None
         return WorkerPart(Source(options, name, layers=layers, loaded=told), dialer, compute)
@@ -272,8 +270,8 @@ def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | 
 
 def _drafter_maker(options: DraftModelOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader
 
         return DrafterPart(Source(options, name), dialer, compute)
 

@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specsot.core.info import Info
 from specsot.errors import Cancelled, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot.info import Info
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import check_free

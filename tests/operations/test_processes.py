@@ -94,8 +94,7 @@ async def told() -> AsyncIterator[Told]:
 
 
 async def traced(address: str) -> str:
-    from specsot.wire.events import decode_event
-    from specsot.wire.requests import encode_ask
+    from specsot.transport.wire.events import decode_event, encode_ask
 
     async with grpc.aio.insecure_channel(address) as channel:
         call = stub(channel).Generate(encode_ask(ASK, "r-traced"), metadata=(("traceparent", CALLER),))

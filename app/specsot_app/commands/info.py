@@ -48,7 +48,7 @@ def show(master: str, reach: Reach, json: bool) -> int:
 
 
 async def ask(master: str, reach: Reach) -> Info:
-    from specsot.rpc.client import connect
+    from specsot.transport.grpc_client import connect
 
     client = await connect(master, tls=reach.tls, token=reach.token)
     try:

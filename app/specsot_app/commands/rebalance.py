@@ -17,8 +17,8 @@ from specsot_app.fleet_options import ClientOptions
 from specsot_app.reaching import Reach
 
 if TYPE_CHECKING:
-    from specsot.info import Info, Rebalanced
-    from specsot.rpc.client import MasterClient
+    from specsot.core.info import Info, Rebalanced
+    from specsot.transport.grpc_client import MasterClient
 
 PAUSE = 0.1  # seconds between looks at a ring that is not complete yet
 
@@ -45,7 +45,7 @@ def rebalance(given: RebalanceOptions) -> int:
 
 
 async def form_anew(master: str, reach: Reach, wait: float) -> Rebalanced:
-    from specsot.rpc.client import connect
+    from specsot.transport.grpc_client import connect
 
     client = await connect(master, tls=reach.tls, token=reach.token)
     try:

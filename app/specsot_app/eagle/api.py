@@ -1,7 +1,4 @@
-"""`Eagle`: a target and its draft in memory, asked with token ids by plain calls.
-
-Refuses to know text, and how models were published.
-"""
+"""`Eagle`: a target and its draft in memory, asked with token ids by plain calls."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ from typing import Any
 
 import torch
 
+from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
 from specsot.kernels import TreeArrays, arrange_trees
 from specsot.members import AS_PUBLISHED, Overrides
-from specsot.tree import Tree
 from specsot_app.eagle.benchmark import EagleBenchmark, measure
 from specsot_app.eagle.generation import (
     EagleStats,

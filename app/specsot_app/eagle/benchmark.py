@@ -1,7 +1,4 @@
-"""Speculation and plain decoding of the same target side by side, on the caller's own prompts.
-
-Refuses to know models: a run is a batch's prompts in, its figures out.
-"""
+"""Speculation and plain decoding of the same target side by side, on the caller's own prompts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whole generations against recorded ones: trees, accepted lengths, ids; and replays of sampled rounds.
-
-Refuses to know what base and head compute; it is told by the laps.
-"""
+"""Whole generations against recorded ones: trees, accepted lengths, ids; replays of sampled rounds."""
 
 from __future__ import annotations
 
@@ -11,11 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from specsot.core.sampling import Floats, leaf_rows, residual_walk, trial_rows, warp
+from specsot.core.tree import Tree, accept, children, depths
 from specsot.errors import ModelError
 from specsot.model.decoder import Decoder
-from specsot.residual import Floats, leaf_rows, residual_walk, trial_rows, warp
-from specsot.tree import Tree, children, depths
-from specsot.verify import accept
 from specsot_app.verify.compare import (
     CHANCE_TOLERANCE,
     SCORE_TIE,

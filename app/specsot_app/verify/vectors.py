@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from specsot.core.tree import single
 from specsot.errors import ModelError, SpecsotError
 from specsot.members import Range, TreeShape
 from specsot.model.attention import AttentionPlan

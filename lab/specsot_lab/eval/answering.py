@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
+from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.params import Ask, Message, Mode
