@@ -17,8 +17,7 @@ from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
-from specsot.process.option import Offer, made_of
-from specsot.view import View, advance
+from specsot.service.option import Offer, made_of
 from specsot_app.aliases import translate
 from specsot_app.ask import Answer, Turns, answer_of, ask_of, stats_of
 from specsot_app.event_loop import BackgroundLoop

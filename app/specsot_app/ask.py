@@ -7,13 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, ClassVar, cast
 
+from specsot.core.skeleton import Point
+from specsot.core.view import View
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Reason, Statistics, TokenLogprobs
-from specsot.forms import FORM_KINDS, Form, FormKind, refuse
-from specsot.params import Ask, DrafterName, Limits, Message, Mode, Pruning, Sampling, Window, brief
-from specsot.process.option import Option
-from specsot.skeleton import Point
-from specsot.view import View
+from specsot.params import (
+    FORM_KINDS,
+    Ask,
+    DrafterName,
+    Form,
+    FormKind,
+    Limits,
+    Message,
+    Mode,
+    Pruning,
+    Sampling,
+    Window,
+    brief,
+    refuse,
+)
+from specsot.service.option import Option
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import click
 from click.shell_completion import shell_complete
 
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot.process.command import COLUMN, WIDEST, version_option, wording, write_list
+from specsot.service.command import COLUMN, WIDEST, version_option, wording, write_list
 from specsot_app.extensions import LAB, command_of, paths_below
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130

@@ -1,7 +1,7 @@
 """Commands that other distributions bring, by entry points of `specsot.commands`.
 
 An entry point is named after its command, `eval`, or `bench.load` for `specsot bench load`, and names a
-command (see `specsot.process.command.command`). The lab's are known by name, so that a plain install can say
+command (see `specsot.service.command.command`). The lab's are known by name, so that a plain install can say
 what to install.
 """
 

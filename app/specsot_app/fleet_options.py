@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar, Literal
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import CommMode, Layout, Range, Transport
 from specsot.model.config import read_config
-from specsot.model.fields import require_model_directory, require_torch
+from specsot.model.hf_config import require_model_directory, require_torch
 from specsot.params import DrafterName
-from specsot.process.option import Option, checked, entries_of
-from specsot.process.options import DraftModelOptions
-from specsot.rpc.tls import Tls
+from specsot.service.option import Option, checked, entries_of
+from specsot.service.options import DraftModelOptions
+from specsot.transport.security import Tls
 from specsot_app.places import Place, check_stages, places_of
 from specsot_app.presets import Preset, filled
 from specsot_app.ranges import ranges_of

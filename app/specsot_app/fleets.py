@@ -37,7 +37,7 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
     watch: hears what is there already, perhaps on another thread.
     """
     if options.master is not None:
-        from specsot.rpc.client import connect
+        from specsot.transport.grpc_client import connect
 
         reach = options.reach
         return await connect(options.master, tls=reach.tls, token=reach.token)

@@ -19,9 +19,9 @@ from specsot.members import (
     Range,
     Registration,
 )
-from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask
-from specsot.process.options import DraftModelOptions, ModelOptions
+from specsot.service.membership import Connect, Part, serve_part
+from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot_master.config import RingOptions
 from specsot_master.master import Master, Membership, assemble
 
@@ -259,8 +259,6 @@ def _device(options: LocalOptions, name: str) -> str:
 
 def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_worker.part import Worker
-        from specsot_worker.source import StageLoader
 
         told = partial(loaded, name) if loaded else None
         return WorkerPart(Source(options, name, layers=layers, loaded=told), dialer, compute)
@@ -270,8 +268,6 @@ def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | 
 
 def _drafter_maker(options: DraftModelOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import Drafter
-        from specsot_drafter.source import DraftLoader
 
         return DrafterPart(Source(options, name), dialer, compute)
 

@@ -17,8 +17,8 @@ from specsot.core.info import Info
 from specsot.errors import Cancelled, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.params import Ask
-from specsot.rpc.client import MasterClient, connect
-from specsot.rpc.serve import check_free
+from specsot.transport.grpc_client import MasterClient, connect
+from specsot.transport.grpc_server import check_free
 from specsot_app.child_process import ChildProcess, OnLine, Service, start
 from specsot_app.fleet_options import FleetOptions, Models
 from specsot_app.reaching import Reach

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
-from specsot.process.option import arguments_of
-from specsot.process.options import OF_DRAFTER, OF_WORKER, MemberOptions
-from specsot.rpc.exposure import exposed
+from specsot.service.option import arguments_of
+from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
+from specsot.transport.security import exposed
 from specsot_app.child_process import EXIT_GRACE, Service
 from specsot_app.fleet_options import FleetOptions, Models, public_name, resolved
 from specsot_app.places import Place, address_of, ports_of

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot.process.option import arguments_of
+from specsot.service.option import arguments_of
 from specsot_app.api import fleet_of
 from specsot_app.ask import ask_of
 from specsot_app.fleet_options import FleetOptions, models_of

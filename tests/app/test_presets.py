@@ -9,8 +9,8 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.params import Window
-from specsot.process.command import TableCommand
-from specsot.process.option import build, made_of
+from specsot.service.command import TableCommand
+from specsot.service.option import build, made_of
 from specsot_app.api import SpecSoT, fleet_of
 from specsot_app.ask import OPTIONS, ask_of, asked
 from specsot_app.commands.chat import chat

@@ -12,10 +12,10 @@ import pytest
 
 from specsot._version import __version__
 from specsot.errors import InvalidRequest
-from specsot.process.command import TableCommand, command
-from specsot.process.option import Option, entries_of
-from specsot.process.options import DraftModelOptions
-from specsot.process.sources import PROGRAMS
+from specsot.service.command import TableCommand, command
+from specsot.service.option import Option, entries_of
+from specsot.service.options import DraftModelOptions
+from specsot.service.sources import PROGRAMS
 from specsot_app.cli import main, specsot
 from specsot_master.config import MasterConfig
 

@@ -29,12 +29,11 @@ from specsot.errors import ModelError
 from specsot.grammar import Grammar
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.model.config import read_config
-from specsot.tree import Tree
 from specsot_app.simulator.fake_lm import next_state, state_of
 from specsot_app.simulator.members import MockWorker, Simulator
-from specsot_drafter.part import DrafterPart
-from specsot_worker.provider import LayerRange
-from specsot_worker.verdict import LastStage
+from specsot_drafter.part import Drafter
+from specsot_worker.provider import StageRunner
+from specsot_worker.verdict import Verifier
 
 Lie = Literal["", "ids", "roots", "steps", "forged"]
 LIES: tuple[Lie, ...] = ("ids", "roots", "steps", "forged")

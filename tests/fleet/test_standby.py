@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot_app.ask import ask_of
 from specsot_app.commands.rebalance import form_anew
 from specsot_app.local import LocalFleet, LocalOptions

@@ -20,8 +20,8 @@ import click
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.process.command import TableCommand
-from specsot.process.option import entries_of
+from specsot.service.command import TableCommand
+from specsot.service.option import entries_of
 from specsot_app.cli import GROUPS, WORDS, main, specsot
 
 SERVICES = ("master", "worker", "drafter")

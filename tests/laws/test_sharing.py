@@ -16,7 +16,7 @@ import pytest
 from specsot.events import Finished
 from specsot.members import TreeShape
 from specsot.params import Ask, Limits, Message, Sampling
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot_app.local import LocalFleet, LocalOptions
 from specsot_master.config import RingOptions
 from specsot_master.engine import EngineConfig

@@ -10,8 +10,7 @@ from specsot.core.tree import Tree
 from specsot.errors import WireError
 from specsot.events import Finished
 from specsot.members import Range
-from specsot.process.options import DraftModelOptions
-from specsot.tree import Tree
+from specsot.service.options import DraftModelOptions
 from specsot_app.ask import ask_of
 from specsot_app.local import LocalFleet, LocalOptions
 from specsot_app.simulator.fake_lm import FakeLM

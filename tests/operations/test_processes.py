@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specsot.errors import InvalidRequest
 from specsot.events import Finished
 from specsot.params import Ask, Limits
-from specsot.rpc.client import MasterClient
+from specsot.transport.grpc_client import MasterClient
 from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.processes import ProcessFleet
 from tests.conftest import REPOSITORY

@@ -8,7 +8,7 @@ import pytest
 
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest
-from specsot.rpc.client import connect
+from specsot.transport.grpc_client import connect
 from specsot_app.fleet_options import FleetOptions, Models
 from specsot_app.reaching import Reach, reach_of
 from specsot_app.service_specs import services_of

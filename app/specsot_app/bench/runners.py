@@ -31,7 +31,7 @@ from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
-from specsot_drafter.part import DrafterPart
+from specsot_drafter.part import Drafter
 from specsot_master.config import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts

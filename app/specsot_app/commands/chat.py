@@ -13,8 +13,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from specsot.params import Ask
-from specsot.process.command import Example, command
-from specsot.process.option import Offer, Option
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option
 from specsot_app.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.fleets import Opener, open_fleet

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from specsot.process.command import Example, command
-from specsot.process.option import Offer, Option
-from specsot.rpc.tls import Tls
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option
+from specsot.transport.security import Tls
 
 SHOWN = Offer(
     help={
@@ -33,7 +33,7 @@ def health(given: HealthOptions) -> int:
 
     Exit status 0: it serves; 1: it does not, or nobody answers.
     """
-    from specsot.rpc.probe import probe
+    from specsot.transport.grpc_channel import probe
 
     state = probe(given.address, given.service, given.timeout, given.tls)
     print(f"{given.address}: {state}")

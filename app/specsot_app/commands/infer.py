@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
-from specsot.forms import MAX_FORM_BYTES, refuse
-from specsot.params import Ask
-from specsot.process.command import Example, command
-from specsot.process.option import Offer, Option
+from specsot.params import MAX_FORM_BYTES, Ask, refuse
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option
 from specsot_app.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import FleetOptions, models_of

@@ -10,9 +10,9 @@ import json as notation
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from specsot.info import Info
-from specsot.process.command import Example, command
-from specsot.process.option import Option
+from specsot.core.info import Info
+from specsot.service.command import Example, command
+from specsot.service.option import Option
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import ClientOptions
 from specsot_app.reaching import Reach

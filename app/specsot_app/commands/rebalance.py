@@ -9,8 +9,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from specsot.process.command import Example, command
-from specsot.process.option import Option
+from specsot.service.command import Example, command
+from specsot.service.option import Option
 from specsot_app.commands.info import HERE
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import ClientOptions

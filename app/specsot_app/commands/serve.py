@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.model.config import read_config
-from specsot.process.command import Example, command
-from specsot.process.option import Offer, Option, arguments_of
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option, arguments_of
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import FleetOptions, Models, models_of
 from specsot_app.places import check_stages, places_of

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from specsot.process.command import Example, command
-from specsot.process.option import Option
+from specsot.service.command import Example, command
+from specsot.service.option import Option
 from specsot_app.commands.info import HERE, show
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import ClientOptions
@@ -50,7 +50,7 @@ def status(given: StatusOptions) -> int:
 async def keep_looking(master: str, reach: Reach, every: float) -> None:
     from rich.console import Console
 
-    from specsot.rpc.client import connect
+    from specsot.transport.grpc_client import connect
     from specsot_app.terminal.status_view import watch
 
     client = await connect(master, tls=reach.tls, token=reach.token)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
-from specsot.process.command import Example, command
-from specsot.process.option import Offer, Option
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option
 from specsot_app.fleet_options import FleetOptions
 
 OF_VERIFIED = Offer(

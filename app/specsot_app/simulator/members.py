@@ -17,7 +17,6 @@ from specsot.grammar import Grammar, grammar_of
 from specsot.members import Configuration, Curve, Head, Range, Registration, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.vocabulary import read_vocabulary
 from specsot_app.simulator.fake_lm import FakeLM, OracleDrafter
 from specsot_app.simulator.stage import MockStage, StageModel
 from specsot_drafter.engine import DraftEngine
@@ -141,7 +140,7 @@ class MockDrafter:
             mock.sleep(float(level.at(rows)))
 
         drafter = OracleDrafter(mock.voice, mock.skill, mock.shape.depth, spend, configuration.pages)
-        rule = rule_of("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)
+        rule = make_budget("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)
         vocabulary = read_vocabulary(mock.model, read_config(mock.model).vocab)
         return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary)
 

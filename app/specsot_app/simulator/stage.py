@@ -18,7 +18,6 @@ from specsot.core.kv_plan import KvPlan, SegmentPlan, plan_frame
 from specsot.core.pages import PageTable
 from specsot.errors import WireError
 from specsot.members import Range
-from specsot.pages import PageTable
 from specsot_app.simulator.fake_lm import EMPTY_STATE, FakeLM, next_state
 
 SpendTime = Callable[[int], None]  # takes as long as so many rows take

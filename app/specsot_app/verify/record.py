@@ -13,8 +13,7 @@ from torch import Tensor
 from specsot.core.tree import Tree
 from specsot.errors import ModelError, WireError
 from specsot.members import TreeShape
-from specsot.model.fields import read_json
-from specsot.tree import Tree
+from specsot.model.hf_config import read_json
 
 
 class JsonField:

@@ -20,8 +20,8 @@ from specsot.errors import InvalidRequest
 from specsot.model.config import ModelConfig, make_config
 from specsot.model.hf_config import Json
 from specsot.model.weights import Weights
-from specsot.process.command import read
-from specsot.process.option import Option
+from specsot.service.command import read
+from specsot.service.option import Option
 from specsot_app.fleet_options import demo
 
 SPREAD = 0.02  # of the weights, as most models begin

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
-from specsot.process.command import Example, command
-from specsot.process.option import Offer, Option
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option
 from specsot_app.commands.bench import OutputOptions
 from specsot_app.fleet_options import FleetOptions, models_of
 

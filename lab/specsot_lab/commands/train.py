@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from specsot.process.command import Example, command
+from specsot.service.command import Example, command
 from specsot_lab.train.settings import TrainOptions
 
 EXAMPLES = (

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
-from specsot.process.option import LAYER_NUMBERS, Option
-from specsot.process.options import Dtype
+from specsot.service.option import LAYER_NUMBERS, Option
+from specsot.service.options import Dtype
 
 
 @dataclass(frozen=True, slots=True)
