@@ -13,6 +13,7 @@ from functools import partial
 
 import structlog
 
+from specsot.core.info import Info
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.members import (
@@ -22,6 +23,7 @@ from specsot.members import (
 from specsot.params import Ask
 from specsot.service.membership import Connect, Part, serve_part
 from specsot.service.options import DraftModelOptions, ModelOptions
+from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.config import RingOptions
 from specsot_master.master import Master, Membership, assemble
 
@@ -259,16 +261,20 @@ def _device(options: LocalOptions, name: str) -> str:
 
 def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_worker.part import Worker
+        from specsot_worker.source import StageLoader
 
         told = partial(loaded, name) if loaded else None
-        return WorkerPart(Source(options, name, layers=layers, loaded=told), dialer, compute)
+        return Worker(StageLoader(options, name, layers=layers, loaded=told), dialer, compute)
 
     return make
 
 
 def _drafter_maker(options: DraftModelOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader
 
-        return DrafterPart(Source(options, name), dialer, compute)
+        return Drafter(DraftLoader(options, name), dialer, compute)
 
     return make

@@ -29,6 +29,7 @@ from specsot.errors import ModelError
 from specsot.grammar import Grammar
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.model.config import read_config
+from specsot.transport.links import Link
 from specsot_app.simulator.fake_lm import next_state, state_of
 from specsot_app.simulator.members import MockWorker, Simulator
 from specsot_drafter.part import Drafter

@@ -119,9 +119,9 @@ class LapLoop:
                 self._stage.tap(layer, weight)
             configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
             self._engine = make_engine(models.draft, configuration)
-        self._stage.prepare()
+        self._stage.capture()
         for order in orders:
-            self._sequencer.obey(order)
+            self._sequencer.apply_order(order)
 
     def turn(self) -> Lap:
         """Feed everything that is ready in one forward; then draft below whatever was written.
@@ -131,15 +131,15 @@ class LapLoop:
         frame = self._sequencer.compose(0.0)
         if frame is None:
             raise ModelError("no sequence is left that could be fed")
-        verdict = self._judge.judge(self._stage.run(frame))
-        self._sequencer.learn(verdict.result, 0.0)
+        verdict = self._judge.verify(self._stage.run(frame))
+        self._sequencer.apply_result(verdict.result, 0.0)
         if self._engine is not None:
-            self._sequencer.offer(self._draft(self._engine, verdict))
+            self._sequencer.add_drafts(self._draft(self._engine, verdict))
         return Lap(frame, verdict.result)
 
     def _draft(self, engine: DraftEngine, verdict: VerifiedFrame) -> Drafts:
         for features in verdict.features:
-            engine.learn(features)
+            engine.observe(features)
         drafts = engine.draft()
         self.trees = {draft.sequence: draft.tree for draft in drafts}
         return Drafts(EPOCH, drafts, engine.rest)

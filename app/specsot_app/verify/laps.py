@@ -65,7 +65,7 @@ class DrivenLaps:
             self._engine = make_engine(
                 head, Configuration(EPOCH, "drafter", (), rows, PAGE_ROWS, slots, shape=shape)
             )
-        self._stage.prepare()
+        self._stage.capture()
         self._texts: dict[int, _Sequence] = {}
         self._fed: dict[int, tuple[Segment, Tensor | None]] = {}
         self._openings: tuple[Opening, ...] = ()
@@ -82,7 +82,7 @@ class DrivenLaps:
             Opening(sequence, len(tokens), limit=UNLIMITED) for sequence, tokens in prompts.items()
         )
         self._texts |= {sequence: _Sequence() for sequence in prompts}
-        chunks = [Chunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
+        chunks = [PromptChunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
         return {sequence: rows[-1] for sequence, rows in self._run(chunks).items()}
 
     def verify(self, trees: Mapping[int, Tree]) -> dict[int, Tensor]:

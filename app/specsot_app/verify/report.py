@@ -10,9 +10,8 @@ from typing import Any, Literal
 from specsot.members import Overrides
 
 USUAL_ROPE_THETAS = (10000.0, 500000.0, 1000000.0)  # what published heads were trained with
-LEAST_ACCEPTANCE = (
-    0.2  # of laps that accept any draft: heads that are wired up wrongly stay below, others do not
-)
+# Of laps that accept any draft: heads that are wired up wrongly stay below, others do not.
+LEAST_ACCEPTANCE = 0.2
 LEAST_GAIN = 0.02  # nats per token by which another setting must explain the base's text better
 GAIN_ERRORS = 4.0  # standard errors of that difference
 LEAST_SPEEDUP = 1.03  # tokens a lap must rise by this factor with it
