@@ -153,7 +153,11 @@ def test_a_fleet_s_services_are_told_all_that_variables_could_mean_otherwise(
         for variable, value in service.environment:
             monkeypatch.setenv(variable, value)
     configs = read_master(master.arguments), read_worker(worker.arguments), read_drafter(drafter.arguments)
-    assert (configs[0].ring.name, configs[1].name, configs[2].name) == ("demo", "worker-0", "drafter")
+    assert (configs[0].ring.name, configs[1].member.name, configs[2].member.name) == (
+        "demo",
+        "worker-0",
+        "drafter",
+    )
     assert configs[1].layers == Range(0, 4)
     assert {config.setting.grace for config in configs} == {0.5}
 
