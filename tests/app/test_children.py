@@ -159,7 +159,7 @@ def test_a_fleet_s_services_are_told_all_that_variables_could_mean_otherwise(
         "drafter",
     )
     assert configs[1].layers == Range(0, 4)
-    assert {config.setting.grace for config in configs} == {0.5}
+    assert {config.service.grace for config in configs} == {0.5}
 
 
 def test_no_service_gets_the_token_of_who_starts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
