@@ -182,7 +182,10 @@ class Ring:
         done.tokens += self.due
         done.plain += self.due / world.live * world.plain()
         done.drafted += 1
-        self.tuner.settle(trees, Spent(computed, wall, growing + catching))
+        told = (
+            wall if rows > world.live else self._jittered(world.plain())
+        )  # of a lap like this one: see `Pace`
+        self.tuner.settle(trees, Spent(computed, told, growing + catching))
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self.rng.uniform(1 - self.jitter, 1 + self.jitter)
