@@ -270,11 +270,11 @@ async def open_kept(folder: Path, model: str) -> list[Any]:
 
 def notes_in(folder: Path, model: str) -> tuple[Any, Any]:
     """What a master writes into a journal with, and how it is closed."""
-    from specsot_master.conductor import Notes
+    from specsot_master.engine import RequestJournal
     from specsot_master.journal import open_journal
 
     journal = open_journal(folder, model)
-    return Notes(journal, lambda: 0.0), journal.close
+    return RequestJournal(journal, lambda: 0.0), journal.close
 
 
 def carried(message: Any) -> list[bytes]:
@@ -336,13 +336,13 @@ def readers() -> dict[str, Any]:
 
 def generate(master: Any, ask: Any, request: str, client: str = "", owner: str = "") -> Any:
     """Events of one request at a master's conductor."""
-    from specsot_master.conductor import Caller
+    from specsot_master.engine import Caller
 
     return master.generate(ask, Caller(request, client, owner=owner))
 
 
 def resume(master: Any, request: str, offset: int, owner: str = "") -> Any:
     """The rest of them."""
-    from specsot_master.conductor import Caller
+    from specsot_master.engine import Caller
 
     return master.resume(request, offset, caller=Caller(owner=owner))
