@@ -20,7 +20,7 @@ from specsot.events import Numbered
 from specsot.frames import Result
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
-from specsot_app.mock.members import Mock, plan_of
+from specsot_app.simulator.members import Simulator, plan_of
 from specsot_master.config import RingOptions
 from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService
@@ -177,7 +177,7 @@ class World:
         self.members: dict[str, Member] = {}
         self.house = self._build()
         layers = self.house.master.model.layers
-        self.mock = Mock(
+        self.mock = Simulator(
             BASE,
             plan=plan_of(BASE, 4, 40),
             kv_memory=PAGES * PAGE_ROWS * 256 * layers,

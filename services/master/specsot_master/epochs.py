@@ -1,6 +1,5 @@
-"""Who has joined, and the way to each: messages go out in order, and one that cannot be reached is lost.
-
-Refuses to know epochs and what the messages say.
+"""Forms the ring of one fleet: sends every member its configuration, waits until all are ready, and forms
+the next epoch when a stage is lost.
 """
 
 from __future__ import annotations

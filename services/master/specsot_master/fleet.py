@@ -1,4 +1,4 @@
-"""Who is in the ring, which layers each runs, and when an epoch begins and ends."""
+"""The members of one ring: joins, their messages, their losses; and the ring as the engine sees it."""
 
 from __future__ import annotations
 

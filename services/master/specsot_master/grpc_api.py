@@ -1,7 +1,4 @@
-"""The master's gRPC doors: Master for clients, Fleet for members.
-
-Refuses to know how requests are led and rings are formed.
-"""
+"""The gRPC services: `specsot.v1.Master` for clients and `specsot.v1.Fleet` for workers and drafters."""
 
 from __future__ import annotations
 

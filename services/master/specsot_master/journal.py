@@ -1,6 +1,7 @@
-"""What outlives a master: of requests that may be resumed, enough to go on where they were.
+"""The journal: what happened to resumable requests, in an SQLite file, so that a restart goes on with them.
 
-Refuses to know rings and readers.
+The file can be read by its owner only, for it holds questions and answers. Times are seconds since the
+request arrived.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A master without doors: who takes requests, who hears members, and how everything stands.
-
-Refuses to know how it was put together, and how a ring is led.
-"""
+"""Builds a master for one or several rings, counts its running requests, and reports its state."""
 
 from __future__ import annotations
 

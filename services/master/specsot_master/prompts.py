@@ -1,7 +1,4 @@
-"""From a request to prompt tokens: the shared prefix, the plan turn, a turn per point, plain chat.
-
-Refuses to know sequences, budgets and the ring.
-"""
+"""Prompt tokens of a request: the shared prefix, the planning turn, one turn per point, plain chat."""
 
 from __future__ import annotations
 

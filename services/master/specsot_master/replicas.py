@@ -1,6 +1,5 @@
-"""Several complete rings behind one master: requests go to the least loaded, workers to where one is missing.
-
-Refuses to know tensors, text and doors. A master with one ring needs nothing of it but `Replica`.
+"""Several complete rings behind one master: requests go to the least loaded ring, workers to where one is
+missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A master's process: puts its rooms together, opens the doors, and leaves in order.
-
-Refuses to know how requests are led and rings are formed.
-"""
+"""Runs a master as a process: opens its ports, keeps its health status true, shuts down gracefully."""
 
 from __future__ import annotations
 

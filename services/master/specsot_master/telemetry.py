@@ -1,7 +1,4 @@
-"""One request as spans: the whole, its wait, its plan, every branch, a direct answer.
-
-Refuses to know doors, rings and text: attributes are counts, names and reasons.
-"""
+"""Telemetry of requests and laps: OpenTelemetry spans, and Prometheus metrics named after vLLM's."""
 
 from __future__ import annotations
 

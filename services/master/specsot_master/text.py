@@ -1,6 +1,6 @@
-"""Text and tokens of one model: encode, decode, chat template, stop strings.
+"""A model's tokenizer and chat template: encode, decode, render a conversation.
 
-Refuses to know requests, prompts and models' weights.
+Reads local files only, and never runs code that comes with a model.
 """
 
 from __future__ import annotations

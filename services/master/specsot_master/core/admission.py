@@ -1,7 +1,7 @@
-"""Which request may enter the ring, and which branch may be added, by counting KV pages.
+"""Admission by counting KV pages: which request may enter the ring, and which branch may be added.
 
-Pure. The ring's own allocator hands pages out; this mirror only makes sure that it never runs dry,
-so whatever was opened can be written to its end.
+Each stage has an allocator of its own; this mirror makes sure that it never runs out, so whatever was
+opened can be written to its end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Watches growing text for stop strings: nothing that might begin one is let through too early.
-
-Refuses to know tokens and why the strings were chosen.
-"""
+"""Text of one answer as tokens arrive: stop strings, markers, and what a client may see so far."""
 
 from __future__ import annotations
 

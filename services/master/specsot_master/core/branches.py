@@ -1,7 +1,4 @@
-"""How the tokens that a plan leaves are split over its branches, once, when the plan is complete.
-
-Pure. A live counter that branches share would make what is cut off depend on timing.
-"""
+"""The branches of a plan: their token budgets, which may start, what each has written, the merged answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Who may join, and what every member of an epoch is told once it is known who runs which layers.
-
-Pure. Refuses to know links, clocks and tensors.
-"""
+"""One epoch of a ring: who may join, what each member is configured to do, who is ready."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from specsot_master.core.placement import CPU_PAGE_ROWS, GPU_PAGE_ROWS, RingConf
 def check_joining(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> None:
     """Raise Refused, naming both values, if `joining` cannot belong to this ring.
 
-    Whose place it takes is in nobody's way.
+    A member that it replaces is not counted.
     """
     members = [member for member in members if not joining.follows(member)]
     _check_identity(joining, members, wishes)

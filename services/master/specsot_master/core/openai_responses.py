@@ -1,7 +1,4 @@
-"""From events to what OpenAI's clients read: the pieces of a streamed choice, and a choice as a whole.
-
-Pure. Refuses to know transports, and which endpoint's objects the pieces go into (see chat, completions).
-"""
+"""Events as OpenAI's response objects: chunks and whole choices of chat and text completions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What the operator asked of the ring.
-
-Pure. Refuses to know members.
+"""Placement of layers on workers: which of them become stages, with how many layers, by measured speed and
+memory; and who takes over what a lost worker ran.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
-"""What the request machine wants done, as values.
+"""The state machine of one request: takes what happened, returns commands to carry out and events to send.
 
-Refuses to know who does it.
+    start -> skeleton -> plan -> branches -> finished
+         \\-> answer ----------------------/
+
+`max_new_tokens` bounds all of it: the plan with its markers, the headings of the merged answer, every branch
+with its end token, or the direct answer that the model chose instead.
 """
 
 from __future__ import annotations

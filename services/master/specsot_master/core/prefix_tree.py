@@ -1,8 +1,6 @@
-"""Which prompt beginnings are in the ring, who needs them, and which go first when pages are needed.
+"""The prompt prefixes whose KV is in the ring: lookup, reference counts, least-recently-used eviction.
 
-Pure. Refuses to know orders, requests and the ring: tokens, lengths and pages.
-
-A node is a sequence that never writes. It may be forked from its parent's first `at` tokens; then it is
+A node is a sequence that never decodes. It may be forked from the first `at` tokens of its parent; then it is
 charged for the pages behind those. A parent stays as long as its children do.
 """
 

@@ -1,7 +1,4 @@
-"""One request's prompts: what every turn begins with, and how each turn goes on.
-
-Refuses to know how they are worded and rendered; that is what implementations of Conversation do.
-"""
+"""Turns of a planned request and their wording (English and Chinese) for models not trained to plan."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the conductor needs of the ring, and what it is allowed to know of it.
-
-Refuses to know members, links and epochs' barriers; the fleet, or a fake, stands behind it.
-"""
+"""What the engine is given: its configuration, the state of the ring, and the caller of a request."""
 
 from __future__ import annotations
 

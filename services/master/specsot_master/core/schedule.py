@@ -1,7 +1,4 @@
-"""Who goes next: which points of a plan, which request's branch, which client's request.
-
-Pure. Refuses to know text, pages and the ring.
-"""
+"""Queueing rules: fairness between clients, retry hints, quarantine of requests that break rings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From a plan's commands to openings: ids, sampling, ends, constraint, forks.
-
-Pure but for the counter of sequence ids. Refuses to know pages, leases and text.
-"""
+"""One sequence: its opening at stage 0, its lease, its token log, its text."""
 
 from __future__ import annotations
 

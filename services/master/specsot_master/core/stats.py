@@ -1,7 +1,4 @@
-"""Counts what a request cost: tokens, laps, accepted lengths, seconds per phase.
-
-Pure: the time is passed in, in seconds of any clock that only goes forward.
-"""
+"""Counters: what a request cost, how requests ended, what recent laps took, whether the ring is stalled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Leads requests through the ring.
+"""The engine: leads the requests of one ring from arrival to the last event.
 
-Refuses to know tensors, members and doors.
+Refuses to know tensors, members, gRPC and HTTP.
 """
 
 from specsot_master.core.ring import ANYBODY, Caller, EngineConfig, Ring, RingState

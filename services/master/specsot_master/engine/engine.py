@@ -1,8 +1,4 @@
-"""Leads every request through the ring: takes it in, lets it in, hears results, lets it go.
-
-Refuses to know tensors, transports, members and doors. Decisions are made by plan, schedule, admission
-and leases; here, in the course and by the readers they are carried out, on one event loop.
-"""
+"""The engine of one ring: takes requests in, applies results, survives broken rings, lets requests go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Requests as streams of events: what an engine, and a router of several engines, offer their callers."""
+"""Streams of events to clients: one reader per request, resuming, and what happens when nobody reads.
+
+A resumable request outlives its reader for a while, running or over; any other one ends with it.
+"""
 
 from __future__ import annotations
 

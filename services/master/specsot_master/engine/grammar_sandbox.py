@@ -1,8 +1,4 @@
-"""Tries forms that nobody has used yet, each in a process of its own, before a request may have them.
-
-Refuses to know what a form means. A stranger's form may make the library crash or compute for minutes;
-neither reaches the master or the ring.
-"""
+"""Compiles new grammars in a subprocess first: a hostile one may crash the library or take minutes."""
 
 from __future__ import annotations
 

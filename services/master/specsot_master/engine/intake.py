@@ -1,7 +1,4 @@
-"""From what a caller asks to a request that may wait for its turn, or a clear refusal.
-
-Refuses to know queues, sequences and results.
-"""
+"""Validates a request and encodes its prompts before it may wait in the queue."""
 
 from __future__ import annotations
 

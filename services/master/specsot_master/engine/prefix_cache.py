@@ -1,7 +1,6 @@
-"""Lets a request begin with what is in the ring already: finds it, opens what is missing, keeps it after.
+"""The prefix cache: finds what of a prompt is in the ring, opens what is missing, keeps it afterwards.
 
-Refuses to know what a request writes. Pages of beginnings are kept while nobody else wants them: whoever
-must have pages, to enter or for a branch, gets those that were needed longest ago.
+Whoever needs pages, to enter or for a branch, gets those of prefixes that were needed longest ago.
 """
 
 from __future__ import annotations

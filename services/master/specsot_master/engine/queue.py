@@ -1,7 +1,4 @@
-"""Who waits, who runs, and whose turn it is.
-
-Refuses to know pages, sequences, results and events.
-"""
+"""The queue: which requests wait and run, whose turn it is, their deadlines, their wait for a ring."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is written down of a request while it lives, if it may be resumed and there is a journal.
-
-Refuses to know what is made of it.
-"""
+"""Writes requests to the journal, and replays them from it after a restart."""
 
 from __future__ import annotations
 

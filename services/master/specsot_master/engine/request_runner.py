@@ -1,7 +1,4 @@
-"""Carries out what the plans of running requests want: opens, hears, renews, closes their sequences.
-
-Refuses to know who waits, who reads and when a request is given up.
-"""
+"""Runs requests: admits them as pages allow, opens what their plans ask for, applies results to them."""
 
 from __future__ import annotations
 

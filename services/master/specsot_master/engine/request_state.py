@@ -1,7 +1,4 @@
-"""Time as the conductor knows it: what time it is, and being called later.
-
-Refuses to know what for. Tests put a clock of their own here.
-"""
+"""The state of a request and its sequences while they live: timers, unread events, prompts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Orders on their way to stage 0, in the order in which they were decided.
-
-Refuses to know what they order. The task that sends them lives only while there is something to send.
-"""
+"""All sequences in the ring by id, and the queue of orders to stage 0 that open, extend and close them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The master's HTTP door: OpenAI's endpoints, those of the seeds, figures, and a page.
+"""The HTTP API: OpenAI's endpoints, the legacy ones, metrics, and a status page.
 
-Refuses to know how requests are led. Needs the extra `http`; nothing here is imported without it.
+Refuses to know how requests are run. Needs the extra `http`; nothing here is imported without it.
 """

@@ -1,7 +1,4 @@
-"""What the master tells of itself: the page at /, /ring for it, /metrics, /version.
-
-Refuses to know requests.
-"""
+"""The HTTP application: all routes, the status page, middleware; and how it is opened."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What every endpoint shares: the desk, the model's text, and who is calling.
-
-Refuses to know what endpoints make of it.
-"""
+"""What every HTTP endpoint is given: the master, its tokenizer, and who is calling."""
 
 from __future__ import annotations
 

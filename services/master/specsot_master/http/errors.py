@@ -1,6 +1,6 @@
-"""The error tree as HTTP: the one place where status codes and OpenAI's error shape are known.
+"""Errors as HTTP responses: the one place for status codes and OpenAI's error shape.
 
-Refuses to know which call failed. What is not a SpecsotError never shows its words to a stranger.
+An exception that is not a SpecsotError never shows its message to a client.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The endpoints of the systems SpecSoT grew from, with their fields: /generate, /health, /info.
-
-Refuses to know OpenAI's.
-"""
+"""The endpoints of the systems that SpecSoT grew from: /generate, /health, /info."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Lets only those in who show a token, before a byte of what they send is read.
+"""Checks before any endpoint: bearer token, Host header (DNS rebinding), size, time and kind of bodies.
 
-Refuses to know endpoints. Health is open, as by gRPC; so is the page, which is the same for everybody and
-asks for a token itself. Figures, the ring and the documents are for those who have one.
+Health and the status page need no token; metrics, the ring and the API document do.
 """
 
 from __future__ import annotations

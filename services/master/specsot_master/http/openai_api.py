@@ -1,7 +1,4 @@
-"""OpenAI's endpoints: what is asked there becomes our requests, our events become their chunks.
-
-Refuses to know how an answer comes about.
-"""
+"""OpenAI's endpoints: /v1/chat/completions, /v1/completions, /v1/models."""
 
 from __future__ import annotations
 

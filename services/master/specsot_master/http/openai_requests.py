@@ -1,7 +1,4 @@
-"""What an answer must look like, from the several ways in which clients say it.
-
-Refuses to know whether a schema makes sense. Whatever is wrong is told by the name the caller used.
-"""
+"""OpenAI request bodies as our requests: one for each answer that is wanted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What OpenAI's clients send, as models that refuse what has the wrong shape.
+"""Schemas of OpenAI request bodies.
 
-Refuses to know what the fields do. Names that nobody knows are tolerated; names that would change the
-answer and are not served are refused, unless they ask for what happens anyway.
+Unknown fields are tolerated; known ones that would change the answer and are not served are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What every endpoint answers, as models: the half of /openapi.json that no handler's signature can say.
-
-Refuses to know how answers are made. A test holds what is really sent to what is said here.
-"""
+"""Response schemas for /openapi.json. A test holds what is really sent to them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Opens the master's HTTP door, and closes it in order: uvicorn as a guest of the master's own life.
-
-Here is what HTTP itself asks for, at every path. Refuses to know what is served.
-"""
+"""The HTTP server: uvicorn in the master's event loop, with limits on heads and on stalled connections."""
 
 from __future__ import annotations
 

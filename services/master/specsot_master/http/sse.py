@@ -1,7 +1,4 @@
-"""Several streams of events as one.
-
-Refuses to know what the events say.
-"""
+"""Server-sent events, merged from several requests; work ends when its client disconnects."""
 
 from __future__ import annotations
 

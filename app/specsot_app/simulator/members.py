@@ -1,7 +1,4 @@
-"""Members of a ring without weights: a worker and a drafter, as the fleet takes them.
-
-Refuses to know links and requests. Of a model directory it takes the tokenizer and the config, no weights.
-"""
+"""A worker and a drafter without weights, as a fleet takes them."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ from specsot.members import Configuration, Curve, Head, Range, Registration, Tre
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.vocabulary import read_vocabulary
-from specsot_app.mock.knowing import Knowing
-from specsot_app.mock.stage import Body, MockStage
-from specsot_app.mock.voice import Voice
+from specsot_app.simulator.fake_lm import FakeLM, OracleDrafter
+from specsot_app.simulator.stage import MockStage, StageModel
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.part import DrafterPart
 from specsot_drafter.rules import rule_of
@@ -40,7 +36,7 @@ FREE: Curve = ((1, 1e-5), (64, 1e-5))  # next to nothing, but not nothing: costs
 
 
 @dataclass(frozen=True, slots=True)
-class Mock:
+class Simulator:
     """A ring without weights.
 
     model: whose tokenizer and number of layers. kv_memory: bytes of each member; a row takes 256 a layer.
@@ -51,7 +47,7 @@ class Mock:
     """
 
     model: Path
-    voice: Voice = field(default_factory=Voice)
+    voice: FakeLM = field(default_factory=FakeLM)
     plan: tuple[int, ...] = ()
     layer: Curve = FREE
     growth: Curve = FREE
@@ -80,7 +76,7 @@ def plan_of(model: Path, points: int, length: int) -> tuple[int, ...]:
 class MockWorker:
     """See specsot_worker.provider."""
 
-    def __init__(self, mock: Mock, name: str, address: str) -> None:
+    def __init__(self, mock: Simulator, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address
         self.loaded = 0
         self.vocabulary = read_config(mock.model).vocab
@@ -94,7 +90,7 @@ class MockWorker:
         def spend(rows: int) -> None:
             mock.sleep(float(layer.at(rows)) * len(layers))
 
-        body = Body(mock.voice, spend, mock.width, mock.plan)
+        body = StageModel(mock.voice, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
 
     def load_ahead(self) -> bool:
@@ -118,7 +114,7 @@ class MockWorker:
 class MockDrafter:
     """See specsot_drafter.provider."""
 
-    def __init__(self, mock: Mock, name: str, address: str) -> None:
+    def __init__(self, mock: Simulator, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address
 
     def registration(self) -> Registration:
@@ -144,20 +140,22 @@ class MockDrafter:
         def spend(rows: int) -> None:
             mock.sleep(float(level.at(rows)))
 
-        drafter = Knowing(mock.voice, mock.skill, mock.shape.depth, spend, configuration.pages)
+        drafter = OracleDrafter(mock.voice, mock.skill, mock.shape.depth, spend, configuration.pages)
         rule = rule_of("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)
         vocabulary = read_vocabulary(mock.model, read_config(mock.model).vocab)
         return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary)
 
 
-def _head(mock: Mock) -> Head:
+def _head(mock: Simulator) -> Head:
     """As EAGLE-3 taps: near the beginning, in the middle, near the end."""
     layers = read_config(mock.model).layers
     taps = sorted({min(2, layers), layers // 2, max(layers - 3, 0)})
     return Head(tuple(taps), mock.fused)
 
 
-def _registration(mock: Mock, kind: Any, name: str, address: str, curve: Curve, **more: Any) -> Registration:
+def _registration(
+    mock: Simulator, kind: Any, name: str, address: str, curve: Curve, **more: Any
+) -> Registration:
     config = read_config(mock.model)
     return Registration(
         kind=kind,

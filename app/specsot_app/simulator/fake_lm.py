@@ -1,25 +1,58 @@
-"""A drafter that knows what will be written, and errs as often as it is told to.
-
-Refuses to know features: it reads the text, as n-grams do, and asks the voice.
-"""
+"""A language model that is a checksum, and a drafter that knows it and errs as often as told. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from specsot.frames import Features
-from specsot_app.mock.voice import Voice, read, read_all
 from specsot_drafter.selection import Deserves, Offer
 from specsot_drafter.texts import Text
 
+EMPTY_STATE = 0  # the state of an empty text
 
-class Knowing:
+
+def next_state(state: int, token: int) -> int:
+    """The state (32 bits) behind one more token. It depends on every token before."""
+    return zlib.crc32(token.to_bytes(4, "little"), state)
+
+
+def state_of(tokens: Iterable[int], state: int = EMPTY_STATE) -> int:
+    for token in tokens:
+        state = next_state(state, token)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class FakeLM:
+    """alphabet: the tokens it writes with. A vocabulary's first ones are seldom text."""
+
+    alphabet: Sequence[int] = range(300, 1324)
+
+    def next(self, state: int) -> int:
+        return self.alphabet[state % len(self.alphabet)]
+
+    def write(self, tokens: Iterable[int], count: int) -> list[int]:
+        """What plain decoding writes behind `tokens`."""
+        state, written = state_of(tokens), list[int]()
+        for _ in range(count):
+            written.append(self.next(state))
+            state = next_state(state, written[-1])
+        return written
+
+    def knows(self, state: int, skill: float) -> bool:
+        """Whether somebody of such `skill` (0..1) guesses right behind this text; always the same answer."""
+        return next_state(state, 0) < skill * (1 << 32)
+
+
+class OracleDrafter:
     """See specsot_drafter.drafters.Drafter. Its trees are chains."""
 
     def __init__(
-        self, voice: Voice, skill: float, depth: int, spend: Callable[[int], None], pages: int = 0
+        self, voice: FakeLM, skill: float, depth: int, spend: Callable[[int], None], pages: int = 0
     ) -> None:
         """depth: levels at most. spend: called with the rows of every level that is grown.
         pages: what it reports, since it needs none.
@@ -66,11 +99,11 @@ class Knowing:
         for _ in range(levels):
             right = self._voice.next(state)
             chain.append(right if self._voice.knows(state, self._skill) else 0)
-            state = read(state, right)
+            state = next_state(state, right)
         return chain
 
     def _read(self, text: Text) -> int:
         read_before, state = self._known[text.sequence]
-        state = read_all(text.tokens[read_before:], state)
+        state = state_of(text.tokens[read_before:], state)
         self._known[text.sequence] = len(text.tokens), state
         return state
