@@ -39,7 +39,7 @@ class StageModel:
 
 
 class MockStage:
-    """See `LayerRange`."""
+    """See `StageRunner`."""
 
     def __init__(self, body: StageModel, layers: Range, pages: int, page_rows: int) -> None:
         self.table, self.layers = PageTable(pages, page_rows), layers
@@ -52,7 +52,7 @@ class MockStage:
         """Fused rows of the weight's height travel from now on; they say nothing."""
         self._fused = int(weight.shape[0])
 
-    def prepare(self) -> None:
+    def capture(self) -> None:
         """Nothing would make it quicker."""
 
     def run(self, frame: Frame) -> Frame:

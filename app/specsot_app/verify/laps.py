@@ -14,8 +14,8 @@ from specsot.model.decoder import Decoder
 from specsot.tree import Tree, single
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.single import engine_of
-from specsot_worker.stage import Stage
+from specsot_drafter.single import make_engine
+from specsot_worker.stage import DecoderStage
 
 EPOCH, PAGE_ROWS = 1, 64
 UNLIMITED = 1 << 20  # tokens a sequence may write: no run here ends by its limit
@@ -47,16 +47,16 @@ class DrivenLaps:
     ) -> None:
         """prompts: lengths of the texts to come; most: how many tokens any of them may grow by."""
         rows = sum(-(-(length + most + shape.slots) // PAGE_ROWS) for length in prompts)
-        self._stage = Stage(base, rows, PAGE_ROWS)
+        self._stage = DecoderStage(base, rows, PAGE_ROWS)
         self._logits, self._engine = base.logits, None
         if head is not None:
             for layer, weight in head.tap_slices().items():
                 self._stage.tap(layer, weight)
             slots = shape.slots * len(prompts)
-            self._engine = engine_of(
+            self._engine = make_engine(
                 head, Configuration(EPOCH, "drafter", (), rows, PAGE_ROWS, slots, shape=shape)
             )
-        self._stage.prepare()
+        self._stage.capture()
         self._texts: dict[int, _Sequence] = {}
         self._fed: dict[int, tuple[Segment, Tensor | None]] = {}
         self._openings: tuple[Opening, ...] = ()
@@ -121,7 +121,7 @@ class DrivenLaps:
 
     def _teach(self, engine: DraftEngine, lessons: Sequence[Lesson], fused: Sequence[Tensor]) -> None:
         rows = torch.cat(tuple(fused))
-        engine.learn(
+        engine.observe(
             Features(EPOCH, self._lap, self._openings, tuple(lessons), (), rows, fed=len(rows), seconds=0.0)
         )
         for draft in engine.draft():
