@@ -10,7 +10,8 @@ import importlib.abc
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def seeds(count: int, quick: int) -> list[Any]:
     return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= quick)) for seed in range(count)]
 
 
+def some(values: Iterable[Any], *kept: int) -> list[Any]:
+    """Values for `parametrize`: those at these places; all others are left to `make test-all`."""
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=[pytest.mark.full] * (n not in kept)) for n, row in enumerate(rows)]
+
+
 class HeavyRefusal(importlib.abc.MetaPathFinder):
     """Skips whatever imports tensors or the network: a module at collection, a test while it runs."""
 
@@ -55,6 +62,8 @@ class HeavyRefusal(importlib.abc.MetaPathFinder):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pure", action="store_true", help="only what needs no tensors, network, processes")
+    parser.addoption("--full", action="store_true", help="the full grids too, which CI leaves out")
+    parser.addoption("--times", type=Path, help="a file for how long every test took, the slowest first")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,6 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("reference")
     if config.getoption("--pure"):
         leave_out(config, items, markers=MARKERS)
+    if not config.getoption("--full"):
+        leave_out(config, items, markers=("full",))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -96,6 +107,19 @@ def pytest_report_teststatus(config: pytest.Config) -> Generator[None, tuple[Any
     category, letter, word = yield
     shown = not config.getoption("--pure") or category in ("failed", "error")
     return (category, letter if shown else "", word)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write down how long every test took, with what it set up and took down."""
+    path: Path | None = config.getoption("--times")
+    if path is None:
+        return
+    spent = Counter[str]()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            spent[getattr(report, "nodeid", "")] += getattr(report, "duration", 0.0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{seconds:8.2f} {test}\n" for test, seconds in spent.most_common() if test))
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], markers: tuple[str, ...]) -> None:

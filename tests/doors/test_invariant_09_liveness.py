@@ -22,7 +22,8 @@ from specsot.params import Ask
 from specsot.rpc.options import PUBLIC_BYTES, Keepalive, Terms
 from specsot.rpc.probe import probe
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.assembly import MasterSettings, assemble
+from specsot_master.assembly import assemble
+from specsot_master.config import RingOptions
 from specsot_master.master import Master
 from specsot_master.server import FleetService, MasterService, open_master_door
 from specsot_master.server.door import MASTER
@@ -72,7 +73,7 @@ async def test_invariant_9_a_frozen_client_is_noticed(held: tuple[FakeConductor,
 
 async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> None:
     """The event loop answers all the time, so "" is live; work without laps is what tells."""
-    master = assemble(MasterSettings(demo_model / "base"))
+    master = assemble(demo_model / "base", RingOptions())
     service, progress = MasterService(master.leader, master.info), progress_of(master, 30)
     door = await open_master_door("127.0.0.1:0", service, FleetService(master.members))
     async with engine(master) as hung:

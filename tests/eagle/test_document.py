@@ -36,9 +36,11 @@ def run(code: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_example_runs() -> None:
+def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    said = run(example, REPOSITORY)
+    monkeypatch.chdir(REPOSITORY)
+    exec(compile(example, "docs/eagle.md", "exec"), {"__name__": "__main__"})
+    said = capsys.readouterr().out
     assert said.count("[PLAN]") >= 2
     assert re.search(r"\d+ forwards for \d+ tokens", said)
     assert "identical            2 of 2 sequences" in said

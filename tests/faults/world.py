@@ -21,8 +21,9 @@ from specsot.frames import Result
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
 from specsot_app.mock.members import Mock, plan_of
-from specsot_master.assembly import MasterSettings, assemble
+from specsot_master.assembly import assemble
 from specsot_master.conductor import Conductor, ConductorConfig, Notes
+from specsot_master.config import RingOptions
 from specsot_master.desk import Desk
 from specsot_master.journal import Journal
 from specsot_master.journal.store import Store
@@ -319,10 +320,9 @@ class World:
 
     def _build_in(self, host: Host) -> House:
         shape, loop = self.shape, asyncio.get_running_loop()
-        settings = MasterSettings(
-            BASE,
+        ring = RingOptions(
             workers=shape.stages,
-            drafter=shape.drafter,
+            drafter="eagle" if shape.drafter else "none",
             page_rows=PAGE_ROWS,
             rows=shape.rows,
             draft_timeout=0.2,
@@ -332,7 +332,7 @@ class World:
         store = Store(self._place, fingerprint(BASE)) if self._place else None
         # what is not in the file yet when its master dies is lost
         journal = Journal(store, Labour(lambda work: self._write(host, work))) if store else None
-        master = assemble(settings, int(loop.time() * 1e3), Notes(journal, loop.time))
+        master = assemble(BASE, ring, int(loop.time() * 1e3), Notes(journal, loop.time))
         for replica in master.replicas:
             replica.laps.follow(self._heard)
         house = House(self, master, host, store)

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
+from tests.conftest import some  # noqa: E402
 from tests.laws.drafters import knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
@@ -46,14 +47,17 @@ async def compare(setup, prompts, sampling, shared=0, limit=LIMIT):
 
 @pytest.mark.parametrize(
     ("stages", "layout", "sampling"),
-    [
-        (1, "packed", GREEDY),
-        (1, "batched", WARM),
-        (2, "packed", WARM),
-        (2, "batched", GREEDY),
-        (3, "packed", GREEDY),
-        (3, "batched", WARM),
-    ],
+    some(
+        [
+            (1, "packed", GREEDY),
+            (1, "batched", WARM),
+            (2, "packed", WARM),
+            (2, "batched", GREEDY),
+            (3, "packed", GREEDY),
+            (3, "batched", WARM),
+        ],
+        5,
+    ),
     ids=lambda value: str(getattr(value, "temperature", value)),
 )
 async def test_law_1_forty_prompts_by_a_drafter_that_is_always_wrong(models, stages, layout, sampling):
@@ -62,7 +66,7 @@ async def test_law_1_forty_prompts_by_a_drafter_that_is_always_wrong(models, sta
     await compare(setup, prompts_of(40, shared=21), sampling, shared=21, limit=10)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"d{s.depth}k{s.top_k}n{s.nodes}")
+@pytest.mark.parametrize("shape", some(SHAPES, 0, 6, 11), ids=lambda s: f"d{s.depth}k{s.top_k}n{s.nodes}")
 async def test_law_1_twelve_tree_shapes(models, shape):
     base, head = models
     await compare(Setup(base, head, 1, "packed", shape), prompts_of(8), GREEDY)
@@ -71,7 +75,7 @@ async def test_law_1_twelve_tree_shapes(models, shape):
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["T0", "T0.8"])
 @pytest.mark.parametrize(
     ("stages", "layout", "links"),
-    [(1, "packed", "local"), (2, "batched", "local"), (3, "packed", "local"), (2, "packed", "grpc")],
+    some([(1, "packed", "local"), (2, "batched", "local"), (3, "packed", "local"), (2, "packed", "grpc")], 2),
 )
 async def test_law_1_deep_trees_of_a_drafter_that_knows_much(models, stages, layout, links, sampling):
     base, _ = models
@@ -91,12 +95,14 @@ async def test_law_1_without_any_drafter(models):
     await compare(Setup(base, stages=2), prompts_of(6), GREEDY)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stages", [1, 3])
 async def test_law_1_over_grpc(models, stages):
     base, head = models
     await compare(Setup(base, head, stages, links="grpc"), prompts_of(12, shared=21), WARM, shared=21)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("stages", "links"), [(2, "curve"), (2, "ipc"), (3, "direct")])
 async def test_law_1_over_zmq_and_with_rows_beside_the_streams(models, stages, links):
     """The latter as on GPUs, where who computes does not await verdicts."""
@@ -106,7 +112,7 @@ async def test_law_1_over_zmq_and_with_rows_beside_the_streams(models, stages, l
         await compare(setup, prompts_of(4, shared=21), WARM, shared=21)
 
 
-@pytest.mark.parametrize(("stages", "links"), [(1, "local"), (3, "local"), (2, "ipc")])
+@pytest.mark.parametrize(("stages", "links"), some([(1, "local"), (3, "local"), (2, "ipc")], 1))
 async def test_law_1_when_everything_rides_along_from_neighbour_to_neighbour(models, stages, links):
     """Taps go round to the stages that tap, drafts come to stage 0 from the last one."""
     base, head = models
@@ -122,7 +128,7 @@ async def test_law_1_when_everything_rides_along_from_neighbour_to_neighbour(mod
 
 
 @pytest.mark.parametrize(
-    ("links", "mode"), [("local", "p2p"), ("grpc", "p2p"), ("local", "ring"), ("ipc", "ring")]
+    ("links", "mode"), some([("local", "p2p"), ("grpc", "p2p"), ("local", "ring"), ("ipc", "ring")], 0, 3)
 )
 async def test_law_1_and_4_a_drafter_that_goes_mid_way_changes_nothing(models, links, mode):
     base, head = models

@@ -17,6 +17,7 @@ HEADS = HeadWindows(tuple(((0, 1 + layer), (4, MAX_TOKENS)) for layer in range(8
 PRUNED, GIVEN_BACK = {"pruning": Pruning(0.5, 16, 1)}, {"pruning": Pruning(0.6, 20, 0)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", [PRUNED, {"heads": HEADS}], ids=["pruning", "heads"])
 async def test_law_1_under_policies(models, policy):
     base, _ = models

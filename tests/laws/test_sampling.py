@@ -15,6 +15,7 @@ from transformers import GenerationConfig  # noqa: E402
 from specsot.frames import Fork  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
+from tests.conftest import some  # noqa: E402
 from tests.laws.drafters import knowing  # noqa: E402
 from tests.laws.plain import Excuses, load, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402
@@ -84,7 +85,7 @@ async def compare(setup, prompts, wishes, **more):
 
 @pytest.mark.parametrize(
     ("stages", "layout", "links"),
-    [(1, "packed", "local"), (3, "batched", "local"), (2, "batched", "grpc")],
+    some([(1, "packed", "local"), (3, "batched", "local"), (2, "batched", "grpc")], 1),
 )
 async def test_law_1_every_processor_by_a_drafter_that_is_always_wrong(models, stages, layout, links):
     base, head = models
@@ -92,7 +93,7 @@ async def test_law_1_every_processor_by_a_drafter_that_is_always_wrong(models, s
     await compare(Setup(base, head, stages, layout, links=links), prompts_of(len(wishes)), wishes)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", some([1, 2], 1))
 async def test_law_1_every_processor_in_deep_trees(models, stages):
     base, _ = models
     prompts = prompts_of(len(WISHES))
@@ -104,7 +105,7 @@ async def test_law_1_every_processor_in_deep_trees(models, stages):
 
 @pytest.mark.parametrize(
     "processors",
-    [dict(repetition_penalty=1.3), dict(repetition_penalty=1.1, logit_bias=BIAS)],
+    some([dict(repetition_penalty=1.3), dict(repetition_penalty=1.1, logit_bias=BIAS)], 1),
     ids=["repetition", "repetition+bias"],
 )
 async def test_law_1_greedy_with_penalties_writes_what_transformers_generate_writes(models, processors):
@@ -169,7 +170,7 @@ async def test_nobody_is_told_chances_who_did_not_ask(models):
     assert ring.texts[silent].chances == []
 
 
-@pytest.mark.parametrize("cut", [1, 9, 23])
+@pytest.mark.parametrize("cut", some([1, 9, 23], 1))
 async def test_law_1_what_was_written_before_a_repair_counts_as_written(models, cut):
     """The sequence is opened again with its own tokens as the end of its prompt."""
     base, head = models

@@ -18,6 +18,7 @@ from specsot.members import TreeShape
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot_app.local import LocalFleet, LocalOptions
 from specsot_master.conductor import ConductorConfig
+from tests.conftest import some
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -64,7 +65,7 @@ async def answer(opened: LocalFleet, ask: Ask) -> Finished:
     return events[-1]
 
 
-@pytest.mark.parametrize(("drafter", "stages", "page_rows"), [("eagle", 2, 16), ("none", 1, 256)])
+@pytest.mark.parametrize(("drafter", "stages", "page_rows"), some([("eagle", 2, 16), ("none", 1, 256)], 0))
 async def test_a_cache_hit_changes_no_token(
     demo_model: Path, drafter: str, stages: int, page_rows: int
 ) -> None:

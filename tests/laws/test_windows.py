@@ -15,6 +15,7 @@ pytestmark = pytest.mark.torch
 WINDOW, LIMIT = Window(4, 24), 60
 
 
+@pytest.mark.full
 async def test_law_1_behind_a_window(models):
     base, head = models
     prompts = prompts_of(4)

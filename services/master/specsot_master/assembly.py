@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
 from specsot.frames import Result
 from specsot.info import ModelInfo
-from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.model.heads import read_heads
@@ -22,40 +21,14 @@ from specsot_master.conductor import Conductor, ConductorConfig, Notes
 from specsot_master.conductor.clock import LoopClock
 from specsot_master.conductor.readers import Readers
 from specsot_master.conductor.trying import Forms
-from specsot_master.fleet import Fleet, Placement, Wishes
+from specsot_master.config import RingOptions
+from specsot_master.fleet import Fleet, Wishes
 from specsot_master.fleet.epochs import Numbers
-from specsot_master.fleet.wishes import TAKE_OVER_AFTER
 from specsot_master.laps import Laps
 from specsot_master.master import Master
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import Enrolment, Replica, Router
 from specsot_master.text import Text
-
-
-@dataclass(frozen=True, slots=True)
-class MasterSettings:
-    """What a master is started with. `workers`: how many share the layers, unless they bring ranges.
-
-    replicas: how many rings; workers and a drafter are of each. conduct: how requests are treated; its model
-              and vocabulary are found out.
-    """
-
-    model: Path
-    name: str = ""
-    workers: int = 1
-    drafter: bool = True
-    page_rows: int | None = None
-    rows: int = 512
-    layout: Layout = "batched"
-    shape: TreeShape = field(default_factory=TreeShape)
-    draft_timeout: float = 1.0
-    transport: Transport = "grpc"
-    comm_mode: CommMode = "p2p"
-    placement: Placement = "measured"
-    max_stages: int | None = None
-    take_over_after: float = TAKE_OVER_AFTER
-    replicas: int = 1
-    conduct: ConductorConfig = field(default_factory=ConductorConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +66,24 @@ class Shared:
         return Replica(number, conductor, fleet, laps)
 
 
-def assemble(settings: MasterSettings, after: int = 0, notes: Notes | None = None) -> Master:
+def assemble(base: Path, ring: RingOptions, after: int = 0, notes: Notes | None = None) -> Master:
     """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError.
 
     after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
     """
-    model, text = _describe(settings), Text(settings.model, read_config(settings.model).vocab)
-    _check(settings, model)
+    model, text = _describe(base, ring), Text(base, read_config(base).vocab)
+    _check(ring, model)
     shared = Shared(
-        _wishes(settings, model),
-        _conduct(settings, model),
+        _wishes(ring, model),
+        _conduct(base, ring, model),
         text,
-        Prompts(settings.model, text),
+        Prompts(base, text),
         notes or Notes(),
         Forms(),
         Numbers(after),
     )
-    if settings.replicas > 1:
-        return _several(shared, model, settings.replicas)
+    if ring.replicas > 1:
+        return _several(shared, model, ring.replicas)
     changed = asyncio.Event()
     only = shared.ring(0, changed.set)
     return Master(text, model, (only,), only.conductor, only.fleet, changed)
@@ -135,41 +108,41 @@ def _several(shared: Shared, model: ModelInfo, count: int) -> Master:
     return Master(shared.text, model, tuple(replicas), router, enrolment, changed)
 
 
-def _check(settings: MasterSettings, model: ModelInfo) -> None:
+def _check(ring: RingOptions, model: ModelInfo) -> None:
     """Raises InvalidRequest."""
-    if not 0 < settings.workers <= model.layers:
-        raise InvalidRequest(f"{settings.workers} workers cannot share {model.layers} layers", "workers")
-    if settings.max_stages is not None and settings.max_stages < settings.workers:
-        raise InvalidRequest(f"max_stages {settings.max_stages} < workers {settings.workers}", "max_stages")
+    if not 0 < ring.workers <= model.layers:
+        raise InvalidRequest(f"{ring.workers} workers cannot share {model.layers} layers", "workers")
+    if ring.max_stages is not None and ring.max_stages < ring.workers:
+        raise InvalidRequest(f"max_stages {ring.max_stages} < workers {ring.workers}", "max_stages")
 
 
-def _describe(settings: MasterSettings) -> ModelInfo:
-    config = read_config(settings.model)
-    name = settings.name or settings.model.resolve().name
+def _describe(base: Path, ring: RingOptions) -> ModelInfo:
+    config = read_config(base)
+    name = ring.name or base.resolve().name
     layers, positions = config.layers, config.max_positions
-    return ModelInfo(name, fingerprint(settings.model), layers, positions)
+    return ModelInfo(name, fingerprint(base), layers, positions)
 
 
-def _conduct(settings: MasterSettings, model: ModelInfo) -> ConductorConfig:
-    config = read_config(settings.model)
-    heads = read_heads(settings.model, config)
-    return replace(settings.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
+def _conduct(base: Path, ring: RingOptions, model: ModelInfo) -> ConductorConfig:
+    config = read_config(base)
+    heads = read_heads(base, config)
+    return replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
 
 
-def _wishes(settings: MasterSettings, model: ModelInfo) -> Wishes:
+def _wishes(ring: RingOptions, model: ModelInfo) -> Wishes:
     return Wishes(
         fingerprint=model.fingerprint,
         model_layers=model.layers,
-        workers=settings.workers,
-        drafter=settings.drafter,
-        page_rows=settings.page_rows,
-        rows=settings.rows,
-        layout=settings.layout,
-        shape=settings.shape,
-        draft_timeout=settings.draft_timeout,
-        placement=settings.placement,
-        max_stages=settings.max_stages,
-        take_over_after=settings.take_over_after,
-        transport=settings.transport,
-        comm_mode=settings.comm_mode,
+        workers=ring.workers,
+        drafter=ring.drafts,
+        page_rows=ring.page_rows,
+        rows=ring.rows,
+        layout=ring.layout,
+        shape=ring.shape,
+        draft_timeout=ring.draft_timeout,
+        placement=ring.placement,
+        max_stages=ring.max_stages,
+        take_over_after=ring.take_over_after,
+        transport=ring.transport,
+        comm_mode=ring.comm_mode,
     )

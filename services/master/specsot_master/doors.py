@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from specsot.errors import InvalidRequest
-from specsot.process.setting import reachable
+from specsot.process.options import reachable
 from specsot.rpc.options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot.rpc.tls import Tls
@@ -41,8 +41,8 @@ async def open_doors(
     Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
     """
     patience = config.ring.conduct.unread_for
-    clients = MasterService(desk, master.info, patience, master.rebalance, config.tokens)
-    listen, apart = config.setting.listen, config.fleet_listen
+    clients = MasterService(desk, master.info, patience, master.rebalance, config.tokens())
+    listen, apart = config.service.listen, config.fleet_listen
     if config.http is not None:  # else clients would be let in, and thrown out again, while it is imported
         check_extra()
     async with AsyncExitStack() as doors:
@@ -50,7 +50,7 @@ async def open_doors(
         doors.push_async_callback(door.close, GRACE)
         log.info("listening", at=reachable(None, listen, door.port), model=master.model.name)
         if apart is not None:
-            fleet = await open_fleet_door(apart, members, _terms(config, config.setting.tls))
+            fleet = await open_fleet_door(apart, members, _terms(config, config.service.tls))
             doors.push_async_callback(fleet.close, GRACE)
             log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
         if config.http is not None:
@@ -84,13 +84,13 @@ async def open_http(
 
 def _public(config: MasterConfig) -> Terms:
     """Clients show tokens, and are asked for no certificate."""
-    own = config.setting.tls
-    terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens)
+    own = config.service.tls
+    terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens())
     return replace(terms, streams=CLIENT_STREAMS, held=HELD_BYTES)
 
 
 def _terms(config: MasterConfig, tls: Tls, tokens: Tokens | None = None) -> Terms:
-    setting = config.setting
+    service = config.service
     return Terms(
-        PUBLIC_BYTES, reflection=setting.reflection, channelz=setting.channelz, tls=tls, tokens=tokens
+        PUBLIC_BYTES, reflection=service.reflection, channelz=service.channelz, tls=tls, tokens=tokens
     )

@@ -40,20 +40,20 @@ TENDING = 1.0  # seconds between looks whether a latecomer can be taken in, and 
 
 def run() -> int:
     config = read_config()
-    write_logs("master", config.setting.log_format, config.setting.log_level)
+    write_logs("master", config.service.log_format, config.service.log_level)
     return live("specsot-master", lambda leaving: serve(config, leaving))
 
 
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     """Raises ModelError, InvalidRequest, Unavailable (a port is taken)."""
-    with observed("master", config.setting) as seen:
+    with observed("master", config.service) as seen:
         await lead(config, seen, leaving)
 
 
 async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
-    journal = open_journal(config.journal, fingerprint(config.ring.model)) if config.journal else None
+    journal = open_journal(config.journal, fingerprint(config.model)) if config.journal else None
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
-    master = assemble(config.ring, after, Notes(journal))
+    master = assemble(config.model, config.ring, after, Notes(journal))
     await master.leader.revive(journal.kept if journal else ())
     desk, members = Desk(master.leader, master.info), FleetService(master.members, config.pulse)
     metrics = follow(master, desk, seen)
@@ -62,8 +62,8 @@ async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) 
         tending = [one.fleet.tend(TENDING) for one in master.replicas]
         async with beside(*tending, report(master, door, progress_of(master, config.stuck_after))):
             await leaving.wait()
-            log.info("leaving", grace=config.setting.grace)
-            await leave(master, desk, members, door, config.setting.grace)
+            log.info("leaving", grace=config.service.grace)
+            await leave(master, desk, members, door, config.service.grace)
             if journal:
                 await journal.close()
 

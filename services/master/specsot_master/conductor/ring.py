@@ -6,10 +6,11 @@ Refuses to know members, links and epochs' barriers; the fleet, or a fake, stand
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, ClassVar, Protocol
 
 from specsot.frames import Order
 from specsot.params import DrafterName, HeadWindows
+from specsot.process.option import POSITIVE, SECONDS, Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +86,34 @@ class ConductorConfig:
     repair_for: seconds for which requests wait for a new ring when theirs breaks.
     """
 
+    HEADING: ClassVar[str] = "Requests"
+
     model: str = ""
     vocabulary: int = 2**31
     heads: HeadWindows | None = None
-    live: int = 64
-    queue: int = 256
+    live: Annotated[
+        int,
+        Option(
+            "Most requests in the ring at once.", "max-requests", aliases=("max-num-seqs",), kind=POSITIVE
+        ),
+    ] = 64
+    queue: Annotated[
+        int, Option("Most requests that wait for that; further ones are refused.", "max-queue", kind=POSITIVE)
+    ] = 256
     lease: int = 256
-    prefix_cache: bool = True
-    unread: int = 1024
-    unread_for: float = 60.0
-    keep_for: float = 60.0
-    keep: int = 64
+    prefix_cache: Annotated[bool, Option("Keep the beginnings of prompts in the ring.")] = True
+    unread: Annotated[
+        int, Option("Events that a client may leave unread before its request pauses.", kind=POSITIVE)
+    ] = 1024
+    unread_for: Annotated[
+        float, Option("Seconds after which a client that reads nothing is dropped.", kind=SECONDS)
+    ] = 60.0
+    keep_for: Annotated[
+        float, Option("Seconds for which a resumable request is kept without a reader.", kind=SECONDS)
+    ] = 60.0
+    keep: Annotated[int, Option("Most finished resumable requests that are kept.", kind=POSITIVE)] = 64
     aging: float = 10.0
     retry_after: float = 1.0
-    repair_for: float = 30.0
+    repair_for: Annotated[
+        float, Option("Seconds for which requests wait when their ring breaks.", kind=SECONDS)
+    ] = 30.0

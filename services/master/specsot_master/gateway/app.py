@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from specsot import __version__
+from specsot._version import __version__
 from specsot.errors import SpecsotError
 from specsot.rpc.tokens import Tokens
 from specsot_master.gateway.answers import REFUSALS

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST as TEXT_FORMAT
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from specsot import __version__
+from specsot._version import __version__
 from specsot.info import Info
 from specsot_master.gateway.answers import Version
 from specsot_master.gateway.house import House

@@ -1,0 +1,175 @@
+"""Law 1 over a covering array: every two settings meet in a ring that writes what plain decoding writes.
+
+Plain decoding is Transformers' for a base as it is; under a policy, or in fewer bits, it is that of a ring of
+one stage without a drafter. The grids that vary a few settings fully are run by `make test-all`.
+"""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from specsot.drafting import DraftOptions
+from specsot.members import TreeShape
+from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Sampling, Window
+from specsot.process.options import DraftModelOptions
+from specsot_drafter.part import DrafterPart
+from specsot_drafter.source import Source
+from tests.laws.drafters import knowing
+from tests.laws.pairs import cover, met, pairs_of
+from tests.laws.plain import Excuses, Plain, write_plainly
+from tests.laws.ring import Setup, ring_of
+
+pytestmark = pytest.mark.torch
+
+LIMIT, SHARED = 36, 21  # tokens written; tokens of the forked prefix
+FACTORS = {
+    "links": ("local", "grpc", "curve", "ipc", "direct"),
+    "drafter": ("none", "head", "knowing", "model", "ngram"),
+    "policy": ("full", "window", "pruning", "heads"),
+    "stages": ("1", "2", "3"),
+    "sampling": ("greedy", "warm", "penalties"),
+    "bits": ("fp32", "int8", "int4"),
+    "shape": ("small", "deep", "wide"),
+    "layout": ("packed", "batched"),
+    "mode": ("p2p", "ring"),
+    "prefix": ("forked", "own"),
+}
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "warm": Sampling(temperature=0.8, top_p=0.95, top_k=40),
+    "penalties": Sampling(
+        temperature=0.8, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3,
+        logit_bias=((3, 2.5), (17, -4.0)),
+    ),
+}  # fmt: skip
+SHAPES = {
+    "small": TreeShape(3, 3, 8, fixed=True),
+    "deep": TreeShape(6, 2, 14, fixed=True),
+    "wide": TreeShape(2, 4, 9, fixed=True),
+}
+POLICIES = {
+    "full": {},
+    "window": {"window": Window(4, 24)},
+    "pruning": {"pruning": Pruning(0.5, 16, 1)},
+    "heads": {"heads": HeadWindows(tuple(((0, 1 + layer), (4, MAX_TOKENS)) for layer in range(8)))},
+}
+TORCHAO = find_spec("torchao") is not None
+
+
+def allowed(row: dict[str, str]) -> bool:
+    """Fewer bits need torchao; the prefix that these forks share has no policy, so they have none either."""
+    return (TORCHAO or row.get("bits", "fp32") == "fp32") and not (
+        row.get("policy", "full") != "full" and row.get("prefix") == "forked"
+    )
+
+
+ROWS = cover(FACTORS, allowed)
+
+
+def test_every_pair_of_settings_meets_in_a_row() -> None:
+    assert {pair for row in ROWS for pair in met(row)} >= pairs_of(FACTORS, allowed)
+    assert all(allowed(dict(some)) for row in ROWS for some in combinations(row.items(), 2))
+    assert len(ROWS) <= 36
+
+
+def prompts_of(count: int) -> list[list[int]]:
+    """A beginning they share; some repeat themselves, so that there is something to look up."""
+    rng = random.Random(3)
+    prefix = [rng.randrange(200) for _ in range(SHARED)]
+    return [prefix + [rng.randrange(200) for _ in range(1 + 5 * n)] * (1 + n % 2) for n in range(count)]
+
+
+class Plainly:
+    """What is written plainly, once for each of: policy, bits, sampling."""
+
+    def __init__(self, base: Path) -> None:
+        self._base, self._known = base, dict[tuple[str, str, str], list[Plain]]()
+
+    async def texts(self, row: dict[str, str]) -> list[Plain]:
+        key = row["policy"], row["bits"], row["sampling"]
+        if key not in self._known:
+            self._known[key] = await self._write(*key)
+        return self._known[key]
+
+    async def _write(self, policy: str, bits: str, sampling: str) -> list[Plain]:
+        prompts, how = prompts_of(4), SAMPLINGS[sampling]
+        if (policy, bits) == ("full", "fp32"):
+            return [write_plainly(self._base, tuple(one), LIMIT, how, 7, n) for n, one in enumerate(prompts)]
+        async with ring_of(Setup(self._base, quantization=bits_of(bits))) as ring:
+            texts = await ring.write_all(prompts, LIMIT, how, **POLICIES[policy])
+        return [Plain(tuple(text), (1.0,) * LIMIT) for text in texts]
+
+
+def bits_of(bits: str):
+    return None if bits == "fp32" else bits
+
+
+@pytest.fixture(scope="module")
+def plainly(models: tuple[Path, Path]) -> Plainly:
+    return Plainly(models[0])
+
+
+def drafter_of(kind: str, models: tuple[Path, Path], known: list[list[int]]):
+    """Who drafts, but for nobody and a head: a model that is the base, repetition, one that knows."""
+    base, _ = models
+    if kind == "knowing":
+        return knowing(base, known, skill=0.9)
+    if kind not in ("model", "ngram"):
+        return None
+
+    def make(name, address, dialer, compute):
+        options = DraftOptions("linear", tokens=4, tuner="fixed") if kind == "model" else DraftOptions()
+        draft = base if kind == "model" else None
+        drafts = DraftModelOptions(
+            base, dtype="fp32", kv_memory=1 << 26, drafter=kind, draft_model=draft, drafting=options
+        )
+        return DrafterPart(Source(drafts, name, address), dialer, compute)
+
+    return make
+
+
+async def test_every_policy_matters(plainly: Plainly) -> None:
+    row = {"bits": "fp32", "sampling": "warm"}
+    full = await plainly.texts(row | {"policy": "full"})
+    for policy in ("window", "pruning", "heads"):
+        assert await plainly.texts(row | {"policy": policy}) != full
+
+
+@pytest.mark.parametrize("row", ROWS, ids=["-".join(row.values()) for row in ROWS])
+async def test_law_1_every_two_settings(models, plainly: Plainly, row: dict[str, str]) -> None:
+    base, head = models
+    prompts, plain, excuses = prompts_of(4), await plainly.texts(row), Excuses()
+    known = [[*prompt, *one.tokens] for prompt, one in zip(prompts, plain)]
+    with ThreadPoolExecutor(1) as thread:
+        setup = Setup(
+            base,
+            head if row["drafter"] == "head" else None,
+            int(row["stages"]),
+            row["layout"],
+            SHAPES[row["shape"]],
+            drafter=drafter_of(row["drafter"], models, known),
+            links=row["links"],
+            comm_mode=row["mode"],
+            quantization=bits_of(row["bits"]),
+            reading=thread if row["links"] == "direct" else None,  # as on GPUs
+        )
+        async with ring_of(setup) as ring:
+            shared = SHARED if row["prefix"] == "forked" else 0
+            texts = await ring.write_all(
+                prompts, LIMIT, SAMPLINGS[row["sampling"]], shared, **POLICIES[row["policy"]]
+            )
+            assert not ring.broken
+            steps = [step for text in ring.texts.values() for step in text.steps]
+    for text, one in zip(texts, plain):
+        excuses.compare(text, one)
+    excuses.settle()
+    if row["drafter"] == "knowing" and row["shape"] != "wide":
+        assert sum(steps) / len(steps) > 1.5, "deep paths must really have been accepted"
