@@ -33,10 +33,9 @@ from specsot.members import (
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
 from specsot.process.options import DraftModelOptions, Dtype
-from specsot_master.assembly import assemble
-from specsot_master.conductor import ConductorConfig
 from specsot_master.config import RingOptions
-from specsot_master.master import Master, Members
+from specsot_master.engine import EngineConfig
+from specsot_master.master import Master, Membership, assemble
 
 log = structlog.get_logger()
 
@@ -83,7 +82,7 @@ class LocalOptions:
     page_rows: int | None = None
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
-    conduct: ConductorConfig = field(default_factory=ConductorConfig)
+    conduct: EngineConfig = field(default_factory=EngineConfig)
 
     @property
     def drafts(self) -> bool:
@@ -205,7 +204,7 @@ class _Uplink:
     The master listens in a turn of its own, so that the next lap is under way before it thinks.
     """
 
-    def __init__(self, fleet: Members, name: str) -> None:
+    def __init__(self, fleet: Membership, name: str) -> None:
         self._fleet, self._name = fleet, name
 
     async def send(self, message: object) -> None:
@@ -215,7 +214,7 @@ class _Uplink:
         asyncio.get_running_loop().call_soon(self._fleet.lost, self._name, "left")
 
 
-def _connect(fleet: Members, inbox: Inbox) -> Connect:
+def _connect(fleet: Membership, inbox: Inbox) -> Connect:
     async def connect(registration: Registration) -> Link:
         await fleet.join(registration, LocalLink("master", inbox))
         return _Uplink(fleet, registration.name)
@@ -274,7 +273,7 @@ class _Seats:
         return self._threads.of(name if self._options.crosses and device == "cuda" else device)
 
 
-async def _live(name: str, make: PartMaker, fleet: Members, seat: _Seat, leaving: asyncio.Event) -> None:
+async def _live(name: str, make: PartMaker, fleet: Membership, seat: _Seat, leaving: asyncio.Event) -> None:
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
     loop = asyncio.get_running_loop()
     part = await loop.run_in_executor(seat.compute, make, name, seat.dialer, seat.compute)

@@ -20,8 +20,8 @@ from specsot.links import Link
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.model.config import read_config
 from specsot.tree import Tree
-from specsot_app.mock.members import Mock, MockWorker
-from specsot_app.mock.voice import read, read_all
+from specsot_app.simulator.fake_lm import next_state, state_of
+from specsot_app.simulator.members import MockWorker, Simulator
 from specsot_drafter.part import DrafterPart
 from specsot_worker.provider import LayerRange
 from specsot_worker.verdict import LastStage
@@ -40,7 +40,7 @@ class Guesser:
 
     rest, free_pages = 0, 0
 
-    def __init__(self, mock: Mock, rng: random.Random, skill: float, nodes: int, lie: Lie) -> None:
+    def __init__(self, mock: Simulator, rng: random.Random, skill: float, nodes: int, lie: Lie) -> None:
         self._voice, self._vocabulary = mock.voice, read_config(mock.model).vocab
         self._rng, self._skill, self._nodes, self._lie = rng, skill, nodes, lie
         self.texts: dict[int, list[int]] = {}
@@ -69,13 +69,13 @@ class Guesser:
     def _tree(self, lesson: Lesson) -> Tree:
         assert lesson.bonus is not None
         tokens, parents = [lesson.bonus], [0]
-        states = [read_all([*self.texts[lesson.sequence], lesson.bonus])]
+        states = [state_of([*self.texts[lesson.sequence], lesson.bonus])]
         for node in range(1, self._rng.randrange(1, 7) if self._nodes < 7 else self._nodes):
             parent = self._rng.randrange(max(node - 2, 0), node)
             right = self._rng.random() < self._skill
             tokens.append(self._voice.next(states[parent]) if right else self._rng.randrange(300, 800))
             parents.append(parent)
-            states.append(read(states[parent], tokens[-1]))
+            states.append(next_state(states[parent], tokens[-1]))
         return Tree(tuple(tokens), tuple(parents))
 
     def _spoil(self, draft: Draft) -> Draft:
@@ -99,7 +99,7 @@ class Guesser:
 class GuessingSource:
     """See specsot_drafter.provider. nodes: of a tree. taps: its head wants features of three layers."""
 
-    mock: Mock
+    mock: Simulator
     name: str
     rng: random.Random
     skill: float
@@ -199,7 +199,7 @@ class PoisonableStage:
 class PoisonableWorker(MockWorker):
     """die: as of PoisonableStage; None: of this worker nothing dies."""
 
-    def __init__(self, mock: Mock, name: str, die: Callable[[], None] | None) -> None:
+    def __init__(self, mock: Simulator, name: str, die: Callable[[], None] | None) -> None:
         super().__init__(mock, name, name)
         self._size, self._end = read_config(mock.model).vocab, die
 

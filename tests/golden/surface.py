@@ -187,14 +187,14 @@ def fleet_options() -> dict[str, Any]:
 
 def ask_options() -> tuple[str, ...]:
     """What `SpecSoT.generate` takes."""
-    from specsot_app.asking import OPTIONS
+    from specsot_app.ask import OPTIONS
 
     return OPTIONS
 
 
 def ask_of(options: Mapping[str, Any]) -> Any:
     """What `SpecSoT.generate` makes of them."""
-    from specsot_app.asking import ask_of
+    from specsot_app.ask import ask_of
 
     return ask_of("What is it?", **options)
 
@@ -214,14 +214,14 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def answer_classes() -> tuple[type, ...]:
     """What Python calls return."""
-    from specsot_app.answers import Answer, Branch
+    from specsot_app.ask import Answer, Branch
 
     return Answer, Branch
 
 
 def stats_of(answer: Any) -> dict[str, Any]:
     """What the call of the systems that SpecSoT grew from returns beside its tokens."""
-    from specsot_app.answers import stats_of
+    from specsot_app.ask import stats_of
 
     return stats_of(answer)
 
@@ -270,11 +270,11 @@ async def open_kept(folder: Path, model: str) -> list[Any]:
 
 def notes_in(folder: Path, model: str) -> tuple[Any, Any]:
     """What a master writes into a journal with, and how it is closed."""
-    from specsot_master.conductor import Notes
+    from specsot_master.engine import RequestJournal
     from specsot_master.journal import open_journal
 
     journal = open_journal(folder, model)
-    return Notes(journal, lambda: 0.0), journal.close
+    return RequestJournal(journal, lambda: 0.0), journal.close
 
 
 def carried(message: Any) -> list[bytes]:
@@ -336,13 +336,13 @@ def readers() -> dict[str, Any]:
 
 def generate(master: Any, ask: Any, request: str, client: str = "", owner: str = "") -> Any:
     """Events of one request at a master's conductor."""
-    from specsot_master.conductor import Caller
+    from specsot_master.engine import Caller
 
     return master.generate(ask, Caller(request, client, owner=owner))
 
 
 def resume(master: Any, request: str, offset: int, owner: str = "") -> Any:
     """The rest of them."""
-    from specsot_master.conductor import Caller
+    from specsot_master.engine import Caller
 
     return master.resume(request, offset, caller=Caller(owner=owner))

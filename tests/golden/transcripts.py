@@ -20,7 +20,7 @@ from specsot.errors import SpecsotError
 from specsot.events import Numbered
 from specsot.frames import Close, End, Open, Outcome, Result
 from specsot.params import Ask, Limits, Message
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from tests.golden.surface import event_message, generate, notes_in, open_kept, order_message, resume
 from tests.master.fake_ring import STATE
 from tests.master.letters import COUNT, DIRECT, PLAN, SAYS, SMALL, SOT, TIGHT
@@ -29,7 +29,7 @@ from tests.master.stage import Stage
 TIMES = ("seconds", "seconds_to_first_token", "tokens_per_second", "phases")
 SYSTEM = Message("system", "You are a careful teacher. " * 12)
 KEPT = replace(SOT, resumable=True)
-KEEPING = ConductorConfig(model="demo", keep_for=30.0, keep=2)
+KEEPING = EngineConfig(model="demo", keep_for=30.0, keep=2)
 JOURNAL = Path(__file__).parent / "runs" / "journal"
 TOLD = JOURNAL / "told.txt"  # how many events its client had
 
@@ -149,7 +149,7 @@ async def two_at_once() -> Transcript:
 
 
 async def in_turn_through_one_place() -> Transcript:
-    one = Transcript(Stage(SAYS, seed=2, config=ConductorConfig(model="demo", live=1, queue=2)))
+    one = Transcript(Stage(SAYS, seed=2, config=EngineConfig(model="demo", live=1, queue=2)))
     tasks = [one.ask(name, replace(DIRECT, priority=n), client=name) for n, name in enumerate("ab")]
     await one.settle()
     await one.play(*tasks, one.ask("c", replace(DIRECT, priority=9)), one.ask("d", DIRECT))
@@ -248,7 +248,7 @@ async def a_beginning_is_kept() -> Transcript:
 
 
 async def nobody_reads() -> Transcript:
-    config = ConductorConfig(model="demo", lease=32, unread=10, unread_for=100.0)
+    config = EngineConfig(model="demo", lease=32, unread=10, unread_for=100.0)
     one = Transcript(Stage(SAYS, config=config, burst=2))
     events = generate(one.stage.conductor, COUNT, "id-a")
     first = asyncio.ensure_future(anext(events))

@@ -32,7 +32,7 @@ from specsot.zmq.links import ZmqDialer
 from specsot.zmq.sockets import Sockets
 from specsot_drafter import source as drafting
 from specsot_drafter.part import DrafterPart
-from specsot_master.fleet import Fleet, Wishes
+from specsot_master.fleet import Fleet, RingConfig
 from specsot_worker import source as working
 from specsot_worker.part import WorkerPart
 
@@ -86,7 +86,7 @@ class Ring:
         self.changed = asyncio.Event()
         self.leaving: dict[str, asyncio.Event] = {}
         self.parts: dict[str, Part] = {}
-        wishes = Wishes(
+        wishes = RingConfig(
             fingerprint(setup.base),
             read_config(setup.base).layers,
             workers=setup.stages,

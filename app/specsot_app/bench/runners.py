@@ -32,7 +32,7 @@ from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
 from specsot_drafter.part import DrafterPart
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker import source as workers
@@ -178,7 +178,7 @@ class Runners:
             device=models.device,
             drafter=drafter,
             page_rows=PAGE_ROWS,
-            conduct=ConductorConfig(prefix_cache=False),
+            conduct=EngineConfig(prefix_cache=False),
         )
         fleet = await LocalFleet.start(told, parts, threads=self._threads)
         self._stack.push_async_callback(fleet.close)

@@ -1,7 +1,4 @@
-"""The smallest ring, turned by hand: one stage, one drafter, and a caller who says what is accepted.
-
-Refuses to know why something is accepted, links and clocks. Uses the very engines the services use.
-"""
+"""A stage and a drafter lap by lap, where the caller says what is accepted, on the services' engines."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from specsot_drafter.single import engine_of
 from specsot_worker.stage import Stage
 
 EPOCH, PAGE_ROWS = 1, 64
-PLENTY = 1 << 20  # tokens a sequence may write: no run here ends by its limit
+UNLIMITED = 1 << 20  # tokens a sequence may write: no run here ends by its limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class Accepted:
 
 
 @dataclass(slots=True)
-class _Text:
+class _Sequence:
     """One sequence as stage 0 would see it. tree: what the drafter proposes, or its root alone."""
 
     committed: int = 0
@@ -42,7 +39,7 @@ class _Text:
     tree: Tree = field(default_factory=lambda: single(0))
 
 
-class Laps:
+class DrivenLaps:
     """Prompts are fed once; then trees, lap by lap. head None: every tree is its root, plain decoding."""
 
     def __init__(
@@ -60,7 +57,7 @@ class Laps:
                 head, Configuration(EPOCH, "drafter", (), rows, PAGE_ROWS, slots, shape=shape)
             )
         self._stage.prepare()
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _Sequence] = {}
         self._fed: dict[int, tuple[Segment, Tensor | None]] = {}
         self._openings: tuple[Opening, ...] = ()
         self._lap = 0
@@ -73,9 +70,9 @@ class Laps:
     def prefill(self, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Feed whole prompts side by side; returns the logits [V] behind each."""
         self._openings = tuple(
-            Opening(sequence, len(tokens), limit=PLENTY) for sequence, tokens in prompts.items()
+            Opening(sequence, len(tokens), limit=UNLIMITED) for sequence, tokens in prompts.items()
         )
-        self._texts |= {sequence: _Text() for sequence in prompts}
+        self._texts |= {sequence: _Sequence() for sequence in prompts}
         chunks = [Chunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
         return {sequence: rows[-1] for sequence, rows in self._run(chunks).items()}
 

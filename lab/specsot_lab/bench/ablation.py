@@ -15,15 +15,15 @@ from typing import Any
 
 from specsot.errors import SpecsotError
 from specsot.params import Ask
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.bench.core.pairing import Comparison, Run, Sample, as_json, compare
 from specsot_app.bench.core.tables import pipes
 from specsot_app.bench.plots import drawn, ratios
 from specsot_app.bench.results import Row, write_results
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Fleet, Wanted
-from specsot_app.hush import hush
-from specsot_app.running import run
-from specsot_app.terminal.progress import counting
+from specsot_app.quiet_logs import quiet_logs
+from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.asking import answer, opened
 
 Settings = Mapping[str, Any]
@@ -104,8 +104,8 @@ class AblationOptions:
 
 def measure(options: AblationOptions, output: Path | None) -> int:
     """A table; JSON, Markdown and a plot beside it where asked to."""
-    hush()
-    rows = run(_measure(options))
+    quiet_logs()
+    rows = run_until_signal(_measure(options))
     page = page_of(rows)
     print(page)
     if output is not None:
@@ -120,7 +120,7 @@ def measure(options: AblationOptions, output: Path | None) -> int:
 
 async def _measure(options: AblationOptions) -> list[Row]:
     rows = list[Row]()
-    with counting(sys.stderr, "optimisations", len(options.switches)) as count:
+    with counting_bar(sys.stderr, "optimisations", len(options.switches)) as count:
         for switch in options.switches:
             rows.append(await measured(switch, options))
             count()

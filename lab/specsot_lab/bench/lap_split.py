@@ -33,7 +33,7 @@ from specsot_app.bench.perplexity import load_whole
 from specsot_app.bench.plots import drawn, shares
 from specsot_app.bench.results import Row, write_results
 from specsot_app.bench.runners import ModelSet
-from specsot_app.terminal.progress import counting
+from specsot_app.terminal.show import counting_bar
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
@@ -171,7 +171,7 @@ def measure(decoder: Decoder, head: DraftHead | None, options: SplitOptions, out
             for drafts, used in (("plain", None), ("eagle", head)) if drafts == "plain" or head
             for count in (1, options.branches)]  # fmt: skip
     floor, rows = floor_of(options.model, decoder), list[Row]()
-    with counting(sys.stderr, "ways", len(ways)) as count:
+    with counting_bar(sys.stderr, "ways", len(ways)) as count:
         for name, used, sequences in ways:
             rows.append({"name": name, **split(decoder, used, options, sequences, floor)})
             count()

@@ -18,8 +18,8 @@ from specsot.process.option import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
 from specsot.process.options import ServiceOptions
 from specsot.rpc.pulse import Pulse
 from specsot.rpc.tokens import Tokens
-from specsot_master.conductor.ring import ConductorConfig
-from specsot_master.fleet.wishes import TAKE_OVER_AFTER
+from specsot_master.core.placement import TAKE_OVER_SECONDS
+from specsot_master.core.ring import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RingOptions:
         Option(
             "Seconds that a lost worker has to come back before the others share its layers.", kind=SECONDS
         ),
-    ] = TAKE_OVER_AFTER
+    ] = TAKE_OVER_SECONDS
     drafter: Annotated[DrafterName, Option("`none`, or any other: whichever drafter joins the ring.")] = (
         "eagle"
     )
@@ -86,7 +86,7 @@ class RingOptions:
             "neighbours only, and the drafter to the last stage."
         ),
     ] = "p2p"
-    conduct: ConductorConfig = field(default_factory=ConductorConfig)
+    conduct: EngineConfig = field(default_factory=EngineConfig)
 
     @property
     def drafts(self) -> bool:

@@ -1,0 +1,235 @@
+"""Draws a request with rich: the plan, a panel for each branch, the merged answer, its figures. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel as Frame
+from rich.table import Table
+from rich.text import Text
+
+from specsot.events import Reason, Started, Statistics
+from specsot.view import Panel, View
+
+Figures = list[tuple[str, str]]  # name and value, one line each
+
+PANEL_WIDTH = 38  # narrower than this, prose becomes hard to read
+LEAST_LINES = 3
+PHASES = ("skeleton", "branches", "direct")
+SCREEN = Console(width=PANEL_WIDTH)  # only measures text
+
+STYLES = {
+    None: "cyan",
+    Reason.STOP: "green",
+    Reason.LENGTH: "yellow",
+    Reason.CANCELLED: "magenta",
+    Reason.FAILED: "red",
+    Reason.PARENT_FAILED: "red",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of the terminal, in character cells."""
+
+    width: int
+    height: int
+
+
+def draw(view: View, size: Size) -> RenderableType:
+    """A request on its way, in at most `size` cells."""
+    if not view.planned:
+        return Group(heading(view), text_frame("plan", view.skeleton, size))
+    if not view.panels:
+        return Group(heading(view), text_frame("answer", view.merged, size))
+    return Group(heading(view), *panels(view.panels, size), status(view))
+
+
+def heading(view: View) -> Text:
+    return Text(introduce(view.started) if view.started else "waiting", style="dim", no_wrap=True)
+
+
+def introduce(started: Started) -> str:
+    model = started.model or "model"
+    return f"{model} · mode {started.mode} · seed {started.seed} · {started.prompt_tokens} prompt tokens"
+
+
+def text_frame(title: str, text: str, size: Size) -> Frame:
+    """One frame over the whole width with the end of a text."""
+    lines = max(LEAST_LINES, size.height - 4)
+    body = last_lines(text, size.width - 4, lines)
+    return Frame(body, title=title, title_align="left", border_style="cyan", box=box.ROUNDED)
+
+
+def panels(shown: tuple[Panel, ...], size: Size) -> list[RenderableType]:
+    """All panels as a grid; else those that write, and a line for each other; else a line for each."""
+    busy = tuple(panel for panel in shown if panel.writing)
+    rest = tuple(panel for panel in shown if not panel.writing)
+    if lines_each(len(shown), size) >= LEAST_LINES:
+        return [grid(shown, lines_each(len(shown), size), size)]
+    small = Size(size.width, size.height - len(rest))
+    if busy and lines_each(len(busy), small) >= 1:
+        return [grid(busy, lines_each(len(busy), small), size), *map(one_line, rest)]
+    return [one_line(panel) for panel in (busy + rest)[: max(1, size.height - 2)]]
+
+
+def columns_for(count: int, width: int) -> int:
+    """How many panels stand side by side."""
+    return max(1, min(count, width // PANEL_WIDTH))
+
+
+def lines_each(count: int, size: Size) -> int:
+    """Text lines of each of `count` panels, when they share the height below the heading."""
+    rows = -(-count // columns_for(count, size.width))
+    return min(12, (size.height - 3) // rows - 2)
+
+
+def grid(shown: tuple[Panel, ...], lines: int, size: Size) -> RenderableType:
+    columns = columns_for(len(shown), size.width)
+    table = Table.grid(expand=True)
+    for _ in range(columns):
+        table.add_column(ratio=1)
+    inner = size.width // columns - 4
+    frames = [frame(panel, inner, lines) for panel in shown]
+    for start in range(0, len(frames), columns):
+        table.add_row(*frames[start : start + columns])
+    return table
+
+
+def frame(panel: Panel, inner: int, lines: int) -> Frame:
+    """One branch: its title above, the end of its text, its state below."""
+    return Frame(
+        last_lines(panel.text, inner, lines),
+        title=Text(f"{panel.point.id} {clean(panel.point.title)}", overflow="ellipsis", no_wrap=True),
+        subtitle=Text(state(panel)),
+        title_align="left",
+        subtitle_align="right",
+        height=lines + 2,
+        box=box.ROUNDED,
+        border_style=STYLES[panel.reason] if panel.started else "dim",
+    )
+
+
+def one_line(panel: Panel) -> Text:
+    style = STYLES[panel.reason] if panel.started else "dim"
+    line = f"{panel.point.id:>3} {state(panel):<12} {clean(panel.point.title)}"
+    if panel.writing:
+        line += f": {' '.join(clean(panel.text[-200:]).split())}"
+    return Text(line, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def state(panel: Panel) -> str:
+    """A branch in a few words."""
+    if not panel.started:
+        return f"after {', '.join(map(str, panel.point.needs))}" if panel.point.needs else "waiting"
+    if panel.reason is Reason.STOP:
+        return f"✓ {panel.tokens} tokens"
+    if panel.reason is not None:
+        return f"{panel.reason.value.replace('_', ' ')} · {panel.tokens} tokens"
+    return f"{panel.tokens} tokens · {pace(panel.tokens, panel.laps)}"
+
+
+def pace(tokens: int, laps: int) -> str:
+    return f"{tokens / laps:.1f} a lap" if laps else "0.0 a lap"
+
+
+def status(view: View) -> Text:
+    """How many branches write, wait, are done; what they wrote so far."""
+    shown = view.panels
+    writing = sum(panel.writing for panel in shown)
+    waiting = sum(not panel.started for panel in shown)
+    tokens = sum(panel.tokens for panel in shown)
+    counts = f"{writing} writing · {waiting} waiting · {len(shown) - writing - waiting} done"
+    return Text(f"{counts} · {tokens} tokens", style="dim", no_wrap=True)
+
+
+def conclude(view: View, rows: Figures | None = None) -> RenderableType:
+    """What stays on the screen: the merged answer, then its figures, or those that are given."""
+    written = (answer(view.merged), Text("")) if view.merged else ()
+    return Group(*written, summary(figures(view) if rows is None else rows))
+
+
+def answer(text: str) -> Text:
+    """The answer as it is, its headings in bold."""
+    shown = Text()
+    for line in clean(text).splitlines(keepends=True):
+        shown.append(line, style="bold" if line.startswith("#") else "")
+    return shown
+
+
+def summary(rows: Figures) -> RenderableType:
+    """Figures as a table, or as the one line they are."""
+    if len(rows) == 1:
+        return Text(" · ".join(rows[0]) + "\n", style="dim")
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), value)
+    return table
+
+
+def in_short(view: View, positions: int | None) -> Figures:
+    """The same on one line, for one of many answers. positions: of the model's context."""
+    if view.finished is None:
+        return []
+    told, reason = view.finished.statistics, view.finished.reason
+    parts = [
+        f"{told.merged_tokens} tokens in {told.seconds:.2f} s",
+        f"prompt {told.prompt_tokens}" + (f" of {positions} positions" if positions else ""),
+        *([f"ended by {reason.value}"] if reason is not Reason.STOP else []),
+    ]
+    mode = f"{told.mode}, {told.branches} branches" if told.branches else told.mode
+    return [(mode, " · ".join(parts))]
+
+
+def figures(view: View) -> Figures:
+    """Name and value of each line of the summary; empty before the end."""
+    if view.finished is None:
+        return []
+    told = view.finished.statistics
+    branches = f", {told.branches} branches" if told.branches else ""
+    phases = " · ".join(f"{name} {told.phases[name]:.2f} s" for name in sorted(told.phases, key=phase_order))
+    rows = [
+        ("mode", told.mode + branches),
+        ("tokens", written(told)),
+        ("seconds", f"{told.seconds:.2f}, the first token after {told.seconds_to_first_token:.2f}"),
+        ("tokens/s", f"{told.tokens_per_second:.1f}"),
+        ("mean accepted length", f"{told.mean_accepted:.2f}"),
+        ("laps", str(told.laps)),
+        ("time per phase", phases or "-"),
+    ]
+    unusual = view.finished.reason is not Reason.STOP
+    return rows + ([("ended by", view.finished.reason.value)] if unusual else [])
+
+
+def written(told: Statistics) -> str:
+    """All tokens that count, and what took them."""
+    parts = [f"{told.merged_tokens} in the answer"]
+    if told.plan_tokens:
+        parts.append(f"{told.plan_tokens} in the plan")
+    if told.heading_tokens:
+        parts.append(f"{told.heading_tokens} in headings")
+    return f"{told.completion_tokens}: {', '.join(parts)}"
+
+
+def phase_order(name: str) -> tuple[int, str]:
+    """Phases in the order in which they happen; on the wire they have none."""
+    return (PHASES.index(name) if name in PHASES else len(PHASES), name)
+
+
+def last_lines(text: str, width: int, lines: int) -> Text:
+    """The end of a text, wrapped to `width` cells, at most `lines` lines of it.
+
+    Long texts are wrapped from a start that moves in jumps, so that lines stand still as text grows.
+    """
+    jump = max(width, 8) * lines * 2
+    start = max(0, len(text) // jump - 1) * jump
+    wrapped = Text(clean(text[start:])).wrap(SCREEN, max(width, 8))
+    return Text("\n").join(wrapped[-lines:])
+
+
+def clean(text: str) -> str:
+    """Without control characters: a model must not steer the terminal."""
+    return "".join(sign for sign in text if sign in "\n\t" or unicodedata.category(sign) != "Cc")

@@ -1,0 +1,174 @@
+"""The screen of `specsot status` and the lines of `specsot info`: members, pages, requests, laps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from specsot.errors import SpecsotError, Unavailable
+from specsot.info import Info, LapsInfo, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo
+
+CURVE_SIGNS = "▁▂▃▄▅▆▇█"
+BAR_WIDTH = 24
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """What is known after some looks. lost: why the newest look saw nothing.
+
+    pace: laps per second at each look, the newest last.
+    """
+
+    info: Info
+    pace: tuple[float, ...] = ()
+    lost: str | None = None
+
+
+def lines_of(found: Info) -> list[str]:
+    return [f"{name:<9} {value}" for name, value in facts(found)]
+
+
+def facts(found: Info) -> list[tuple[str, str]]:
+    """Name and value of all there is to tell."""
+    models = [
+        ("model", f"{one.name} · {one.layers} layers · {one.max_positions} positions") for one in found.models
+    ]
+    members = [(one.kind, describe_member(one, found)) for one in found.members]
+    pages = [("pages", describe_pages(found.pages))] if found.pages else []
+    plan = [("plan", found.plan)] if found.plan else []
+    requests = [("requests", describe_requests(found.requests))] if found.requests else []
+    laps = [("laps", describe_laps(found.laps))] if found.laps else []
+    epoch = ("epoch", f"{found.epoch} · {'ready' if found.ready else 'not ready'}")
+    rings = [("replica", describe_replica(one)) for one in found.replicas]
+    waiting = [("waiting", line) for line in found.waiting_for]
+    last = [*rings, *waiting, ("version", found.version)]
+    return [*models, *members, *plan, *pages, *requests, *laps, epoch, *last]
+
+
+def describe_member(member: MemberInfo, found: Info) -> str:
+    """Its place, its layers, and what a lap takes there."""
+    layers = f" · layers {member.layers}" if member.layers else ""
+    seconds = stage_seconds(member, found)
+    pace = f" · {seconds * 1e3:.1f} ms a lap" if seconds else ""
+    ring = "" if member.replica is None else f" · replica {member.replica}"
+    return (
+        f"{member.name} at {member.address}{layers}{pace}{ring}{' · stands by' if member.stands_by else ''}"
+    )
+
+
+def stage_seconds(member: MemberInfo, found: Info) -> float | None:
+    """Of the stage that this worker is; None before the first lap, and for others."""
+    ring = [one for one in found.members if one.layers and one.replica == member.replica]
+    ranges = sorted(one.layers.first for one in ring if one.layers)
+    laps = next((one.laps for one in found.replicas if one.number == member.replica), found.laps)
+    if member.layers is None or laps is None or len(laps.stages) != len(ranges):
+        return None
+    return laps.stages[ranges.index(member.layers.first)]
+
+
+def describe_replica(ring: ReplicaInfo) -> str:
+    """One of several rings: what it does now."""
+    parts = [f"{ring.number} · epoch {ring.epoch} · {'ready' if ring.ready else 'not ready'}"]
+    parts += [f"{ring.pages.free} of {ring.pages.total} pages free"] if ring.pages else []
+    requests = ring.requests
+    parts += [f"{requests.running} running, {requests.waiting} waiting"] if requests else []
+    parts += [f"{ring.laps.per_second:.1f} laps/s"] if ring.laps else []
+    return " · ".join(parts)
+
+
+def describe_pages(pages: PagesInfo) -> str:
+    return f"{pages.free} of {pages.total} free · {pages.kept} hold beginnings of prompts"
+
+
+def describe_requests(requests: RequestsInfo) -> str:
+    """Of this moment; ends and prompt tokens since the master began."""
+    share = requests.cached_tokens / requests.prompt_tokens if requests.prompt_tokens else 0.0
+    ended = " · ".join(f"{count} {why}" for why, count in requests.ended)
+    parts = [
+        f"{requests.running} running in {requests.writing} sequences",
+        f"{requests.waiting} waiting",
+        *([ended] if ended else []),
+        *([f"{requests.refused} refused"] if requests.refused else []),
+        f"{share:.0%} of prompt tokens were there",
+    ]
+    return " · ".join(parts)
+
+
+def describe_laps(laps: LapsInfo) -> str:
+    """Of the last seconds, and all there were."""
+    tokens = laps.per_second * laps.tokens_per_lap
+    pace = (
+        f"{laps.per_second:.1f}/s with {laps.tokens_per_lap:.1f} tokens and {laps.rows_per_lap:.1f} rows each"
+    )
+    return f"{pace} · {tokens:.0f} tokens/s · {laps.laps} laps, {laps.tokens} tokens in all"
+
+
+def draw_status(standing: StatusView) -> RenderableType:
+    """The facts, used pages as a bar, the pace as a curve."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    for name, value in facts(standing.info):
+        table.add_row(name, value)
+        if name == "pages" and standing.info.pages:
+            pages = standing.info.pages
+            table.add_row("", ProgressBar(pages.total, pages.total - pages.free, width=BAR_WIDTH))
+        if name == "laps":
+            table.add_row("", Text(curve(standing.pace), style="cyan"))
+    return Group(table, Text(standing.lost or "Ctrl-C leaves", style="red" if standing.lost else "dim"))
+
+
+def curve(values: Sequence[float]) -> str:
+    """One sign for each value, as high as it is beside the highest."""
+    highest = max(values, default=0.0)
+    if not highest:
+        return CURVE_SIGNS[0] * len(values)
+    return "".join(CURVE_SIGNS[round(value / highest * (len(CURVE_SIGNS) - 1))] for value in values)
+
+
+INFO_TIMEOUT = 5.0  # seconds for one look
+CURVE_LENGTH = 48  # looks that the curve shows
+
+Look = Callable[[], Awaitable[Info]]
+Pause = Callable[[], Awaitable[None]]
+
+
+async def watch(look: Look, pause: Pause, console: Console) -> None:
+    """Until cancelled. A master that is lost is looked for; raises SpecsotError if it was never there."""
+    with Live(console=console, auto_refresh=False) as live:
+        async for standing in status_views(look, pause):
+            live.update(draw_status(standing), refresh=True)
+
+
+async def status_views(look: Look, pause: Pause) -> AsyncIterator[StatusView]:
+    """What is known after each look. Raises what the first one raises."""
+    standing = with_pace(StatusView(await get_info(look)))
+    while True:
+        yield standing
+        await pause()
+        try:
+            standing = with_pace(replace(standing, info=await get_info(look), lost=None))
+        except SpecsotError as error:
+            standing = replace(standing, lost=f"{error}; looking again. Ctrl-C leaves")
+
+
+async def get_info(look: Look) -> Info:
+    """Raises Unavailable for a master that does not answer."""
+    try:
+        async with asyncio.timeout(INFO_TIMEOUT):
+            return await look()
+    except TimeoutError:
+        raise Unavailable(f"the master did not answer within {INFO_TIMEOUT:g} s") from None
+
+
+def with_pace(standing: StatusView) -> StatusView:
+    """The newest look's pace beside the ones before."""
+    laps = standing.info.laps
+    return replace(standing, pace=(*standing.pace, laps.per_second if laps else 0.0)[-CURVE_LENGTH:])

@@ -1,0 +1,10 @@
+"""The engine: leads the requests of one ring from arrival to the last event.
+
+Refuses to know tensors, members, gRPC and HTTP.
+"""
+
+from specsot_master.core.ring import ANYBODY, Caller, EngineConfig, Ring, RingState
+from specsot_master.engine.engine import Engine
+from specsot_master.engine.replay import RequestJournal
+
+__all__ = ["ANYBODY", "Caller", "Engine", "EngineConfig", "RequestJournal", "Ring", "RingState"]
