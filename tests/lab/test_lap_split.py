@@ -31,5 +31,11 @@ def test_the_demo_s_laps_by_phase_and_by_kind(tmp_path: Path) -> None:
 
 
 def test_operations_have_a_kind() -> None:
-    names = ("aten::mm", "aten::scaled_dot_product_attention", "aten::index_put_", "aten::topk")
-    assert [kind_of(name) for name in names] == ["products", "attention", "copies", "other ops"]
+    names = (
+        "mkldnn::_linear_pointwise",
+        "aten::mm",
+        "aten::scaled_dot_product_attention",
+        "aten::index_put_",
+        "aten::topk",
+    )
+    assert [kind_of(name) for name in names] == ["products", "products", "attention", "copies", "other ops"]
