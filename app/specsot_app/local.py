@@ -14,11 +14,10 @@ from pathlib import Path
 
 import structlog
 
+from specsot.core.info import Info
 from specsot.drafting import DEFAULT, DraftOptions
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot.info import Info
-from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot.members import (
     AS_PUBLISHED,
     KvDtype,
@@ -30,9 +29,10 @@ from specsot.members import (
     TreeShape,
     WeightFormat,
 )
-from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
-from specsot.process.options import DraftModelOptions, Dtype
+from specsot.service.membership import Connect, Part, serve_part
+from specsot.service.options import DraftModelOptions, Dtype
+from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.config import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.master import Master, Membership, assemble
@@ -261,7 +261,7 @@ class _Seats:
         dialer = self._exchange.dialer(name)
         if not self._options.crosses:
             return dialer
-        from specsot.direct.crossing import CrossingDialer
+        from specsot.transport.pending_rows import CrossingDialer
 
         return CrossingDialer(dialer)
 
@@ -277,7 +277,7 @@ async def _live(name: str, make: PartMaker, fleet: Membership, seat: _Seat, leav
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
     loop = asyncio.get_running_loop()
     part = await loop.run_in_executor(seat.compute, make, name, seat.dialer, seat.compute)
-    await take_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
+    await serve_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
 
 
 def _ring_options(options: LocalOptions) -> RingOptions:
@@ -320,20 +320,20 @@ def _device(options: LocalOptions, name: str) -> str:
 
 def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.source import Source
+        from specsot_worker.part import Worker
+        from specsot_worker.source import StageLoader
 
         told = partial(loaded, name) if loaded else None
-        return WorkerPart(Source(options.weights, name, layers=layers, loaded=told), dialer, compute)
+        return Worker(StageLoader(options.weights, name, layers=layers, loaded=told), dialer, compute)
 
     return make
 
 
 def _drafter_maker(options: LocalOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader
 
-        return DrafterPart(Source(options.weights, name), dialer, compute)
+        return Drafter(DraftLoader(options.weights, name), dialer, compute)
 
     return make

@@ -14,12 +14,12 @@ if find_spec("torchao") is None:
 import torch
 
 from specsot.errors import InvalidRequest
-from specsot.model.fitting import Held, drafts_of
+from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot_drafter.heads.eagle3 import Eagle3Head
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.source import Source
+from specsot_drafter.source import DraftLoader
 from tests.models import write_base, write_head
 
 pytestmark = pytest.mark.torch
@@ -50,7 +50,7 @@ def test_a_head_in_fewer_bits_guesses_nearly_the_same(models: tuple[Path, Path])
 
 def test_a_head_in_fewer_bits_takes_less(models: tuple[Path, Path]) -> None:
     files = WeightFiles(models[1])
-    whole, eight, four = (drafts_of(files, Held(4, kind)) for kind in (None, "int8", "int4"))
+    whole, eight, four = (drafts_of(files, WeightForm(4, kind)) for kind in (None, "int8", "int4"))
     assert whole > eight > four > 0.1 * whole
 
 
@@ -58,4 +58,4 @@ def test_what_a_drafter_cannot_hold_is_refused_before_anything_is_loaded(models:
     base, head = models
     options = DraftModelOptions(base, draft_model=head, draft_quantization="int3")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidRequest, match=r"quantization must be one of .*, got 'int3'"):
-        Source(options, "d")
+        DraftLoader(options, "d")

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specsot.core.frames import Result
 from specsot.errors import Unavailable
 from specsot.events import Numbered
-from specsot.frames import Result
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
 from specsot_app.simulator.members import Simulator, plan_of
@@ -26,7 +26,7 @@ from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService
 from specsot_master.journal import Journal, JournalFile
 from specsot_master.master import Master, RequestCounter, assemble
-from specsot_worker.part import WorkerPart
+from specsot_worker.part import Worker
 from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, Strayed
 from tests.faults.members import Member
 from tests.faults.net import Host, Net
@@ -217,7 +217,7 @@ class World:
         clock = asyncio.get_running_loop().time
         dies = member.name == f"worker-{shape.poisoned}"
         provider = PoisonableWorker(self.mock, member.name, die if dies else None)
-        return WorkerPart(provider, member, labour, clock, member.eyes)
+        return Worker(provider, member, labour, clock, member.eyes)
 
     def _compute(self, host: Host, work: Callable[[], None], seconds: float) -> None:
         """Threads go on while a loop stands still, but not while the whole process does."""

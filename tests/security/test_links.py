@@ -11,15 +11,15 @@ import pytest
 import torch
 from cryptography.hazmat.primitives import serialization as form
 
+from specsot.core.frames import Drafts, Frame, Result
 from specsot.errors import InvalidRequest, Refused, Unavailable
-from specsot.frames import Drafts, Frame, Result
-from specsot.links import Inbox, Lost
 from specsot.members import Configuration, Range, Stage
-from specsot.rpc.links import GrpcDialer
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import open_door
-from specsot.rpc.tls import PLAIN, Tls, context_of, read_pems
-from specsot_worker.place import belongs
+from specsot.transport.grpc_links import GrpcDialer
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox, Lost
+from specsot.transport.security import PLAIN, Tls, context_of, read_pems
+from specsot_worker.place import may_send
 from tests.security.members import listening
 from tests.security.papers import Authority
 
@@ -92,7 +92,7 @@ async def test_a_drafter_in_a_workers_name_ends_nothing(authority: Authority) ->
             await link._wire.hang_up()  # pyright: ignore[reportPrivateUsage]
             arrival = await inbox.get()
             assert isinstance(arrival.message, Lost)
-            assert belongs(configuration, arrival) is may
+            assert may_send(configuration, arrival) is may
 
 
 @pytest.mark.parametrize("how", ["in the clear", "without a certificate", "by another CA"])
@@ -218,7 +218,7 @@ async def test_a_door_does_not_open_with_bad_papers(authority: Authority, tmp_pa
 
 async def test_a_stranger_who_never_speaks_is_cut(authority: Authority) -> None:
     """A connection that does not begin a handshake is gone after a while."""
-    door = await open_door("127.0.0.1:0", {}, Terms(tls=authority.issue("worker"), handshake=0.2))
+    door = await open_server("127.0.0.1:0", {}, Terms(tls=authority.issue("worker"), handshake=0.2))
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
     assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()

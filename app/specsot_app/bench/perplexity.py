@@ -12,15 +12,14 @@ from typing import Any, cast
 
 import torch
 
+from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.errors import InvalidRequest
-from specsot.frames import Chunk, Frame, Opening
 from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
-from specsot.model.precision import check_device, resolve_dtype
-from specsot.model.quantization import check_quantization
+from specsot.model.precision import check_device, check_quantization, resolve_dtype
 from specsot.params import HeadWindows, Pruning, Window
-from specsot_worker.stage import Stage
+from specsot_worker.stage import DecoderStage
 
 PAGE_ROWS, CHUNK = 256, 256  # rows of a page, and of a frame
 
@@ -72,14 +71,14 @@ def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first
 
 def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator[tuple[int, torch.Tensor]]:
     """Of every stretch of the text its start, and the logits [rows, V] behind each of its tokens."""
-    stage = Stage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
+    stage = DecoderStage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
     opening = Opening(1, len(tokens), decodes=False, drafted=False, **_named(policy))
     start = number = 0
     while start < len(tokens):
         stop = min(start + CHUNK, len(tokens))
         if isinstance(policy, Pruning):
             stop = min(stop, policy.due(start) + policy.prune_every)
-        chunk = Chunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
+        chunk = PromptChunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
         passed = stage.run(Frame(1, number, () if start else (opening,), (chunk,)))
         yield start, decoder.logits(cast("torch.Tensor", passed.hidden))
         start, number = stop, number + 1

@@ -15,28 +15,28 @@ from pathlib import Path
 from specsot.drafting import DraftOptions
 from specsot.errors import Unavailable
 from specsot.events import Finished, Reason
-from specsot.links import Dialer
 from specsot.members import KvDtype, Quantization
-from specsot.membership import Part
 from specsot.model.config import read_config
-from specsot.model.fitting import Held, drafts_of
+from specsot.model.kv import row_bytes
+from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.precision import resolve_dtype
-from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
-from specsot.process.options import DraftModelOptions, Dtype, ModelOptions
+from specsot.service.membership import Part
+from specsot.service.options import DraftModelOptions, Dtype, ModelOptions
+from specsot.transport.links import Dialer
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
-from specsot_drafter.part import DrafterPart
+from specsot_drafter.part import Drafter
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker import source as workers
-from specsot_worker.part import WorkerPart
+from specsot_worker.part import Worker
 
 PAGE_ROWS = 256  # of a page, as the services have it
 ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches it needs fewer
@@ -82,7 +82,7 @@ class Runners:
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device)
         drafting = resolve_dtype(models.draft_dtype or models.dtype, models.device)
-        self._drafting = Held(drafting.itemsize, models.draft_quantization)
+        self._drafting = WeightForm(drafting.itemsize, models.draft_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, LapRecorder]] = {}
@@ -91,7 +91,7 @@ class Runners:
             models.base, dtype=models.dtype, device=models.device, kv_memory=memory,
             quantization=models.quantization, kv_cache_dtype=models.kv_dtype,
         )  # fmt: skip
-        self._worker = workers.Source(options, "worker-0")
+        self._worker = workers.StageLoader(options, "worker-0")
         self._prompts = Prompts(models.base, Text(models.base))
         self._rival: HfBaseline | None = None
 
@@ -136,7 +136,7 @@ class Runners:
         told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
         row, extra, weights = self._row_bytes(self.models.base), 0, 0
         if assisted and self.models.small is not None:
-            extra, whole = self._row_bytes(self.models.small), Held(self._numbers.itemsize)
+            extra, whole = self._row_bytes(self.models.small), WeightForm(self._numbers.itemsize)
             weights = drafts_of(WeightFiles(self.models.small), whole)
         moments = tuple(
             LapSample(seconds, written, written - told.steps[0][1], lap,
@@ -165,11 +165,11 @@ class Runners:
         ledger = LapRecorder(self._row_bytes(models.base, models.kv_dtype), follower)
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> Part:
-            return WorkerPart(self._worker, dialer, compute, watch=ledger)
+            return Worker(self._worker, dialer, compute, observer=ledger)
 
         def drafting(name: str, dialer: Dialer, compute: Executor) -> Part:
             assert source is not None
-            return DrafterPart(source, dialer, compute, follower)
+            return Drafter(source, dialer, compute, follower)
 
         parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
         told = LocalOptions(
@@ -186,7 +186,7 @@ class Runners:
 
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
-    ) -> tuple[drafters.Source | None, DraftRecorder | None]:
+    ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
         models, folder = self.models, self.models.drafts(drafter)
         if folder is None:
             return None, None
@@ -196,7 +196,7 @@ class Runners:
             draft_model=folder, draft_dtype=models.draft_dtype, draft_quantization=models.draft_quantization,
             drafting=options,
         )  # fmt: skip
-        source = drafters.Source(drafts, "drafter")
+        source = drafters.DraftLoader(drafts, "drafter")
         weights = drafts_of(WeightFiles(folder), self._drafting)
         return source, DraftRecorder(source.registration().row_bytes, weights)
 

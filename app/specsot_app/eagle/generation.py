@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from specsot.core.frames import Drafts, End, Frame, Open, Opening, Outcome, Result, TreeSegment
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree
 from specsot.errors import ModelError
-from specsot.frames import Drafts, End, Frame, Growth, Open, Opening, Outcome, Result
 from specsot.kernels import TreeStatistics
 from specsot.kernels.statistics import summarize
 from specsot.members import Configuration, TreeShape
-from specsot.pages import PageTable
-from specsot.tree import Tree
 from specsot_app.eagle.inputs import EagleConfig
 from specsot_app.eagle.models import TargetAndDraft
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.single import engine_of
+from specsot_drafter.single import make_engine
 from specsot_worker.features import FeatureStore
-from specsot_worker.patience import Patience
-from specsot_worker.sequencer import Budget, Sequencer
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage, Verdict
+from specsot_worker.patience import DraftTimeout
+from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import VerifiedFrame, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +108,20 @@ class LapLoop:
         slots = shape.slots if models.draft else 1
         pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
         rows = max(rows, len(orders) * shape.nodes)
-        self._stage = Stage(models.target, pages, PAGE_ROWS)
-        self._judge = LastStage(models.target.logits, _no_grammar, _store_for(models, pages))
-        table, budget = PageTable(pages, PAGE_ROWS), Budget(rows, flight=1, slots=slots)
-        self._sequencer = Sequencer(EPOCH, budget, table, Patience(0.0, models.draft is not None))
+        self._stage = DecoderStage(models.target, pages, PAGE_ROWS)
+        self._judge = Verifier(models.target.logits, _no_grammar, _store_for(models, pages))
+        table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, flight=1, slots=slots)
+        self._sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
         self._engine: DraftEngine | None = None
         self.trees: dict[int, Tree] = {}
         if models.draft is not None:
             for layer, weight in models.draft.tap_slices().items():
                 self._stage.tap(layer, weight)
             configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
-            self._engine = engine_of(models.draft, configuration)
-        self._stage.prepare()
+            self._engine = make_engine(models.draft, configuration)
+        self._stage.capture()
         for order in orders:
-            self._sequencer.obey(order)
+            self._sequencer.apply_order(order)
 
     def turn(self) -> Lap:
         """Feed everything that is ready in one forward; then draft below whatever was written.
@@ -131,15 +131,15 @@ class LapLoop:
         frame = self._sequencer.compose(0.0)
         if frame is None:
             raise ModelError("no sequence is left that could be fed")
-        verdict = self._judge.judge(self._stage.run(frame))
-        self._sequencer.learn(verdict.result, 0.0)
+        verdict = self._judge.verify(self._stage.run(frame))
+        self._sequencer.apply_result(verdict.result, 0.0)
         if self._engine is not None:
-            self._sequencer.offer(self._draft(self._engine, verdict))
+            self._sequencer.add_drafts(self._draft(self._engine, verdict))
         return Lap(frame, verdict.result)
 
-    def _draft(self, engine: DraftEngine, verdict: Verdict) -> Drafts:
+    def _draft(self, engine: DraftEngine, verdict: VerifiedFrame) -> Drafts:
         for features in verdict.features:
-            engine.learn(features)
+            engine.observe(features)
         drafts = engine.draft()
         self.trees = {draft.sequence: draft.tree for draft in drafts}
         return Drafts(EPOCH, drafts, engine.rest)
@@ -226,7 +226,7 @@ class Generation:
 
     def _hear(self, lap: Lap) -> Iterator[Piece]:
         self._laps += 1
-        self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, Growth))
+        self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, TreeSegment))
         for outcome in lap.result.outcomes:
             self._texts[outcome.sequence].hear(outcome)
         for outcome in lap.result.outcomes:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specsot.frames import Features
-from specsot_drafter.selection import Deserves, Offer
-from specsot_drafter.texts import Text
+from specsot.core.frames import Features
+from specsot_drafter.selection import Candidates, KeepGrowing
+from specsot_drafter.texts import DraftSequence
 
 EMPTY_STATE = 0  # the state of an empty text
 
@@ -49,7 +49,7 @@ class FakeLM:
 
 
 class OracleDrafter:
-    """See specsot_drafter.drafters.Drafter. Its trees are chains."""
+    """See specsot_drafter.drafters.Proposer. Its trees are chains."""
 
     def __init__(
         self, voice: FakeLM, skill: float, depth: int, spend: Callable[[int], None], pages: int = 0
@@ -62,13 +62,13 @@ class OracleDrafter:
         self._voice, self._skill, self._spend = voice, skill, spend
         self._known: dict[int, tuple[int, int]] = {}  # tokens read so far, and the state behind them
 
-    def due(self, texts: Sequence[Text]) -> int:
+    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
         return 0
 
-    def open(self, text: Text) -> None:
-        self._known[text.sequence] = 0, 0
+    def open(self, sequence: DraftSequence) -> None:
+        self._known[sequence.id] = 0, 0
 
-    def hear(self, batch: Features) -> None:
+    def observe(self, batch: Features) -> None:
         """The texts say everything."""
 
     def close(self, sequence: int) -> None:
@@ -77,24 +77,26 @@ class OracleDrafter:
     def catch_up(self) -> None:
         """Nothing is ever due."""
 
-    def most_levels(self, text: Text) -> int:
-        known = text.sequence in self._known
-        return max(min(len(self.widths) + 1, text.room - 1), 0) if known else 0
+    def max_levels(self, sequence: DraftSequence) -> int:
+        known = sequence.id in self._known
+        return max(min(len(self.widths) + 1, sequence.remaining - 1), 0) if known else 0
 
-    def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
+    def propose(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Candidates | None:
         """A chain for each, all equally long, as far as another level deserves its time."""
         depths = np.arange(1, levels + 1)
-        scores = np.tile(depths * np.log(self._skill or 1e-9), (len(texts), 1))
+        scores = np.tile(depths * np.log(self._skill or 1e-9), (len(sequences), 1))
         for depth in range(1, levels + 1):
-            self._spend(len(texts))
-            if depth < levels and deserves and not deserves(scores[:, depth - 1 : depth], depth):
+            self._spend(len(sequences))
+            if depth < levels and keep_growing and not keep_growing(scores[:, depth - 1 : depth], depth):
                 levels = depth
                 break
-        tokens = np.array([self._chain(text, levels) for text in texts], np.int64)
-        parents = np.tile(depths[:levels] - 1, (len(texts), 1))
-        return Offer(tokens, scores[:, :levels], parents, depths[:levels])
+        tokens = np.array([self._chain(text, levels) for text in sequences], np.int64)
+        parents = np.tile(depths[:levels] - 1, (len(sequences), 1))
+        return Candidates(tokens, scores[:, :levels], parents, depths[:levels])
 
-    def _chain(self, text: Text, levels: int) -> list[int]:
+    def _chain(self, text: DraftSequence, levels: int) -> list[int]:
         state, chain = self._read(text), list[int]()
         for _ in range(levels):
             right = self._voice.next(state)
@@ -102,8 +104,8 @@ class OracleDrafter:
             state = next_state(state, right)
         return chain
 
-    def _read(self, text: Text) -> int:
-        read_before, state = self._known[text.sequence]
+    def _read(self, text: DraftSequence) -> int:
+        read_before, state = self._known[text.id]
         state = state_of(text.tokens[read_before:], state)
-        self._known[text.sequence] = len(text.tokens), state
+        self._known[text.id] = len(text.tokens), state
         return state

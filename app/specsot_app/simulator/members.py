@@ -11,25 +11,25 @@ from typing import Any
 
 import torch
 
-from specsot.constraint import Grammar, grammar_of
-from specsot.frames import Opening
-from specsot.links import Dialer
+from specsot.core.frames import Opening
+from specsot.core.vocabulary import read_vocabulary
+from specsot.grammar import Grammar, grammar_of
 from specsot.members import Configuration, Curve, Head, Range, Registration, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.vocabulary import read_vocabulary
+from specsot.transport.links import Dialer
 from specsot_app.simulator.fake_lm import FakeLM, OracleDrafter
 from specsot_app.simulator.stage import MockStage, StageModel
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.part import DrafterPart
-from specsot_drafter.rules import rule_of
-from specsot_drafter.timing import Timing
+from specsot_drafter.part import Drafter
+from specsot_drafter.rules import make_budget
+from specsot_drafter.timing import RowCurve
 from specsot_master.text import Text
 from specsot_worker.features import FeatureStore
-from specsot_worker.part import WorkerPart
-from specsot_worker.provider import LayerRange
-from specsot_worker.verdict import LastStage
-from specsot_worker.watching import Watch
+from specsot_worker.part import Worker
+from specsot_worker.provider import StageRunner
+from specsot_worker.verdict import Verifier
+from specsot_worker.watching import WorkerObserver
 
 Sleep = Callable[[float], object]
 FREE: Curve = ((1, 1e-5), (64, 1e-5))  # next to nothing, but not nothing: costs are divided
@@ -59,12 +59,12 @@ class Simulator:
     kv_memory: int = 1 << 28
 
     def worker(
-        self, name: str, address: str, dialer: Dialer, compute: Executor, watch: Watch | None = None
-    ) -> WorkerPart:
-        return WorkerPart(MockWorker(self, name, address), dialer, compute, watch=watch)
+        self, name: str, address: str, dialer: Dialer, compute: Executor, watch: WorkerObserver | None = None
+    ) -> Worker:
+        return Worker(MockWorker(self, name, address), dialer, compute, observer=watch)
 
-    def drafter(self, name: str, address: str, dialer: Dialer, compute: Executor) -> DrafterPart:
-        return DrafterPart(MockDrafter(self, name, address), dialer, compute)
+    def drafter(self, name: str, address: str, dialer: Dialer, compute: Executor) -> Drafter:
+        return Drafter(MockDrafter(self, name, address), dialer, compute)
 
 
 def plan_of(model: Path, points: int, length: int) -> tuple[int, ...]:
@@ -84,8 +84,8 @@ class MockWorker:
     def registration(self) -> Registration:
         return _registration(self._mock, "worker", self.name, self._address, self._mock.layer)
 
-    def stage(self, configuration: Configuration, layers: Range) -> LayerRange:
-        mock, layer = self._mock, Timing(self._mock.layer)
+    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner:
+        mock, layer = self._mock, RowCurve(self._mock.layer)
 
         def spend(rows: int) -> None:
             mock.sleep(float(layer.at(rows)) * len(layers))
@@ -93,10 +93,10 @@ class MockWorker:
         body = StageModel(mock.voice, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
 
-    def load_ahead(self) -> bool:
+    def preload(self) -> bool:
         return False
 
-    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
         size = read_config(self._mock.model).vocab
         vocabulary = read_vocabulary(self._mock.model, size)
 
@@ -108,7 +108,7 @@ class MockWorker:
 
         pages, width = (configuration.pages, configuration.page_rows), configuration.width_at(stage.layers)
         store = FeatureStore(*pages, width, torch.float32, "cpu") if width else None
-        return LastStage(logits, grammar, store)
+        return Verifier(logits, grammar, store)
 
 
 class MockDrafter:
@@ -134,14 +134,14 @@ class MockDrafter:
         head = _head(self._mock)
         return {layer: torch.zeros(head.width, self._mock.width) for layer in head.taps}
 
-    def engine(self, configuration: Configuration) -> DraftEngine:
-        mock, level = self._mock, Timing(self._mock.growth)
+    def make_engine(self, configuration: Configuration) -> DraftEngine:
+        mock, level = self._mock, RowCurve(self._mock.growth)
 
         def spend(rows: int) -> None:
             mock.sleep(float(level.at(rows)))
 
         drafter = OracleDrafter(mock.voice, mock.skill, mock.shape.depth, spend, configuration.pages)
-        rule = rule_of("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)
+        rule = make_budget("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)
         vocabulary = read_vocabulary(mock.model, read_config(mock.model).vocab)
         return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary)
 

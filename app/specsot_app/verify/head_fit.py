@@ -25,7 +25,7 @@ from specsot_app.verify.reference import feed_base, feed_head
 from specsot_app.verify.report import Acceptance, HeadFit, choose_trial, think_of_trials
 from specsot_app.verify.runs import begin, take_lap
 from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import Final
+from specsot_drafter.heads.fusion import FinalHidden
 from specsot_drafter.heads.loading import load_head
 
 SHAPE = TreeShape(fixed=True)
@@ -78,7 +78,7 @@ def measure_fit(pair: ModelPair, spoken: WrittenTexts) -> HeadFit:
     base, head = pair.base(), pair.head(pair.overrides)
     lengths = [(prompt, len(written)) for prompt, written in spoken]
     as_is = draft(base, head, lengths)
-    taps = None if isinstance(head.fusion, Final) else head.taps
+    taps = None if isinstance(head.fusion, FinalHidden) else head.taps
     trials = think_of_trials(pair.overrides, taps, base.config.layers, base.config.rope.theta)
     told = {trial: explain(base, pair.head(trial), spoken) for trial in trials}
     chosen = choose_trial(explain(base, head, spoken), told)

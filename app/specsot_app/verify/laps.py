@@ -8,14 +8,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Segment, rows_of
+from specsot.core.frames import (
+    FeatureBatch,
+    Features,
+    Frame,
+    Opening,
+    PromptChunk,
+    Segment,
+    TreeSegment,
+    rows_of,
+)
+from specsot.core.tree import Tree, single
 from specsot.members import Configuration, TreeShape
 from specsot.model.decoder import Decoder
-from specsot.tree import Tree, single
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.single import engine_of
-from specsot_worker.stage import Stage
+from specsot_drafter.single import make_engine
+from specsot_worker.stage import DecoderStage
 
 EPOCH, PAGE_ROWS = 1, 64
 UNLIMITED = 1 << 20  # tokens a sequence may write: no run here ends by its limit
@@ -47,16 +56,16 @@ class DrivenLaps:
     ) -> None:
         """prompts: lengths of the texts to come; most: how many tokens any of them may grow by."""
         rows = sum(-(-(length + most + shape.slots) // PAGE_ROWS) for length in prompts)
-        self._stage = Stage(base, rows, PAGE_ROWS)
+        self._stage = DecoderStage(base, rows, PAGE_ROWS)
         self._logits, self._engine = base.logits, None
         if head is not None:
             for layer, weight in head.tap_slices().items():
                 self._stage.tap(layer, weight)
             slots = shape.slots * len(prompts)
-            self._engine = engine_of(
+            self._engine = make_engine(
                 head, Configuration(EPOCH, "drafter", (), rows, PAGE_ROWS, slots, shape=shape)
             )
-        self._stage.prepare()
+        self._stage.capture()
         self._texts: dict[int, _Sequence] = {}
         self._fed: dict[int, tuple[Segment, Tensor | None]] = {}
         self._openings: tuple[Opening, ...] = ()
@@ -73,7 +82,7 @@ class DrivenLaps:
             Opening(sequence, len(tokens), limit=UNLIMITED) for sequence, tokens in prompts.items()
         )
         self._texts |= {sequence: _Sequence() for sequence in prompts}
-        chunks = [Chunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
+        chunks = [PromptChunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
         return {sequence: rows[-1] for sequence, rows in self._run(chunks).items()}
 
     def verify(self, trees: Mapping[int, Tree]) -> dict[int, Tensor]:
@@ -83,19 +92,19 @@ class DrivenLaps:
 
     def accept(self, verdicts: Mapping[int, Accepted]) -> None:
         """Commit what was fed last, as far as it is accepted; the drafter learns it and drafts anew."""
-        lessons: list[Lesson] = []
+        lessons: list[FeatureBatch] = []
         fused: list[Tensor] = []
         for sequence, verdict in verdicts.items():
             segment, rows = self._fed[sequence]
             lessons.append(self._commit(segment, verdict))
             if rows is not None:
-                fused.append(rows[list(verdict.nodes)] if isinstance(segment, Growth) else rows)
+                fused.append(rows[list(verdict.nodes)] if isinstance(segment, TreeSegment) else rows)
         if self._engine is not None:
             self._teach(self._engine, lessons, fused)
 
-    def _growth(self, sequence: int, tree: Tree) -> Growth:
+    def _growth(self, sequence: int, tree: Tree) -> TreeSegment:
         text = self._texts[sequence]
-        return Growth(sequence, text.step, text.committed, text.keep, tree)
+        return TreeSegment(sequence, text.step, text.committed, text.keep, tree)
 
     def _run(self, segments: Sequence[Segment]) -> dict[int, Tensor]:
         self._lap += 1
@@ -111,17 +120,17 @@ class DrivenLaps:
             first = rows.stop
         return found
 
-    def _commit(self, segment: Segment, verdict: Accepted) -> Lesson:
+    def _commit(self, segment: Segment, verdict: Accepted) -> FeatureBatch:
         text = self._texts[segment.sequence]
-        start, tokens = text.committed, segment.tokens if isinstance(segment, Chunk) else ()
-        if isinstance(segment, Growth):
+        start, tokens = text.committed, segment.tokens if isinstance(segment, PromptChunk) else ()
+        if isinstance(segment, TreeSegment):
             tokens, text.keep = tuple(segment.tree.tokens[node] for node in verdict.nodes), verdict.nodes
         text.committed, text.step, text.tree = start + len(tokens), text.step + 1, single(verdict.bonus)
-        return Lesson(segment.sequence, start, tokens, verdict.bonus, text.step)
+        return FeatureBatch(segment.sequence, start, tokens, verdict.bonus, text.step)
 
-    def _teach(self, engine: DraftEngine, lessons: Sequence[Lesson], fused: Sequence[Tensor]) -> None:
+    def _teach(self, engine: DraftEngine, lessons: Sequence[FeatureBatch], fused: Sequence[Tensor]) -> None:
         rows = torch.cat(tuple(fused))
-        engine.learn(
+        engine.observe(
             Features(EPOCH, self._lap, self._openings, tuple(lessons), (), rows, fed=len(rows), seconds=0.0)
         )
         for draft in engine.draft():

@@ -11,22 +11,22 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from specsot.core.tree import single
 from specsot.errors import ModelError, SpecsotError
 from specsot.members import Range, TreeShape
 from specsot.model.attention import AttentionPlan
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot.tree import single
 from specsot_app.verify.compare import Check, check_close, check_same, largest
 from specsot_app.verify.laps import Accepted, DrivenLaps
 from specsot_app.verify.record import PromptRecord, ReferenceCase, read_case
 from specsot_app.verify.reference import feed_base, feed_head
 from specsot_app.verify.runs import check_replays, check_runs
-from specsot_drafter.growth import Ground, Growth
+from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import Final, blocks
+from specsot_drafter.heads.fusion import FinalHidden, identity_slices
 from specsot_drafter.heads.loading import load_head
 
 PLAIN = TreeShape(depth=0, top_k=1, nodes=1, fixed=True)
@@ -114,7 +114,7 @@ def recorded_features(case: ReferenceCase, head: EagleHead, i: int) -> Tensor:
         raise ModelError(
             f"{case.directory}: {name} is {list(recorded.shape)}, this head needs {list(wanted)}"
         )
-    if isinstance(head.fusion, Final):
+    if isinstance(head.fusion, FinalHidden):
         return recorded
     states = recorded.chunk(len(slices), dim=1)
     return head.features(torch.stack([state @ part.T for state, part in zip(states, slices)]).sum(0))
@@ -137,8 +137,12 @@ def plain_texts(base: Decoder, prompts: Sequence[PromptRecord]) -> list[list[int
 
 def _states(base: Decoder, head: EagleHead, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """A prompt's tapped states side by side [n, taps * H] (EAGLE-1: its features), and its last logits."""
-    hidden, states = feed_base(base, torch.tensor(tokens), blocks(head.taps, base.config.hidden, base.dtype))
-    return head.features(states) if isinstance(head.fusion, Final) else states, base.logits(hidden[-1:])[0]
+    hidden, states = feed_base(
+        base, torch.tensor(tokens), identity_slices(head.taps, base.config.hidden, base.dtype)
+    )
+    return head.features(states) if isinstance(head.fusion, FinalHidden) else states, base.logits(
+        hidden[-1:]
+    )[0]
 
 
 def _settings_with_steps(case: ReferenceCase, i: int) -> list[str]:
@@ -149,8 +153,8 @@ def _draft_steps(case: ReferenceCase, head: EagleHead, i: int, shape: TreeShape)
     room = shape.slots
     outputs, kv = head_pass(case, head, i, room)
     witness, rows = RecordingHead(head), len(outputs)
-    ground = Ground(rows, (0,), range(rows, rows + room), rows)
-    Growth(cast(DraftHead, witness), kv, [ground], shape.top_k).run(outputs[-1:], shape.depth + 1)
+    ground = TreeRoom(rows, (0,), range(rows, rows + room), rows)
+    TreeGrowth(cast(DraftHead, witness), kv, [ground], shape.top_k).run(outputs[-1:], shape.depth + 1)
     return witness.steps
 
 

@@ -16,19 +16,18 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from specsot.direct.crossing import CrossingDialer
-from specsot.direct.standing import stand_on
-from specsot.frames import Chunk, Frame, Growth, Opening, Outcome, Result
-from specsot.links import Arrival, Exchange, Link, LocalLink
+from specsot.core.frames import Frame, Opening, Outcome, PromptChunk, Result, TreeSegment
+from specsot.core.tree import Tree
 from specsot.members import Broken, Configuration, Progress, Ready, Registration
 from specsot.members import Stage as Place
-from specsot.membership import Connect, take_part
 from specsot.model.decoder import Decoder
-from specsot.tree import Tree
+from specsot.service.membership import Connect, serve_part
+from specsot.transport.links import Arrival, Exchange, Link, LocalLink
+from specsot.transport.pending_rows import CrossingDialer, use_device
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
-from specsot_worker.part import WorkerPart
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage
+from specsot_worker.part import Worker
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
 
 EPOCH, CHUNK = 1, 256
 PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
@@ -38,7 +37,7 @@ PATIENCE = 60.0  # seconds for a frame; kernels are compiled with the first of i
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """See `Provider`: a range that is loaded already."""
+    """See `StageProvider`: a range that is loaded already."""
 
     name: str
     decoder: Decoder
@@ -51,19 +50,19 @@ class Held:
     def loaded(self) -> int:
         return self.decoder.config.layers
 
-    def load_ahead(self) -> bool:
+    def preload(self) -> bool:
         return False
 
     def registration(self) -> Registration:
         config = self.decoder.config
         return Registration("worker", self.name, self.name, "", config.layers, config.max_positions, 0, 0)
 
-    def stage(self, configuration: Configuration, layers: object) -> Stage:
-        stand_on(str(self.decoder.device))
-        return Stage(self.decoder, configuration.pages, configuration.page_rows)
+    def make_stage(self, configuration: Configuration, layers: object) -> DecoderStage:
+        use_device(str(self.decoder.device))
+        return DecoderStage(self.decoder, configuration.pages, configuration.page_rows)
 
-    def judge(self, stage: object, configuration: Configuration) -> LastStage:
-        return LastStage(self.decoder.logits, lambda _: None)
+    def make_verifier(self, stage: object, configuration: Configuration) -> Verifier:
+        return Verifier(self.decoder.logits, lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +85,17 @@ class Lane:
     keep: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
 
-    def prompt(self) -> Iterator[tuple[Opening | None, Chunk]]:
+    def prompt(self) -> Iterator[tuple[Opening | None, PromptChunk]]:
         """Made-up tokens, the same for the same sequence."""
         dice = random.Random(self.sequence)
         tokens = tuple(dice.randrange(1000) for _ in range(self.text))
         opening = Opening(self.sequence, self.text, limit=PLENTY, drafted=False)
         for start in range(0, self.text, CHUNK):
             part = tokens[start : start + CHUNK]
-            yield (None if start else opening), Chunk(self.sequence, start, part, start + CHUNK >= self.text)
+            yield (
+                (None if start else opening),
+                PromptChunk(self.sequence, start, part, start + CHUNK >= self.text),
+            )
         self.committed = self.text
 
     def learn(self, outcome: Outcome) -> None:
@@ -101,10 +103,10 @@ class Lane:
         self.keep, self.step = outcome.accepted, self.step + 1
         self.tokens += outcome.tokens
 
-    def grow(self) -> Growth:
+    def grow(self) -> TreeSegment:
         """The last token with a made-up tree over it, whose nodes are wrong nearly always."""
         tree = Tree((self.tokens[-1], *range(1, self.rows)), parents_of(self.rows))
-        return Growth(self.sequence, self.step, self.committed, self.keep, tree)
+        return TreeSegment(self.sequence, self.step, self.committed, self.keep, tree)
 
 
 class Lanes:
@@ -151,7 +153,7 @@ class Lanes:
         self,
         lane: Lane,
         openings: tuple[Opening, ...],
-        *segments: Chunk | Growth,
+        *segments: PromptChunk | TreeSegment,
         closings: tuple[int, ...] = (),
     ) -> None:
         number = next(self._numbers)
@@ -179,7 +181,7 @@ class _Uplink:
     async def close(self) -> None: ...
 
 
-class LaneWorker(WorkerPart):
+class LaneWorker(Worker):
     """Its first stage takes frames as they are made here; there is no sequencer."""
 
     def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
@@ -197,7 +199,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
         part = LaneWorker(Held(name, decoder), CrossingDialer(exchange.dialer(name)), thread)
-        lives.append(asyncio.create_task(take_part(part, inbox, joining(heard), leaving)))
+        lives.append(asyncio.create_task(serve_part(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
         await LocalLink("master", inbox).send(configuration)
     try:

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from specsot.frames import Drafts, Fork, Growth, Open, Opening
+from specsot.core.frames import Drafts, Fork, Open, Opening, TreeSegment
+from specsot.core.pages import PageTable
 from specsot.members import Configuration, Range, TreeShape
 from specsot.model.decoder import Decoder
-from specsot.model.fitting import Held, weights_of
+from specsot.model.memory_fit import WeightForm, weights_of
 from specsot.model.weights import WeightFiles
-from specsot.pages import PageTable
 from specsot.params import Message
 from specsot_app.bench.core.tables import pipes
 from specsot_app.bench.perplexity import load_whole
@@ -37,14 +37,14 @@ from specsot_app.terminal.show import counting_bar
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.single import engine_of
+from specsot_drafter.single import make_engine
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker.features import FeatureStore
-from specsot_worker.patience import Patience
-from specsot_worker.sequencer import Budget, Sequencer
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage
+from specsot_worker.patience import DraftTimeout
+from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
 
 EPOCH, PAGE_ROWS, ROWS = 1, 256, 512
 LEASE = 1 << 20  # positions: no sequence ends by it
@@ -94,12 +94,15 @@ class Loop:
         written = (options.laps * 2 + 2 * WARM + 4) * (shape.depth + 1) + shape.slots
         pages = (sequences + 1) * (-(-(len(prompt) + written) // PAGE_ROWS) + 1)
         slots = shape.slots if head else 1
-        self._stage = Stage(decoder, pages, PAGE_ROWS)
+        self._stage = DecoderStage(decoder, pages, PAGE_ROWS)
         store = None
         if head is not None:
             store = FeatureStore(pages, PAGE_ROWS, head.width, decoder.dtype, decoder.device)
-        self._verifier = LastStage(decoder.logits, lambda _: None, store)
-        budget, patience = Budget(max(ROWS, sequences * slots), 1, slots), Patience(0.0, head is not None)
+        self._verifier = Verifier(decoder.logits, lambda _: None, store)
+        budget, patience = (
+            FrameBudget(max(ROWS, sequences * slots), 1, slots),
+            DraftTimeout(0.0, head is not None),
+        )
         self._sequencer = Sequencer(EPOCH, budget, PageTable(pages, PAGE_ROWS), patience)
         self._engine: DraftEngine | None = None
         if head is not None:
@@ -107,7 +110,7 @@ class Loop:
                 self._stage.tap(layer, weight)
             rows = max(ROWS, sequences * shape.slots)
             told = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, shape.slots, rows, shape=shape)
-            self._engine = engine_of(head, told)
+            self._engine = make_engine(head, told)
         self._stage.prepare()
         for order in _orders(prompt, sequences, head is not None):
             self._sequencer.obey(order)
@@ -134,7 +137,7 @@ class Loop:
         timer.laps += 1
         timer.rows += verdict.result.rows
         timer.tokens += sum(len(one.tokens) for one in verdict.result.outcomes)
-        return bool(frame.segments) and all(isinstance(one, Growth) for one in frame.segments)
+        return bool(frame.segments) and all(isinstance(one, TreeSegment) for one in frame.segments)
 
     def warm(self) -> None:
         """Until the prompts are fed, and some laps more."""
@@ -237,7 +240,7 @@ def kind_of(operation: str) -> str:
 def floor_of(model: Path, decoder: Decoder) -> float:
     """Seconds in which a lap's weights are read once, at the speed at which this machine copies memory."""
     whole = Range(0, decoder.config.layers)
-    size = weights_of(WeightFiles(model), decoder.config, whole, Held(decoder.dtype.itemsize))
+    size = weights_of(WeightFiles(model), decoder.config, whole, WeightForm(decoder.dtype.itemsize))
     source = torch.ones(1 << 26)
     target, best = torch.empty_like(source), float("inf")
     for _ in range(5):

@@ -20,13 +20,13 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
+from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest
-from specsot.links import Dialer
 from specsot.members import Curve, TreeShape
-from specsot.membership import Part
 from specsot.params import Message
-from specsot.process.options import DraftModelOptions, ModelOptions
-from specsot.skeleton import PlanRules, Point
+from specsot.service.membership import Part
+from specsot.service.options import DraftModelOptions, ModelOptions
+from specsot.transport.links import Dialer
 from specsot_app.bench.results import describe_machine, named, write_results
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import demo
@@ -36,7 +36,7 @@ from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
 from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go
-from specsot_worker.watching import Watch
+from specsot_worker.watching import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
 STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on
@@ -207,7 +207,7 @@ def _mock() -> Simulator:
 def mock_ring(stages: int, wanted: RingOptions, mock: Simulator) -> tuple[Site, RingTask]:
     """Stages of known cost. What they write is known beforehand."""
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: Watch) -> Part:
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
         return mock.worker(name, name, dialer, compute, watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
@@ -227,18 +227,18 @@ def demo_ring(stages: int, wanted: RingOptions) -> tuple[Site, RingTask]:
     """The demo model and its head, asked for the branches of a plan."""
     base, head = demo() / "base", demo() / "eagle3"
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: Watch) -> Part:
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.source import Source
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
+        from specsot_worker.part import Worker
+        from specsot_worker.source import StageLoader
 
-        return WorkerPart(Source(ModelOptions(base, dtype="fp32"), name), dialer, compute, watch=watch)
+        return Worker(StageLoader(ModelOptions(base, dtype="fp32"), name), dialer, compute, observer=watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader
 
         options = DraftModelOptions(base, dtype="fp32", draft_model=head)
-        return DrafterPart(Source(options, name), dialer, compute)
+        return Drafter(DraftLoader(options, name), dialer, compute)
 
     prefix, suffixes = _branch_turns(base, wanted.branches)
     return Site(base, stages, worker, drafter), RingTask(prefix, suffixes, wanted.tokens, 2 * wanted.tokens)

@@ -10,21 +10,23 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from specsot.frames import Drafts
+from specsot.core.frames import Drafts
 from specsot.members import Configuration
-from specsot.process.figures import LAP, Looked
-from specsot_drafter.watching import Watch
+from specsot.service.telemetry import LAP_BUCKETS, PolledCollector
+from specsot_drafter.watching import DrafterObserver
 
 
-class Figures(Watch):
+class DrafterMetrics(DrafterObserver):
     def __init__(self, registry: CollectorRegistry) -> None:
         self._trees = Counter("specsot:drafter_trees", "Trees sent, lone roots left out", registry=registry)
         self._nodes = Counter("specsot:drafter_nodes", "Their nodes beyond the roots", registry=registry)
         self._rests = Counter("specsot:drafter_rests", "Times when drafting did not pay", registry=registry)
         told = "Learning what came and drafting once"
-        self._seconds = Histogram("specsot:drafter_draft_seconds", told, buckets=LAP, registry=registry)
+        self._seconds = Histogram(
+            "specsot:drafter_draft_seconds", told, buckets=LAP_BUCKETS, registry=registry
+        )
         self._epoch: tuple[Configuration, Callable[[], int]] | None = None
-        registry.register(Looked(self._look))
+        registry.register(PolledCollector(self._collect))
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         self._epoch = configuration, free
@@ -39,7 +41,7 @@ class Figures(Watch):
     def disbanded(self) -> None:
         self._epoch = None
 
-    def _look(self) -> Iterator[Metric]:
+    def _collect(self) -> Iterator[Metric]:
         if self._epoch is None:
             return
         configuration, free = self._epoch

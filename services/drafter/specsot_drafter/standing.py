@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specsot.constraint import Grammar
-from specsot.frames import Opening
+from specsot.core.frames import Opening
+from specsot.grammar import Grammar
 
 
 @dataclass(slots=True)
-class Standing:
+class GrammarState:
     """Where one constrained sequence stands. state: None once it broke its grammar."""
 
     grammar: Grammar
     state: Any
 
-    def write(self, tokens: Sequence[int]) -> None:
+    def advance(self, tokens: Sequence[int]) -> None:
         """Go on behind tokens the sequence wrote itself."""
         for token in tokens:
             if self.state is not None:

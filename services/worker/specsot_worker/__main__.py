@@ -9,41 +9,40 @@ import asyncio
 import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from specsot.links import Dialer
-from specsot.membership import Part
-from specsot.model.fields import require_torch
-from specsot.process.habits import settle_habits
+from specsot.model.hf_config import require_torch
+from specsot.service.habits import settle_habits
+from specsot.service.membership import Part
+from specsot.transport.links import Dialer
 from specsot_worker.config import WorkerConfig, read_config
 
 
 def main() -> int:
     config = read_config()
     settle_habits()
-    from specsot.process.life import live
-    from specsot.process.logs import write_logs
+    from specsot.service.lifecycle import run_service, write_logs
 
     write_logs("worker", config.service.log_format, config.service.log_level)
-    return live("specsot-worker", lambda leaving: serve(config, leaving))
+    return run_service("specsot-worker", lambda leaving: serve(config, leaving))
 
 
 async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
-    from specsot.process.member import serve_member
-    from specsot.process.observing import observed
+    from specsot.service.member import serve_member
+    from specsot.service.telemetry import observed
 
     require_torch()
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_worker.observing import watch_of
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.provider import Provider
-        from specsot_worker.source import Source
+        from specsot_worker.observing import worker_observer
+        from specsot_worker.part import Worker
+        from specsot_worker.provider import StageProvider
+        from specsot_worker.source import StageLoader
 
-        source: Provider = Source(config.model, name, address, config.layers)
+        source: StageProvider = StageLoader(config.model, name, address, config.layers)
         if config.failpoint:
             source = config.failpoint.before(source)
         reading = ThreadPoolExecutor(1, "reading") if config.model.device.startswith("cuda") else None
-        watch = watch_of(seen, config.trace_laps)
-        return WorkerPart(source, dialer, compute, watch=watch, reading=reading)
+        watch = worker_observer(seen, config.trace_laps)
+        return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 
     with observed("worker", config.service) as seen:
         await serve_member(make, config.service, config.member, leaving)

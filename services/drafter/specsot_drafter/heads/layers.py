@@ -10,20 +10,17 @@ from torch import Tensor
 
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.kv import KVPages
+from specsot.model.layers import Norm, Rotary, fuse, gate, interleave, rotate
 from specsot.model.linear import Linear
-from specsot.model.mlp import gate
-from specsot.model.norms import Norm
-from specsot.model.projections import fuse
-from specsot.model.rotary import Rotary, interleave, rotate
 from specsot.model.weights import Fetch
 from specsot_drafter.heads.shapes import HeadShape
 
 
-class Layers:
+class HeadLayers:
     """All decoder layers: the first reads what its head makes for it, the others are Llama's."""
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float) -> None:
-        self.first, *rest = (Layer(fetch, shape, rotary, eps, index) for index in range(shape.layers))
+        self.first, *rest = (HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers))
         norms = (
             fetch_norm(fetch, f"layers.{index}.input_layernorm", shape.hidden, eps)
             for index in range(1, shape.layers)
@@ -47,7 +44,7 @@ class Layers:
         return x
 
 
-class Layer:
+class HeadLayer:
     """Layer `index`: attention over `inputs`, added to a residual, and a gated MLP behind it."""
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, index: int) -> None:
