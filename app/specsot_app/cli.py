@@ -51,6 +51,8 @@ BENCHES: Mapping[str, str] = {
     "ring": "Tokens per lap on stages that are far from each other.",
     "policies": "Perplexity under each KV policy.",
     "precision": "Memory, perplexity and tokens per lap in every precision.",
+    "ablation": "What each optimisation brings by itself: on against off.",
+    "laps": "Where the time of a lap goes on a CPU.",
 }
 WORDS = ("infer", "chat", "serve", "status", "info", "rebalance", "health", "verify", "train", "eval")
 COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks

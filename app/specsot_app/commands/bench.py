@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 from specsot.errors import InvalidRequest
 from specsot.service.command import Example, command
 from specsot.service.option import Offer, Option
+from specsot_app.bench.core.methods import TableOptions
 from specsot_app.fleet_options import FleetOptions
 
 OF_MEASURED = Offer(
@@ -29,7 +30,9 @@ class OutputOptions:
 
     output: Annotated[
         Path | None,
-        Option("Also write the figures to this file, as JSON.", aliases=("json",), metavar="FILE"),
+        Option(
+            "Also write the figures to this file, as JSON.", aliases=("json", "output-json"), metavar="FILE"
+        ),
     ] = None
 
     @property
@@ -50,10 +53,11 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TableOptions:
+class TablesOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    rounds: Annotated[int | None, Option("Runs of each method, each of another question.", least=1)] = None
+    methods: TableOptions = field(default_factory=TableOptions)
+    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
     minutes: Annotated[
         float | None,
         Option("Most minutes for all answers; methods that are not reached are rows that say so.", least=0),
@@ -76,28 +80,28 @@ FULL = (
 )
 
 
-@command(TableOptions, table="bench-quick", examples=QUICK)
-def quick(given: TableOptions) -> int:
+@command(TablesOptions, table="bench-quick", examples=QUICK)
+def quick(given: TablesOptions) -> int:
     """Measure every family of methods side by side, with short answers: minutes on two cores."""
     return measure("quick", given)
 
 
-@command(TableOptions, table="bench-full", examples=FULL)
-def full(given: TableOptions) -> int:
+@command(TablesOptions, table="bench-full", examples=FULL)
+def full(given: TablesOptions) -> int:
     """Measure all methods, up to 2,000 tokens: tables, plots, recommended settings."""
     return measure("full", given)
 
 
-def measure(name: str, given: TableOptions) -> int:
+def measure(name: str, given: TablesOptions) -> int:
     """`quick` and `full` differ in the methods alone."""
     place = given.output.place
     from specsot_app.bench import rounds as room
     from specsot_app.bench.core import methods
     from specsot_app.bench.report import ReportOptions, publish
 
-    course = {"quick": methods.quick, "full": methods.full}[name](given.rounds)
+    course = {"quick": methods.quick, "full": methods.full}[name](given.methods)
     models = room.models_of(given.fleet, given.small_model)
     seconds = math.inf if given.minutes is None else 60 * given.minutes
     text = room.read_reference(given.text)
-    task = room.TableRun(course, models, room.questions_of(models), text, seconds)
+    task = room.TableRun(course, models, room.questions_of(models, given.prompts), text, seconds)
     return publish(task, ReportOptions(name, place, given.against, given.tolerance))

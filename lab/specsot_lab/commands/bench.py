@@ -1,4 +1,4 @@
-"""`specsot bench demo`, `load`, `gpu`, `ring`, `policies` and `precision`, with their options."""
+"""The lab's commands of `specsot bench`, with their options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
 from specsot.service.command import Example, command
-from specsot.service.option import Offer, Option
+from specsot.service.option import COUNTS, Offer, Option
 from specsot_app.commands.bench import OutputOptions
 from specsot_app.fleet_options import FleetOptions, models_of
 
@@ -48,7 +48,15 @@ OF_LOADED = Offer(only=("model", "draft_model", "drafter", "stages", "master", "
 class LoadBenchOptions:
     HEADING: ClassVar[str] = "Measurement"
 
-    clients: Annotated[str, Option("Clients that ask at once, level by level.")] = "1,2,4,8,16,32,64"
+    clients: Annotated[tuple[int, ...], Option("Clients that ask at once, level by level.", kind=COUNTS)] = (
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+    )
     requests: Annotated[int, Option("Requests of each level; at least four per client.", least=1)] = 64
     tokens: Annotated[int, Option("Tokens of each answer.", least=1)] = 32
     mode: Annotated[Mode, Option("With `direct` all answers are equally long.")] = "direct"
@@ -80,7 +88,7 @@ def load(given: LoadBenchOptions) -> int:
     from specsot_lab.bench import memory as other_room
 
     fleet = replace(given.fleet, kind="processes")
-    what = room.LoadOptions(counts_of(given.clients), given.requests, given.tokens, given.mode, fleet)
+    what = room.LoadOptions(given.clients, given.requests, given.tokens, given.mode, fleet)
     if given.hostile is not None:
         from specsot_lab.bench.attacks import KINDS
         from specsot_lab.bench.hostile import measure
@@ -233,9 +241,61 @@ def _reading(fleet: FleetOptions, given: TextOptions) -> ReadingOptions:
     )
 
 
-def counts_of(written: str) -> tuple[int, ...]:
-    """ "1,2,4" as numbers. Raises InvalidRequest."""
-    counts = [part.strip() for part in written.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in counts):
-        raise InvalidRequest(f"clients must be numbers > 0, such as 1,2,4, got {written!r}", field="clients")
-    return tuple(map(int, counts))
+@dataclass(frozen=True, slots=True)
+class AblationBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    samples: Annotated[
+        int, Option("Pairs of each row, a question each.", aliases=("num-samples",), least=1)
+    ] = 5
+    max_new_tokens: Annotated[int, Option("Tokens of each answer.", least=1)] = 128
+    only: Annotated[str | None, Option("Some of them, such as drafting,adaptive,int8.", unset="all")] = None
+    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
+    fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model", "dtype", "device"))] = field(
+        default_factory=FleetOptions
+    )
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(AblationBenchOptions, table="bench-ablation")
+def ablation(given: AblationBenchOptions) -> int:
+    """Measure what each optimisation brings by itself: on against off, on one page."""
+    place = given.output.place
+    from specsot_app.bench.rounds import models_of, questions_of
+    from specsot_lab.bench import ablation as room
+
+    models = models_of(given.fleet, None)
+    names = tuple(part.strip() for part in given.only.split(",")) if given.only else ()
+    if unknown := set(names) - room.MEANING.keys():
+        known = ", ".join(room.MEANING)
+        raise InvalidRequest(f"only must be of {known}, got {min(unknown)!r}", field="only")
+    asked = questions_of(models, given.prompts)
+    has_head = models.head is not None
+    what = room.AblationOptions(given.fleet, asked, given.samples, given.max_new_tokens, names, has_head)
+    return room.measure(what, place)
+
+
+OF_LAPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})
+
+
+@dataclass(frozen=True, slots=True)
+class LapsBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    laps: Annotated[int, Option("Laps of each way that count.", least=1)] = 30
+    branches: Annotated[int, Option("Texts side by side after one prompt.", least=2)] = 6
+    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
+    fleet: Annotated[FleetOptions, OF_LAPS] = field(default_factory=FleetOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(LapsBenchOptions, table="bench-laps")
+def laps(given: LapsBenchOptions) -> int:
+    """Measure where the time of a lap goes on a CPU: by phase, and by kind of work."""
+    place = given.output.place
+    from specsot_app.bench.rounds import models_of, questions_of
+    from specsot_lab.bench import lap_split as room
+
+    models = models_of(given.fleet, None)
+    question = questions_of(models, given.prompts)[0]
+    return room.measure_models(models, question, given.laps, given.branches, place)

@@ -388,6 +388,14 @@ def host_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """ "1,2,4" -> those numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{text!r} are no numbers > 0, such as 1,2,4")
+    return tuple(map(int, parts))
+
+
 def listed(values: tuple[Any, ...]) -> str:
     return ",".join(map(str, values))
 
@@ -401,6 +409,7 @@ SECONDS = Kind("SECONDS", seconds, number)
 ABOVE_ZERO = Kind("X", above_zero, number)
 MEMORY = Kind("BYTES", memory, written_memory)
 LAYER_NUMBERS = Kind("LAYERS", layer_numbers, listed)
+COUNTS = Kind("N,N", counts, listed)
 HOST_NAMES = Kind("NAMES", host_names, listed)
 
 

@@ -5,17 +5,22 @@ Pure. Refuses to know models and clocks. Names, sizes and defaults are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from specsot.drafting import DEFAULT, DraftOptions
 from specsot.params import DrafterName, Window
+from specsot.service.option import COUNTS, Kind, Option, listed
 
 HfMode = Literal["generate", "assisted"]
 
 SINKS = 4
 PLAIN = "plain"
+FAMILIES = (
+    *("plain", "transformers", "linear", "linear-window", "tree", "pruned", "window", "pruned-window"),
+    *("eagle", "sot", "sot-eagle"),
+)
 DEPTH, BREADTH, THRESHOLD = 5, 2, 0.03
 
 
@@ -43,6 +48,18 @@ class Method:
         return self.window is None and not self.planned
 
     @property
+    def family(self) -> str:
+        """One of FAMILIES."""
+        if self.rival:
+            return "transformers"
+        if self.planned:
+            return "sot" if self.drafter == "none" else "sot-eagle"
+        if self.drafter == "eagle":
+            return "eagle"
+        drafts = self.options.mode if self.drafter == "model" else None
+        return "-".join(filter(None, (drafts, "window" if self.window else None))) or PLAIN
+
+    @property
     def small(self) -> bool:
         """Whether it needs the small language model."""
         return self.drafter == "model" or self.rival == "assisted"
@@ -60,10 +77,63 @@ class MethodTable:
         return self.lengths if method.lengthy else self.lengths[:1]
 
 
-def linear(tokens: int, lengthy: bool = False) -> Method:
+def read_families(written: str) -> tuple[str, ...]:
+    """ "linear,window" as families of methods. Raises ValueError."""
+    names = tuple(part.strip() for part in written.split(","))
+    if unknown := [name for name in names if name not in FAMILIES]:
+        raise ValueError(f"no methods are called {unknown[0]!r}, only {', '.join(FAMILIES)}")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What is asked of a table besides its usual rows; None: what is usual.
+
+    lengths:  tokens of the answers. chains: K of the linear methods. windows: tokens that are attended to.
+    families: of FAMILIES; plain decoding is always there.
+    """
+
+    HEADING: ClassVar[str] = "Methods"
+
+    rounds: Annotated[
+        int | None,
+        Option(
+            "Runs of each method, each of another question.", aliases=("num-samples", "num-runs"), least=1
+        ),
+    ] = None
+    lengths: Annotated[
+        tuple[int, ...] | None,
+        Option("Tokens of the answers, such as 500,1000,2000.", flag="max-new-tokens", kind=COUNTS),
+    ] = None
+    chains: Annotated[
+        tuple[int, ...] | None,
+        Option("K of the linear methods, such as 4,6.", flag="k", aliases=("k-value",), kind=COUNTS),
+    ] = None
+    windows: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Tokens that a windowed method attends to, such as 256,1024.",
+            aliases=("max-cache-lens",),
+            kind=COUNTS,
+        ),
+    ] = None
+    families: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            f"Methods besides plain decoding, of {', '.join(FAMILIES[1:])}.",
+            flag="methods",
+            kind=Kind("METHODS", read_families, listed),
+        ),
+    ] = None
+
+
+def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:
     """A chain of so many drafts, always."""
     options = DraftOptions("linear", tokens, tuner="fixed", blend=False)
-    return Method(f"linear K={tokens}", "model", options, lengthy=lengthy)
+    name, sight = f"linear K={tokens}", None
+    if window is not None:
+        name, sight = f"{name}, window {window}", sight_of(window)
+    return Method(name, "model", options, sight, lengthy=lengthy)
 
 
 def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Method:
@@ -106,7 +176,7 @@ HEAD = (
 EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", blend=False), lengthy=False)
 
 
-def quick(rounds: int | None = None) -> MethodTable:
+def quick(options: TableOptions = TableOptions()) -> MethodTable:
     """A look, in minutes on two cores."""
     middle = (
         linear(4, lengthy=True),
@@ -116,14 +186,13 @@ def quick(rounds: int | None = None) -> MethodTable:
         windowed(256),
         pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=256),
     )
-    return MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), rounds or 2)
+    return _asked(MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), 2), options)
 
 
-def full(rounds: int | None = None) -> MethodTable:
+def full(options: TableOptions = TableOptions()) -> MethodTable:
     """Everything."""
-    return MethodTable(
-        (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE), (500, 1000, 2000), rounds or 2
-    )
+    methods = (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE)
+    return _asked(MethodTable(methods, (500, 1000, 2000), 2), options)
 
 
 def _middle() -> Iterator[Method]:
@@ -134,3 +203,36 @@ def _middle() -> Iterator[Method]:
     yield from (pruned(DEPTH, BREADTH, 0.1), pruned(6, BREADTH, 0.02), pruned(4, 3, THRESHOLD))
     yield from (windowed(tokens) for tokens in (256, 512, 1024))
     yield pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=512)
+    yield from (linear(DEPTH, window=tokens) for tokens in (256, 1024))
+
+
+def _asked(usual: MethodTable, options: TableOptions) -> MethodTable:
+    """A table with the lengths, chains, windows and families that were asked for. What was asked for goes to
+    every length; chains behind windows are every K with every window.
+    """
+    methods, chains, windows = usual.methods, options.chains, options.windows
+    if chains:
+        methods = _instead(methods, "linear", (linear(tokens, True) for tokens in chains))
+    if windows:
+        methods = _instead(methods, "window", map(windowed, windows))
+        usual_tree = (pruned(DEPTH, BREADTH, THRESHOLD, True, tokens) for tokens in windows)
+        methods = _instead(methods, "pruned-window", usual_tree)
+    if windows or (chains and "linear-window" in (options.families or ())):
+        behind = windows or tuple(_window_of(one) for one in usual.methods if one.family == "window")
+        both = (linear(tokens, True, window) for tokens in chains or (DEPTH,) for window in behind)
+        methods = _instead(methods, "linear-window", both)
+    if options.families:
+        methods = tuple(one for one in methods if one.family in (PLAIN, *options.families))
+    lengths = tuple(sorted(set(options.lengths or usual.lengths)))
+    return MethodTable(methods, lengths, options.rounds or usual.rounds)
+
+
+def _instead(methods: Sequence[Method], family: str, others: Iterable[Method]) -> tuple[Method, ...]:
+    """Others of a family, in the families' order."""
+    kept = [one for one in methods if one.family != family]
+    return tuple(sorted([*kept, *others], key=lambda one: FAMILIES.index(one.family)))
+
+
+def _window_of(method: Method) -> int:
+    assert method.window is not None
+    return method.window.sinks + method.window.recent
