@@ -143,8 +143,8 @@ def test_resident_memory_is_read_in_bytes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--clients", "1,none"], "clients must be numbers > 0, such as 1,2,4, got '1,none'"),
-        (["--clients", "0"], "clients must be numbers > 0"),
+        (["--clients", "1,none"], "must be numbers > 0, such as 1,2,4, got '1,none'"),
+        (["--clients", "0"], "must be numbers > 0"),
         (["--requests", "0"], "'--requests'"),
         (["--memory", "--master", "127.0.0.1:1"], "memory: only of a fleet that is started here"),
         (["--master", "127.0.0.1:1", "--clients", "1"], "nobody answers at 127.0.0.1:1"),

@@ -392,7 +392,7 @@ def counts(text: str) -> tuple[int, ...]:
     """ "1,2,4" -> those numbers."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"{text!r} are no numbers > 0, such as 1,2,4")
+        raise ValueError(f"must be numbers > 0, such as 1,2,4, got {text!r}")
     return tuple(map(int, parts))
 
 
