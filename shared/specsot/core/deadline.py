@@ -1,13 +1,13 @@
-"""How long a member's compute may take for so many rows before it counts as hung.
+"""Bounds how long a member's computation may take for a number of rows before it counts as hung.
 
-Pure. Refuses to know clocks and what is computed: measured seconds in, seconds out.
+Pure: measured seconds in, seconds out.
 """
 
 from __future__ import annotations
 
 from specsot.members import Curve
 
-TOLERANCE = 8.0  # what is expected
+TOLERANCE = 8.0  # times the expected seconds; not measured
 MIN_SECONDS = 10.0  # seconds; a machine may be busy with something else
 FIRST_RUN_SECONDS = (
     120.0  # seconds for an amount of work that is new here: kernels are compiled, memory is touched
