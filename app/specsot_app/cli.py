@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from specsot import __version__
+from specsot._version import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
 from specsot_app.extensions import LAB, add_word
 from specsot_app.words import Word, source_of

@@ -5,7 +5,6 @@ Refuses to know how each of them works; it only chooses, and checks what can be 
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,8 @@ from specsot.members import (
 from specsot.model.config import read_config
 from specsot.model.fields import require_model_directory, require_torch
 from specsot.params import DRAFTERS, Ask, DrafterName
-from specsot.process.flags import above_zero, layer_numbers, memory
+from specsot.process.option import above_zero, layer_numbers, memory
+from specsot.process.options import Dtype
 from specsot_app.places import Place, check_stages, places_of
 from specsot_app.presets import Preset
 from specsot_app.ranges import ranges_of
@@ -40,7 +40,6 @@ T = TypeVar("T")
 
 Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
 Kind = Literal["embedded", "processes"]
-Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
 DTYPES: tuple[Dtype, ...] = ("auto", "fp32", "bf16", "fp16")
 FORMATS: tuple[WeightFormat, ...] = ("safetensors", "bin")
@@ -250,7 +249,7 @@ def _checked(name: str, kind: Callable[[str], T], given: str) -> T:
     """As the services' own flags read it."""
     try:
         return kind(given)
-    except ArgumentTypeError as error:
+    except ValueError as error:
         raise InvalidRequest(f"{name}: {error}", field=name) from None
 
 

@@ -32,9 +32,10 @@ from specsot.members import (
 )
 from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
-from specsot_master.assembly import MasterSettings, assemble
-from specsot_master.conductor import ConductorConfig
-from specsot_master.master import Master, Members
+from specsot.process.options import DraftModelOptions, Dtype
+from specsot_master.config import RingOptions
+from specsot_master.engine import EngineConfig
+from specsot_master.master import Master, Membership, assemble
 
 log = structlog.get_logger()
 
@@ -64,11 +65,11 @@ class LocalOptions:
     draft_format: WeightFormat = "safetensors"
     model_format: WeightFormat = "safetensors"
     overrides: Overrides = AS_PUBLISHED
-    dtype: str = "auto"
+    dtype: Dtype = "auto"
     quantization: Quantization | None = None
     kv_dtype: KvDtype = "auto"
     batch_invariant: bool = False
-    draft_dtype: str | None = None
+    draft_dtype: Dtype | None = None
     draft_quantization: Quantization | None = None
     device: str = "cpu"
     stages: int | None = None
@@ -81,11 +82,32 @@ class LocalOptions:
     page_rows: int | None = None
     shape: TreeShape = field(default_factory=TreeShape)
     draft_timeout: float = 1.0
-    conduct: ConductorConfig = field(default_factory=ConductorConfig)
+    conduct: EngineConfig = field(default_factory=EngineConfig)
 
     @property
     def drafts(self) -> bool:
         return self.drafter == "ngram" or (self.drafter != "none" and self.draft_model is not None)
+
+    @property
+    def weights(self) -> DraftModelOptions:
+        """What members load."""
+        return DraftModelOptions(
+            model=self.model,
+            model_format=self.model_format,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            kv_cache_dtype=self.kv_dtype,
+            kv_memory=self.kv_memory,
+            batch_invariant=self.batch_invariant,
+            device=self.device,
+            drafter=self.drafter,
+            draft_model=self.draft_model,
+            draft_format=self.draft_format,
+            overrides=self.overrides,
+            draft_dtype=self.draft_dtype,
+            draft_quantization=self.draft_quantization,
+            drafting=self.drafting,
+        )
 
     @property
     def crosses(self) -> bool:
@@ -114,7 +136,7 @@ class LocalFleet:
         loaded: called on the thread that loads.
         threads: to compute on; fleets of one process that take turns share them.
         """
-        master, parts = assemble(_settings(options)), parts or _parts(options, loaded)
+        master, parts = assemble(options.model, _ring_options(options)), parts or _parts(options, loaded)
         seats, leaving = _Seats(options, threads or Threads()), asyncio.Event()
         members = [
             asyncio.create_task(_live(name, make, master.members, seats.of(name), leaving))
@@ -182,7 +204,7 @@ class _Uplink:
     The master listens in a turn of its own, so that the next lap is under way before it thinks.
     """
 
-    def __init__(self, fleet: Members, name: str) -> None:
+    def __init__(self, fleet: Membership, name: str) -> None:
         self._fleet, self._name = fleet, name
 
     async def send(self, message: object) -> None:
@@ -192,7 +214,7 @@ class _Uplink:
         asyncio.get_running_loop().call_soon(self._fleet.lost, self._name, "left")
 
 
-def _connect(fleet: Members, inbox: Inbox) -> Connect:
+def _connect(fleet: Membership, inbox: Inbox) -> Connect:
     async def connect(registration: Registration) -> Link:
         await fleet.join(registration, LocalLink("master", inbox))
         return _Uplink(fleet, registration.name)
@@ -251,19 +273,18 @@ class _Seats:
         return self._threads.of(name if self._options.crosses and device == "cuda" else device)
 
 
-async def _live(name: str, make: PartMaker, fleet: Members, seat: _Seat, leaving: asyncio.Event) -> None:
+async def _live(name: str, make: PartMaker, fleet: Membership, seat: _Seat, leaving: asyncio.Event) -> None:
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
     loop = asyncio.get_running_loop()
     part = await loop.run_in_executor(seat.compute, make, name, seat.dialer, seat.compute)
     await take_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
 
 
-def _settings(options: LocalOptions) -> MasterSettings:
-    return MasterSettings(
-        model=options.model,
+def _ring_options(options: LocalOptions) -> RingOptions:
+    return RingOptions(
         name=options.name,
         workers=len(_ranges(options)),
-        drafter=options.drafts,
+        drafter=options.drafter if options.drafts else "none",
         page_rows=options.page_rows,
         layout=options.layout,
         shape=options.shape,
@@ -300,23 +321,10 @@ def _device(options: LocalOptions, name: str) -> str:
 def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_worker.part import WorkerPart
-        from specsot_worker.source import Source, Supply
+        from specsot_worker.source import Source
 
-        supply = Supply(
-            name,
-            name,
-            options.model,
-            layers,
-            options.dtype,
-            options.device,
-            options.kv_memory,
-            options.model_format,
-            partial(loaded, name) if loaded else None,
-            options.quantization,
-            options.kv_dtype,
-            options.batch_invariant,
-        )
-        return WorkerPart(Source(supply), dialer, compute)
+        told = partial(loaded, name) if loaded else None
+        return WorkerPart(Source(options.weights, name, layers=layers, loaded=told), dialer, compute)
 
     return make
 
@@ -324,23 +332,8 @@ def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | 
 def _drafter_maker(options: LocalOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source, Supply
+        from specsot_drafter.source import Source
 
-        supply = Supply(
-            name,
-            name,
-            options.model,
-            options.draft_model,
-            options.draft_dtype or options.dtype,
-            options.device,
-            options.kv_memory,
-            options.draft_format,
-            options.model_format,
-            options.overrides,
-            options.drafter,
-            options.drafting,
-            options.draft_quantization,
-        )
-        return DrafterPart(Source(supply), dialer, compute)
+        return DrafterPart(Source(options.weights, name), dialer, compute)
 
     return make

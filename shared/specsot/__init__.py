@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specsot._version import __version__
+
 if TYPE_CHECKING:
     from specsot_app.api import SpecSoT
     from specsot_app.api import SpecSoT as SpecSoTModel
 
 __all__ = ["SpecSoT", "SpecSoTModel", "__version__"]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

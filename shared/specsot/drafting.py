@@ -6,10 +6,11 @@ Refuses to know models, heads, texts and costs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from specsot.errors import InvalidRequest
 from specsot.members import TreeShape
+from specsot.process.option import POSITIVE, Option
 
 DraftMode = Literal["linear", "tree", "pruned"]
 TunerName = Literal["measured", "seed", "fixed"]
@@ -33,13 +34,40 @@ class DraftOptions:
     blend:     what the text itself suggests (n-grams) may join the trees of other drafters.
     """
 
-    mode: DraftMode | None = None
-    tokens: int | None = None
-    breadth: int | None = None
-    nodes: int | None = None
-    threshold: float = 0.03
-    tuner: TunerName = "measured"
-    blend: bool = True
+    mode: Annotated[
+        DraftMode | None,
+        Option(
+            "Shape of drafts: a chain, a tree, or (of a draft model) a pruned tree.",
+            flag="draft-mode",
+            unset="what suits the drafter",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        Option(
+            "Depth of drafts at most.",
+            flag="draft-tokens",
+            aliases=("num-speculative-tokens",),
+            kind=POSITIVE,
+        ),
+    ] = None
+    breadth: Annotated[
+        int | None, Option("Children of every node of a tree.", flag="draft-breadth", kind=POSITIVE)
+    ] = None
+    nodes: Annotated[
+        int | None, Option("Nodes of a tree at most, without its root.", flag="draft-nodes", kind=POSITIVE)
+    ] = None
+    threshold: Annotated[
+        float,
+        Option("`pruned`: nothing grows below a node less likely than this.", flag="draft-threshold"),
+    ] = 0.03
+    tuner: Annotated[
+        TunerName,
+        Option("What decides how much is drafted; `seed` and `fixed` are for comparisons."),
+    ] = "measured"
+    blend: Annotated[
+        bool, Option("Let n-grams of the text join other drafters' trees.", words=("no", "yes"), paired=True)
+    ] = True
 
     def __post_init__(self) -> None:
         modes = ", ".join(DRAFT_MODES)

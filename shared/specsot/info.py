@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specsot import __version__
+from specsot._version import __version__
 from specsot.members import PROTOCOL, Kind, Range
 
 

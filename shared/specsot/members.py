@@ -6,9 +6,10 @@ Refuses to know transports, tensors and processes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from specsot.params import DrafterName
+from specsot.process.option import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, Option
 
 PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
@@ -54,10 +55,17 @@ class TreeShape:
     the largest tree the tuner may choose, and nodes are shared out over branches by probability.
     """
 
-    depth: int = 5
-    top_k: int = 4
-    nodes: int = 24
-    fixed: bool = False
+    depth: Annotated[int, Option("Levels of a draft tree below its first one.", kind=POSITIVE)] = 5
+    top_k: Annotated[int, Option("Width of a draft tree.", flag="width", kind=POSITIVE)] = 4
+    nodes: Annotated[int, Option("Nodes of the largest draft tree, with its root.", kind=POSITIVE)] = 24
+    fixed: Annotated[
+        bool,
+        Option(
+            "`tuned` drafts as much as pays; `fixed` the largest tree in every lap.",
+            flag="tree",
+            words=("tuned", "fixed"),
+        ),
+    ] = False
 
     @property
     def slots(self) -> int:
@@ -73,8 +81,19 @@ class Overrides:
     aux_layers: layers of the base whose *input* it fuses, ascending (the number of layers: last output).
     """
 
-    rope_theta: float | None = None
-    aux_layers: tuple[int, ...] | None = None
+    rope_theta: Annotated[
+        float | None,
+        Option(
+            "Rotary base of the head, if its config is wrong.", flag="drafter-rope-theta", kind=ABOVE_ZERO
+        ),
+    ] = None
+    aux_layers: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Layers of the base whose input the head reads, such as 2,16,29, if its config is wrong.",
+            kind=LAYER_NUMBERS,
+        ),
+    ] = None
 
 
 AS_PUBLISHED = Overrides()

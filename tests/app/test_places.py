@@ -119,8 +119,8 @@ def test_those_elsewhere_get_a_command_that_their_service_reads(monkeypatch: pyt
     program, *words = command_of(second).split()
     assert program == "specsot-worker"
     read = read_worker(words)
-    assert (read.master, read.layers, read.device) == ("10.0.0.1:50060", Range(3, 8), "cuda:1")
-    assert (read.setting.listen, read.advertise, read.name) == (
+    assert (read.member.master, read.layers, read.model.device) == ("10.0.0.1:50060", Range(3, 8), "cuda:1")
+    assert (read.service.listen, read.member.advertise, read.member.name) == (
         "10.0.0.2:50051",
         "10.0.0.2:50051",
         "worker-1",

@@ -17,7 +17,7 @@ from specsot.frames import Chunk, Draft, Drafts, Frame, Opening, Order, Outcome,
 from specsot.pages import PageTable
 from specsot.params import Ask
 from specsot.tree import Tree, chain
-from specsot_master.conductor import Caller, Conductor, ConductorConfig, RingState
+from specsot_master.engine import Caller, Engine, EngineConfig, RingState
 from specsot_master.prompts import Prompts
 from specsot_worker.judge import Written, judge_prompt, judge_tree
 from specsot_worker.patience import Patience
@@ -37,13 +37,13 @@ class Framed:
     says: Mapping[str, str] = field(default_factory=lambda: SAYS)
     seed: int = 0
     pages: RingState = STATE
-    config: ConductorConfig = field(default_factory=lambda: ConductorConfig(model="demo"))
+    config: EngineConfig = field(default_factory=lambda: EngineConfig(model="demo"))
     flight: int = 1
     skill: float = 0.7
 
     def __post_init__(self) -> None:
         self.text, self.time = TEXT, Ticks()
-        self.conductor = Conductor(self, self.text, Prompts(BASE, self.text), self.config, self.time)
+        self.conductor = Engine(self, self.text, Prompts(BASE, self.text), self.config, self.time)
         self.chance = random.Random(self.seed)
         table = PageTable(self.pages.pages, self.pages.page_rows)
         budget = Budget(rows=64, flight=self.flight, slots=self.pages.slots)

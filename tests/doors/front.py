@@ -18,8 +18,8 @@ from specsot.info import Info
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.desk import Desk
-from specsot_master.server import FleetService, MasterService, open_master_door
+from specsot_master.grpc_api import FleetService, MasterService, open_master_port
+from specsot_master.master import RequestCounter
 from tests.master.letters import SAYS
 from tests.master.stage import Stage
 from tests.rpc.test_uplink import FakeFleet
@@ -28,7 +28,7 @@ from tests.rpc.test_uplink import FakeFleet
 class Front:
     """`going`: laps are played while it is set."""
 
-    def __init__(self, stage: Stage, desk: Desk, service: MasterService, address: str) -> None:
+    def __init__(self, stage: Stage, desk: RequestCounter, service: MasterService, address: str) -> None:
         self.stage, self.desk, self.service, self.address = stage, desk, service, address
         self.going = asyncio.Event()
         self.going.set()
@@ -64,9 +64,9 @@ async def turn() -> None:
 async def front(says: Mapping[str, str] = SAYS, patience: float = 60.0, **more: Any) -> AsyncIterator[Front]:
     """`more` goes to the Stage."""
     stage = Stage(says, **more)
-    desk = Desk(stage.conductor, lambda: Info(ready=True, requests=stage.conductor.requests()))
+    desk = RequestCounter(stage.conductor, lambda: Info(ready=True, requests=stage.conductor.requests()))
     service = MasterService(desk, desk.info, patience)
-    door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
+    door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
     one = Front(stage, desk, service, f"127.0.0.1:{door.port}")
     playing = asyncio.create_task(one.play())
     try:

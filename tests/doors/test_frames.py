@@ -21,9 +21,9 @@ from specsot.info import Info
 from specsot.params import Ask, Limits, Message
 from specsot.v1 import master_pb2
 from specsot.wire.requests import encode_ask
-from specsot_master.conductor import ConductorConfig
-from specsot_master.desk import Desk
-from specsot_master.server import FleetService, MasterService, open_master_door
+from specsot_master.engine import EngineConfig
+from specsot_master.grpc_api import FleetService, MasterService, open_master_port
+from specsot_master.master import RequestCounter
 from tests.doors.frames import STATE, Framed, free
 from tests.doors.front import stub, turn
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
@@ -103,8 +103,8 @@ async def test_no_row_two_laps_after_it_ended_at_the_door(way: str, flight: int)
 @asynccontextmanager
 async def opened(ring: Framed) -> AsyncIterator[grpc.aio.Channel]:
     """A gRPC door before the ring's conductor, and a channel to it."""
-    desk = Desk(ring.conductor, Info)
-    door = await open_master_door("127.0.0.1:0", MasterService(desk, Info), FleetService(FakeFleet()))
+    desk = RequestCounter(ring.conductor, Info)
+    door = await open_master_port("127.0.0.1:0", MasterService(desk, Info), FleetService(FakeFleet()))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
         yield channel
     await door.close(0)
@@ -128,7 +128,7 @@ def assert_gone(ring: Framed, theirs: set[int], last: int) -> None:
 
 
 async def test_a_cancelled_request_that_waits_was_never_in_a_frame() -> None:
-    ring = Framed(config=ConductorConfig(model="demo", live=1))
+    ring = Framed(config=EngineConfig(model="demo", live=1))
     running = ring.listen(COUNT)
     await ring.lap()
     waiting = ring.listen(replace(DIRECT, seed=9), "mine")

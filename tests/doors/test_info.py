@@ -12,7 +12,7 @@ import pytest
 
 from specsot.info import RequestsInfo
 from specsot.rpc.client import MasterClient
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from tests.doors.front import front, outcome, told
 from tests.master.letters import DIRECT, SOT, finished, openings
 
@@ -41,7 +41,7 @@ async def test_prefix_hits_show() -> None:
 
 
 async def test_a_crowd_shows() -> None:
-    async with front(config=ConductorConfig(model="demo", live=2, queue=3)) as one:
+    async with front(config=EngineConfig(model="demo", live=2, queue=3)) as one:
         one.going.clear()
         client = await one.client()
         calls = [asyncio.create_task(outcome(client, replace(DIRECT, seed=n))) for n in range(7)]

@@ -19,16 +19,15 @@ import pytest
 from specsot.info import Info, ModelInfo
 from specsot.rpc.client import MasterClient
 from specsot.v1 import master_pb2
-from specsot_master.conductor import ConductorConfig
-from specsot_master.gateway.metrics import Metrics
-from specsot_master.gateway.watching import RequestWatch
+from specsot_master.engine import EngineConfig
+from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.doors.front import Front, front, question, stub, told, turn
 from tests.master.letters import DIRECT, TIGHT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
 CALLS, SHORT, AT_ONCE = 1000, 400, 8
-CONFIG = ConductorConfig(model="demo", live=3, queue=3, keep_for=5.0, keep=8)
+CONFIG = EngineConfig(model="demo", live=3, queue=3, keep_for=5.0, keep=8)
 WAYS = ("read", "hang up", "cancel", "deadline", "refused", "left")
 
 
@@ -54,7 +53,7 @@ async def test_invariant_5_memory_does_not_grow_with_requests() -> None:
     """Not by one block of Python's memory a request, once what is kept on purpose is full."""
     async with front(config=replace(CONFIG, queue=AT_ONCE)) as one:
         metrics = Metrics(lambda: Info(models=(ModelInfo("demo", "abc", 8, 2048),)))
-        one.desk.watch(lambda _: RequestWatch(lambda _: metrics, one.stage.time.now))
+        one.desk.watch(lambda _: RequestMetrics(lambda _: metrics, one.stage.time.now))
         client = await one.client()
         await short_requests(one, client, SHORT)
         before = blocks(one)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.errors import Overloaded
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from tests.doors.front import front, outcome, told
 from tests.master.fake_ring import STATE
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
@@ -22,7 +22,7 @@ FITS = 4 + 8
 
 
 async def test_invariant_6_ten_times_what_fits() -> None:
-    config = ConductorConfig(model="demo", live=4, queue=8)
+    config = EngineConfig(model="demo", live=4, queue=8)
     async with front(config=config, state=replace(STATE, pages=400)) as one:
         one.going.clear()  # so that nothing leaves meanwhile
         client = await one.client()
@@ -51,7 +51,7 @@ async def first(calls: list[asyncio.Task[object]], count: int) -> list[asyncio.T
 
 async def test_invariant_6_nobody_admitted_starves() -> None:
     """A stream of newcomers does not keep back who is in the ring, or has waited longest."""
-    async with front(config=ConductorConfig(model="demo", live=2, queue=4)) as one:
+    async with front(config=EngineConfig(model="demo", live=2, queue=4)) as one:
         client = await one.client()
         patient = [asyncio.create_task(told(client, COUNT)) for _ in range(3)]
         newcomers = 0

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from specsot.frames import Close, End, Outcome, Result
-from specsot_master.server import FleetService, MasterService, open_master_door
+from specsot_master.grpc_api import FleetService, MasterService, open_master_port
 from tests.doors.front import Front, front, question, stub, told, turn
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.rpc.test_master_service import INFO, FakeConductor
@@ -48,7 +48,7 @@ async def test_invariant_7_a_client_that_does_not_read_is_dropped() -> None:
     conductor = FakeConductor()
     conductor.endless = True
     service = MasterService(conductor, lambda: INFO, patience=0.3)
-    door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
+    door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
         silent = stub(channel).Generate(question())
         await silent.read()

@@ -22,11 +22,10 @@ from specsot.params import Ask
 from specsot.rpc.options import PUBLIC_BYTES, Keepalive, Terms
 from specsot.rpc.probe import probe
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.assembly import MasterSettings, assemble
-from specsot_master.master import Master
-from specsot_master.server import FleetService, MasterService, open_master_door
-from specsot_master.server.door import MASTER
-from specsot_master.service import look, progress_of
+from specsot_master.config import RingOptions
+from specsot_master.grpc_api import MASTER_SERVICE, FleetService, MasterService, open_master_port
+from specsot_master.master import Master, assemble
+from specsot_master.service import stall_detectors, update_health
 from tests.rpc.test_master_service import INFO, FakeConductor
 from tests.rpc.test_uplink import FakeFleet
 
@@ -48,7 +47,7 @@ async def held() -> AsyncIterator[tuple[FakeConductor, str]]:
     conductor.hold.clear()
     terms = Terms(PUBLIC_BYTES, Keepalive(every=1.0, patience=1.0))
     service = MasterService(conductor, lambda: INFO)
-    door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()), terms)
+    door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()), terms)
     yield conductor, f"127.0.0.1:{door.port}"
     await door.close(0)
 
@@ -72,15 +71,17 @@ async def test_invariant_9_a_frozen_client_is_noticed(held: tuple[FakeConductor,
 
 async def test_invariant_9_a_hung_engine_does_not_serve(demo_model: Path) -> None:
     """The event loop answers all the time, so "" is live; work without laps is what tells."""
-    master = assemble(MasterSettings(demo_model / "base"))
-    service, progress = MasterService(master.leader, master.info), progress_of(master, 30)
-    door = await open_master_door("127.0.0.1:0", service, FleetService(master.members))
+    master = assemble(demo_model / "base", RingOptions())
+    service, progress = MasterService(master.leader, master.info), stall_detectors(master, 30)
+    door = await open_master_port("127.0.0.1:0", service, FleetService(master.members))
     async with engine(master) as hung:
 
         async def states(now: float) -> tuple[str, str]:
-            await look(master, door, progress, now)
+            await update_health(master, door, progress, now)
             address = f"127.0.0.1:{door.port}"
-            return await asyncio.to_thread(probe, address, MASTER), await asyncio.to_thread(probe, address)
+            return await asyncio.to_thread(probe, address, MASTER_SERVICE), await asyncio.to_thread(
+                probe, address
+            )
 
         assert await states(0) == ("SERVING", "SERVING")
         assert await states(1000) == ("SERVING", "SERVING"), "idle is healthy"

@@ -14,11 +14,12 @@ from specsot.frames import Features, Lesson
 from specsot.members import Range, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
+from specsot.process.options import DraftModelOptions
 from specsot_drafter.drafters.beams import Beam, beam_of
 from specsot_drafter.drafters.model import ModelDrafter, ModelHead
 from specsot_drafter.selection import Offer, best_each, trees_of
 from specsot_drafter.texts import Text, Texts
-from specsot_drafter.ways import Supply, ways_of
+from specsot_drafter.ways import ways_of
 from tests.drafter.ring import opening
 from tests.models import Shape, write_base
 
@@ -221,8 +222,8 @@ def test_the_tree_that_is_sent_is_the_likeliest_part(decoder: Decoder) -> None:
 def test_a_way_that_is_not_there_or_lacks_its_model_is_refused(demo_model: Path) -> None:
     base = demo_model / "base"
     for drafter in ("eagle", "model"):
-        way = ways_of(Supply("d", "d", base, drafter=drafter))[drafter]
+        way = ways_of(DraftModelOptions(base, drafter=drafter))[drafter]
         with pytest.raises(InvalidRequest, match=f"drafter {drafter} needs a draft_model"):
             _ = way.row_bytes
     with pytest.raises(InvalidRequest, match="drafter must be"):
-        ways_of(Supply("d", "d", base, drafter="none"))
+        ways_of(DraftModelOptions(base, drafter="none"))

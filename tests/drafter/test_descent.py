@@ -73,7 +73,11 @@ def test_one_graph_grows_what_levels_grow(folder: Path) -> None:
         torch.testing.assert_close(
             torch.tensor(found.scores), torch.tensor(wanted.scores), atol=2e-2, rtol=2e-2
         )
-    assert graphs.run([Seed(*each) for each in zip(due * 2, grounds * 2)], LEVELS) is None, "too many"  # type: ignore[arg-type]
+    twice = graphs.run([Seed(*each) for each in zip(due * 2, grounds * 2)], LEVELS)  # type: ignore[arg-type]
+    assert twice is not None
+    assert twice.tokens.tolist() == wanted.tokens.tolist() * 2, "more than a graph has room for"
+    assert twice.parents.tolist() == wanted.parents.tolist() * 2
+    assert twice.scores.shape == twice.tokens.shape
 
 
 @torch.inference_mode()
@@ -101,9 +105,6 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
 
     class Recorded:
         due = 6
-
-        def fits(self, trees: int) -> bool:
-            return trees == 1
 
         def run(self, seeds: Sequence[Seed], levels: int) -> None:
             grown.append(len(seeds[0].due.tokens))

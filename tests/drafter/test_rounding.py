@@ -16,9 +16,10 @@ import torch
 from specsot.errors import InvalidRequest
 from specsot.model.fitting import Held, drafts_of
 from specsot.model.weights import WeightFiles
+from specsot.process.options import DraftModelOptions
 from specsot_drafter.heads.eagle3 import Eagle3Head
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.source import Source, Supply
+from specsot_drafter.source import Source
 from tests.models import write_base, write_head
 
 pytestmark = pytest.mark.torch
@@ -54,6 +55,7 @@ def test_a_head_in_fewer_bits_takes_less(models: tuple[Path, Path]) -> None:
 
 
 def test_what_a_drafter_cannot_hold_is_refused_before_anything_is_loaded(models: tuple[Path, Path]) -> None:
-    supply = Supply("d", "d", *models, quantization="int3")  # pyright: ignore[reportArgumentType]
+    base, head = models
+    options = DraftModelOptions(base, draft_model=head, draft_quantization="int3")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidRequest, match=r"quantization must be one of .*, got 'int3'"):
-        Source(supply)
+        Source(options, "d")

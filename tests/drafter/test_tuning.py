@@ -28,6 +28,7 @@ from tests.drafter.laps import (
     Run,
     World,
     ring,
+    seconds_of,
 )
 
 pytestmark = pytest.mark.slow
@@ -293,9 +294,17 @@ def test_a_first_prompt_that_loads_kernels_is_not_what_catching_up_costs() -> No
     tuner = Tuner(SHAPE, LARGE, QUICK_HEAD)
     before = tuner.costs.catching(31)
     tuner.note_growth(1, 4, 31, 65e-3)
-    assert tuner.costs.catching(31) == before
-    tuner.note_growth(1, 4, 31, 5e-3)
-    assert before < tuner.costs.catching(31) < 5e-3
+    assert before < tuner.costs.catching(31) < 2 * before
+    assert tuner.costs.catching(0) == 0
+
+
+def test_rows_are_caught_up_with_in_one_pass() -> None:
+    """Kernels that were compiled once, 1.5 s for 452 rows on an H200, made every trial of 64 texts look like
+    0.7 ms a row: 810 ms for their prompts, for which no purse was ever large enough.
+    """
+    tuner = Tuner(SHAPE, LARGE, QUICK_HEAD)
+    tuner.note_growth(35, 1, 452, 1.548)
+    assert tuner.costs.catching(1132) < seconds_of(QUICK_HEAD, 1132)
 
 
 def test_drafts_that_always_take_that_long_soon_rest() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from specsot.errors import Cancelled, Overloaded, SpecsotError, Unavailable
 from specsot.events import Finished
 from specsot.params import Ask
-from specsot_master.conductor import Caller
+from specsot_master.engine import Caller
 from tests.faults.history import Asked, Ended, Got, Resumed, Stopped
 from tests.faults.world import World
 

@@ -18,7 +18,7 @@ from specsot.links import Inbox, Link
 from specsot.members import Registration
 from specsot.rpc import uplink
 from specsot.v1 import fleet_pb2
-from specsot_master.server.fleet_service import FleetService
+from specsot_master.grpc_api import FleetService
 from tests.faults.net import Host, Net
 
 TURNS = 4  # of the loop, by which the end of a stream may reach its handler later than other news

@@ -14,7 +14,7 @@ import pytest
 
 from specsot.params import Ask
 from specsot_master.fleet import Fleet
-from specsot_master.replicas import Replica, Router
+from specsot_master.replicas import Replica, RequestRouter
 from specsot_worker.part import WorkerPart
 from tests.faults.campaign import ASKS, LONG, Campaign, Fault, judge
 from tests.faults.clients import Habit
@@ -81,7 +81,7 @@ def plant_blame(patch: pytest.MonkeyPatch) -> None:
     def wrote(_: object, record: object, tokens: int) -> None:
         record.breaks = 0  # type: ignore[attr-defined]
 
-    quarantine = "specsot_master.conductor.quarantine.Quarantine"
+    quarantine = "specsot_master.core.schedule.Quarantine"
     patch.setattr(f"{quarantine}.broke", broke)
     patch.setattr(f"{quarantine}.wrote", wrote)
     patch.setattr(f"{quarantine}.admits", lambda *_: True)
@@ -112,10 +112,10 @@ def plant_no_reservation(patch: pytest.MonkeyPatch) -> None:
     """Where an id lives is asked before the request is looked into, and never again."""
 
     @contextmanager
-    def looked_up(self: Router, id: str | None, ask: Ask) -> Generator[Replica]:
+    def looked_up(self: RequestRouter, id: str | None, ask: Ask) -> Generator[Replica]:
         yield self.home(id) or self._choose(ask)
 
-    patch.setattr(Router, "_reserved", looked_up)
+    patch.setattr(RequestRouter, "_reserved", looked_up)
 
 
 def everybody(*asks: Ask) -> tuple[tuple[float, Ask, Habit], ...]:

@@ -21,13 +21,11 @@ from specsot.frames import Result
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
 from specsot_app.mock.members import Mock, plan_of
-from specsot_master.assembly import MasterSettings, assemble
-from specsot_master.conductor import Conductor, ConductorConfig, Notes
-from specsot_master.desk import Desk
-from specsot_master.journal import Journal
-from specsot_master.journal.store import Store
-from specsot_master.master import Master
-from specsot_master.server.fleet_service import FleetService
+from specsot_master.config import RingOptions
+from specsot_master.engine import Engine, EngineConfig, RequestJournal
+from specsot_master.grpc_api import FleetService
+from specsot_master.journal import Journal, JournalFile
+from specsot_master.master import Master, RequestCounter, assemble
 from specsot_worker.part import WorkerPart
 from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, Strayed
 from tests.faults.members import Member
@@ -37,9 +35,7 @@ from tests.faults.streams import Stream, reaching
 from tests.faults.virtual import Labour, Never, VirtualLoop
 
 BASE = Path(__file__).resolve().parents[2] / "models" / "demo" / "base"
-CONDUCT = ConductorConfig(
-    live=4, queue=16, lease=64, unread=64, unread_for=10.0, keep_for=20.0, repair_for=40.0
-)
+CONDUCT = EngineConfig(live=4, queue=16, lease=64, unread=64, unread_for=10.0, keep_for=20.0, repair_for=40.0)
 PAGES, PAGE_ROWS = 160, 16
 ROWS = 64  # of a frame
 GLANCE = 0.1  # seconds between two looks at what must hold all the time
@@ -111,9 +107,9 @@ class Ears:
 class House:
     """One life of the master. Whatever it does, it does in its own process."""
 
-    def __init__(self, world: World, master: Master, host: Host, store: Store | None) -> None:
+    def __init__(self, world: World, master: Master, host: Host, store: JournalFile | None) -> None:
         self.master, self.host, self.store = master, host, store
-        self.desk = Desk(master.leader, master.info)
+        self.desk = RequestCounter(master.leader, master.info)
         self.ears = Ears(world, master)
         self.service = FleetService(self.ears)
         self.streams: list[Stream] = []
@@ -319,20 +315,19 @@ class World:
 
     def _build_in(self, host: Host) -> House:
         shape, loop = self.shape, asyncio.get_running_loop()
-        settings = MasterSettings(
-            BASE,
+        ring = RingOptions(
             workers=shape.stages,
-            drafter=shape.drafter,
+            drafter="eagle" if shape.drafter else "none",
             page_rows=PAGE_ROWS,
             rows=shape.rows,
             draft_timeout=0.2,
             replicas=shape.replicas,
             conduct=CONDUCT,
         )
-        store = Store(self._place, fingerprint(BASE)) if self._place else None
+        store = JournalFile(self._place, fingerprint(BASE)) if self._place else None
         # what is not in the file yet when its master dies is lost
         journal = Journal(store, Labour(lambda work: self._write(host, work))) if store else None
-        master = assemble(settings, int(loop.time() * 1e3), Notes(journal, loop.time))
+        master = assemble(BASE, ring, int(loop.time() * 1e3), RequestJournal(journal, loop.time))
         for replica in master.replicas:
             replica.laps.follow(self._heard)
         house = House(self, master, host, store)
@@ -348,7 +343,7 @@ class World:
         self.recorder.note(Lapped(result.epoch, result.number))
 
 
-def _left_in(member: Member, conductor: Conductor) -> int:
+def _left_in(member: Member, conductor: Engine) -> int:
     """Pages, or texts, that are of no beginning that is kept."""
     if isinstance(member.part, Drafting):
         texts = member.part.guesser.texts if member.part.guesser and member.part.epoch else {}

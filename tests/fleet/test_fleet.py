@@ -10,9 +10,9 @@ from specsot.frames import Close, End, Outcome, Result
 from specsot.links import Inbox, LocalLink
 from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, StandBy, WeightBytes
 from specsot.wire.fleet import encode_upward
+from specsot_master.epochs import BARRIER_SECONDS
 from specsot_master.fleet import Fleet
-from specsot_master.fleet.epochs import BARRIER
-from specsot_master.server.fleet_service import FleetService
+from specsot_master.grpc_api import FleetService
 from tests.faults.virtual import run
 from tests.fleet.test_formation import WISHES, drafter, worker
 
@@ -139,11 +139,11 @@ def test_who_gets_no_further_is_lost_and_another_takes_its_place():
         stand = await stand_with(worker("a"), worker("b"), worker("c"))
         stand.all_ready(1, "a")
         for layer in range(4):
-            await asyncio.sleep(BARRIER - 1)
+            await asyncio.sleep(BARRIER_SECONDS - 1)
             stand.fleet.heard("b", Progress(1, layer, 5))
         assert (stand.ends, stand.fleet.waiting_for()) == ([], "b to get ready")
         for _ in range(3):
-            await asyncio.sleep(BARRIER / 2)
+            await asyncio.sleep(BARRIER_SECONDS / 2)
             stand.fleet.heard("b", Progress(1, 3, 5))  # that is no news
         assert stand.ends == ["no progress for 180 s in getting ready: b 3 of 5"]
         assert {one.name for one in stand.fleet.members()} == {"a", "c"}
@@ -157,11 +157,11 @@ def test_where_all_wait_for_something_that_is_lost_the_epoch_is_formed_anew():
         stand = await stand_with(worker("a"), worker("b"))
         for name in ("a", "b"):
             stand.fleet.heard(name, Progress(1, 5, 5))
-        await asyncio.sleep(BARRIER * 1.5)
+        await asyncio.sleep(BARRIER_SECONDS * 1.5)
         assert stand.ends == ["no progress for 180 s in getting ready: a 5 of 5, b 5 of 5"]
         assert stand.fleet.epoch == 2
         stand.all_ready(2, "a", "b")
-        await asyncio.sleep(BARRIER * 2)
+        await asyncio.sleep(BARRIER_SECONDS * 2)
         assert stand.fleet.ready
 
     run(wait())

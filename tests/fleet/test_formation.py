@@ -6,11 +6,11 @@ import pytest
 
 from specsot.errors import Refused
 from specsot.members import Head, Range, Registration, TreeShape
-from specsot_master.fleet import Wishes
-from specsot_master.fleet.formation import check, count_pages, form, lap_curve, with_gpu
-from specsot_master.fleet.succession import draw_up
+from specsot_master.core.epoch import check_joining, configurations_of, count_pages, lap_curve, with_one_gpu
+from specsot_master.core.placement import next_stages
+from specsot_master.fleet import RingConfig
 
-WISHES = Wishes(fingerprint="abc", model_layers=8, workers=2)
+WISHES = RingConfig(fingerprint="abc", model_layers=8, workers=2)
 
 
 def worker(name, layers=None, **more):
@@ -49,29 +49,29 @@ def drafter(name="d", **more):
 )
 def test_who_does_not_belong_is_refused_with_both_values(joining, members, words):
     with pytest.raises(Refused, match=words):
-        check(joining, members, WISHES)
+        check_joining(joining, members, WISHES)
 
 
 def test_a_ring_without_drafter_refuses_one():
     with pytest.raises(Refused, match="--drafter none"):
-        check(drafter(), [], Wishes("abc", 8, drafter=False))
+        check_joining(drafter(), [], RingConfig("abc", 8, drafter=False))
 
 
 def test_a_worker_more_than_needed_is_welcome():
-    check(worker("w"), [worker("u"), worker("v")], WISHES)
-    check(worker("w"), [worker("u", Range(0, 4)), worker("v", Range(4, 8))], WISHES)
+    check_joining(worker("w"), [worker("u"), worker("v")], WISHES)
+    check_joining(worker("w"), [worker("u", Range(0, 4)), worker("v", Range(4, 8))], WISHES)
 
 
 def test_workers_of_one_machine_get_different_gpus_and_one_that_brings_its_own_keeps_it():
     here, given = [worker("pinned", gpus=("B",))], []
     for name in "uvwx":
-        here.append(with_gpu(worker(name, gpus=("A", "B", "C")), here))
+        here.append(with_one_gpu(worker(name, gpus=("A", "B", "C")), here))
         given += here[-1].gpus
     assert given == ["A", "C", "A", "B"]
-    assert with_gpu(here[0], here) == here[0]
-    assert with_gpu(worker("cpu"), here).gpus == ()
-    stages = draw_up(here[:2], WISHES)
-    assert {name: told.gpu for name, told in form(1, here[:2], stages, WISHES).items()} == {
+    assert with_one_gpu(here[0], here) == here[0]
+    assert with_one_gpu(worker("cpu"), here).gpus == ()
+    stages = next_stages(here[:2], WISHES)
+    assert {name: told.gpu for name, told in configurations_of(1, here[:2], stages, WISHES).items()} == {
         "pinned": "B",
         "u": "A",
     }
@@ -79,7 +79,7 @@ def test_workers_of_one_machine_get_different_gpus_and_one_that_brings_its_own_k
 
 def test_pages_are_what_the_tightest_member_holds():
     members = [worker("a"), worker("b", kv_bytes=256 * 64 * 4 * 3), drafter(kv_bytes=256 * 64 * 9)]
-    stages = draw_up(members, WISHES)
+    stages = next_stages(members, WISHES)
     assert count_pages(members, stages, members[2], WISHES) == 3
     with pytest.raises(Refused, match="holds 0 pages"):
         count_pages([worker("a", kv_bytes=1), worker("b")], stages, None, WISHES)
@@ -87,7 +87,7 @@ def test_pages_are_what_the_tightest_member_holds():
 
 def test_every_member_hears_the_same_ring_under_its_own_name():
     members = [worker("a"), worker("b"), drafter()]
-    plans = form(3, members, draw_up(members, WISHES), WISHES)
+    plans = configurations_of(3, members, next_stages(members, WISHES), WISHES)
     assert set(plans) == {"a", "b", "d"}
     assert {plan.you for plan in plans.values()} == {"a", "b", "d"}
     assert {plan.drafter for plan in plans.values()} == {"d:1"}
@@ -104,7 +104,7 @@ def test_trees_are_as_large_as_the_drafter_can_make_them():
         (replace(chain, fixed=True), TreeShape(), replace(chain, fixed=True)),
     ):
         joined = [*members, drafter(shape=own, row_bytes=0, drafters=("ngram",))]
-        plan = form(1, joined, draw_up(joined, WISHES), replace(WISHES, shape=wished))["a"]
+        plan = configurations_of(1, joined, next_stages(joined, WISHES), replace(WISHES, shape=wished))["a"]
         assert (plan.shape, plan.slots) == (shape, shape.slots)
         assert plan.pages > 1
 
@@ -112,7 +112,7 @@ def test_trees_are_as_large_as_the_drafter_can_make_them():
 def test_the_last_stage_keeps_features_in_the_same_memory():
     """A row of KV takes 4 layers x 64 bytes; of features 16 numbers of 4 bytes besides."""
     members = [worker("a"), worker("b", number_bytes=4), drafter()]
-    stages = draw_up(members, WISHES)
+    stages = next_stages(members, WISHES)
     assert not isinstance(stages, str)
     assert count_pages(members, stages, None, WISHES) == (1 << 20) // (4 * 64 * 256)
     assert count_pages(members, stages, members[2], WISHES) == (1 << 20) // ((4 * 64 + 16 * 4) * 256)
@@ -122,8 +122,8 @@ def test_pages_are_small_where_a_gpu_computes_and_hold_as_many_rows_as_anywhere(
     """Unless somebody chose; more memory than there may be pages for is left alone."""
     for gpus, rows in (((), 256), (("A",), 64)):
         members = [worker(name, gpus=gpus, kv_bytes=1 << 40) for name in "uv"]
-        ring = form(1, members, draw_up(members, WISHES), WISHES)["u"]
+        ring = configurations_of(1, members, next_stages(members, WISHES), WISHES)["u"]
         assert (ring.page_rows, ring.pages * ring.page_rows) == (rows, 4096 * 256)
         chosen = replace(WISHES, page_rows=32)
-        ring = form(1, members, draw_up(members, chosen), chosen)["u"]
+        ring = configurations_of(1, members, next_stages(members, chosen), chosen)["u"]
         assert (ring.page_rows, ring.pages) == (32, 4096)

@@ -11,7 +11,8 @@ from specsot.members import Configuration, Range, Stage
 from specsot.model.config import read_config
 from specsot.model.fitting import Held, bytes_of, weights_of
 from specsot.model.weights import WeightFiles
-from specsot_worker.source import Source, Supply
+from specsot.process.options import ModelOptions
+from specsot_worker.source import Source
 
 pytestmark = pytest.mark.torch
 
@@ -34,7 +35,7 @@ def test_weights_grow_with_layers_and_nothing_else(demo_model: Path, layers: Ran
 
 
 def test_memory_is_told_as_if_nothing_were_loaded(demo_model: Path) -> None:
-    source = Source(Supply("w", "w", demo_model / "base", dtype="fp32"), room=lambda device: FREE)
+    source = Source(ModelOptions(demo_model / "base", dtype="fp32"), "w", room=lambda device: FREE)
     first = source.registration()
     assert (first.memory, bool(first.host), first.gpus) == (FREE, True, ())
     source.stage(configuration(Range(1, 4)), Range(1, 4))
@@ -51,7 +52,10 @@ def test_a_worker_runs_where_the_master_says(demo_model: Path) -> None:
         return FREE
 
     source = Source(
-        Supply("w", "w", demo_model / "base", dtype="fp32"), room, lambda device: {"A": "cpu", "B": "cpu:0"}
+        ModelOptions(demo_model / "base", dtype="fp32"),
+        "w",
+        room=room,
+        gpus=lambda device: {"A": "cpu", "B": "cpu:0"},
     )
     assert source.registration().gpus == ("A", "B")
     source.stage(replace(configuration(Range(1, 2)), gpu="B"), Range(1, 2))

@@ -9,8 +9,7 @@ import pytest
 
 from specsot.errors import Refused
 from specsot.members import Range, Stage, WeightBytes
-from specsot_master.fleet.pace import pace_of
-from specsot_master.fleet.placement import choose, cut, fits, sites_of
+from specsot_master.core.placement import choose_stages, expected_throughput, fits, split_layers, worker_costs
 from tests.fleet.test_formation import WISHES, worker
 
 GIB = 1 << 30
@@ -26,7 +25,7 @@ def site(name, ms=1.0, gib=None, **more):
 
 
 def placed(*workers, least=None, most=None, wishes=PLAIN):
-    stages = choose(workers, wishes, least or len(workers), most)
+    stages = choose_stages(workers, wishes, least or len(workers), most)
     return " ".join(f"{stage.name}={stage.layers}" for stage in stages)
 
 
@@ -59,8 +58,8 @@ def test_no_other_cut_of_the_same_order_is_better():
     for _ in range(30):
         workers = [site(name, rng.uniform(1, 9), rng.uniform(2, 9), weights=None) for name in "abc"]
         workers = [replace(one, weights=WeightBytes(GIB, 0, 0), model_layers=9) for one in workers]
-        sites = sites_of(workers, PLAIN)
-        found = cut(sites, 9)
+        sites = worker_costs(workers, PLAIN)
+        found = split_layers(sites, 9)
         costs = [
             max(one.cost(count, number == 2) for number, (one, count) in enumerate(zip(order, counts)))
             for order in itertools.permutations(sites)
@@ -111,9 +110,9 @@ def test_the_pace_counts_layers_the_models_end_and_hops_between_machines():
     a, b, c = site("a", 1, rtt=0.004), site("b", 2, rtt=0.002), site("c", 1, host="b", rtt=0.002)
     members = {one.name: one for one in (a, b, c)}
     stages = tuple(Stage(name, name, Range(n * 4, n * 4 + 4)) for n, name in enumerate("abc"))
-    pace = pace_of(stages, members)
+    pace = expected_throughput(stages, members)
     assert pace.stages == pytest.approx((0.004, 0.008, 0.006))
     assert pace.hops == pytest.approx(0.006)
     assert str(pace) == "a 0:4 4.0 ms, b 4:8 8.0 ms, c 8:12 6.0 ms, hops 6.0 ms: 41.7 tokens/s plainly"
     unmeasured = {name: replace(one, curve=()) for name, one in members.items()}
-    assert str(pace_of(stages, unmeasured)) == "a 0:4, b 4:8, c 8:12"
+    assert str(expected_throughput(stages, unmeasured)) == "a 0:4, b 4:8, c 8:12"

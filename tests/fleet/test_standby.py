@@ -13,7 +13,7 @@ from specsot_app.commands.rebalance import form_anew
 from specsot_app.local import LocalFleet, LocalOptions
 from specsot_app.mock.members import Mock
 from specsot_app.reaching import Reach
-from specsot_master.server import MasterService, open_master_door
+from specsot_master.grpc_api import MasterService, open_master_port
 
 pytestmark = pytest.mark.torch
 
@@ -57,7 +57,7 @@ async def test_one_that_stands_by_takes_over_in_the_middle_of_an_answer(demo_mod
 async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(demo_model):
     async with fleet_of(demo_model, "one", "two", "three") as (fleet, master):
         service = MasterService(master.leader, master.info, rebalance=master.rebalance)
-        door = await open_master_door("127.0.0.1:0", service, None)
+        door = await open_master_port("127.0.0.1:0", service, None)
         done = []
 
         async def rebalance():

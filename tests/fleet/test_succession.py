@@ -6,7 +6,7 @@ import pytest
 
 from specsot.errors import Refused, Unavailable
 from specsot.members import Range, Stage, WeightBytes
-from specsot_master.fleet.succession import draw_anew, draw_up
+from specsot_master.core.placement import next_stages, rebalanced_stages
 from tests.fleet.test_formation import WISHES, drafter, worker
 
 MIB = 1 << 20
@@ -44,7 +44,7 @@ def told(drawn):
     ],
 )
 def test_the_first_ring(members, expected):
-    assert told(draw_up(members, WISHES)) == expected
+    assert told(next_stages(members, WISHES)) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,20 @@ def test_the_first_ring(members, expected):
     ],
 )
 def test_the_ring_after_a_loss(members, patient, expected):
-    assert told(draw_up(members, WISHES, BEFORE, patient)) == expected
+    assert told(next_stages(members, WISHES, BEFORE, patient)) == expected
 
 
 def test_one_that_failed_steps_back_only_where_somebody_else_can():
-    assert told(draw_up(workers("abcde"), WISHES, BEFORE, failed={"b"})) == "a=0:2 e=2:4 c=4:6 d=6:8"
-    assert told(draw_up(workers("abcd"), WISHES, BEFORE, failed={"b"})) == "a=0:2 b=2:4 c=4:6 d=6:8"
+    assert told(next_stages(workers("abcde"), WISHES, BEFORE, failed={"b"})) == "a=0:2 e=2:4 c=4:6 d=6:8"
+    assert told(next_stages(workers("abcd"), WISHES, BEFORE, failed={"b"})) == "a=0:2 b=2:4 c=4:6 d=6:8"
 
 
 def test_a_ring_drawn_anew_takes_all_that_help():
-    assert told(draw_anew(workers("abc"), WISHES)) == "a=0:3 b=3:6 c=6:8"
-    assert told(draw_anew(workers("abc"), replace(WISHES, max_stages=2))) == "a=0:4 b=4:8"
-    assert told(draw_anew(workers("a"), WISHES)) == "a=0:8"
-    assert told(draw_anew([*workers("ab"), worker("c", Range(0, 2))], WISHES)) == "c=0:2 a=2:8"
+    assert told(rebalanced_stages(workers("abc"), WISHES)) == "a=0:3 b=3:6 c=6:8"
+    assert told(rebalanced_stages(workers("abc"), replace(WISHES, max_stages=2))) == "a=0:4 b=4:8"
+    assert told(rebalanced_stages(workers("a"), WISHES)) == "a=0:8"
+    assert told(rebalanced_stages([*workers("ab"), worker("c", Range(0, 2))], WISHES)) == "c=0:2 a=2:8"
     with pytest.raises(Unavailable, match="the ring lacks a worker for layers 2:8"):
-        draw_anew([worker("c", Range(0, 2))], WISHES)
+        rebalanced_stages([worker("c", Range(0, 2))], WISHES)
     with pytest.raises(Refused, match=r"7\.0 MiB are missing"):
-        draw_anew([holding("a", 1)], WISHES)
+        rebalanced_stages([holding("a", 1)], WISHES)

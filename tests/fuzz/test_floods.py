@@ -16,7 +16,7 @@ from specsot.v1 import master_pb2, ring_pb2, values_pb2
 from specsot.wire.carry import CarryReader
 from specsot.wire.checks import MOST
 from specsot.wire.requests import decode_ask
-from specsot_master.gateway.openai.bodies import ChatBody, CompletionBody
+from specsot_master.http.openai_schemas import ChatBody, CompletionBody
 
 MANY = 20_000
 HI = [{"role": "user", "content": "Hi"}]

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi import checks as said
 
 from specsot_app.background import Background
-from specsot_master.gateway.app import gather
+from specsot_master.http.app import build_api
 from tests.http.house import Served, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -28,7 +28,7 @@ WISHES = schemathesis.Config.from_dict(
         "phases": {"examples": {"enabled": False}, "stateful": {"enabled": False}},
     }
 )
-DOORS = schemathesis.openapi.from_dict(gather(cast(Any, None)).openapi(), config=WISHES)
+DOORS = schemathesis.openapi.from_dict(build_api(cast(Any, None)).openapi(), config=WISHES)
 CHECKS = (
     said.status_code_conformance,
     said.content_type_conformance,

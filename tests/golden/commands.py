@@ -64,7 +64,7 @@ def try_flag(
         if text == "3" and "x" in tries:  # it takes any text
             break
     if not tries:
-        for word in sorted(set(re.findall(r"'([\w.-]+)'", refusal)) - {"x"}):
+        for word in sorted(set(re.findall(r"'(\w[\w.-]*)'", refusal)) - {"x"}):
             if (given := taken(program, [*needed, f"{spelling}={word}"])) is not None:
                 tries[word] = given
     alone = taken(program, [*needed, spelling])

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import typer
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.process.flags import Flags
+from specsot.process.command import TableCommand
 from specsot_app.cli import GROUPS, WORDS, command_with, main
 
 SERVICES = ("master", "worker", "drafter")
@@ -31,7 +33,7 @@ class Refused(Exception):
     @property
     def unknown(self) -> bool:
         """There is no such flag."""
-        return "No such option" in str(self) or "unrecognized arguments" in str(self)
+        return re.search(r"No such option:? '?--", str(self)) is not None
 
 
 class _Parsed(Exception):
@@ -83,6 +85,8 @@ def plain(value: Any) -> Any:
             return SWITCHED.get(value, value)
         case Enum():
             return plain(value.value)
+        case _ if value is MISSING:
+            return None
         case bool() | int() | float() | None:
             return value
         case list() | tuple() | set():
@@ -112,20 +116,27 @@ def _name_of(parameter: Any) -> str:
 
 
 def _parse_service(name: str, words: Sequence[str]) -> dict[str, Any]:
-    read = Flags.read
-
-    def stop(flags: Flags, arguments: Sequence[str] | None = None) -> Any:
-        raise _Parsed(read(flags, arguments))
+    def stop(command: TableCommand[Any], context: Any) -> Any:
+        raise _Parsed(values_in(command, context))
 
     said = io.StringIO()
-    with patch.object(Flags, "read", stop), redirect_stderr(said):
+    with patch.object(TableCommand, "invoke", stop), redirect_stderr(said):
         try:
             _service(name)(list(words))
         except _Parsed as parsed:
-            return {one.replace("_", "-"): value for one, value in vars(parsed.args[0]).items()}
+            return parsed.args[0]
         except SystemExit:
             raise Refused(said.getvalue()) from None
     raise AssertionError("flags were not read")
+
+
+def values_in(command: TableCommand[Any], context: Any) -> dict[str, Any]:
+    """Of every flag and argument; its default where nothing is given."""
+    given = command.values(context)
+    shown = [one for one in command.entries if not (one.option.secret or one.option.keyword_only)]
+    found = {one.flag: given.get(one.flag, one.default) for one in shown}
+    words = {one.flag: one for one in shown if one.switch and one.option.words[1] not in SWITCHED}
+    return found | {flag: one.kind.write(found[flag]) for flag, one in words.items()}
 
 
 def _service(name: str) -> Any:
@@ -225,3 +236,113 @@ def descriptors() -> list[Any]:
     for file, stub in zip(files, (fleet_pb2, master_pb2, ring_pb2, values_pb2)):
         stub.DESCRIPTOR.CopyToProto(file)
     return files
+
+
+def order_message(order: Any) -> Any:
+    """An order to the ring as it travels."""
+    from specsot.frames import Close, Lease, Open
+    from specsot.wire.values import encode_close, encode_lease, encode_open
+
+    return {Open: encode_open, Close: encode_close, Lease: encode_lease}[type(order)](order)
+
+
+def event_message(numbered: Any) -> Any:
+    """An event for a client as it travels."""
+    from specsot.wire.events import encode_event
+
+    return encode_event(numbered)
+
+
+async def open_kept(folder: Path, model: str) -> list[Any]:
+    """What a journal holds; the folder stays as it is."""
+    import shutil
+    import tempfile
+
+    from specsot_master.journal import open_journal
+
+    with tempfile.TemporaryDirectory() as place:
+        shutil.copytree(folder, place, dirs_exist_ok=True)
+        journal = open_journal(Path(place), model)
+        kept = list(journal.kept)
+        await journal.close()
+    return kept
+
+
+def notes_in(folder: Path, model: str) -> tuple[Any, Any]:
+    """What a master writes into a journal with, and how it is closed."""
+    from specsot_master.engine import RequestJournal
+    from specsot_master.journal import open_journal
+
+    journal = open_journal(folder, model)
+    return RequestJournal(journal, lambda: 0.0), journal.close
+
+
+def carried(message: Any) -> list[bytes]:
+    """A message of the ring, in the parts it travels in."""
+    from specsot.wire.carry import encode_carry
+
+    return [part.SerializeToString(deterministic=True) for part in encode_carry(message)]
+
+
+def writers() -> dict[str, Any]:
+    """From values to bytes, by kind of message."""
+    from specsot.wire.events import encode_event
+    from specsot.wire.fleet import encode_downward, encode_upward
+    from specsot.wire.info import encode_info
+    from specsot.wire.requests import encode_ask
+
+    def single(encode: Any) -> Any:
+        return lambda value: [encode(value).SerializeToString(deterministic=True)]
+
+    one = {
+        "up": encode_upward,
+        "down": encode_downward,
+        "event": encode_event,
+        "ask": encode_ask,
+        "info": encode_info,
+    }
+    return {"carry": carried, **{kind: single(encode) for kind, encode in one.items()}}
+
+
+def readers() -> dict[str, Any]:
+    """From bytes to bytes, by kind of message: read as a value, and written again."""
+    from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
+    from specsot.wire.carry import CarryReader
+    from specsot.wire.checks import parse
+    from specsot.wire.events import decode_event
+    from specsot.wire.fleet import decode_downward, decode_upward
+    from specsot.wire.info import decode_info
+    from specsot.wire.requests import decode_ask
+
+    write = writers()
+
+    def carry(parts: list[bytes]) -> list[bytes]:
+        reader = CarryReader()
+        *_, last = [reader.read(parse(ring_pb2.CarryRequest, part)) for part in parts]
+        return write["carry"](last)
+
+    def single(name: str, kind: Any, decode: Any) -> Any:
+        return lambda parts: write[name](decode(parse(kind, *parts)))
+
+    kinds = {
+        "up": (fleet_pb2.JoinRequest, decode_upward),
+        "down": (fleet_pb2.JoinResponse, decode_downward),
+        "event": (master_pb2.GenerateEvent, decode_event),
+        "ask": (master_pb2.GenerateRequest, decode_ask),
+        "info": (master_pb2.GetInfoResponse, decode_info),
+    }
+    return {"carry": carry, **{name: single(name, *rest) for name, rest in kinds.items()}}
+
+
+def generate(master: Any, ask: Any, request: str, client: str = "", owner: str = "") -> Any:
+    """Events of one request at a master's conductor."""
+    from specsot_master.engine import Caller
+
+    return master.generate(ask, Caller(request, client, owner=owner))
+
+
+def resume(master: Any, request: str, offset: int, owner: str = "") -> Any:
+    """The rest of them."""
+    from specsot_master.engine import Caller
+
+    return master.resume(request, offset, caller=Caller(owner=owner))

@@ -21,13 +21,12 @@ from specsot.members import Head, Range
 from specsot.params import Mode
 from specsot.rpc.tls import PLAIN, Tls
 from specsot.rpc.tokens import Tokens
-from specsot_master.conductor import ConductorConfig
-from specsot_master.desk import Desk
-from specsot_master.gateway.app import build_app
-from specsot_master.gateway.door import HttpDoor, open_http_door
-from specsot_master.gateway.house import House
-from specsot_master.gateway.metrics import Metrics
-from specsot_master.gateway.watching import RequestWatch
+from specsot_master.engine import EngineConfig
+from specsot_master.http.app import build_app
+from specsot_master.http.context import HttpContext
+from specsot_master.http.server import HttpDoor, open_http_door
+from specsot_master.master import RequestCounter
+from specsot_master.telemetry import Metrics, RequestMetrics
 from tests.master.letters import SAYS
 from tests.master.stage import Stage
 
@@ -45,7 +44,7 @@ INFO = Info(
 )
 
 HEAD = Head((1, 4, 6), 384)
-CONFIG = ConductorConfig(model="demo", vocabulary=8192)
+CONFIG = EngineConfig(model="demo", vocabulary=8192)
 
 
 @dataclass
@@ -62,7 +61,7 @@ class Served:
     """`going`: laps are played while it is set."""
 
     stage: Stage
-    desk: Desk
+    desk: RequestCounter
     door: HttpDoor
     standing: Standing
     metrics: Metrics
@@ -147,9 +146,9 @@ async def served(
     def info() -> Info:
         return replace(standing.info, requests=stage.conductor.requests())
 
-    desk, metrics = Desk(stage.conductor, info), Metrics(info)
-    desk.watch(lambda _: RequestWatch(lambda _: metrics, stage.time.now))
-    house = House(
+    desk, metrics = RequestCounter(stage.conductor, info), Metrics(info)
+    desk.watch(lambda _: RequestMetrics(lambda _: metrics, stage.time.now))
+    house = HttpContext(
         desk,
         stage.text,
         healthy=lambda: standing.healthy,

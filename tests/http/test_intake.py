@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from specsot.rpc.options import PUBLIC_BYTES
-from specsot_master.gateway import door
-from specsot_master.gateway.intake import Intake
+from specsot_master.http import server
+from specsot_master.http.middleware import BodyLimits
 from tests.http.house import Served, turn
 
 pytestmark = pytest.mark.timeout(60)
@@ -98,7 +98,7 @@ async def test_a_body_that_never_ends() -> None:
         "path": CHAT,
         "headers": [(b"content-type", b"application/json")],
     }
-    await asyncio.wait_for(Intake(app, lambda _: 100, seconds=0.01)(scope, receive, app.send), 10)
+    await asyncio.wait_for(BodyLimits(app, lambda _: 100, seconds=0.01)(scope, receive, app.send), 10)
     assert app.sent[0]["status"] == 408
     assert not app.called
 
@@ -110,7 +110,7 @@ async def test_bodies_have_one_budget_and_give_it_back() -> None:
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await going.wait()
 
-    intake = Intake(slow, lambda _: 100, budget=150)
+    intake = BodyLimits(slow, lambda _: 100, budget=150)
     first = asyncio.create_task(intake(*call(b"x" * 100, app)))
     await asyncio.sleep(0)
     await intake(*call(b"x" * 51, app))
@@ -168,7 +168,7 @@ async def test_a_client_that_goes_while_its_body_comes() -> None:
         "path": CHAT,
         "headers": [(b"content-type", b"application/json")],
     }
-    await Intake(app, lambda _: 100)(scope, receive, app.send)
+    await BodyLimits(app, lambda _: 100)(scope, receive, app.send)
     assert not app.called
     assert app.sent == []
 
@@ -204,7 +204,7 @@ async def test_what_is_no_http_of_ours(house: Served, said: bytes) -> None:
 
 
 async def test_a_connection_that_never_asks(house: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HEADER_SECONDS", 0.05)
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.05)
     assert await say(house, b"GET / HT") == b""
     assert (await house.get("/version")).status_code == 200
 
@@ -216,7 +216,7 @@ async def test_the_servers_name_is_nobodys_business(house: Served) -> None:
 async def test_every_head_has_its_time(house: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only the first of a connection: a good request, then a stalled one, keeps nothing open."""
     good = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
-    monkeypatch.setattr(door, "HEADER_SECONDS", 0.05)
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.05)
     assert (await say(house, good + b"GET / HT")).startswith(b"HTTP/1.1 200")
     owing = b"GET /version HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nx"
     assert (await say(house, owing)).startswith(b"HTTP/1.1 200")

@@ -15,7 +15,7 @@ import pytest
 
 from specsot.frames import Close
 from specsot.info import RequestsInfo
-from specsot_master.gateway.streams import EventStream
+from specsot_master.http.sse import ServerSentEvents
 from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS
 
@@ -138,18 +138,18 @@ async def test_a_client_that_stops_reading_is_dropped() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    response = EventStream({}, endless(), {}, stall=0.01)
+    response = ServerSentEvents({}, endless(), {}, stall=0.01)
     await asyncio.wait_for(response({"type": "http"}, receive, send), 10)
     chunks = endless()
     await anext(chunks)
-    await asyncio.wait_for(EventStream({}, chunks, {}, stall=0.01)({"type": "http"}, receive, send), 10)
+    await asyncio.wait_for(ServerSentEvents({}, chunks, {}, stall=0.01)({"type": "http"}, receive, send), 10)
     assert gone.is_set()
 
 
 async def test_long_silences_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specsot_master.gateway import streams
+    from specsot_master.http import sse
 
-    monkeypatch.setattr(streams, "PULSE", 0.01)
+    monkeypatch.setattr(sse, "KEEPALIVE_SECONDS", 0.01)
     sent, enough = list[bytes](), asyncio.Event()
 
     async def silent() -> AsyncGenerator[dict[str, Any], None]:
@@ -165,7 +165,7 @@ async def test_long_silences_are_broken(monkeypatch: pytest.MonkeyPatch) -> None
         await asyncio.Event().wait()
 
     chunks = silent()
-    await EventStream(await anext(chunks), chunks, {}, stall=5)({"type": "http"}, receive, send)
+    await ServerSentEvents(await anext(chunks), chunks, {}, stall=5)({"type": "http"}, receive, send)
     assert sent[-1] == b"data: [DONE]\n\n"
 
 

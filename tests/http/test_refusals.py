@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from specsot.errors import SpecsotError
-from specsot_master.conductor import ConductorConfig
-from specsot_master.gateway.refusals import body_of, response_of
+from specsot_master.engine import EngineConfig
+from specsot_master.http.errors import body_of, response_of
 from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS
 
@@ -217,7 +217,7 @@ async def test_another_model(house: Served) -> None:
 
 
 async def test_no_room(house: Served) -> None:
-    async with served(config=ConductorConfig(model="demo", live=1, queue=0, retry_after=2.5)) as full:
+    async with served(config=EngineConfig(model="demo", live=1, queue=0, retry_after=2.5)) as full:
         answer = await full.post(CHAT, {"messages": HI})
         assert answer.status_code == 429
         assert answer.headers["retry-after"] == "3"
@@ -227,7 +227,7 @@ async def test_no_room(house: Served) -> None:
 
 
 async def test_more_answers_than_there_is_room_for_are_refused_together() -> None:
-    async with served(config=ConductorConfig(model="demo", live=1, queue=2)) as house:
+    async with served(config=EngineConfig(model="demo", live=1, queue=2)) as house:
         body = {"messages": HI, "n": 5, "specsot": {"mode": "direct"}}
         assert (await house.post(CHAT, body)).status_code == 429
         assert (await house.post(CHAT, {**body, "stream": True})).status_code == 429

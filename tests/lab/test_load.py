@@ -25,7 +25,7 @@ from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes, spread
 from specsot_lab.bench.load import LoadOptions, table_of
 from specsot_lab.bench.memory import MemorySample, grown, resident_of
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from tests.doors.front import front
 from tests.master.letters import DIRECT, SOT
 
@@ -101,7 +101,7 @@ async def test_every_request_is_asked_once() -> None:
 
 
 async def test_refusals_are_counted_as_what_they_are() -> None:
-    async with front(config=ConductorConfig(model="demo", live=1, queue=1)) as one:
+    async with front(config=EngineConfig(model="demo", live=1, queue=1)) as one:
         level = await ask_at_once(one.address, 8, iter(range(40)), lambda _: DIRECT)
         refused = one.stage.conductor.requests().refused
     assert refused > 0

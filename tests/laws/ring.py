@@ -23,6 +23,7 @@ from specsot.membership import Part, take_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
+from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot.rpc.links import GrpcDialer, RingService
 from specsot.rpc.serve import Door, open_door
 from specsot.v1 import ring_pb2_grpc
@@ -31,7 +32,7 @@ from specsot.zmq.links import ZmqDialer
 from specsot.zmq.sockets import Sockets
 from specsot_drafter import source as drafting
 from specsot_drafter.part import DrafterPart
-from specsot_master.fleet import Fleet, Wishes
+from specsot_master.fleet import Fleet, RingConfig
 from specsot_worker import source as working
 from specsot_worker.part import WorkerPart
 
@@ -85,7 +86,7 @@ class Ring:
         self.changed = asyncio.Event()
         self.leaving: dict[str, asyncio.Event] = {}
         self.parts: dict[str, Part] = {}
-        wishes = Wishes(
+        wishes = RingConfig(
             fingerprint(setup.base),
             read_config(setup.base).layers,
             workers=setup.stages,
@@ -239,29 +240,26 @@ def parts_of(setup: Setup):
 
 
 def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
-    supply = working.Supply(
-        name,
-        address,
+    options = ModelOptions(
         setup.base,
         dtype="fp32",
         kv_memory=1 << 26,
         quantization=setup.quantization,
-        kv_dtype=setup.kv_dtype,
+        kv_cache_dtype=setup.kv_dtype,
     )
-    return WorkerPart(working.Source(supply), dialer, compute, watch=setup.watch(name), reading=setup.reading)
+    source = working.Source(options, name, address)
+    return WorkerPart(source, dialer, compute, watch=setup.watch(name), reading=setup.reading)
 
 
 def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
-    supply = drafting.Supply(
-        name,
-        address,
+    options = DraftModelOptions(
         setup.base,
-        setup.head,
         dtype="fp32",
         kv_memory=1 << 26,
-        quantization=setup.draft_quantization,
+        draft_model=setup.head,
+        draft_quantization=setup.draft_quantization,
     )
-    return DrafterPart(drafting.Source(supply), dialer, compute, setup.watch(name))
+    return DrafterPart(drafting.Source(options, name, address), dialer, compute, setup.watch(name))
 
 
 class LocalPlace:

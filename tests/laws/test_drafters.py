@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from specsot.drafting import DraftOptions  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
+from specsot.process.options import DraftModelOptions  # noqa: E402
 from specsot.wire.values import MAX_NODES  # noqa: E402
 from specsot_drafter.part import DrafterPart  # noqa: E402
-from specsot_drafter.source import Source, Supply  # noqa: E402
+from specsot_drafter.source import Source  # noqa: E402
 from tests.conftest import some  # noqa: E402
 from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
@@ -40,8 +41,8 @@ def setup_of(base, draft, stages=1, links="local", shape=TUNED, layout="packed",
     """A ring with a drafter of the product's own, started so."""
 
     def make(name, address, dialer, compute):
-        supply = Supply(name, address, base, draft, dtype="fp32", kv_memory=1 << 26, **how)
-        return DrafterPart(Source(supply), dialer, compute)
+        options = DraftModelOptions(base, dtype="fp32", kv_memory=1 << 26, draft_model=draft, **how)
+        return DrafterPart(Source(options, name, address), dialer, compute)
 
     return Setup(base, None, stages, layout, shape, drafter=make, links=links)
 
@@ -80,7 +81,7 @@ MODES = {
 async def test_law_1_a_model_that_is_the_base_is_always_right(models, mode):
     base, _, _ = models
     options = MODES[mode]
-    steps = await compare(setup_of(base, base, drafter="model", options=options))
+    steps = await compare(setup_of(base, base, drafter="model", drafting=options))
     whole = options.tokens + 1
     least = 19 // whole + (19 % whole > 0)
     for laps in steps:
@@ -94,7 +95,7 @@ async def test_law_1_a_model_that_is_the_base_is_always_right(models, mode):
 @pytest.mark.parametrize("mode", MODES)
 async def test_law_1_a_model_that_knows_nothing_changes_nothing(models, mode, stages, sampling):
     base, _, small = models
-    setup = setup_of(base, small, stages, layout="batched", drafter="model", options=MODES[mode])
+    setup = setup_of(base, small, stages, layout="batched", drafter="model", drafting=MODES[mode])
     await compare(setup, sampling)
 
 
@@ -107,12 +108,12 @@ async def test_law_1_a_model_that_knows_nothing_changes_nothing(models, mode, st
 async def test_law_1_whoever_decides_how_much_is_drafted(models, drafter, tuner, sampling):
     base, head, small = models
     draft = {"eagle": head, "model": small, "ngram": None}[drafter]
-    await compare(setup_of(base, draft, drafter=drafter, options=DraftOptions(tuner=tuner)), sampling)
+    await compare(setup_of(base, draft, drafter=drafter, drafting=DraftOptions(tuner=tuner)), sampling)
 
 
 async def test_law_1_over_grpc_without_features(models):
     base, _, _ = models
-    steps = await compare(setup_of(base, base, 2, "grpc", drafter="model", options=MODES["linear"]), WARM)
+    steps = await compare(setup_of(base, base, 2, "grpc", drafter="model", drafting=MODES["linear"]), WARM)
     assert max(map(max, steps)) > 1
 
 

@@ -19,8 +19,9 @@ pytest.importorskip("torch")
 from specsot.drafting import DraftOptions
 from specsot.members import TreeShape
 from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Sampling, Window
+from specsot.process.options import DraftModelOptions
 from specsot_drafter.part import DrafterPart
-from specsot_drafter.source import Source, Supply
+from specsot_drafter.source import Source
 from tests.laws.drafters import knowing
 from tests.laws.pairs import cover, met, pairs_of
 from tests.laws.plain import Excuses, Plain, write_plainly
@@ -127,10 +128,10 @@ def drafter_of(kind: str, models: tuple[Path, Path], known: list[list[int]]):
     def make(name, address, dialer, compute):
         options = DraftOptions("linear", tokens=4, tuner="fixed") if kind == "model" else DraftOptions()
         draft = base if kind == "model" else None
-        supply = Supply(
-            name, address, base, draft, dtype="fp32", kv_memory=1 << 26, drafter=kind, options=options
+        drafts = DraftModelOptions(
+            base, dtype="fp32", kv_memory=1 << 26, drafter=kind, draft_model=draft, drafting=options
         )
-        return DrafterPart(Source(supply), dialer, compute)
+        return DrafterPart(Source(drafts, name, address), dialer, compute)
 
     return make
 

@@ -17,7 +17,7 @@ from specsot.events import Finished
 from specsot.members import TreeShape
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot_app.local import LocalFleet, LocalOptions
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from tests.conftest import some
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -48,7 +48,7 @@ def asks(drafter: str) -> list[Ask]:
 
 @asynccontextmanager
 async def fleet(demo: Path, keeps: bool, **more: object) -> AsyncIterator[LocalFleet]:
-    conduct, shape = ConductorConfig(prefix_cache=keeps), TreeShape(4, 3, 12, fixed=True)
+    conduct, shape = EngineConfig(prefix_cache=keeps), TreeShape(4, 3, 12, fixed=True)
     options = LocalOptions(
         demo / "base", demo / "eagle3", dtype="fp32", conduct=conduct, shape=shape, draft_timeout=30.0, **more  # type: ignore[arg-type]
     )  # fmt: skip

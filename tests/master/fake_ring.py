@@ -14,7 +14,7 @@ from specsot.arrange import open_one
 from specsot.errors import Unavailable
 from specsot.frames import Chance, Close, End, Lease, Open, Opening, Order, Outcome, Result
 from specsot.pages import PageTable
-from specsot_master.conductor import RingState
+from specsot_master.engine import RingState
 
 Script = Callable[[Opening, tuple[int, ...]], tuple[int, ...]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from specsot.events import Finished
 from specsot.frames import Open, Opening
 from specsot.params import Ask, Limits
-from specsot_master.conductor import RingState
+from specsot_master.engine import RingState
 from tests.master.stage import Stage, repeat
 
 PLAN = "[PLAN]\n1.<40><None>[-]Alpha\n2.<20><None>[-]Beta 你好\n3.<30><None>[1]Gamma 🎉\n[END]"

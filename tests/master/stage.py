@@ -15,8 +15,8 @@ from typing import TypeVar
 from specsot.events import Event, Numbered
 from specsot.frames import Opening
 from specsot.params import Ask, Message
-from specsot_master.conductor import Caller, Conductor, ConductorConfig, Notes, RingState
-from specsot_master.conductor.trying import Forms
+from specsot_master.engine import Caller, Engine, EngineConfig, RequestJournal, RingState
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from tests.master.fake_ring import STATE, FakeRing
@@ -100,19 +100,17 @@ class Stage:
     says: Mapping[str, str]
     seed: int = 0
     state: RingState = STATE
-    config: ConductorConfig = field(default_factory=lambda: ConductorConfig(model="demo"))
+    config: EngineConfig = field(default_factory=lambda: EngineConfig(model="demo"))
     burst: int = 4
     text: Text = TEXT
-    forms: Forms | None = None
-    notes: Notes | None = None
+    forms: GrammarSandbox | None = None
+    notes: RequestJournal | None = None
 
     def __post_init__(self) -> None:
         self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
         prompts = Prompts(BASE, self.text)
         self.time = Ticks()
-        self.conductor = Conductor(
-            self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes
-        )
+        self.conductor = Engine(self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes)
         self.prompts_seen: list[tuple[Opening, str]] = []
 
     def _script(self, opening: Opening, prompt: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,13 +12,13 @@ import pytest
 
 from specsot.errors import InvalidRequest, Overloaded, TimedOut
 from specsot.params import Ask
-from specsot_master.conductor import ConductorConfig
-from specsot_master.conductor.accepting import LONG
+from specsot_master.engine import EngineConfig
+from specsot_master.engine.intake import THREAD_CHARACTERS
 from specsot_master.text import Text
 from tests.master.letters import ANSWER, DIRECT, SAYS, SOT, finished
 from tests.master.stage import BASE, Stage
 
-ENDLESS = Ask(prompt="word " * (LONG // 4), mode="direct")  # more than the context holds
+ENDLESS = Ask(prompt="word " * (THREAD_CHARACTERS // 4), mode="direct")  # more than the context holds
 
 
 class Slow(Text):
@@ -29,7 +29,7 @@ class Slow(Text):
         self._go, self._begun = threading.Event(), threading.Semaphore(0)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        if len(text) > LONG:
+        if len(text) > THREAD_CHARACTERS:
             self._begun.release()
             assert self._go.wait(20)
         return super().encode(text)
@@ -66,7 +66,7 @@ async def test_a_deadline_that_passes_meanwhile() -> None:
 
 async def test_there_is_no_more_room_there_than_in_the_queue() -> None:
     text = Slow()
-    stage = Stage(SAYS, text=text, config=ConductorConfig(model="demo", queue=2))
+    stage = Stage(SAYS, text=text, config=EngineConfig(model="demo", queue=2))
     long = [stage.listen(ENDLESS) for _ in range(2)]
     await text.begun()
     with pytest.raises(Overloaded):

@@ -13,8 +13,8 @@ import pytest
 
 from specsot.errors import SpecsotError
 from specsot.params import Ask, Limits
-from specsot_master.conductor import ConductorConfig
-from specsot_master.conductor.counts import name_of
+from specsot_master.core.stats import error_label
+from specsot_master.engine import EngineConfig
 from tests.master.letters import COUNT, DIRECT, SAYS, SOT, openings
 from tests.master.stage import Stage
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_how_requests_ended() -> None:
-    config = ConductorConfig(model="demo", live=1, queue=2)
+    config = EngineConfig(model="demo", live=1, queue=2)
     stage = Stage({**SAYS, "Write the plan.": "[PLAN]\nno idea\n[END]"}, config=config)
     await stage.answer(DIRECT)
     await stage.answer(replace(COUNT, limits=Limits(max_new_tokens=5)))
@@ -49,7 +49,7 @@ async def test_how_requests_ended() -> None:
 
 
 async def test_how_requests_stand() -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=2, keep_for=10.0))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", live=2, keep_for=10.0))
     await stage.play(stage.listen(replace(DIRECT, resumable=True)))
     clients = [stage.listen(SOT) for _ in range(5)]
     while stage.conductor.requests().writing < 4:
@@ -72,5 +72,5 @@ async def test_what_prompts_found() -> None:
 
 
 def test_names_of_errors() -> None:
-    names = {name_of(kind("?")) for kind in SpecsotError.__subclasses__() if kind.__name__ != "PlanError"}
+    names = {error_label(kind("?")) for kind in SpecsotError.__subclasses__() if kind.__name__ != "PlanError"}
     assert {"timed_out", "unavailable", "overloaded", "invalid_request"} <= names

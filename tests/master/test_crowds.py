@@ -15,7 +15,7 @@ import pytest
 from specsot.errors import NotFound, Overloaded
 from specsot.events import Event
 from specsot.params import Ask, Limits
-from specsot_master.conductor import ConductorConfig, RingState
+from specsot_master.engine import EngineConfig, RingState
 from tests.master.letters import ANSWER, DIRECT, SAYS, SMALL, SOT, TIGHT, finished, openings
 from tests.master.stage import Stage, repeat
 
@@ -35,7 +35,7 @@ async def test_many_requests_on_few_pages_all_get_on(seed: int) -> None:
 
 
 async def test_a_client_with_many_requests_does_not_keep_others_out() -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=2))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", live=2))
     greedy = [stage.listen(DIRECT, f"g{n}", "greedy") for n in range(8)]
     await stage.settle()
     modest = stage.listen(DIRECT, "m", "modest")
@@ -88,7 +88,7 @@ async def test_after_random_ends_nothing_is_left(seed: int) -> None:
 
 
 async def test_higher_priorities_go_first() -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, aging=1e6))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", live=1, aging=1e6))
     first = stage.listen(DIRECT)
     await stage.settle()
     late = [stage.listen(replace(DIRECT, priority=level, seed=level + 10)) for level in (-1, 0, 5, 2)]
@@ -98,7 +98,7 @@ async def test_higher_priorities_go_first() -> None:
 
 
 async def test_a_greedy_client_makes_room_in_the_queue() -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=4))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", live=1, queue=4))
     greedy = [stage.listen(DIRECT, f"g{n}", "greedy") for n in range(5)]
     await stage.settle()
     modest = stage.listen(DIRECT, "m", "modest")
@@ -112,7 +112,7 @@ async def test_a_greedy_client_makes_room_in_the_queue() -> None:
 
 
 async def test_who_is_refused_displaces_nobody() -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=4))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", live=1, queue=4))
     greedy = [stage.listen(DIRECT, f"g{n}", "greedy") for n in range(5)]
     await stage.settle()
     with pytest.raises(NotFound):
@@ -123,7 +123,7 @@ async def test_who_is_refused_displaces_nobody() -> None:
 
 async def test_how_long_to_wait_is_learnt() -> None:
     """Requests leave one after the other; whoever is refused hears when the next places will be free."""
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=3, retry_after=7.0))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", live=1, queue=3, retry_after=7.0))
     clients = [stage.listen(DIRECT) for _ in range(4)]
     await stage.settle()
     assert await refusal(stage) == 7.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from specsot.errors import TimedOut
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.master.stage import Stage
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_a_deadline_that_passes_while_the_request_waits() -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", live=1))
     running, waiting = stage.listen(COUNT), stage.listen(DIRECT, timeout=30)
     await stage.settle()
     stage.time.advance(20)

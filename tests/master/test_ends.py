@@ -19,7 +19,7 @@ from specsot.events import (
     Reason,
 )
 from specsot.frames import Close, End, Open, Order, Outcome, Result
-from specsot_master.conductor import RingState
+from specsot_master.engine import RingState
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.master.stage import Stage, of
 

@@ -9,9 +9,9 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.forms import Form
 from specsot.params import Ask
-from specsot_master.conductor import Conductor
-from specsot_master.conductor.openings import Openings
-from specsot_master.conductor.trying import Forms
+from specsot_master.core.sequence import SequenceFactory
+from specsot_master.engine import Engine
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.prompts import Prompts
 from tests.master.letters import DIRECT, SAYS
 from tests.master.stage import BASE, Stage
@@ -22,7 +22,7 @@ YES_NO = Form("choice", ("yes", "no"))
 
 
 def open_answer(ask: Ask):
-    return Openings((2, 3)).writer(5, ask, 7, ordinal=0, limit=9, drafted=True)
+    return SequenceFactory((2, 3)).writer(5, ask, 7, ordinal=0, limit=9, drafted=True)
 
 
 def test_an_answers_opening_carries_form_and_ends() -> None:
@@ -42,8 +42,8 @@ def test_a_form_makes_auto_direct_and_refuses_a_plan() -> None:
 
 async def test_a_form_that_does_not_pass_its_trial_opens_nothing() -> None:
     stage = Stage(SAYS)
-    forms = Forms(lambda form: "constraint: choice is not to our liking")
-    master = Conductor(stage.ring, stage.text, Prompts(BASE, stage.text), stage.config, stage.time, forms)
+    forms = GrammarSandbox(lambda form: "constraint: choice is not to our liking")
+    master = Engine(stage.ring, stage.text, Prompts(BASE, stage.text), stage.config, stage.time, forms)
     with pytest.raises(InvalidRequest, match="not to our liking"):
         await anext(master.generate(Ask(prompt="Hi", form=YES_NO)))
     assert stage.ring.orders == []
@@ -52,8 +52,8 @@ async def test_a_form_that_does_not_pass_its_trial_opens_nothing() -> None:
 
 async def test_a_form_that_passed_is_opened_at_stage_0() -> None:
     stage = Stage(SAYS)
-    forms = Forms(lambda form: "")
-    master = Conductor(stage.ring, stage.text, Prompts(BASE, stage.text), stage.config, stage.time, forms)
+    forms = GrammarSandbox(lambda form: "")
+    master = Engine(stage.ring, stage.text, Prompts(BASE, stage.text), stage.config, stage.time, forms)
     events = master.generate(replace(DIRECT, form=YES_NO))
     await anext(events)
     await master.settled()

@@ -19,58 +19,60 @@ from specsot.errors import InvalidRequest
 from specsot.frames import Chance, End, Outcome
 from specsot.params import Ask, Limits, Sampling
 from specsot_master.journal import (
-    Again,
-    Begun,
-    Branched,
-    Failed,
-    Heard,
+    JOURNAL_FILE,
+    AdmittedRecord,
+    BranchRecord,
+    CancelledRecord,
+    Change,
+    FailedRecord,
     Journal,
-    Kept,
+    JournaledRequest,
+    JournalFile,
+    LapRecord,
     Record,
-    Stopped,
+    ReopenedRecord,
     open_journal,
 )
-from specsot_master.journal.store import FILE, Change, Store
 
 CHANCES = (Chance(-0.1 - 0.2, ((5, -0.25), (7, -1e-9))), Chance(-1.5))
 RECORDS: tuple[Record, ...] = (
-    Begun(0.1, 64),
-    Heard(0.2, ((0, Outcome(0, 0, (), (5, 6), None, CHANCES)), (2, Outcome(0, 3, (), (), End.FAILED)))),
-    Branched(2, "abc"),
-    Again(0),
-    Stopped(3.0),
-    Failed("Unavailable", 'worker-1 said "no"\n'),
+    AdmittedRecord(0.1, 64),
+    LapRecord(0.2, ((0, Outcome(0, 0, (), (5, 6), None, CHANCES)), (2, Outcome(0, 3, (), (), End.FAILED)))),
+    BranchRecord(2, "abc"),
+    ReopenedRecord(0),
+    CancelledRecord(3.0),
+    FailedRecord("Unavailable", 'worker-1 said "no"\n'),
 )
 ASK = Ask(prompt="你好?", sampling=Sampling(temperature=0.7), seed=2**62, resumable=True)
-KEPT = Kept("mine", "10.0.0.7", ASK, 2**62, 1.7e9 + 0.25)
+KEPT = JournaledRequest("mine", "10.0.0.7", ASK, 2**62, 1.7e9 + 0.25)
 OWNED = replace(KEPT, owner="somebody", wording="abc")
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
-    store = Store(tmp_path / "new", "model-1")
+    store = JournalFile(tmp_path / "new", "model-1")
     store.write(
         [OWNED, replace(KEPT, id="b"), *(("mine", record) for record in RECORDS), replace(KEPT, id="c")]
     )
     store.write(["b"])
     store.close()
-    again = Store(tmp_path / "new", "model-1")
+    again = JournalFile(tmp_path / "new", "model-1")
     assert again.read() == (replace(OWNED, records=RECORDS), replace(KEPT, id="c"))
     again.close()
-    other = Store(tmp_path / "new", "model-2")
+    other = JournalFile(tmp_path / "new", "model-2")
     assert other.read() == (), "another model would go on with other words"
     other.close()
 
 
 def test_it_is_its_owners_alone(tmp_path: Path) -> None:
-    store = Store(tmp_path, "model")
+    store = JournalFile(tmp_path, "model")
     store.write([KEPT])
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
     with pytest.raises(InvalidRequest, match=f"no journal in {tmp_path}: another master has it"):
-        Store(tmp_path, "model")
+        JournalFile(tmp_path, "model")
     store.close()
 
 
-class Full(Store):
+class Full(JournalFile):
     def write(self, changes: Iterable[Change]) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
@@ -80,20 +82,20 @@ async def test_a_journal_that_cannot_be_written_is_no_journal(tmp_path: Path) ->
     journal = Journal(Full(tmp_path, "model"), ThreadPoolExecutor(1))
     journal.begin(KEPT)
     await journal.secure()
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / JOURNAL_FILE).exists()
     journal.note("mine", RECORDS[0])
     await journal.secure()
     await journal.close()
 
 
 async def test_secure_waits_for_all_that_happened(tmp_path: Path) -> None:
-    journal = Journal(Store(tmp_path, "model"), ThreadPoolExecutor(1))
+    journal = Journal(JournalFile(tmp_path, "model"), ThreadPoolExecutor(1))
     for number in range(3):
         journal.begin(replace(KEPT, id=str(number)))
         await journal.secure()
         journal.note(str(number), RECORDS[0])
     await journal.close()
-    again = Store(tmp_path, "model")
+    again = JournalFile(tmp_path, "model")
     assert [len(one.records) for one in again.read()] == [1, 1, 1]
     again.close()
 
@@ -102,7 +104,7 @@ async def test_what_cannot_be_written_is_lost_alone(tmp_path: Path) -> None:
     """An ask that no message can hold, an outcome that no JSON can: everybody else's is written."""
     journal = open_journal(tmp_path, "m")
     huge = replace(ASK, limits=Limits(max_parallel=1 << 40))
-    unspeakable = Branched(2, object())  # type: ignore[arg-type]
+    unspeakable = BranchRecord(2, object())  # type: ignore[arg-type]
     for id, ask in (("first", ASK), ("huge", huge), ("odd", ASK), ("last", ASK)):
         journal.begin(replace(KEPT, id=id, ask=ask))
     for id, record in (("odd", unspeakable), ("last", RECORDS[0])):
@@ -110,12 +112,12 @@ async def test_what_cannot_be_written_is_lost_alone(tmp_path: Path) -> None:
     async with asyncio.timeout(5):
         await journal.secure()
         await journal.close()
-    again = Store(tmp_path, "m")
+    again = JournalFile(tmp_path, "m")
     assert [(one.id, len(one.records)) for one in again.read()] == [("first", 0), ("last", 1)]
     again.close()
 
 
-class Odd(Store):
+class Odd(JournalFile):
     def write(self, changes: Iterable[Change]) -> None:
         raise ValueError("not one of sqlite's")
 
@@ -125,24 +127,24 @@ async def test_nobody_waits_for_a_journal_that_broke(tmp_path: Path) -> None:
     journal.begin(KEPT)
     async with asyncio.timeout(5):
         await journal.secure()
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / JOURNAL_FILE).exists()
 
 
 def test_what_cannot_be_read_is_lost_alone(tmp_path: Path) -> None:
-    store = Store(tmp_path, "m")
+    store = JournalFile(tmp_path, "m")
     store.write([replace(KEPT, id=id) for id in ("a", "b", "c")] + [("b", RECORDS[0]), ("c", RECORDS[0])])
     store._data.execute("UPDATE requests SET ask = x'ffff' WHERE id = 'a'")  # pyright: ignore[reportPrivateUsage]
     store._data.execute("UPDATE records SET record = '[\"begun\"]' WHERE request = 'b'")  # pyright: ignore[reportPrivateUsage]
     first, second = store.read()
     assert first.id == "b"
-    assert isinstance(first.records[0], Failed)
+    assert isinstance(first.records[0], FailedRecord)
     assert second == replace(KEPT, id="c", records=RECORDS[:1])
     store.close()
 
 
 def test_an_older_journal_still_opens(tmp_path: Path) -> None:
     """Of the form before owners and wordings were written down."""
-    store = Store(tmp_path, "m")
+    store = JournalFile(tmp_path, "m")
     store.write([KEPT])
     run = store._data.execute  # pyright: ignore[reportPrivateUsage]
     run("INSERT INTO records VALUES ('mine', '[\"branched\",2]')")
@@ -151,6 +153,6 @@ def test_an_older_journal_still_opens(tmp_path: Path) -> None:
     run("UPDATE about SET holds = '1 m'")
     store.close()
     for _ in range(2):
-        again = Store(tmp_path, "m")
-        assert again.read() == (replace(KEPT, records=(Branched(2),)),)
+        again = JournalFile(tmp_path, "m")
+        assert again.read() == (replace(KEPT, records=(BranchRecord(2),)),)
         again.close()

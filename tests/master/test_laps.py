@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specsot.frames import Outcome, Result
 from specsot.info import LapsInfo
-from specsot_master.laps import WINDOW, Laps
+from specsot_master.core.stats import WINDOW_SECONDS, LapMeter
 
 
 class Clock:
@@ -20,28 +20,28 @@ def lap(tokens: int, rows: int = 8, seconds: tuple[float, ...] = (0.01, 0.02)) -
 
 
 def test_nothing_yet() -> None:
-    assert Laps(Clock()).info() == LapsInfo()
+    assert LapMeter(Clock()).info() == LapsInfo()
 
 
 def test_the_newest_laps_count_and_old_ones_are_forgotten() -> None:
     clock = Clock()
-    laps = Laps(clock)
+    laps = LapMeter(clock)
     laps.heard(lap(1, rows=2))
-    clock.now += WINDOW + 0.1
+    clock.now += WINDOW_SECONDS + 0.1
     for _ in range(4):
         laps.heard(lap(3, rows=8))
         clock.now += 0.1
     found = laps.info()
     assert (found.laps, found.tokens) == (5, 13)
-    assert (found.per_second, found.tokens_per_lap, found.rows_per_lap) == (4 / WINDOW, 3, 8)
-    clock.now += WINDOW
+    assert (found.per_second, found.tokens_per_lap, found.rows_per_lap) == (4 / WINDOW_SECONDS, 3, 8)
+    clock.now += WINDOW_SECONDS
     quiet = laps.info()
     assert (quiet.laps, quiet.per_second, quiet.tokens_per_lap) == (5, 0, 0)
     assert quiet.stages == found.stages
 
 
 def test_stage_times_are_smoothed_and_another_ring_begins_anew() -> None:
-    laps = Laps(Clock())
+    laps = LapMeter(Clock())
     laps.heard(lap(1, seconds=(0.01, 0.02)))
     laps.heard(lap(1, seconds=(0.02, 0.02)))
     first, second = laps.info().stages
@@ -52,8 +52,8 @@ def test_stage_times_are_smoothed_and_another_ring_begins_anew() -> None:
 
 
 def test_many_laps_take_bounded_room() -> None:
-    laps = Laps(Clock())
+    laps = LapMeter(Clock())
     for _ in range(10_000):
         laps.heard(lap(1))
     assert laps.info().laps == 10_000
-    assert laps.info().per_second < 10_000 / WINDOW
+    assert laps.info().per_second < 10_000 / WINDOW_SECONDS

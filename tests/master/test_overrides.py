@@ -4,8 +4,8 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.params import Ask
-from specsot_master.conductor.accepting import check_drafter
-from specsot_master.conductor.ring import RingState
+from specsot_master.core.ring import RingState
+from specsot_master.engine.intake import check_drafter
 
 
 def ring(*drafters):

@@ -32,16 +32,16 @@ from specsot.events import (
 from specsot.frames import End, Outcome
 from specsot.params import Ask, Limits, Mode
 from specsot.skeleton import PlanRules
-from specsot_master.plan import (
+from specsot_master.core.plan import (
     POINT_TOKENS,
     CloseSequence,
     Command,
-    GiveUp,
+    FailRequest,
     OpenAnswer,
     OpenBranch,
     OpenSkeleton,
-    Piece,
     RequestPlan,
+    TextPiece,
 )
 
 PLAN = "[PLAN]\n1.<60><None>[-]Light\n2.<30><None>[-]Deep\n3.<10><None>[1,2]Dreams\n[END]"
@@ -68,7 +68,7 @@ class Play:
         """Text in laps of `lap` characters."""
         for start in range(0, len(text), lap):
             stretch = text[start : start + lap]
-            pieces = [Piece(ord(one), one, told_of(one)) for one in stretch]
+            pieces = [TextPiece(ord(one), one, told_of(one)) for one in stretch]
             self.said += self.plan.wrote(ordinal, pieces, now=2.0)
 
     def end(self, ordinal: int, end: End = End.STOP) -> None:
@@ -271,7 +271,7 @@ def test_a_plan_without_a_line_is_an_error_with_the_raw_text() -> None:
     play.write(0, "[PLAN]\nnothing of use\n[END]")
     (close, given) = play.said[-2:]
     assert close == CloseSequence(0)
-    assert isinstance(given, GiveUp)
+    assert isinstance(given, FailRequest)
     assert isinstance(given.error, PlanError)
     assert "nothing of use" in given.error.text
     assert play.plan.finished
@@ -292,7 +292,7 @@ def test_logprobs_come_with_their_text(lap: int) -> None:
 
 def test_nobody_hears_of_logprobs_who_did_not_ask() -> None:
     play = Play("direct")
-    play.said += play.plan.wrote(0, [Piece(72, "H"), Piece(None, "i")], now=2.0)
+    play.said += play.plan.wrote(0, [TextPiece(72, "H"), TextPiece(None, "i")], now=2.0)
     play.end(0)
     assert [e for e in play.tell() if isinstance(e, MergedText)] == [MergedText(0, "Hi", lap_tokens=1)]
 
@@ -394,7 +394,7 @@ def test_all_that_is_written_is_within_max_new_tokens(
         budget = play.plan.preview(ready[0]).budget
         play.said += play.plan.open_branch(ready[0])
         write(ready[0].id, chance.choice(["short", "long " * 200]), budget)
-    if any(isinstance(one, GiveUp) for one in play.said):
+    if any(isinstance(one, FailRequest) for one in play.said):
         return
     figures = play.finished.statistics
     headings = re.findall(r"(?m)^\n*## .*\n", play.finished.text)

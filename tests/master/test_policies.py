@@ -12,10 +12,10 @@ from specsot.model.heads import read_heads, write_heads
 from specsot.pages import most_held
 from specsot.params import MAX_TOKENS, Ask, HeadWindows, Limits, Pruning, Window
 from specsot_app.asking import ask_of
-from specsot_master.conductor.admission import begin_answer, grant_answer, own_pages
-from specsot_master.conductor.ring import RingState
-from specsot_master.gateway.openai.asks import chat_asks
-from specsot_master.gateway.openai.bodies import ChatBody
+from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
+from specsot_master.core.ring import RingState
+from specsot_master.http.openai_requests import chat_asks
+from specsot_master.http.openai_schemas import ChatBody
 from tests.master.letters import DIRECT, SAYS
 from tests.master.stage import Stage
 
@@ -66,8 +66,8 @@ def test_only_what_no_layer_keeps_is_not_charged() -> None:
 
 @pytest.mark.parametrize("policy", [{"pruning": Pruning()}, {"head_aware": True}], ids=str)
 def test_nothing_is_shared_with_other_requests(policy: dict[str, object]) -> None:
-    assert begin_answer(tuple(range(200)), ask(**policy), RING).tokens == ()  # type: ignore[arg-type]
-    assert begin_answer(tuple(range(200)), ask(), RING).tokens
+    assert answer_prefix(tuple(range(200)), ask(**policy), RING).tokens == ()  # type: ignore[arg-type]
+    assert answer_prefix(tuple(range(200)), ask(), RING).tokens
 
 
 async def test_the_ring_hears_of_it() -> None:

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsot.pages import PageTable
-from specsot_master.conductor.admission import (
-    WORTH,
-    Beginning,
+from specsot_master.core.admission import (
+    MIN_SHARED_TOKENS,
     PageLedger,
+    PromptPrefix,
+    admission_options,
     own_pages,
     pages_for,
     shared_pages,
-    ways,
 )
-from specsot_master.conductor.prefixes import Node, PrefixTree, Route, lineage
-from specsot_master.conductor.ring import RingState
+from specsot_master.core.prefix_tree import PrefixMatch, PrefixNode, PrefixTree, ancestors
+from specsot_master.core.ring import RingState
 
 PLAIN = RingState(epoch=1, pages=40, page_rows=8, slots=3, max_positions=1000)
 DRAFTING = RingState(epoch=1, pages=40, page_rows=8, slots=3, max_positions=1000, has_drafter=True)
@@ -32,12 +32,12 @@ def texts(size: int = 30) -> st.SearchStrategy[tuple[int, ...]]:
     return st.lists(st.integers(0, 1), min_size=1, max_size=size).map(tuple)
 
 
-def grow(tree: PrefixTree, tokens: tuple[int, ...], sequence: int, drafted: bool = True) -> Node:
+def grow(tree: PrefixTree, tokens: tuple[int, ...], sequence: int, drafted: bool = True) -> PrefixNode:
     """As the master does: fork what is there, add the rest."""
     route = tree.route(tokens, drafted)
     if route.node and route.length == len(tokens):
         return route.node
-    node = Node(sequence, tokens, 1, drafted, route.node, route.length)
+    node = PrefixNode(sequence, tokens, 1, drafted, route.node, route.length)
     tree.add(node)
     return node
 
@@ -62,7 +62,7 @@ def _same(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     return next(n for n in range(min(len(left), len(right)), -1, -1) if left[:n] == right[:n])
 
 
-def chain() -> tuple[PrefixTree, Node, Node, Node]:
+def chain() -> tuple[PrefixTree, PrefixNode, PrefixNode, PrefixNode]:
     """a <- b <- c, and nothing else."""
     tree = PrefixTree()
     a = grow(tree, (1, 2), 1)
@@ -109,7 +109,7 @@ def test_doubted_ones_are_not_found_and_go_first() -> None:
     tree, a, b, c = chain()
     tree.pin(b)
     tree.doubt(b)
-    assert tree.route((1, 2, 3, 4), True) == Route()
+    assert tree.route((1, 2, 3, 4), True) == PrefixMatch()
     assert [one.doubted for one in (a, b, c)] == [True, True, False]
     tree.unpin(b)
     other = grow(tree, (7, 7), 7)
@@ -120,37 +120,48 @@ def test_doubted_ones_are_not_found_and_go_first() -> None:
 
 
 class TestWays:
-    def ways_of(self, length: int, route: Route, needed: bool, ring: RingState = PLAIN, keeps: bool = True):  # type: ignore[no-untyped-def]
+    def ways_of(
+        self, length: int, route: PrefixMatch, needed: bool, ring: RingState = PLAIN, keeps: bool = True
+    ):  # type: ignore[no-untyped-def]
         tokens = tuple(range(length))
-        beginning = Beginning(tokens, needed, lambda shared: own_pages(length + 9, shared, ring))
-        return [(way.route.length, len(way.own), way.pages) for way in ways(beginning, route, ring, keeps)]
+        beginning = PromptPrefix(tokens, needed, lambda shared: own_pages(length + 9, shared, ring))
+        return [
+            (way.route.length, len(way.own), way.pages)
+            for way in admission_options(beginning, route, ring, keeps)
+        ]
 
-    def node(self, length: int) -> Node:
-        return Node(1, tuple(range(length)), pages_for(length, 8))
+    def node(self, length: int) -> PrefixNode:
+        return PrefixNode(1, tuple(range(length)), pages_for(length, 8))
 
     def test_a_needed_one_is_opened_as_far_as_it_is_not_there(self) -> None:
-        assert self.ways_of(50, Route(), True) == [(0, 50, 7)]
-        assert self.ways_of(50, Route(self.node(40), 40), True) == [(40, 50, 2), (0, 50, 7)]
-        assert self.ways_of(50, Route(self.node(40), 40), True, DRAFTING) == [(40, 50, 3), (0, 50, 7)]
-        assert self.ways_of(50, Route(self.node(60), 50), True) == [(50, 0, 0), (0, 50, 7)]
-        assert self.ways_of(0, Route(), True) == [(0, 0, 0)]
+        assert self.ways_of(50, PrefixMatch(), True) == [(0, 50, 7)]
+        assert self.ways_of(50, PrefixMatch(self.node(40), 40), True) == [(40, 50, 2), (0, 50, 7)]
+        assert self.ways_of(50, PrefixMatch(self.node(40), 40), True, DRAFTING) == [(40, 50, 3), (0, 50, 7)]
+        assert self.ways_of(50, PrefixMatch(self.node(60), 50), True) == [(50, 0, 0), (0, 50, 7)]
+        assert self.ways_of(0, PrefixMatch(), True) == [(0, 0, 0)]
 
     def test_little_is_not_worth_a_fork(self) -> None:
-        little = Route(self.node(WORTH - 1), WORTH - 1)
+        little = PrefixMatch(self.node(MIN_SHARED_TOKENS - 1), MIN_SHARED_TOKENS - 1)
         assert self.ways_of(50, little, True) == [(0, 50, 7)]
-        assert self.ways_of(WORTH - 1, little, True) == [(WORTH - 1, 0, 0), (0, WORTH - 1, 4)], "but all is"
-        assert self.ways_of(WORTH - 1, Route(), False) == [(0, 0, 0)]
+        assert self.ways_of(MIN_SHARED_TOKENS - 1, little, True) == [
+            (MIN_SHARED_TOKENS - 1, 0, 0),
+            (0, MIN_SHARED_TOKENS - 1, 4),
+        ], "but all is"
+        assert self.ways_of(MIN_SHARED_TOKENS - 1, PrefixMatch(), False) == [(0, 0, 0)]
 
     def test_a_useful_one_is_opened_where_that_is_worth_a_lap(self) -> None:
-        assert self.ways_of(50, Route(), False) == [(0, 50, 7), (0, 0, 0)]
-        near, far = Route(self.node(49), 49), Route(self.node(WORTH), WORTH)
+        assert self.ways_of(50, PrefixMatch(), False) == [(0, 50, 7), (0, 0, 0)]
+        near, far = (
+            PrefixMatch(self.node(49), 49),
+            PrefixMatch(self.node(MIN_SHARED_TOKENS), MIN_SHARED_TOKENS),
+        )
         assert self.ways_of(50, near, False) == [(49, 0, 0), (0, 50, 7), (0, 0, 0)]
         assert self.ways_of(80, far, False) == [(32, 80, 6), (32, 0, 0), (0, 80, 10), (0, 0, 0)]
-        assert self.ways_of(80, Route(), False, keeps=False) == [(0, 0, 0)]
+        assert self.ways_of(80, PrefixMatch(), False, keeps=False) == [(0, 0, 0)]
 
     def test_where_pages_are_tight_nothing_else_is_held(self) -> None:
         tight = RingState(epoch=1, pages=10, page_rows=8, slots=3, max_positions=1000)
-        assert self.ways_of(60, Route(self.node(40), 40), True, tight) == [(0, 60, 8)]
+        assert self.ways_of(60, PrefixMatch(self.node(40), 40), True, tight) == [(0, 60, 8)]
 
 
 @given(st.integers(0, 2**32), st.booleans())
@@ -163,7 +174,7 @@ def test_pages_are_counted_exactly(seed: int, drafting: bool) -> None:
     ring = DRAFTING if drafting else PLAIN
     tree, ledger, stage = PrefixTree(), PageLedger(ring.pages), Table(ring)
     ids = iter(range(1, 10_000))
-    live: dict[str, tuple[Node, int, int]] = {}
+    live: dict[str, tuple[PrefixNode, int, int]] = {}
     for step in range(60):
         if chance.random() < 0.6:
             length = chance.choice([5, 8, 9, 16, 24, 30])
@@ -175,7 +186,7 @@ def test_pages_are_counted_exactly(seed: int, drafting: bool) -> None:
                 stage.close(gone.sequence)
             if pages + grant > ledger.free:
                 continue
-            node = Node(next(ids), tokens, pages, True, route.node, route.length)
+            node = PrefixNode(next(ids), tokens, pages, True, route.node, route.length)
             stage.open(node.sequence, route.node, route.length, len(tokens))
             tree.add(node)
             ledger.keep(pages)
@@ -192,7 +203,7 @@ def test_pages_are_counted_exactly(seed: int, drafting: bool) -> None:
             ledger.leave(name)
             tree.unpin(node)
         assert ledger.free == stage.free if not drafting else 0 <= ledger.free <= stage.free
-    assert all(one.sequence in stage.table for node, _, _ in live.values() for one in lineage(node))
+    assert all(one.sequence in stage.table for node, _, _ in live.values() for one in ancestors(node))
 
 
 class Table:
@@ -206,7 +217,7 @@ class Table:
     def free(self) -> int:
         return min(self.table.free, self._drafter.free) if self._drafts else self.table.free
 
-    def open(self, sequence: int, source: Node | None, at: int, rows: int) -> None:
+    def open(self, sequence: int, source: PrefixNode | None, at: int, rows: int) -> None:
         """The drafter shares all rows of a fork but the last."""
         for table, less in ((self.table, 0), (self._drafter, 1)):
             if source:
@@ -222,7 +233,7 @@ class Table:
         self._drafter.close(sequence)
 
 
-def _room(tree: PrefixTree, ledger: PageLedger, pages: int, keep: Node | None) -> list[Node]:
+def _room(tree: PrefixTree, ledger: PageLedger, pages: int, keep: PrefixNode | None) -> list[PrefixNode]:
     gone = tree.give_up(pages - ledger.free, keep)
     ledger.give_kept(sum(node.pages for node in gone))
     return gone

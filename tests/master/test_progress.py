@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from specsot.tasks import start
-from specsot_master.progress import Progress
-from specsot_master.service import beside
+from specsot_master.core.stats import StallDetector
+from specsot_master.service import running_beside
 
 Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)
 
@@ -32,7 +32,7 @@ Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)
     ],
 )  # fmt: skip
 def test_progress(looks: list[Look]) -> None:
-    progress = Progress(10)
+    progress = StallDetector(10)
     assert [progress.moves(laps, owed, now) for now, laps, owed, _ in looks] == [one[3] for one in looks]
 
 
@@ -43,7 +43,7 @@ async def test_a_master_ends_with_the_tasks_that_tell_how_it_stands() -> None:
         raise KeyError("stage")
 
     with pytest.raises(KeyError, match="stage"):
-        async with beside(asyncio.Event().wait(), report()):
+        async with running_beside(asyncio.Event().wait(), report()):
             await asyncio.Event().wait()
 
 
@@ -56,11 +56,11 @@ async def test_tasks_beside_end_with_what_they_are_beside() -> None:
         finally:
             ended.set()
 
-    async with beside(tend()):
+    async with running_beside(tend()):
         await asyncio.sleep(0)
     assert ended.is_set()
     with pytest.raises(ValueError, match="mine"):
-        async with beside(tend()):
+        async with running_beside(tend()):
             raise ValueError("mine")
 
 

@@ -20,9 +20,8 @@ from tokenizers import Tokenizer
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
 from specsot.skeleton import PlanRules, Point
-from specsot_master.prompts import Conversation, Prompts, messages_of
-from specsot_master.prompts.generic import GenericConversation, render_instructed
-from specsot_master.prompts.wording import choose_wording, tell_to_plan, tell_to_write
+from specsot_master.core.prompts import branch_instruction, choose_wording, plan_instruction
+from specsot_master.prompts import Conversation, GenericConversation, Prompts, messages_of, render_instructed
 from specsot_master.text import Text
 from tests.master.stage import BASE, TEXT, Counted
 from tests.master.test_text import directory
@@ -163,10 +162,10 @@ def test_what_is_tokenised_in_parts_is_what_the_whole_is(
     points = (Point(1, 10, "One"), Point(2, 10, title, None, (1,)))
     conversation = prompts.plan(talk, PlanRules())
     wording = choose_wording(talk[-1].content)
-    told = tell_to_write(wording, points[1], points, [(points[0], read)], 10)
+    told = branch_instruction(wording, points[1], points, [(points[0], read)], 10)
     whole = text.encode(render_instructed(text, talk, told))
     assert conversation.branch(points[1], points, [(points[0], read)], 10).tokens == whole
-    plan = text.encode(render_instructed(text, talk, tell_to_plan(wording, PlanRules())))
+    plan = text.encode(render_instructed(text, talk, plan_instruction(wording, PlanRules())))
     assert conversation.skeleton.tokens == plan
     assert conversation.asked == len(prompts.chat(talk))
 
@@ -241,7 +240,7 @@ def test_a_demo_branch_renders_nothing_anew() -> None:
 def test_whole_renderings_where_nothing_can_be_left_out(tmp_path: Path, template: str) -> None:
     text, prompts = with_template(tmp_path, template)
     conversation = prompts.plan(TALK, PlanRules())
-    told = tell_to_write(choose_wording(QUESTION), POINTS[0], POINTS, [], 80)
+    told = branch_instruction(choose_wording(QUESTION), POINTS[0], POINTS, [], 80)
     turn = conversation.branch(POINTS[0], POINTS, [], 80)
     assert turn.tokens == text.encode(render_instructed(text, TALK, told))
     assert turn.tokens[: turn.shared] == conversation.prefix[: turn.shared]

@@ -14,12 +14,12 @@ import pytest
 
 from specsot.errors import Unavailable
 from specsot.params import Ask
-from specsot_master.conductor.quarantine import (
-    LONGEST_PROOF,
-    MOST_ALONE,
-    MOST_BREAKS,
+from specsot_master.core.schedule import (
+    MAX_BREAKS,
+    MAX_BREAKS_ALONE,
+    MAX_PROOF_TOKENS,
+    BreakHistory,
     Quarantine,
-    Record,
 )
 from tests.conftest import seeds
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
@@ -34,7 +34,7 @@ class Rings:
 
     def __init__(self, count: int, doses: dict[int, int], length: int = 400) -> None:
         """doses: tokens after which a request breaks the ring, by its number."""
-        self.records = [Record() for _ in range(count)]
+        self.records = [BreakHistory() for _ in range(count)]
         self.left = dict.fromkeys(range(count), length)
         self.doses, self.given_up, self.broken = doses, list[int](), 0
         self.quarantine = Quarantine()
@@ -93,15 +93,15 @@ def test_one_that_writes_a_while_in_every_ring_is_given_up_too(dose: int) -> Non
     rings = Rings(4, {2: dose}, length=20_000)
     rings.run()
     assert rings.given_up == [2]
-    assert rings.broken <= 2 * (MOST_BREAKS + MOST_ALONE)
+    assert rings.broken <= 2 * (MAX_BREAKS + MAX_BREAKS_ALONE)
 
 
 def test_one_that_outwrites_every_trial_costs_a_ring_for_each() -> None:
     """It breaks no more rings than its length allows: every one of them brings it on."""
-    rings = Rings(2, {1: LONGEST_PROOF + 1}, length=5_000)
+    rings = Rings(2, {1: MAX_PROOF_TOKENS + 1}, length=5_000)
     rings.run()
     assert rings.given_up in ([], [1])
-    assert rings.broken <= 5_000 // LONGEST_PROOF + 1
+    assert rings.broken <= 5_000 // MAX_PROOF_TOKENS + 1
 
 
 def test_several_culprits_are_found_one_after_another() -> None:
@@ -122,7 +122,7 @@ def test_rings_that_break_for_other_reasons_as_well(seed: int) -> None:
 
 
 def test_nobody_waits_for_a_suspect_that_left() -> None:
-    quarantine, records = Quarantine(), [Record() for _ in range(3)]
+    quarantine, records = Quarantine(), [BreakHistory() for _ in range(3)]
     for _ in range(2):
         assert quarantine.broke(records) is None
     held = [one for one in records if not quarantine.admits(one)]
@@ -135,12 +135,12 @@ def test_nobody_waits_for_a_suspect_that_left() -> None:
 
 
 def test_one_break_keeps_nobody_out() -> None:
-    quarantine, records = Quarantine(), [Record() for _ in range(3)]
+    quarantine, records = Quarantine(), [BreakHistory() for _ in range(3)]
     quarantine.broke(records)
     for one in records:
         quarantine.wrote(one, 100)
     quarantine.broke(records)
-    assert all(quarantine.admits(one) for one in (*records, Record()))
+    assert all(quarantine.admits(one) for one in (*records, BreakHistory()))
 
 
 async def outlast(stage: Stage, poison: asyncio.Task[object], ask: Ask, written: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from specsot.errors import Cancelled
 from specsot.frames import Lease, Open
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
 from tests.master.stage import Stage
 
@@ -29,7 +29,7 @@ async def test_leases_follow_the_writing() -> None:
 
 
 async def test_a_slow_reader_stalls_only_itself() -> None:
-    config = ConductorConfig(model="demo", lease=32, unread=10)
+    config = EngineConfig(model="demo", lease=32, unread=10)
     stage = Stage(SAYS, config=config, burst=2)
     slow = stage.conductor.generate(COUNT)
     first = await anext(slow)
@@ -50,7 +50,7 @@ async def test_a_slow_reader_stalls_only_itself() -> None:
 
 async def test_a_client_that_reads_nothing_is_dropped() -> None:
     """While it reads now and then, it is not."""
-    config = ConductorConfig(model="demo", lease=32, unread=10, unread_for=100.0)
+    config = EngineConfig(model="demo", lease=32, unread=10, unread_for=100.0)
     stage = Stage(SAYS, config=config, burst=2)
     slow, other = stage.conductor.generate(COUNT), stage.listen(COUNT)
     await anext(slow)
@@ -69,7 +69,7 @@ async def test_a_client_that_reads_nothing_is_dropped() -> None:
 
 
 async def test_a_client_that_is_told_nothing_is_not_dropped() -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", unread_for=20.0))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", unread_for=20.0))
     client = stage.listen(COUNT)
     for _ in range(5):
         await stage.lap()
@@ -80,7 +80,7 @@ async def test_a_client_that_is_told_nothing_is_not_dropped() -> None:
 
 async def test_the_last_events_do_not_wait_for_ever() -> None:
     """The ring is done with it; only what is unread would stay in memory."""
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", unread_for=20.0))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", unread_for=20.0))
     slow = stage.conductor.generate(DIRECT)
     await anext(slow)
     while await stage.lap():

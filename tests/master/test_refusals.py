@@ -16,7 +16,7 @@ from specsot.errors import (
     Overloaded,
 )
 from specsot.params import Ask, Limits, Message, Mode, Sampling
-from specsot_master.conductor import Caller, ConductorConfig, RingState
+from specsot_master.engine import Caller, EngineConfig, RingState
 from specsot_master.text import Text
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
 from tests.master.stage import BASE, Stage
@@ -60,7 +60,7 @@ async def test_a_token_beyond_the_models_reaches_no_worker(mode: Mode, tmp_path:
     ],
 )
 async def test_what_cannot_be_is_refused(ask: Ask, error: type[Exception], complaint: str) -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", vocabulary=8192))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", vocabulary=8192))
     with pytest.raises(error, match=complaint):
         await stage.answer(ask)
     assert stage.ring.orders == []
@@ -84,7 +84,7 @@ async def test_a_request_id_is_used_once_at_a_time() -> None:
 
 
 async def test_a_full_queue_says_when_to_come_back() -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=1, retry_after=2.5))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", live=1, queue=1, retry_after=2.5))
     clients = [stage.listen(DIRECT), stage.listen(DIRECT)]
     await stage.settle()
     with pytest.raises(Overloaded) as caught:

@@ -13,7 +13,7 @@ import pytest
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import BranchText, Started
 from specsot.frames import Open
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
@@ -89,7 +89,7 @@ async def test_a_shared_prefix_is_fed_once() -> None:
 
 
 async def test_who_ran_goes_before_who_waits() -> None:
-    stage = Stage(SAYS, config=ConductorConfig(model="demo", live=1, queue=1))
+    stage = Stage(SAYS, config=EngineConfig(model="demo", live=1, queue=1))
     first, second = stage.listen(COUNT), stage.listen(replace(DIRECT, priority=9))
     for _ in range(3):
         await stage.lap()

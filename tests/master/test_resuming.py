@@ -14,14 +14,14 @@ import pytest
 
 from specsot.errors import Cancelled, InvalidRequest, NotFound, TimedOut, Unavailable
 from specsot.events import Finished, Numbered, Reason, Started
-from specsot_master.conductor import Caller, ConductorConfig, live
+from specsot_master.engine import Caller, EngineConfig, request_state
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished
 from tests.master.stage import Stage
 
 pytestmark = pytest.mark.slow
 
 KEPT = replace(SOT, resumable=True)
-CONFIG = ConductorConfig(model="demo", keep_for=30.0, keep=2)
+CONFIG = EngineConfig(model="demo", keep_for=30.0, keep=2)
 
 
 async def read(events: AsyncGenerator[Numbered, None], most: int | None = None) -> list[Numbered]:
@@ -257,7 +257,7 @@ async def test_one_client_does_not_evict_anothers_answers() -> None:
 
 async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its oldest events go when they were read; while its client is away it pauses, and then goes on."""
-    monkeypatch.setattr(live, "KEPT_EVENTS", 20)
+    monkeypatch.setattr(request_state, "MAX_KEPT_EVENTS", 20)
     stage = Stage(SAYS, config=replace(CONFIG, lease=8), burst=1)
     ask = replace(COUNT, resumable=True)
     (first,) = await stage.play(reading(stage, stage.conductor.generate(ask, Caller("mine")), 30))

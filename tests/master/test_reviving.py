@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import PlanError, Unavailable
-from specsot_master.conductor import Caller, Notes
-from specsot_master.journal import Branched, Failed, Kept, open_journal
+from specsot_master.engine import Caller, RequestJournal
+from specsot_master.journal import BranchRecord, FailedRecord, JournaledRequest, open_journal
 from tests.master.letters import ANSWER, SAYS
 from tests.master.stage import Stage
 from tests.master.test_resuming import CONFIG, KEPT, read, reading, text_of
@@ -20,10 +20,10 @@ from tests.master.test_resuming import CONFIG, KEPT, read, reading, text_of
 pytestmark = pytest.mark.slow
 
 
-async def written(place: Path) -> tuple[Kept, int]:
+async def written(place: Path) -> tuple[JournaledRequest, int]:
     """A request in the middle of its branches, as its master leaves it, and the events its client has."""
     journal = open_journal(place, "m")
-    stage = Stage(SAYS, seed=3, config=CONFIG, notes=Notes(journal, lambda: 0.0))
+    stage = Stage(SAYS, seed=3, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0))
     client = reading(stage, stage.conductor.generate(KEPT, Caller("mine", owner="alice")))
     while sum(one.opening.decodes for one in stage.ring.live.values()) < 2:
         await stage.lap()
@@ -47,15 +47,15 @@ async def test_what_was_written_goes_on(tmp_path: Path) -> None:
     assert text_of(events) == ANSWER
 
 
-def spoil(kept: Kept, kind: str) -> Kept:
+def spoil(kept: JournaledRequest, kind: str) -> JournaledRequest:
     if kind == "first prompt":
         return replace(kept, wording="0" * 16)
     if kind == "branch prompt":
         records = (
-            replace(one, wording="0" * 16) if isinstance(one, Branched) else one for one in kept.records
+            replace(one, wording="0" * 16) if isinstance(one, BranchRecord) else one for one in kept.records
         )
         return replace(kept, records=tuple(records))
-    return replace(kept, records=(*kept.records, Branched(99)))
+    return replace(kept, records=(*kept.records, BranchRecord(99)))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,8 @@ async def test_a_record_that_cannot_even_be_asked_keeps_no_master_from_beginning
 async def test_an_error_with_more_than_a_message_comes_back(tmp_path: Path) -> None:
     kept, told = await written(tmp_path)
     stage = Stage(SAYS, config=CONFIG)
-    await stage.conductor.revive([replace(kept, records=(*kept.records, Failed("PlanError", "no plan")))])
+    await stage.conductor.revive(
+        [replace(kept, records=(*kept.records, FailedRecord("PlanError", "no plan")))]
+    )
     with pytest.raises(PlanError, match="no plan"):
         await read(stage.conductor.resume("mine", told, caller=Caller(owner="alice")))

@@ -16,12 +16,18 @@ from hypothesis import strategies as st
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits
 from specsot.skeleton import Point
-from specsot_master.conductor.admission import PageLedger, Sizes, grant_answer, grant_plan, own_pages
-from specsot_master.conductor.hints import Hints
-from specsot_master.conductor.leases import first_lease, renewed_lease
-from specsot_master.conductor.ring import RingState
-from specsot_master.plan.budget import split_budget
-from specsot_master.schedule import Claim, critical_paths, displaced, fairest, pick_ready
+from specsot_master.core.admission import PageLedger, PlanSizes, grant_answer, grant_plan, own_pages
+from specsot_master.core.branches import split_budget
+from specsot_master.core.ring import RingState
+from specsot_master.core.schedule import (
+    Claim,
+    RetryHints,
+    critical_paths,
+    pick_displaced,
+    pick_fairest,
+    pick_ready,
+)
+from specsot_master.core.sequence import first_lease, renewed_lease
 
 RING = RingState(epoch=1, pages=10, page_rows=64, slots=8, max_positions=1000)
 
@@ -69,7 +75,7 @@ def test_equal_paths_go_in_id_order() -> None:
     ],
 )
 def test_the_fairest_claim(claims: list[Claim], winner: str | None) -> None:
-    found = fairest(claims)
+    found = pick_fairest(claims)
     assert (found.request if found else None) == winner
 
 
@@ -91,7 +97,7 @@ def claim(request: str, priority: int = 0, waited: float = 0.0, held: int = 0, a
 )
 def test_priorities_go_first_but_waiting_raises(claims: list[Claim], winner: str) -> None:
     for order in itertools.permutations(claims):
-        found = fairest(order, aging=10)
+        found = pick_fairest(order, aging=10)
         assert found
         assert found.request == winner
 
@@ -101,7 +107,7 @@ def test_nobody_waits_for_ever_behind_higher_priorities() -> None:
     patient, turns = claim("patient", -10), 0
     while True:
         new = [claim(f"new {turns}", 10, arrival=turns + 1)]
-        found = fairest([replace(patient, waited=float(turns)), *new], aging=10)
+        found = pick_fairest([replace(patient, waited=float(turns)), *new], aging=10)
         assert found
         if found.request == "patient":
             break
@@ -132,12 +138,12 @@ def queue(clients: str, priorities: str = "") -> list[Claim]:
     ],
 )
 def test_who_makes_room_in_a_full_queue(waiting: str, newcomer: str, gone: str | None) -> None:
-    found = displaced(queue(waiting), Claim("new", newcomer, 0, 0, 99))
+    found = pick_displaced(queue(waiting), Claim("new", newcomer, 0, 0, 99))
     assert (found.request if found else None) == gone
 
 
 def test_the_lowest_priority_makes_room_first() -> None:
-    found = displaced(queue("aaaa", "1011"), Claim("new", "b", 0, 0, 99))
+    found = pick_displaced(queue("aaaa", "1011"), Claim("new", "b", 0, 0, 99))
     assert found
     assert found.request == "a1"
 
@@ -148,7 +154,7 @@ def test_a_full_queue_ends_up_shared(waiting: str, newcomers: str) -> None:
     line = queue(waiting)
     for n, client in enumerate(newcomers, 100):
         newcomer = Claim(f"{client}{n}", client, 0, 0, n)
-        gone = displaced(line, newcomer)
+        gone = pick_displaced(line, newcomer)
         places = Counter(one.client for one in line)
         if gone is None:
             assert places[client] + 1 >= max(places.values(), default=0)
@@ -159,10 +165,10 @@ def test_a_full_queue_ends_up_shared(waiting: str, newcomers: str) -> None:
 
 class TestHints:
     def test_until_something_is_known(self) -> None:
-        assert Hints(2.5).refuse(0) == 2.5
+        assert RetryHints(2.5).refuse(0) == 2.5
 
     def test_each_caller_is_sent_to_a_place_of_its_own(self) -> None:
-        hints = Hints(1)
+        hints = RetryHints(1)
         for now in (0, 2, 4):
             hints.left(now)
         assert [hints.refuse(4.5) for _ in range(3)] == [2, 4, 6]
@@ -170,14 +176,14 @@ class TestHints:
         assert hints.refuse(6) == 2
 
     def test_when_nothing_leaves_any_more(self) -> None:
-        hints = Hints(1)
+        hints = RetryHints(1)
         hints.left(0)
         hints.left(1)
         assert hints.refuse(31) == 30
         assert hints.refuse(1000) == 60
 
     def test_the_shortest(self) -> None:
-        hints = Hints(1)
+        hints = RetryHints(1)
         hints.left(0)
         hints.left(0.001)
         assert hints.refuse(0.001) == 0.1
@@ -247,7 +253,7 @@ def test_grants_cover_the_worst_case() -> None:
     assert grant_answer(40, ask(max_new_tokens=100), RING) == 3
     limits = ask(max_new_tokens=100, max_skeleton_tokens=100)
     # beside a prefix: skeleton 110 + 100 + 8 rows: 3 own pages; branch 100 + 20 + 100 + 50 + 80 + 8: 5 own
-    assert grant_plan(Sizes(100, 110, 20), limits, RING) == 5
+    assert grant_plan(PlanSizes(100, 110, 20), limits, RING) == 5
 
 
 @pytest.mark.parametrize(
@@ -260,7 +266,7 @@ def test_grants_cover_the_worst_case() -> None:
 )
 def test_what_can_never_fit_is_refused_with_the_figures(limits: dict[str, int], complaint: str) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
-        grant_plan(Sizes(100, 110, 20), ask(**limits), RING)
+        grant_plan(PlanSizes(100, 110, 20), ask(**limits), RING)
 
 
 class TestThePageLedger:

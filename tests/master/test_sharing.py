@@ -16,7 +16,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Event
 from specsot.frames import Close, End, Open, Outcome, Result
 from specsot.params import Ask, Limits, Message
-from specsot_master.conductor import ConductorConfig, RingState
+from specsot_master.engine import EngineConfig, RingState
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SMALL, SOT, finished, openings
 from tests.master.stage import Stage
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 PLAIN = RingState(epoch=1, pages=64, page_rows=64, slots=8, max_positions=2048)
 RULES = Message("system", "You are a careful teacher. " * 12)
 OTHER = Message("system", "You are a poet who never rhymes. " * 12)
-FRESH = ConductorConfig(model="demo", prefix_cache=False)
+FRESH = EngineConfig(model="demo", prefix_cache=False)
 
 
 def direct(system: Message, question: str, **more: object) -> Ask:
@@ -208,7 +208,7 @@ async def test_those_without_a_drafter_have_their_own() -> None:
 async def test_answers_are_the_same_with_and_without(seed: int, pages: int, drafting: bool) -> None:
     """Random requests, some of them given up, on few pages and many; the ring itself never runs dry."""
     said: list[list[str]] = []
-    for config in (ConductorConfig(model="demo", live=6), replace(FRESH, live=6)):
+    for config in (EngineConfig(model="demo", live=6), replace(FRESH, live=6)):
         chance = random.Random(seed)
         stage = Stage(SAYS, seed, replace(PLAIN, pages=pages, has_drafter=drafting), config)
         clients: list[asyncio.Task[list[Event]]] = []

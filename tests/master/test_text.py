@@ -19,9 +19,15 @@ from tokenizers import Tokenizer, decoders, models
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
-from specsot_master.text import ChatTemplate, Detokenizer, StopWatch, TemplateRefused, Text
-from specsot_master.text.control import _any_of  # pyright: ignore[reportPrivateUsage]
-from specsot_master.text.spelling import TokenBytes
+from specsot_master.text import (
+    ChatTemplate,
+    Detokenizer,
+    StopStrings,
+    TemplateRefused,
+    Text,
+    TokenBytes,
+    _any_of,  # pyright: ignore[reportPrivateUsage]
+)
 from tests.master.stage import BASE, TEXT
 
 SENTENCES = ("Stages of Sleep.", "睡眠分为几个阶段。", "Party 🎉👩‍👩‍👧 naïve ﷽", "  spaces\n\n and\ttabs ")
@@ -128,7 +134,7 @@ def test_pieces_bytes_and_words_are_spelled() -> None:
     ],
 )
 def test_stop_strings(stops: tuple[str, ...], fed: list[str], shown: str, hit: str | None) -> None:
-    watch = StopWatch(stops)
+    watch = StopStrings(stops)
     assert "".join(map(watch.feed, fed)) + watch.flush() == shown
     assert watch.hit == hit
 
@@ -137,7 +143,7 @@ def test_stop_strings(stops: tuple[str, ...], fed: list[str], shown: str, hit: s
 def test_a_stop_string_never_leaks_however_the_text_is_cut(
     whole: str, stops: list[str], data: st.DataObject
 ) -> None:
-    watch, shown, rest = StopWatch(stops), "", whole
+    watch, shown, rest = StopStrings(stops), "", whole
     while rest:
         size = data.draw(st.integers(1, len(rest)))
         shown += watch.feed(rest[:size])

@@ -13,8 +13,13 @@ import pytest
 
 from specsot.errors import InvalidRequest, Overloaded, TimedOut, Unavailable
 from specsot.forms import MAX_FORM_BYTES, Form
-from specsot_master.conductor import ConductorConfig
-from specsot_master.conductor.trying import KNOWN, QUEUE, Forms, try_apart
+from specsot_master.engine import EngineConfig
+from specsot_master.engine.grammar_sandbox import (
+    MAX_VERDICTS,
+    MAX_WAITING_FORMS,
+    GrammarSandbox,
+    compile_in_subprocess,
+)
 from tests.master.letters import ANSWER, DIRECT, SAYS, SOT, finished
 from tests.master.stage import Stage
 
@@ -38,7 +43,7 @@ def wide() -> Form:
     return form
 
 
-async def refused(forms: Forms, form: Form) -> InvalidRequest:
+async def refused(forms: GrammarSandbox, form: Form) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as error:
         await forms.check(form)
     assert error.value.field == "constraint"
@@ -53,7 +58,7 @@ async def test_every_form_is_tried_once() -> None:
         tried.append(form)
         return "constraint: bad" if form.texts == ("bad",) else ""
 
-    forms = Forms(trial)
+    forms = GrammarSandbox(trial)
     good, bad = Form("regex", ("good",)), Form("regex", ("bad",))
     await asyncio.gather(*(forms.check(good) for _ in range(5)))
     for _ in range(3):
@@ -63,13 +68,13 @@ async def test_every_form_is_tried_once() -> None:
 
 async def test_old_verdicts_are_forgotten() -> None:
     tried: list[Form] = []
-    forms = Forms(lambda form: tried.append(form) or "")
-    for number in range(KNOWN + 1):
+    forms = GrammarSandbox(lambda form: tried.append(form) or "")
+    for number in range(MAX_VERDICTS + 1):
         await forms.check(Form("regex", (str(number),)))
-    await forms.check(Form("regex", (str(KNOWN),)))
-    assert len(tried) == KNOWN + 1
+    await forms.check(Form("regex", (str(MAX_VERDICTS),)))
+    assert len(tried) == MAX_VERDICTS + 1
     await forms.check(Form("regex", ("0",)))
-    assert len(tried) == KNOWN + 2
+    assert len(tried) == MAX_VERDICTS + 2
 
 
 class Held:
@@ -97,8 +102,8 @@ def regex(number: int) -> Form:
 
 
 async def test_who_comes_when_too_many_wait_is_told_to_come_again() -> None:
-    forms = Forms(lambda form: "")
-    checks = [asyncio.create_task(forms.check(regex(n), f"c{n % 3}")) for n in range(QUEUE + 3)]
+    forms = GrammarSandbox(lambda form: "")
+    checks = [asyncio.create_task(forms.check(regex(n), f"c{n % 3}")) for n in range(MAX_WAITING_FORMS + 3)]
     results = await asyncio.gather(*checks, return_exceptions=True)
     assert sum(isinstance(one, Overloaded) for one in results) == 3
     await forms.check(regex(1000))
@@ -106,27 +111,27 @@ async def test_who_comes_when_too_many_wait_is_told_to_come_again() -> None:
 
 async def test_one_client_cannot_take_every_place() -> None:
     held = Held()
-    forms = Forms(held)
-    greedy = [asyncio.create_task(forms.check(regex(n), "greedy")) for n in range(QUEUE)]
+    forms = GrammarSandbox(held)
+    greedy = [asyncio.create_task(forms.check(regex(n), "greedy")) for n in range(MAX_WAITING_FORMS)]
     await held.begun()
     modest = asyncio.create_task(forms.check(regex(1000), "modest"))
     held.release()
     results = await asyncio.gather(*greedy, return_exceptions=True)
-    assert sum(isinstance(one, Overloaded) for one in results) == QUEUE // 2
+    assert sum(isinstance(one, Overloaded) for one in results) == MAX_WAITING_FORMS // 2
     await modest
 
 
 async def test_any_number_may_wait_for_the_same_form() -> None:
     tried: list[Form] = []
-    forms = Forms(lambda form: tried.append(form) or "")
-    await asyncio.gather(*(forms.check(regex(1), "one") for _ in range(5 * QUEUE)))
+    forms = GrammarSandbox(lambda form: tried.append(form) or "")
+    await asyncio.gather(*(forms.check(regex(1), "one") for _ in range(5 * MAX_WAITING_FORMS)))
     assert tried == [regex(1)]
 
 
 async def test_a_trial_that_nobody_waits_for_keeps_its_turn() -> None:
     """It cannot be stopped; a client that comes and goes would else start one beside the other."""
     held = Held()
-    forms = Forms(held)
+    forms = GrammarSandbox(held)
     gone = asyncio.create_task(forms.check(regex(0)))
     await held.begun()
     gone.cancel()
@@ -143,7 +148,7 @@ async def test_a_trial_that_cannot_be_made_says_so() -> None:
     def broken(form: Form) -> str:
         raise Unavailable("constraints cannot be tried")
 
-    forms = Forms(broken)
+    forms = GrammarSandbox(broken)
     for _ in range(2):
         with pytest.raises(Unavailable):
             await forms.check(regex(1))
@@ -156,7 +161,7 @@ HELD = replace(DIRECT, form=ANY)
 async def test_others_go_on_while_a_form_is_tried() -> None:
     """The trial blocks a thread; laps, other answers and other refusals do not wait for it."""
     held = Held()
-    stage = Stage(SAYS, forms=Forms(held))
+    stage = Stage(SAYS, forms=GrammarSandbox(held))
     waits = stage.listen(HELD)
     await held.begun()
     assert finished(await stage.answer(SOT)).text == ANSWER
@@ -168,7 +173,7 @@ async def test_others_go_on_while_a_form_is_tried() -> None:
 
 async def test_a_deadline_that_passes_while_a_form_is_tried() -> None:
     held = Held()
-    stage = Stage(SAYS, forms=Forms(held))
+    stage = Stage(SAYS, forms=GrammarSandbox(held))
     with pytest.raises(TimedOut, match="the deadline passed while the request was looked into"):
         await stage.listen(HELD, timeout=0.01)
     held.release()
@@ -177,7 +182,7 @@ async def test_a_deadline_that_passes_while_a_form_is_tried() -> None:
 
 async def test_time_spent_on_a_form_counts() -> None:
     """The clock goes a second at every look: one is over when the request comes to wait."""
-    stage = Stage(SAYS, forms=Forms(lambda form: ""))
+    stage = Stage(SAYS, forms=GrammarSandbox(lambda form: ""))
     with pytest.raises(TimedOut, match="had passed when the request came"):
         await stage.listen(HELD, timeout=1.0)
     stage.assert_clean()
@@ -185,8 +190,8 @@ async def test_time_spent_on_a_form_counts() -> None:
 
 async def test_who_would_be_refused_anyway_is_refused_before() -> None:
     tried: list[Form] = []
-    config = ConductorConfig(model="demo", live=1, queue=1)
-    stage = Stage(SAYS, config=config, forms=Forms(lambda form: tried.append(form) or ""))
+    config = EngineConfig(model="demo", live=1, queue=1)
+    stage = Stage(SAYS, config=config, forms=GrammarSandbox(lambda form: tried.append(form) or ""))
     others = [stage.listen(DIRECT) for _ in range(2)]
     await stage.settle()
     with pytest.raises(Overloaded):
@@ -210,7 +215,7 @@ async def test_who_would_be_refused_anyway_is_refused_before() -> None:
     ],
 )
 def test_what_cannot_work_is_refused_in_good_time(form: Form, reason: str) -> None:
-    assert reason in try_apart(form)
+    assert reason in compile_in_subprocess(form)
 
 
 @pytest.mark.processes
@@ -228,7 +233,7 @@ def test_what_cannot_work_is_refused_in_good_time(form: Form, reason: str) -> No
     ids=["object", "wide", "chain", "choices", "nested counts", "backtracking", "many states"],
 )
 def test_what_looks_dangerous_and_is_not_passes(form: Form) -> None:
-    assert try_apart(form) == ""
+    assert compile_in_subprocess(form) == ""
 
 
 def test_a_trial_knows_no_token_and_no_module_of_the_current_folder(
@@ -242,5 +247,5 @@ def test_a_trial_knows_no_token_and_no_module_of_the_current_folder(
     seen: list[dict[str, str]] = []
     real = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: (seen.append(k["env"]), real(*a, **k))[1])
-    assert try_apart(Form("regex", ("[ab]+",))) == ""
+    assert compile_in_subprocess(Form("regex", ("[ab]+",))) == ""
     assert "SPECSOT_TOKEN" not in seen[0]

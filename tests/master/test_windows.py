@@ -10,11 +10,11 @@ from specsot.errors import InvalidRequest
 from specsot.frames import Open
 from specsot.pages import most_held
 from specsot.params import Ask, Limits, Window
-from specsot_master.conductor.admission import begin_answer, grant_answer, own_pages
-from specsot_master.conductor.prefixes import Node, PrefixTree
-from specsot_master.conductor.ring import RingState
-from specsot_master.gateway.openai.asks import chat_asks
-from specsot_master.gateway.openai.bodies import ChatBody
+from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
+from specsot_master.core.prefix_tree import PrefixNode, PrefixTree
+from specsot_master.core.ring import RingState
+from specsot_master.http.openai_requests import chat_asks
+from specsot_master.http.openai_schemas import ChatBody
 from tests.master.letters import SAYS
 from tests.master.stage import Stage
 
@@ -34,7 +34,7 @@ def test_behind_a_window_an_answer_may_be_longer_than_the_context_and_costs_no_m
         pages == grant_answer(3, ask(WINDOW, 100_000), RING) == most_held(WINDOW, RING.rows, RING.page_rows)
     )
     assert grant_answer(3, ask(WINDOW, 10), RING) == own_pages(13, 0, RING)
-    assert begin_answer((1, 2, 3), ask(WINDOW, 1000), RING).window == WINDOW
+    assert answer_prefix((1, 2, 3), ask(WINDOW, 1000), RING).window == WINDOW
 
 
 def test_a_window_must_fit_the_context() -> None:
@@ -45,7 +45,7 @@ def test_a_window_must_fit_the_context() -> None:
 
 def test_what_one_request_has_behind_a_window_no_other_one_finds() -> None:
     tree = PrefixTree()
-    tree.add(Node(1, (1, 2, 3), 1, own=True))
+    tree.add(PrefixNode(1, (1, 2, 3), 1, own=True))
     assert tree.route((1, 2, 3), drafted=True).node is None
 
 

@@ -96,7 +96,12 @@ def test_what_cannot_promise_that_is_refused(
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^--batch-invariant needs {why}"):
         Decoder.load(
-            demo_model / "base", Range(0, 1), torch.float16, device, False, None, quantization, "auto", True
+            demo_model / "base",
+            Range(0, 1),
+            torch.float16,
+            device,
+            quantization=quantization,
+            batch_invariant=True,
         )
 
 

@@ -17,6 +17,7 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.fitting import Held, free_memory, in_words, room_on, weights_of
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
+from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot_drafter import source as drafting
 from specsot_worker import source as working
 
@@ -24,8 +25,8 @@ MIB = 1 << 20
 
 
 def worker(base: Path, free: int | None, layers: Range | None = None) -> working.Source:
-    supply = working.Supply("w", "w", base, layers, dtype="fp32", kv_memory=4 * MIB)
-    return working.Source(supply, room=lambda device: free)
+    options = ModelOptions(base, dtype="fp32", kv_memory=4 * MIB)
+    return working.Source(options, "w", layers=layers, room=lambda device: free)
 
 
 def configuration(layers: Range, pages: int = 16) -> Configuration:
@@ -86,8 +87,8 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
 
 def test_rows_in_int8_take_what_is_told(demo_model: Path) -> None:
     """So more pages go into the same memory."""
-    supply = working.Supply("w", "w", demo_model / "base", dtype="fp32", kv_memory=MIB, kv_dtype="int8")
-    source = working.Source(supply, room=lambda device: 1 << 30)
+    options = ModelOptions(demo_model / "base", dtype="fp32", kv_memory=MIB, kv_cache_dtype="int8")
+    source = working.Source(options, "w", room=lambda device: 1 << 30)
     told = source.registration()
     assert (told.row_bytes, told.quantization) == (2 * 2 * (64 + 2), "int8 KV")
     with structlog.testing.capture_logs() as lines:
@@ -169,9 +170,9 @@ def test_who_stands_by_loads_ahead_what_half_of_the_free_memory_holds(
 
 
 def test_a_drafter_that_does_not_fit(demo_model: Path) -> None:
-    supply = drafting.Supply("d", "d", demo_model / "base", demo_model / "eagle3", kv_memory=MIB)
+    options = DraftModelOptions(demo_model / "base", kv_memory=MIB, draft_model=demo_model / "eagle3")
     with pytest.raises(ModelError, match=r"^eagle drafts need .* of KV pages, cpu has 1.0 MiB free"):
-        drafting.Source(supply, room=lambda device: MIB).registration()
+        drafting.Source(options, "d", room=lambda device: MIB).registration()
 
 
 def test_less_of_machine_and_container_counts(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from specsot.errors import ContextLengthExceeded, InvalidRequest
 from specsot.params import MAX_TOKENS, Ask
 from specsot.v1 import master_pb2
 from specsot.wire.requests import decode_ask
-from specsot_master.gateway.openai.asks import completion_asks
-from specsot_master.gateway.openai.bodies import CompletionBody, refuse_unserved
+from specsot_master.http.openai_requests import completion_asks
+from specsot_master.http.openai_schemas import CompletionBody, refuse_unserved
 
 FEW, MANY = 100, 500_000
 

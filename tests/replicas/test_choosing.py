@@ -12,13 +12,20 @@ from specsot.info import LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.links import Inbox, LocalLink
 from specsot.members import Range, Ready
 from specsot.params import Ask, Message
-from specsot_master.conductor import Caller, accepting
+from specsot_master.core.stats import LapMeter
+from specsot_master.engine import Caller, intake
+from specsot_master.epochs import EpochNumbers
 from specsot_master.fleet import Fleet
-from specsot_master.fleet.epochs import Numbers
-from specsot_master.laps import Laps
-from specsot_master.replicas import Enrolment, Replica, Router, sum_up
-from specsot_master.replicas.beginnings import BLOCK, Beginnings
-from specsot_master.replicas.loads import Load, least_loaded
+from specsot_master.replicas import (
+    BLOCK_CHARACTERS,
+    MemberRouter,
+    PrefixAffinity,
+    Replica,
+    ReplicaLoad,
+    RequestRouter,
+    least_loaded,
+    total_info,
+)
 from tests.fleet.test_formation import WISHES, drafter, worker
 from tests.master.letters import COUNT, SAYS
 from tests.master.stage import Stage
@@ -30,12 +37,12 @@ FIRST, SECOND = Range(0, 4), Range(4, 8)
 @pytest.mark.parametrize(
     ("loads", "familiar", "chosen"),
     [
-        ({0: Load(0, 0.0), 1: Load(0, 0.0)}, None, 0),
-        ({0: Load(0, 0.5), 1: Load(0, 0.1)}, None, 1),
-        ({0: Load(2, 0.1), 1: Load(1, 0.9)}, None, 1),
-        ({0: Load(0, 0.0), 1: Load(0, 0.0)}, 1, 1),
-        ({0: Load(0, 0.0), 1: Load(0, 0.1)}, 1, 0),
-        ({1: Load(9, 1.0)}, 0, 1),
+        ({0: ReplicaLoad(0, 0.0), 1: ReplicaLoad(0, 0.0)}, None, 0),
+        ({0: ReplicaLoad(0, 0.5), 1: ReplicaLoad(0, 0.1)}, None, 1),
+        ({0: ReplicaLoad(2, 0.1), 1: ReplicaLoad(1, 0.9)}, None, 1),
+        ({0: ReplicaLoad(0, 0.0), 1: ReplicaLoad(0, 0.0)}, 1, 1),
+        ({0: ReplicaLoad(0, 0.0), 1: ReplicaLoad(0, 0.1)}, 1, 0),
+        ({1: ReplicaLoad(9, 1.0)}, 0, 1),
     ],
 )
 def test_the_least_loaded_takes_it_and_familiarity_breaks_ties(loads, familiar, chosen):
@@ -43,12 +50,12 @@ def test_the_least_loaded_takes_it_and_familiarity_breaks_ties(loads, familiar, 
 
 
 def test_a_conversation_is_known_by_how_it_begins():
-    beginnings = Beginnings()
-    first = Message("user", "a" * 3 * BLOCK)
+    beginnings = PrefixAffinity()
+    first = Message("user", "a" * 3 * BLOCK_CHARACTERS)
     beginnings.note(Ask(messages=(first,)), 1)
     longer = (first, Message("assistant", "b"), Message("user", "c"))
     assert beginnings.find(Ask(messages=longer)) == 1
-    assert beginnings.find(Ask(messages=(Message("user", "b" * 3 * BLOCK),))) is None
+    assert beginnings.find(Ask(messages=(Message("user", "b" * 3 * BLOCK_CHARACTERS),))) is None
     assert beginnings.find(Ask(prompt="Hi")) is None, "too short to be worth anything"
     beginnings.note(Ask(messages=longer), 0)
     assert beginnings.find(Ask(messages=longer)) == 0, "the newest counts"
@@ -58,10 +65,10 @@ class Stand:
     """Two rings of two workers each, and what every member was told."""
 
     def __init__(self, wishes=WISHES):
-        epochs = Numbers()
+        epochs = EpochNumbers()
         nothing = lambda *_: None  # noqa: E731
         self.fleets = [Fleet(wishes, nothing, nothing, nothing, lambda: True, epochs) for _ in range(2)]
-        self.members = Enrolment(self.fleets, nothing)
+        self.members = MemberRouter(self.fleets, nothing)
 
     async def join(self, *registrations):
         for registration in registrations:
@@ -157,12 +164,12 @@ def test_an_account_of_several_is_their_sum():
     other = ReplicaInfo(
         1, 7, False, ("a worker",), None, LapsInfo(1, 1), RequestsInfo(kept=3, ended=(("stop", 2),))
     )
-    told = sum_up([one, other])
+    told = total_info([one, other])
     assert (told.epoch, told.ready, told.waiting_for) == (7, True, ("replica 1: a worker",))
     assert told.pages == PagesInfo(8, 3, 16)
     assert told.requests == RequestsInfo(1, 2, kept=3, ended=(("stop", 3),))
     assert (told.laps and told.laps.tokens, told.laps and told.laps.tokens_per_lap) == (10, 4.0)
-    assert sum_up([one]).replicas == ()
+    assert total_info([one]).replicas == ()
 
 
 class Complete:
@@ -177,10 +184,10 @@ class Complete:
 @pytest.mark.parametrize("resumable", [True, False])
 async def test_a_request_id_is_live_in_one_ring_alone(monkeypatch, resumable):
     """The same call again, while the first one is still looked into, and counts as load of its ring."""
-    monkeypatch.setattr(accepting, "LONG", 0)
+    monkeypatch.setattr(intake, "THREAD_CHARACTERS", 0)
     stages = [Stage(SAYS), Stage(SAYS)]
-    router = Router(
-        [Replica(n, one.conductor, Complete(one), Laps(time.monotonic)) for n, one in enumerate(stages)]
+    router = RequestRouter(
+        [Replica(n, one.conductor, Complete(one), LapMeter(time.monotonic)) for n, one in enumerate(stages)]
     )
     ask = replace(COUNT, resumable=resumable)
     calls = [asyncio.create_task(read(router.generate(ask, Caller("mine")))) for _ in range(2)]

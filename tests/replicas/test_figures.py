@@ -7,8 +7,7 @@ pytest.importorskip("prometheus_client")
 from specsot.events import Started
 from specsot.frames import Result
 from specsot.info import Info, ModelInfo, ReplicaInfo, RequestsInfo
-from specsot_master.gateway.metrics import Metrics
-from specsot_master.gateway.watching import RequestWatch
+from specsot_master.telemetry import Metrics, RequestMetrics
 
 RINGS = tuple(
     ReplicaInfo(n, n + 5, n == 0, requests=RequestsInfo(running=n, ended=(("stop", n),))) for n in range(2)
@@ -20,7 +19,7 @@ def test_every_ring_has_figures_of_its_own():
     metrics = Metrics(lambda: INFO)
     first, second = (metrics.of(n, lambda: True) for n in range(2))
     second.heard(Result(6, 1, (), seconds=(0.5,)))
-    watch = RequestWatch(lambda request: second if request == "r" else first, lambda: 0.0)
+    watch = RequestMetrics(lambda request: second if request == "r" else first, lambda: 0.0)
     watch.told(Started("r", "demo", "direct", 1, 3))
     told = metrics.written().decode().splitlines()
     for line in (

@@ -20,11 +20,10 @@ from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import Door
 from specsot.rpc.statuses import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
-from specsot_master.conductor import Caller
-from specsot_master.conductor.streams import RequestStreams
-from specsot_master.desk import Desk
-from specsot_master.server import FleetService, MasterService, open_master_door
-from specsot_master.server.master_service import client_of
+from specsot_master.engine import Caller
+from specsot_master.engine.event_stream import RequestStreams
+from specsot_master.grpc_api import FleetService, MasterService, client_of, open_master_port
+from specsot_master.master import RequestCounter
 from tests.rpc.test_uplink import FakeFleet
 
 pytestmark = pytest.mark.timeout(30)
@@ -89,7 +88,9 @@ async def _last(offset: int) -> AsyncGenerator[Numbered, None]:
 
 
 class Served:
-    def __init__(self, conductor: FakeConductor, desk: Desk, door: Door, client: MasterClient) -> None:
+    def __init__(
+        self, conductor: FakeConductor, desk: RequestCounter, door: Door, client: MasterClient
+    ) -> None:
         self.conductor, self.desk, self.door, self.client = conductor, desk, door, client
         self.address = f"127.0.0.1:{door.port}"
 
@@ -97,9 +98,9 @@ class Served:
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     conductor = FakeConductor()
-    desk = Desk(conductor, lambda: INFO)
+    desk = RequestCounter(conductor, lambda: INFO)
     service = MasterService(desk, lambda: INFO)
-    door = await open_master_door("127.0.0.1:0", service, FleetService(FakeFleet()))
+    door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
     client = await connect(f"127.0.0.1:{door.port}")
     yield Served(conductor, desk, door, client)
     await client.close()

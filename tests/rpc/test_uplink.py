@@ -27,7 +27,7 @@ from specsot.rpc.serve import Door, open_door
 from specsot.rpc.uplink import join
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
 from specsot.wire.fleet import encode_upward
-from specsot_master.server.fleet_service import Downlink, FleetService
+from specsot_master.grpc_api import Downlink, FleetService
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -161,7 +161,7 @@ async def test_a_worker_on_a_gpu_may_always_be_silent_longer(
         lenient.append(busy)
         return Vigil(silence, busy, told)
 
-    monkeypatch.setattr("specsot_master.server.fleet_service.Vigil", watched)
+    monkeypatch.setattr("specsot_master.grpc_api.Vigil", watched)
     uplink = await join(master.address, replace(WORKER, gpus=gpus), Inbox())
     await uplink.send(Ready(1))
     await master.fleet.said.get()

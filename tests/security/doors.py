@@ -17,8 +17,8 @@ from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
 from specsot.rpc.tls import Tls
 from specsot.rpc.tokens import Tokens
-from specsot_master.desk import Desk
-from specsot_master.server import FleetService, MasterService, open_fleet_door, open_master_door
+from specsot_master.grpc_api import FleetService, MasterService, open_fleet_port, open_master_port
+from specsot_master.master import RequestCounter
 from tests.rpc.test_master_service import INFO, FakeConductor
 from tests.rpc.test_uplink import FakeFleet
 from tests.security.papers import Authority, shown
@@ -57,12 +57,12 @@ async def guarded(authority: Authority, **more: bool) -> AsyncIterator[Doors]:
     own, file = authority.issue("master"), authority.folder / "tokens"
     file.write_text(f"another\n{TOKEN}\n")
     conductor, fleet = FakeConductor(), FakeFleet()
-    desk = Desk(conductor, lambda: INFO)
+    desk = RequestCounter(conductor, lambda: INFO)
     tokens = Tokens(file)
     terms = Terms(PUBLIC_BYTES, tls=replace(own, ca=None), tokens=tokens, **more)
     service = MasterService(desk, info, rebalance=lambda: Rebalanced(True, 1, ""), tokens=tokens)
-    clients = await open_master_door("127.0.0.1:0", service, None, terms)
-    members = await open_fleet_door("127.0.0.1:0", FleetService(fleet), Terms(PUBLIC_BYTES, tls=own))
+    clients = await open_master_port("127.0.0.1:0", service, None, terms)
+    members = await open_fleet_port("127.0.0.1:0", FleetService(fleet), Terms(PUBLIC_BYTES, tls=own))
     try:
         yield Doors(clients, members, conductor, fleet, authority.known, file)
     finally:

@@ -42,7 +42,7 @@ def test_addresses_that_others_may_reach(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0", "unix:/run/ring", "nowhere"])
 def test_loopback_needs_nothing(address: str) -> None:
-    setting = read_master([*MASTER, "--listen", address]).setting
+    setting = read_master([*MASTER, "--listen", address]).service
     assert (setting.listen, setting.insecure, setting.tls.paths) == (address, False, ())
 
 
@@ -111,22 +111,22 @@ def test_papers_open_every_door(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECSOT_TOKEN", "secret")
     doors = ("--listen", OUT, "--http", "0.0.0.0:8000", "--fleet-listen", "0.0.0.0:50060")
     config = read_master([*MASTER, *doors, *PAPERS, "--tls-ca", "a"])
-    assert config.setting.tls.mutual
-    assert config.tokens is not None
+    assert config.service.tls.mutual
+    assert config.tokens() is not None
     assert "secret" not in repr(config)
-    assert read_worker([*MASTER, "--listen", OUT, *PAPERS, "--tls-ca", "a"]).setting.tls.mutual
+    assert read_worker([*MASTER, "--listen", OUT, *PAPERS, "--tls-ca", "a"]).service.tls.mutual
 
 
 @pytest.mark.parametrize("word", [["--insecure"], ["--insecure", "on"]])
 def test_or_one_word(word: list[str]) -> None:
-    assert read_master([*MASTER, "--listen", OUT, *word]).setting.insecure
-    assert read_worker([*MASTER, *word, "--listen", OUT]).setting.insecure
-    assert read_drafter([*MEMBER, *word, "--listen", OUT]).setting.insecure
+    assert read_master([*MASTER, "--listen", OUT, *word]).service.insecure
+    assert read_worker([*MASTER, *word, "--listen", OUT]).service.insecure
+    assert read_drafter([*MEMBER, *word, "--listen", OUT]).service.insecure
 
 
 def test_or_one_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SPECSOT_INSECURE", "on")
-    assert read_worker([*MASTER, "--listen", OUT]).setting.insecure
+    assert read_worker([*MASTER, "--listen", OUT]).service.insecure
     refused(read_worker, (*MASTER, "--listen", OUT, "--insecure", "off"), "is open to other machines", capsys)
 
 

@@ -21,8 +21,8 @@ from specsot.rpc.options import (
 )
 from specsot.rpc.serve import open_door
 from specsot.v1 import master_pb2, master_pb2_grpc
-from specsot_master.gateway.door import HEADER_BYTES, HEADER_SECONDS, MOST_CONNECTIONS
-from specsot_master.gateway.intake import BASE_BYTES, BODIES_BYTES, BODY_SECONDS, POSITION_BYTES
+from specsot_master.http.middleware import BASE_BYTES, BODIES_BYTES, BODY_SECONDS, POSITION_BYTES
+from specsot_master.http.server import HEADER_BYTES, HEADER_SECONDS, MAX_CONNECTIONS
 from tests.conftest import REPOSITORY
 from tests.http.house import served
 from tests.rpc.test_serve import ATTACH
@@ -64,7 +64,7 @@ async def test_a_head_that_does_not_end() -> None:
         f"{HEADER_SECONDS:g} s for every head",
         f"{SECONDS:g} s for a reader of figures",
         f"a head {HEADER_BYTES >> 10} KiB, a body {PUBLIC_BYTES >> 20} MiB in {BODY_SECONDS:g} s",
-        f"{MOST_CONNECTIONS:,} connections",
+        f"{MAX_CONNECTIONS:,} connections",
         f"{MAX_STOPS} stop strings, {MAX_TOOLS} tools, {MAX_BIASES:,} biases, {MAX_MESSAGES:,} messages",
     ],
 )

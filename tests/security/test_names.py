@@ -11,11 +11,10 @@ import pytest
 
 from specsot.rpc.options import PUBLIC_BYTES, Terms
 from specsot.rpc.tokens import Tokens
-from specsot_master.assembly import MasterSettings, assemble
-from specsot_master.config import read_config
-from specsot_master.desk import Desk
-from specsot_master.gateway.door import HttpDoor
-from specsot_master.gateway.opening import open_gateway
+from specsot_master.config import RingOptions, read_config
+from specsot_master.http.app import open_http
+from specsot_master.http.server import HttpDoor
+from specsot_master.master import RequestCounter, assemble
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,9 +31,9 @@ async def url(demo_model: Path) -> AsyncIterator[str]:
 async def gateway(
     demo_model: Path, terms: Terms, listen: str = "127.0.0.1:0", names: Iterable[str] = ()
 ) -> tuple[HttpDoor, str]:
-    master = assemble(MasterSettings(demo_model / "base"))
-    desk = Desk(master.leader, master.info)
-    door = await open_gateway(listen, master, desk, terms, names=names)
+    master = assemble(demo_model / "base", RingOptions())
+    desk = RequestCounter(master.leader, master.info)
+    door = await open_http(listen, master, desk, terms, names=names)
     return door, f"http://127.0.0.1:{door.port}"
 
 

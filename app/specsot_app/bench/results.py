@@ -11,7 +11,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from specsot import __version__
+from specsot._version import __version__
 
 Row = Mapping[str, object]
 

@@ -24,6 +24,7 @@ from specsot.model.precision import resolve_dtype
 from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
+from specsot.process.options import DraftModelOptions, Dtype, ModelOptions
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.hf_baseline import HfBaseline
@@ -31,7 +32,7 @@ from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
 from specsot_drafter.part import DrafterPart
-from specsot_master.conductor import ConductorConfig
+from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker import source as workers
@@ -39,6 +40,7 @@ from specsot_worker.part import WorkerPart
 
 PAGE_ROWS = 256  # of a page, as the services have it
 ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches it needs fewer
+HEAD_MEMORY = 1 << 28  # bytes for a head's pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,11 @@ class ModelSet:
     base: Path
     head: Path | None = None
     small: Path | None = None
-    dtype: str = "auto"
+    dtype: Dtype = "auto"
     device: str = "cpu"
     quantization: Quantization | None = None
     kv_dtype: KvDtype = "auto"
-    draft_dtype: str | None = None
+    draft_dtype: Dtype | None = None
     draft_quantization: Quantization | None = None
 
     def drafts(self, drafter: DrafterName) -> Path | None:
@@ -85,11 +87,11 @@ class Runners:
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, LapRecorder]] = {}
         memory = ROWS * self._row_bytes(models.base, models.kv_dtype)
-        supply = workers.Supply(
-            "worker-0", "worker-0", models.base, None, models.dtype, models.device, memory,
-            quantization=models.quantization, kv_dtype=models.kv_dtype,
+        options = ModelOptions(
+            models.base, dtype=models.dtype, device=models.device, kv_memory=memory,
+            quantization=models.quantization, kv_cache_dtype=models.kv_dtype,
         )  # fmt: skip
-        self._worker = workers.Source(supply)
+        self._worker = workers.Source(options, "worker-0")
         self._prompts = Prompts(models.base, Text(models.base))
         self._rival: HfBaseline | None = None
 
@@ -176,7 +178,7 @@ class Runners:
             device=models.device,
             drafter=drafter,
             page_rows=PAGE_ROWS,
-            conduct=ConductorConfig(prefix_cache=False),
+            conduct=EngineConfig(prefix_cache=False),
         )
         fleet = await LocalFleet.start(told, parts, threads=self._threads)
         self._stack.push_async_callback(fleet.close)
@@ -188,13 +190,13 @@ class Runners:
         models, folder = self.models, self.models.drafts(drafter)
         if folder is None:
             return None, None
-        supply = drafters.Supply(
-            "drafter", "drafter", models.base, folder, models.draft_dtype or models.dtype, models.device,
-            drafter=drafter, options=options, quantization=models.draft_quantization,
+        memory = FEWER * self._row_bytes(folder) if drafter == "model" else HEAD_MEMORY
+        drafts = DraftModelOptions(
+            models.base, dtype=models.dtype, device=models.device, kv_memory=memory, drafter=drafter,
+            draft_model=folder, draft_dtype=models.draft_dtype, draft_quantization=models.draft_quantization,
+            drafting=options,
         )  # fmt: skip
-        if drafter == "model":
-            supply = replace(supply, kv_memory=FEWER * self._row_bytes(folder))
-        source = drafters.Source(supply)
+        source = drafters.Source(drafts, "drafter")
         weights = drafts_of(WeightFiles(folder), self._drafting)
         return source, DraftRecorder(source.registration().row_bytes, weights)
 

@@ -39,9 +39,25 @@ PER_CLIENT = {1: 3, 8: 2, 64: 2}  # requests
 QUESTION = "Question {number}: how would you explain the subject to somebody new to it?"
 KV_MEMORY = str(16 << 30)
 ROOM = 40 << 30  # bytes of a folder in memory, from which on weights are written there
-TREES: dict[Tree, tuple[DrafterName, ...]] = {"tuned": ("none", "eagle"), "fixed": ("eagle",)}
 DRAFTER = "specsot_lab.bench.gpu_drafter"
 WARMING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """How a fleet drafts, and who is asked for. right: by node rank, as published; else never."""
+
+    said: str
+    tree: Tree
+    drafters: tuple[DrafterName, ...]
+    right: bool = True
+
+
+FLEETS = (
+    Drafts("", "tuned", ("none", "eagle")),
+    Drafts(", whole trees", "fixed", ("eagle",)),
+    Drafts(", never right", "tuned", ("eagle",), right=False),
+)
 
 
 def measure_served(name: str, device: str = "cuda", clients: tuple[int, ...] = CLIENTS) -> Iterator[Row]:
@@ -50,8 +66,8 @@ def measure_served(name: str, device: str = "cuda", clients: tuple[int, ...] = C
         lent = demo() / "base"
         base = write_base(Path(folder) / "base", SHAPES[name], lent, device)
         head = write_head(Path(folder) / "head", SHAPES[name], device)
-        for tree in TREES:
-            yield from run(_measure(base, head, device, clients, tree))
+        for drafts in FLEETS:
+            yield from run(_measure(base, head, device, clients, drafts))
 
 
 def _folder() -> str | None:
@@ -60,14 +76,16 @@ def _folder() -> str | None:
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > ROOM else None
 
 
-async def _measure(base: Path, head: Path, device: str, clients: tuple[int, ...], tree: Tree) -> list[Row]:
+async def _measure(
+    base: Path, head: Path, device: str, clients: tuple[int, ...], drafts: Drafts
+) -> list[Row]:
     """Of one fleet, whose drafter begins anew."""
     rows: list[Row] = []
-    async with fleet_of(base, head, device, tree) as (grpc, http):
+    async with fleet_of(base, head, device, drafts) as (grpc, http):
         doors: dict[str, Ways] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
-        for drafter in TREES[tree]:
+        for drafter in drafts.drafters:
             await doors["gRPC"].ask(1, 99, WARMING, drafter)
-            said = f"drafter {drafter}" + (", whole trees" if tree == "fixed" else "")
+            said = f"drafter {drafter}{drafts.said}"
             for many in clients:
                 await doors["gRPC"].ask(many, 32, many, drafter)
                 for door, ways in doors.items():
@@ -96,10 +114,10 @@ def row_of(level: LoadLevel, door: str, said: str, tokens: int) -> Row:
 
 
 @asynccontextmanager
-async def fleet_of(base: Path, head: Path, device: str, tree: Tree) -> AsyncGenerator[tuple[str, str]]:
+async def fleet_of(base: Path, head: Path, device: str, drafts: Drafts) -> AsyncGenerator[tuple[str, str]]:
     """Addresses of a fleet of processes: its gRPC, and its HTTP door."""
     wanted = Wanted(
-        kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=tree
+        kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=drafts.tree
     )
     serving = replace(PRIVATE, members=("--kv-memory", KV_MEMORY))
     models, port, http = Models(base, head, (), "eagle"), free_port(), free_port()
@@ -107,7 +125,8 @@ async def fleet_of(base: Path, head: Path, device: str, tree: Tree) -> AsyncGene
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
         children: list[Child] = []
         stack.push_async_callback(end_all, children)
-        services = [_replaying(one) for one in services_of(wanted, models, port, folder, http, serving)]
+        services = services_of(wanted, models, port, folder, http, serving)
+        services = [_replaying(one) for one in services] if drafts.right else services
         for service in services:
             children.append(await start(service, keep_quiet))
         whole = ready_client(services, Reach(), None, miss_nobody)

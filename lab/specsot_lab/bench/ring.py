@@ -25,6 +25,7 @@ from specsot.links import Dialer
 from specsot.members import Curve, TreeShape
 from specsot.membership import Part
 from specsot.params import Message
+from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot.skeleton import PlanRules, Point
 from specsot_app.bench.results import describe_machine, named, write_results
 from specsot_app.fleets import demo
@@ -228,15 +229,16 @@ def demo_ring(stages: int, wanted: RingOptions) -> tuple[Site, RingTask]:
 
     def worker(name: str, dialer: Dialer, compute: Executor, watch: Watch) -> Part:
         from specsot_worker.part import WorkerPart
-        from specsot_worker.source import Source, Supply
+        from specsot_worker.source import Source
 
-        return WorkerPart(Source(Supply(name, name, base, dtype="fp32")), dialer, compute, watch=watch)
+        return WorkerPart(Source(ModelOptions(base, dtype="fp32"), name), dialer, compute, watch=watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source, Supply
+        from specsot_drafter.source import Source
 
-        return DrafterPart(Source(Supply(name, name, base, head, dtype="fp32")), dialer, compute)
+        options = DraftModelOptions(base, dtype="fp32", draft_model=head)
+        return DrafterPart(Source(options, name), dialer, compute)
 
     prefix, suffixes = _branch_turns(base, wanted.branches)
     return Site(base, stages, worker, drafter), RingTask(prefix, suffixes, wanted.tokens, 2 * wanted.tokens)

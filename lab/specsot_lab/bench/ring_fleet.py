@@ -28,7 +28,7 @@ from specsot.rpc.links import GrpcDialer, RingService
 from specsot.rpc.serve import open_door
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe, LapTimes
-from specsot_master.fleet import Fleet, Wishes
+from specsot_master.fleet import Fleet, RingConfig
 from specsot_worker.watching import Watch
 
 WorkerMaker = Callable[[str, Dialer, Executor, Watch], Part]
@@ -86,7 +86,7 @@ class RingFleet:
     """See `ring_of`."""
 
     def __init__(self, site: Site, delay: float, clock: Clock = time.perf_counter) -> None:
-        wishes = Wishes(
+        wishes = RingConfig(
             fingerprint(site.base),
             read_config(site.base).layers,
             workers=site.stages,

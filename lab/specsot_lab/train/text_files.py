@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Message
 from specsot_lab.train.rows import Row, row_of
-from specsot_master.prompts.generic import render_chat
+from specsot_master.prompts import render_chat
 from specsot_master.text import Text
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ def main() -> int:
     from specsot.process.life import live
     from specsot.process.logs import write_logs
 
-    write_logs("drafter", config.setting.log_format, config.setting.log_level)
+    write_logs("drafter", config.service.log_format, config.service.log_level)
     return live("specsot-drafter", lambda leaving: serve(config, leaving))
 
 
@@ -35,27 +35,12 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_drafter.observing import watch_of
         from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source, Supply
+        from specsot_drafter.source import Source
 
-        supply = Supply(
-            name,
-            address,
-            config.model,
-            config.draft_model,
-            config.dtype,
-            config.device,
-            config.kv_memory,
-            config.draft_format,
-            config.model_format,
-            config.overrides,
-            config.drafter,
-            config.options,
-            config.quantization,
-        )
-        return DrafterPart(Source(supply), dialer, compute, watch_of(seen))
+        return DrafterPart(Source(config.draft, name, address), dialer, compute, watch_of(seen))
 
-    with observed("drafter", config.setting) as seen:
-        await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)
+    with observed("drafter", config.service) as seen:
+        await serve_member(make, config.service, config.member, leaving)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ Counts = Floats | NDArray[np.int64] | int
 
 WORST_STRAIN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
 MOST_HOP = 4.0  # times a lap's computing and the least that hops took lately, which hops may seem to take
+MOST_BESIDE = 2.0  # times a plain lap's computing that all else of it may seem to take
 RECENT = 16  # laps that are lately
 TYPICAL = {True: 9, False: 3}  # laps with drafts and without, of which the median is taken for the next one
 WEIGHT = 0.2  # of one lap in what is typical
-CAUGHT = 0.0, 1.0  # of the first two times that rows were caught up with; the very first loads kernels
-DUE = 0.1  # of what a grown row costs: a row that is only caught up with, until it is measured
+DUE = 0.1  # of a pass over as many grown rows: over rows that are only caught up with, until it is measured
 
 
 class Costs:
@@ -39,13 +39,13 @@ class Costs:
         self._widths = widths
         self._hops = {drafted: deque[float](maxlen=laps) for drafted, laps in TYPICAL.items()}
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._beside = dict[int, float]()  # seconds of a plain lap beside what `lap` says, by about how many
         self._strain = 1.0
-        self._row = DUE * float(self.level.at(64) - self.level.at(1)) / 63
-        self._caught = iter(CAUGHT)  # weights of the next observations of it
+        self._pass = Timing(tuple((rows, DUE * seconds) for rows, seconds in level))
 
     def plain(self, live: int) -> float:
-        """A lap without drafts, hops included."""
-        return float(self.lap.at(live)) + self._plain_hop()
+        """A lap without drafts, with all that lies between its computing."""
+        return float(self.lap.at(live)) + self._beside.get(live.bit_length(), self._plain_hop())
 
     def drafting(self, live: int, levels: Counts) -> Floats:
         """What trees of so many levels cost before any of their rows is fed."""
@@ -62,7 +62,7 @@ class Costs:
 
     def catching(self, rows: int) -> float:
         """Rows that must be caught up with before anything grows."""
-        return rows * self._row
+        return float(self._pass.at(rows)) if rows else 0.0
 
     def handover(self) -> float:
         """What waiting for trees adds to a lap."""
@@ -74,8 +74,7 @@ class Costs:
         if due <= live * (len(self._widths) + 2):  # what the lap before brought
             self.level.note(expected, seconds)
         else:
-            weight = next(self._caught, WEIGHT)
-            self._row += weight * (max(seconds - expected, 0.0) / due - self._row)
+            self._pass.note(self.catching(due), seconds - expected)
 
     def note_lap(self, live: int, rows: int, seconds: float) -> None:
         """All stages took so long for it.
@@ -89,6 +88,21 @@ class Costs:
             expected = float(self.lap.at(rows))
         if rows > live and seconds > 0.0 and expected > 0.0:
             self._strain += WEIGHT * (min(max(seconds / expected, 1.0), WORST_STRAIN) - self._strain)
+
+    def knows_plain(self, live: int) -> bool:
+        """Whether a lap of about so many texts was seen without drafts."""
+        return live.bit_length() in self._beside
+
+    def note_plain(self, live: int, wall: float) -> None:
+        """A lap of `live` texts without drafts took so long by the clock.
+
+        What that is beside the curve depends on how many they are: 0.5 to 1 ms for one, 3.2 to 3.8 for 64,
+        served on an H200.
+        """
+        computed, about = float(self.lap.at(live)), live.bit_length()
+        beside = min(max(wall - computed, 0.0), MOST_BESIDE * computed)
+        before = self._beside.get(about, beside)
+        self._beside[about] = before + WEIGHT * (beside - before)
 
     def note_hop(self, drafted: bool, seconds: float, computed: float) -> None:
         """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.

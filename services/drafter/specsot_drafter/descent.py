@@ -31,7 +31,7 @@ from specsot_drafter.selection import Offer
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
 
-TREES = (1, 2, 4, 8, 16, 32)
+TREES = (1, 2, 4, 8, 16, 32, 64)  # of one run; of more there are several
 
 Grow = Callable[[Tensor, int, int, int, Pool, Frontier | None, Tensor | None], Frontier]
 
@@ -101,16 +101,26 @@ class Descents:
         self._trees = tuple(trees)
         self._staging = Staging(max(one.size for one in self._descents.values()), head.device)
 
-    def fits(self, trees: int) -> bool:
-        """Whether there are graphs for so many."""
-        return bucket_of(trees, self._trees) is not None
-
     @torch.inference_mode()
     def run(self, seeds: Sequence[Seed], levels: int) -> Offer | None:
         """All candidates of `levels` levels, as `Growth` offers them; None where no graph has room."""
-        bucket = bucket_of(len(seeds), self._trees)
-        descent = self._descents.get((bucket or 0, levels))
-        return None if descent is None else descent.run(seeds, self._staging)
+        most, offers = max(self._trees), list[Offer]()
+        for first in range(0, len(seeds), most):
+            some = seeds[first : first + most]
+            descent = self._descents.get((bucket_of(len(some), self._trees) or 0, levels))
+            offer = descent.run(some, self._staging) if descent else None
+            if offer is None:
+                return None
+            offers.append(offer)
+        return offers[0] if len(offers) == 1 else _stacked(offers)
+
+
+def _stacked(offers: Sequence[Offer]) -> Offer:
+    """One behind the other, of as many levels each."""
+    tokens, scores, parents = (
+        np.concatenate(parts) for parts in zip(*((one.tokens, one.scores, one.parents) for one in offers))
+    )
+    return Offer(tokens, scores, parents, offers[0].depths)
 
 
 def due_of(k: int, levels: int) -> int:

@@ -7,7 +7,7 @@ at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -178,7 +178,10 @@ class DraftEngine:
             for lane in self.lanes.values():
                 if lane.rest:
                     lane.sleep(batch.rested, live)
-        trees = {lesson.sequence: self._landed(batch, lesson) for lesson in lessons}
+        if batch.rested:
+            self._tell_of_plain(batch, lessons)
+            return
+        trees = {lesson.sequence: self._flights.land(lesson) for lesson in lessons}
         rows = sum(tree.rows for tree in trees.values())
         if rows > batch.fed:  # some came too late and were not sent
             trees = dict.fromkeys(trees, ALONE)
@@ -186,9 +189,12 @@ class DraftEngine:
         self._busy = 0.0
         self._tell(trees, spent)
 
-    def _landed(self, batch: Features, lesson: Lesson) -> Returned:
-        """Behind a rest a lesson is of many laps."""
-        return ALONE if batch.rested else self._flights.land(lesson)
+    def _tell_of_plain(self, batch: Features, lessons: Sequence[Lesson]) -> None:
+        """Behind a rest a lesson is of many laps, and not everybody has one; but none of them had a tree."""
+        self._busy = 0.0
+        lanes = {id(lane): lane for lane in (self._lane(self._texts.find(one.sequence)) for one in lessons)}
+        for lane in lanes.values():
+            lane.rule.settle([ALONE] * batch.fed, Spent(batch.seconds, batch.wall))
 
     def _tell(self, trees: Mapping[int, Returned], spent: Spent) -> None:
         """Every lane hears of its own; what the lap took is told where all of it is one lane's."""

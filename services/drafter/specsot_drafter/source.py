@@ -19,30 +19,36 @@ from specsot.model.fitting import Held, Need, check_fit, drafts_of, room_on
 from specsot.model.quantization import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
+from specsot.process.options import DraftModelOptions
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_drafter.drafters import Drafter
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.rules import Rule, rule_of
-from specsot_drafter.ways import Supply, Way, ways_of
-
-__all__ = ["Source", "Supply"]
+from specsot_drafter.ways import Way, numbers_of, ways_of
 
 
 class Source:
     """Loads everything once; every epoch gets a fresh engine over the same weights."""
 
-    def __init__(self, supply: Supply, room: Callable[[str], int | None] = room_on) -> None:
-        """room: free bytes of a device."""
-        self._supply, self._room, self._loaded = supply, room, False
-        self._config = read_config(supply.model)
-        check_quantization(supply.quantization)
-        self._fingerprint = fingerprint(supply.model)
-        stand_on(supply.device)
-        self._ways = ways_of(supply)
+    def __init__(
+        self,
+        options: DraftModelOptions,
+        name: str,
+        address: str | None = None,
+        room: Callable[[str], int | None] = room_on,
+    ) -> None:
+        """address: where peers reach it; None: by its name. room: free bytes of a device."""
+        self._options, self._name, self._address = options, name, address or name
+        self._room, self._loaded = room, False
+        self._config = read_config(options.base)
+        check_quantization(options.draft_quantization)
+        self._fingerprint = fingerprint(options.base)
+        stand_on(options.device)
+        self._ways = ways_of(options)
 
     @property
     def name(self) -> str:
-        return self._supply.name
+        return self._name
 
     @property
     def _first(self) -> Way:
@@ -51,25 +57,25 @@ class Source:
     @property
     def _ids(self) -> int:
         """Token ids that all ways can be fed; a small model may have fewer than the base."""
-        supply, own = self._supply, self._config.vocab
-        return min(own, read_config(supply.directory).vocab) if supply.drafter == "model" else own
+        options, own = self._options, self._config.vocab
+        return min(own, read_config(options.draft).vocab) if options.drafts == "model" else own
 
     def tap_slices(self) -> dict[int, torch.Tensor]:
         return self._first.tap_slices()
 
     def registration(self) -> Registration:
         """Loads and measures what drafts; a fraction of a second. Raises ModelError: no room for it."""
-        supply, config, way = self._supply, self._config, self._first
+        config, way = self._config, self._first
         self._check()
         _ = self._vocabulary  # now, not while somebody is being answered
         return Registration(
             kind="drafter",
-            name=supply.name,
-            address=supply.address,
+            name=self._name,
+            address=self._address,
             fingerprint=self._fingerprint,
             model_layers=config.layers,
             max_positions=config.max_positions,
-            kv_bytes=supply.kv_memory,
+            kv_bytes=self._options.page_bytes,
             row_bytes=way.row_bytes,
             curve=way.curve,
             head=way.head,
@@ -87,36 +93,36 @@ class Source:
         for name, way in self._ways.items():
             drafter = way.drafter(configuration)
             ways[name] = drafter, self._rule(name, drafter, configuration)
-        blend = ways["ngram"][0] if self._supply.options.blend else None
+        blend = ways["ngram"][0] if self._options.drafting.blend else None
         return DraftEngine(ways, configuration, vocabulary, blend, ids=self._ids)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary | None:
         """Read once: half a second for 50,000 tokens."""
-        has_text = (self._supply.model / "tokenizer.json").exists()
-        return read_vocabulary(self._supply.model, self._config.vocab) if has_text else None
+        has_text = (self._options.base / "tokenizer.json").exists()
+        return read_vocabulary(self._options.base, self._config.vocab) if has_text else None
 
     def _check(self) -> None:
         """Before anything is loaded. What a head borrows of its base comes on top."""
-        supply = self._supply
-        if self._loaded or supply.draft_model is None:
+        options = self._options
+        if self._loaded or options.draft_model is None:
             return
         self._loaded = True
-        files = WeightFiles(supply.draft_model, supply.draft_format == "bin")
-        held = Held(supply.numbers.itemsize, supply.quantization)
-        need = Need(drafts_of(files, held), supply.kv_memory)
-        check_fit(f"{supply.drafter} drafts", need, supply.device, self._room(supply.device))
+        files = WeightFiles(options.draft, options.draft_format == "bin")
+        held = Held(numbers_of(options).itemsize, options.draft_quantization)
+        need = Need(drafts_of(files, held), options.page_bytes)
+        check_fit(f"{options.drafts} drafts", need, options.device, self._room(options.device))
 
     def _check_graphs(self, configuration: Configuration) -> None:
         """Before they are captured, where there are any."""
-        supply, way = self._supply, self._first
+        options, way = self._options, self._first
         pages = configuration.pages * configuration.page_rows * way.row_bytes
         if graphs := way.graph_bytes(configuration):
             need = Need(0, pages, graphs)
-            check_fit(f"{supply.drafter} drafts", need, supply.device, self._room(supply.device))
+            check_fit(f"{options.drafts} drafts", need, options.device, self._room(options.device))
 
     def _rule(self, name: DrafterName, drafter: Drafter, configuration: Configuration) -> Rule:
         shape, levels = configuration.shape, len(drafter.widths)
         own = TreeShape(levels, 1, levels + 2, shape.fixed) if name == "ngram" else shape
-        tuner, curve = self._supply.options.tuner, self._ways[name].curve
+        tuner, curve = self._options.drafting.tuner, self._ways[name].curve
         return rule_of(tuner, own, configuration.curve, curve, drafter.widths)

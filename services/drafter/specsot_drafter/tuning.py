@@ -27,7 +27,7 @@ Floats = NDArray[np.floating[Any]]
 
 SLENDER = 1.0  # nodes per level and tree, before anything is known
 FIRST_REST, LONGEST_REST = 32, 1024  # laps
-MOST_RESTED = 1024  # trees of one rest, unless that is less than FIRST_REST laps
+MOST_RESTED = 8192  # trees of one rest, unless that is less than FIRST_REST laps: as stage 0 has it
 TRIAL = 4  # trees of one level that a trial takes
 UNPLAIN = 128  # laps with drafts after which one without shows what plain decoding takes now
 WILDEST = 2.0  # plain laps beyond which what a lap took by the clock is not believed
@@ -113,7 +113,7 @@ class Tuner:
         self.rest = 0
         if not live or most <= 0:
             return 0
-        if self._unplain >= self._look:
+        if self._unplain >= (self._look if self.costs.knows_plain(live) else 1):
             self._unplain, self._look, self.rest = 0, UNPLAIN, live
             return 0
         plain, levels = self.costs.plain(live), np.arange(1, most + 1)
@@ -209,6 +209,8 @@ class Tuner:
             if spent.wall:
                 hop = spent.wall - spent.computed - spent.growing
                 self.costs.note_hop(drafted, hop, spent.computed)
+        if spent.wall and not drafted:
+            self.costs.note_plain(live, spent.wall)
 
     def _extra(self, live: int, rows: int, grown: int, spent: Spent) -> float:
         """Seconds that a lap with drafts took beyond a plain one; waiting for clients is cut off."""

@@ -5,31 +5,20 @@ Refuses to know the ring, features and links.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specsot.drafting import DEFAULT, DraftOptions
 from specsot.errors import InvalidRequest
-from specsot.members import (
-    AS_PUBLISHED,
-    Configuration,
-    Curve,
-    Head,
-    Overrides,
-    Quantization,
-    Range,
-    TreeShape,
-    WeightFormat,
-)
+from specsot.members import Configuration, Curve, Head, Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
 from specsot.params import DrafterName
+from specsot.process.options import DraftModelOptions
 from specsot_drafter.descent import descents_of
 from specsot_drafter.drafters import Drafter
 from specsot_drafter.drafters.beams import Beam, beam_of
@@ -46,38 +35,9 @@ CHAIN = 8  # tokens that an n-gram drafter suggests at most, where nothing is sa
 LOOK: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """What a drafter is started with: how it drafts, and the base it drafts for. kv_memory in bytes.
-
-    draft_model: directory of an EAGLE head or a small model; "ngram" needs none.
-    dtype, quantization: of what drafts, whatever the base has.
-    """
-
-    name: str
-    address: str
-    model: Path
-    draft_model: Path | None = None
-    dtype: str = "auto"
-    device: str = "cpu"
-    kv_memory: int = 1 << 28
-    draft_format: WeightFormat = "safetensors"
-    model_format: WeightFormat = "safetensors"
-    overrides: Overrides = AS_PUBLISHED
-    drafter: DrafterName = "eagle"
-    options: DraftOptions = DEFAULT
-    quantization: Quantization | None = None
-
-    @property
-    def numbers(self) -> torch.dtype:
-        return resolve_dtype(self.dtype, self.device)
-
-    @property
-    def directory(self) -> Path:
-        """Of what drafts. Raises InvalidRequest where none was given."""
-        if self.draft_model is None:
-            raise InvalidRequest(f"drafter {self.drafter} needs a draft_model", "draft_model")
-        return self.draft_model
+def numbers_of(options: DraftModelOptions) -> torch.dtype:
+    """What drafts computes in these, whatever the base does."""
+    return resolve_dtype(options.drafter_dtype, options.device)
 
 
 class Way(Protocol):
@@ -115,22 +75,22 @@ class Way(Protocol):
 class EagleWay:
     """With an EAGLE head."""
 
-    def __init__(self, supply: Supply) -> None:
-        self._supply, self.shape = supply, _fixed(supply, supply.options.shape())
+    def __init__(self, options: DraftModelOptions) -> None:
+        self._options, self.shape = options, _fixed(options, options.drafting.shape())
 
     @cached_property
     def _head(self) -> DraftHead:
-        supply = self._supply
-        pickled, base = supply.draft_format == "bin", supply.model_format == "bin"
+        options = self._options
+        pickled, base = options.draft_format == "bin", options.model_format == "bin"
         return load_head(
-            supply.directory,
-            supply.model,
-            supply.numbers,
-            supply.device,
+            options.draft,
+            options.base,
+            numbers_of(options),
+            options.device,
             pickled,
             base,
-            supply.overrides,
-            supply.quantization,
+            options.overrides,
+            options.draft_quantization,
         )
 
     @property
@@ -164,18 +124,18 @@ class EagleWay:
 class ModelWay:
     """With a small language model that has the base's tokenizer."""
 
-    def __init__(self, supply: Supply) -> None:
-        self._supply, self._beam = supply, beam_of(supply.options)
-        self.shape = _fixed(supply, self._beam.shape)
+    def __init__(self, options: DraftModelOptions) -> None:
+        self._options, self._beam = options, beam_of(options.drafting)
+        self.shape = _fixed(options, self._beam.shape)
 
     @cached_property
     def _head(self) -> ModelHead:
-        supply = self._supply
-        base, small = read_config(supply.model), read_config(supply.directory)
-        check_tokenizers(supply.model, base.vocab, supply.directory, small.vocab)
-        pickled, whole = supply.draft_format == "bin", Range(0, small.layers)
-        numbers, kind = (supply.numbers, supply.device), supply.quantization
-        decoder = Decoder.load(supply.directory, whole, *numbers, pickled, quantization=kind)
+        options = self._options
+        base, small = read_config(options.base), read_config(options.draft)
+        check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
+        pickled, whole = options.draft_format == "bin", Range(0, small.layers)
+        numbers, kind = numbers_of(options), options.draft_quantization
+        decoder = Decoder.load(options.draft, whole, numbers, options.device, pickled, quantization=kind)
         return ModelHead(decoder, base.vocab, base.max_positions)
 
     @property
@@ -211,9 +171,9 @@ class NgramWay:
     curve: Curve = LOOK
     head: Head | None = None
 
-    def __init__(self, supply: Supply) -> None:
-        self._tokens = supply.options.tokens or CHAIN
-        self.shape = _fixed(supply, Beam(1, (1,) * (self._tokens - 1), 0.0, self._tokens + 1).shape)
+    def __init__(self, options: DraftModelOptions) -> None:
+        self._tokens = options.drafting.tokens or CHAIN
+        self.shape = _fixed(options, Beam(1, (1,) * (self._tokens - 1), 0.0, self._tokens + 1).shape)
 
     def tap_slices(self) -> dict[int, Tensor]:
         return {}
@@ -227,20 +187,20 @@ class NgramWay:
         return NgramDrafter(most, configuration.pages)
 
 
-def ways_of(supply: Supply) -> dict[DrafterName, Way]:
+def ways_of(options: DraftModelOptions) -> dict[DrafterName, Way]:
     """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
     ways: dict[DrafterName, Way] = {}
-    if supply.drafter == "eagle":
-        ways["eagle"] = EagleWay(supply)
-    elif supply.drafter == "model":
-        ways["model"] = ModelWay(supply)
-    elif supply.drafter != "ngram":
-        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {supply.drafter!r}", "drafter")
-    return {**ways, "ngram": NgramWay(supply)}
+    if options.drafts == "eagle":
+        ways["eagle"] = EagleWay(options)
+    elif options.drafts == "model":
+        ways["model"] = ModelWay(options)
+    elif options.drafts != "ngram":
+        raise InvalidRequest(f"drafter must be eagle, model or ngram, got {options.drafts!r}", "drafter")
+    return {**ways, "ngram": NgramWay(options)}
 
 
-def _fixed(supply: Supply, shape: TreeShape | None) -> TreeShape | None:
+def _fixed(options: DraftModelOptions, shape: TreeShape | None) -> TreeShape | None:
     """Who decides nothing sends whole trees."""
-    if supply.options.tuner != "fixed":
+    if options.drafting.tuner != "fixed":
         return shape
     return replace(shape or TreeShape(), fixed=True)

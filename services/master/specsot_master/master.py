@@ -6,24 +6,126 @@ Refuses to know how it was put together, and how a ring is led.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
-from specsot.errors import Unavailable
-from specsot.events import Numbered
+from specsot.errors import InvalidRequest, Unavailable
+from specsot.events import Event, Numbered
+from specsot.frames import Result
 from specsot.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.links import Link
 from specsot.members import Registration
+from specsot.model.config import read_config
+from specsot.model.fingerprint import fingerprint
+from specsot.model.heads import read_heads
 from specsot.params import Ask
-from specsot_master import desk
-from specsot_master.conductor import ANYBODY, Caller
-from specsot_master.journal import Kept
-from specsot_master.replicas import Replica, sum_up
+from specsot_master.config import RingOptions
+from specsot_master.core.stats import LapMeter
+from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal
+from specsot_master.engine.event_stream import EventStream, Subscriptions
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
+from specsot_master.engine.request_state import LoopClock
+from specsot_master.epochs import EpochNumbers
+from specsot_master.fleet import Fleet, RingConfig
+from specsot_master.journal import JournaledRequest
+from specsot_master.prompts import Prompts
+from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
 from specsot_master.text import Text
 
 
-class Leader(desk.Leader, Protocol):
+class RequestSource(Protocol):
+    """What the desk needs of the conductor."""
+
+    async def open(self, ask: Ask, caller: Caller) -> EventStream: ...
+
+    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream: ...
+
+    def cancel(self, request_id: str, owner: str = "") -> bool: ...
+
+
+class RequestObserver(Protocol):
+    """Follows one request; what it does must be quick."""
+
+    def told(self, event: Event) -> None: ...
+
+    def ended(self) -> None:
+        """No more events, for whatever reason."""
+        ...
+
+
+class RequestCounter:
+    """`info` tells how the ring stands at the moment it is called."""
+
+    def __init__(self, leader: RequestSource, info: Callable[[], Info]) -> None:
+        self._leader, self.info = leader, info
+        self._running, self.closing = 0, False
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._watches: list[Callable[[Ask], RequestObserver]] = []
+
+    def watch(self, begin: Callable[[Ask], RequestObserver]) -> None:
+        """From now on every request is watched by what `begin` makes for it."""
+        self._watches.append(begin)
+
+    async def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]:
+        """As the conductor's. Raises Unavailable once the desk is closing."""
+        if self.closing:
+            raise Unavailable("the master is shutting down")
+        with self._counted(), self._watched(ask) as watches:
+            async with aclosing(await self._leader.open(ask, caller)) as events:
+                async for numbered in events:
+                    for watch in watches:
+                        watch.told(numbered.event)
+                    yield numbered
+
+    async def resume(
+        self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[Numbered, None]:
+        """As the conductor's; also once the desk is closing, for what still runs."""
+        with self._counted():
+            async with aclosing(await self._leader.reopen(request_id, offset, ask, caller)) as events:
+                async for numbered in events:
+                    yield numbered
+
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        return self._leader.cancel(request_id, owner)
+
+    async def drain(self, grace: float) -> bool:
+        """Refuse new requests; whether those that run ended by themselves within `grace` seconds."""
+        self.closing = True
+        try:
+            async with asyncio.timeout(grace):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @contextmanager
+    def _counted(self) -> Generator[None]:
+        self._running += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._quiet.set()
+
+    @contextmanager
+    def _watched(self, ask: Ask) -> Generator[list[RequestObserver]]:
+        watches = [begin(ask) for begin in self._watches]
+        try:
+            yield watches
+        finally:
+            for watch in watches:
+                watch.ended()
+
+
+class RequestServer(RequestSource, Protocol):
     """A conductor, or what routes requests to several."""
 
     def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]: ...
@@ -32,10 +134,10 @@ class Leader(desk.Leader, Protocol):
         self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
     ) -> AsyncGenerator[Numbered, None]: ...
 
-    async def revive(self, kept: Iterable[Kept]) -> None: ...
+    async def revive(self, kept: Iterable[JournaledRequest]) -> None: ...
 
 
-class Members(Protocol):
+class Membership(Protocol):
     """A fleet, or what deals members out to several."""
 
     async def join(self, registration: Registration, downlink: Link) -> None: ...
@@ -52,15 +154,15 @@ class Master:
     text: Text
     model: ModelInfo
     replicas: tuple[Replica, ...]
-    leader: Leader
-    members: Members
+    leader: RequestServer
+    members: Membership
     changed: asyncio.Event
     serving: bool = False
     leaving: bool = False
 
     def info(self) -> Info:
         """How everything stands, for people and GetInfo."""
-        told = sum_up([one.info() for one in self.replicas])
+        told = total_info([one.info() for one in self.replicas])
         members = tuple(member for one in self.replicas for member in self._members_of(one))
         return replace(told, models=(self.model,), members=members)
 
@@ -100,3 +202,120 @@ class Master:
         if len(self.replicas) == 1:
             return members
         return (replace(member, replica=one.number) for member in members)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What all rings of a master have in common."""
+
+    wishes: RingConfig
+    conduct: EngineConfig
+    text: Text
+    prompts: Prompts
+    notes: RequestJournal
+    forms: GrammarSandbox
+    numbers: EpochNumbers
+
+    def ring(self, number: int, changed: Callable[[], None], readers: Subscriptions | None = None) -> Replica:
+        """changed: the ring is complete, or broke."""
+        laps = LapMeter(time.monotonic)
+
+        def hear(result: Result) -> None:
+            conductor.received(result)
+            laps.heard(result)
+
+        def end(reason: str) -> None:
+            conductor.epoch_ended(reason)
+            changed()
+
+        def begin() -> None:
+            conductor.epoch_began()
+            changed()
+
+        fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.numbers)
+        conductor = Engine(
+            fleet, self.text, self.prompts, self.conduct, forms=self.forms, notes=self.notes, readers=readers
+        )
+        return Replica(number, conductor, fleet, laps)
+
+
+def assemble(base: Path, ring: RingOptions, after: int = 0, notes: RequestJournal | None = None) -> Master:
+    """Read the model's tokenizer and config (no weights) and wire the rooms. Raises ModelError.
+
+    after: the newest epoch that a master before this one may have begun. notes: what outlives this one.
+    """
+    model, text = _describe(base, ring), Text(base, read_config(base).vocab)
+    _check(ring, model)
+    shared = SharedParts(
+        _ring_config(ring, model),
+        _engine_config(base, ring, model),
+        text,
+        Prompts(base, text),
+        notes or RequestJournal(),
+        GrammarSandbox(),
+        EpochNumbers(after),
+    )
+    if ring.replicas > 1:
+        return _several(shared, model, ring.replicas)
+    changed = asyncio.Event()
+    only = shared.ring(0, changed.set)
+    return Master(text, model, (only,), only.conductor, only.fleet, changed)
+
+
+def _several(shared: SharedParts, model: ModelInfo, count: int) -> Master:
+    """Readers are of requests, wherever those go."""
+    changed, replicas = asyncio.Event(), list[Replica]()
+    router = RequestRouter(replicas)
+
+    def settle() -> None:
+        enrolment.lend()
+        router.relieve()
+
+    def change() -> None:
+        changed.set()
+        asyncio.get_running_loop().call_soon(settle)  # once the fleet has done what it can by itself
+
+    readers = Subscriptions(shared.conduct, LoopClock(), router.drop, router.renew, shared.notes)
+    replicas += (shared.ring(number, change, readers) for number in range(count))
+    enrolment = MemberRouter([one.fleet for one in replicas], change)
+    return Master(shared.text, model, tuple(replicas), router, enrolment, changed)
+
+
+def _check(ring: RingOptions, model: ModelInfo) -> None:
+    """Raises InvalidRequest."""
+    if not 0 < ring.workers <= model.layers:
+        raise InvalidRequest(f"{ring.workers} workers cannot share {model.layers} layers", "workers")
+    if ring.max_stages is not None and ring.max_stages < ring.workers:
+        raise InvalidRequest(f"max_stages {ring.max_stages} < workers {ring.workers}", "max_stages")
+
+
+def _describe(base: Path, ring: RingOptions) -> ModelInfo:
+    config = read_config(base)
+    name = ring.name or base.resolve().name
+    layers, positions = config.layers, config.max_positions
+    return ModelInfo(name, fingerprint(base), layers, positions)
+
+
+def _engine_config(base: Path, ring: RingOptions, model: ModelInfo) -> EngineConfig:
+    config = read_config(base)
+    heads = read_heads(base, config)
+    return replace(ring.conduct, model=model.name, vocabulary=config.vocab, heads=heads)
+
+
+def _ring_config(ring: RingOptions, model: ModelInfo) -> RingConfig:
+    return RingConfig(
+        fingerprint=model.fingerprint,
+        model_layers=model.layers,
+        workers=ring.workers,
+        drafter=ring.drafts,
+        page_rows=ring.page_rows,
+        rows=ring.rows,
+        layout=ring.layout,
+        shape=ring.shape,
+        draft_timeout=ring.draft_timeout,
+        placement=ring.placement,
+        max_stages=ring.max_stages,
+        take_over_after=ring.take_over_after,
+        transport=ring.transport,
+        comm_mode=ring.comm_mode,
+    )

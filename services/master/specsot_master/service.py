@@ -8,93 +8,105 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from specsot.errors import InvalidRequest
 from specsot.model.fingerprint import fingerprint
 from specsot.process.life import live
 from specsot.process.logs import write_logs
 from specsot.process.observing import Observation, observed
+from specsot.process.options import reachable
+from specsot.rpc.options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
 from specsot.rpc.serve import Door
-from specsot_master.assembly import assemble
-from specsot_master.conductor import Notes
+from specsot.rpc.tls import Tls
+from specsot.rpc.tokens import Tokens
 from specsot_master.config import MasterConfig, read_config
-from specsot_master.desk import Desk
-from specsot_master.doors import open_doors
+from specsot_master.core.stats import StallDetector
+from specsot_master.engine import RequestJournal
+from specsot_master.grpc_api import (
+    MASTER_SERVICE,
+    FleetService,
+    MasterService,
+    open_fleet_port,
+    open_master_port,
+)
 from specsot_master.journal import open_journal
-from specsot_master.master import Master
-from specsot_master.progress import Progress
-from specsot_master.server import FleetService
-from specsot_master.server.door import MASTER
-from specsot_master.spans import RequestSpans
+from specsot_master.master import Master, RequestCounter, assemble
+from specsot_master.telemetry import RequestSpans
 
 if TYPE_CHECKING:
-    from specsot_master.gateway.metrics import Metrics
+    from specsot_master.http.server import HttpDoor
+    from specsot_master.telemetry import Metrics
+
 
 log = structlog.get_logger()
 
-TENDING = 1.0  # seconds between looks whether a latecomer can be taken in, and whether the ring moves
+TEND_SECONDS = 1.0  # seconds between looks whether a latecomer can be taken in, and whether the ring moves
 
 
 def run() -> int:
     config = read_config()
-    write_logs("master", config.setting.log_format, config.setting.log_level)
+    write_logs("master", config.service.log_format, config.service.log_level)
     return live("specsot-master", lambda leaving: serve(config, leaving))
 
 
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
     """Raises ModelError, InvalidRequest, Unavailable (a port is taken)."""
-    with observed("master", config.setting) as seen:
-        await lead(config, seen, leaving)
+    with observed("master", config.service) as seen:
+        await run_master(config, seen, leaving)
 
 
-async def lead(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
-    journal = open_journal(config.journal, fingerprint(config.ring.model)) if config.journal else None
+async def run_master(config: MasterConfig, seen: Observation, leaving: asyncio.Event) -> None:
+    journal = open_journal(config.journal, fingerprint(config.model)) if config.journal else None
     after = time.time_ns() // 1_000_000  # a restarted master's epochs are new ones: none takes less than this
-    master = assemble(config.ring, after, Notes(journal))
+    master = assemble(config.model, config.ring, after, RequestJournal(journal))
     await master.leader.revive(journal.kept if journal else ())
-    desk, members = Desk(master.leader, master.info), FleetService(master.members, config.pulse)
-    metrics = follow(master, desk, seen)
+    desk, members = RequestCounter(master.leader, master.info), FleetService(master.members, config.pulse)
+    metrics = start_telemetry(master, desk, seen)
     async with open_doors(config, master, desk, members, metrics) as door:
         log.info("waiting for the ring", missing=master.waiting_for())
-        tending = [one.fleet.tend(TENDING) for one in master.replicas]
-        async with beside(*tending, report(master, door, progress_of(master, config.stuck_after))):
+        tending = [one.fleet.tend(TEND_SECONDS) for one in master.replicas]
+        async with running_beside(
+            *tending, watch_health(master, door, stall_detectors(master, config.stuck_after))
+        ):
             await leaving.wait()
-            log.info("leaving", grace=config.setting.grace)
-            await leave(master, desk, members, door, config.setting.grace)
+            log.info("leaving", grace=config.service.grace)
+            await shut_down(master, desk, members, door, config.service.grace)
             if journal:
                 await journal.close()
 
 
-def follow(master: Master, desk: Desk, seen: Observation) -> Metrics | None:
+def start_telemetry(master: Master, desk: RequestCounter, seen: Observation) -> Metrics | None:
     """Spans and figures of every request, as far as they were asked for; the figures, if so."""
     if seen.tracer.on:
         desk.watch(lambda ask: RequestSpans(seen.tracer, ask, master.model.name))
     if seen.registry is None:
         return None
-    from specsot_master.gateway.counting import count
+    from specsot_master.telemetry import observe_master
 
-    return count(master, desk, seen.registry)
+    return observe_master(master, desk, seen.registry)
 
 
-def progress_of(master: Master, stuck_after: float) -> list[Progress]:
+def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
     """Of each ring."""
-    return [Progress(stuck_after) for _ in master.replicas]
+    return [StallDetector(stuck_after) for _ in master.replicas]
 
 
-async def report(master: Master, door: Door, progress: Sequence[Progress]) -> None:
+async def watch_health(master: Master, door: Door, progress: Sequence[StallDetector]) -> None:
     """Keep the health of `specsot.v1.Master` true, by looks in time and at every change of the ring."""
     while True:
-        await look(master, door, progress, asyncio.get_running_loop().time())
+        await update_health(master, door, progress, asyncio.get_running_loop().time())
         master.changed.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(TENDING):
+            async with asyncio.timeout(TEND_SECONDS):
                 await master.changed.wait()
 
 
-async def look(master: Master, door: Door, progress: Sequence[Progress], now: float) -> None:
+async def update_health(master: Master, door: Door, progress: Sequence[StallDetector], now: float) -> None:
     """It serves while a ring is complete and moves when there is work, unless it is told to leave."""
     serving = False
     for one, watched in zip(master.replicas, progress):
@@ -103,14 +115,16 @@ async def look(master: Master, door: Door, progress: Sequence[Progress], now: fl
         if not moves and master.serving:
             log.error("no lap comes, though there is work", epoch=one.fleet.epoch)
     master.serving = serving and not master.leaving
-    await door.report(MASTER, master.serving)
+    await door.report(MASTER_SERVICE, master.serving)
 
 
-async def leave(master: Master, desk: Desk, members: FleetService, door: Door, grace: float) -> None:
+async def shut_down(
+    master: Master, desk: RequestCounter, members: FleetService, door: Door, grace: float
+) -> None:
     """No new requests; those that run may finish; the rest hear why they do not; members go last."""
     master.leaving = True
     master.serving = False
-    await door.report(MASTER, False)
+    await door.report(MASTER_SERVICE, False)
     if not await desk.drain(grace):
         master.end("the master is shutting down")
         await desk.drain(1.0)
@@ -118,7 +132,7 @@ async def leave(master: Master, desk: Desk, members: FleetService, door: Door, g
 
 
 @asynccontextmanager
-async def beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+async def running_beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     """Run these meanwhile, and end them. Raises what one of them ends with, at once: a master that does not
     know any more how it stands must not look alive.
     """
@@ -131,3 +145,74 @@ async def beside(*works: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     except BaseExceptionGroup as errors:
         log.error("the master cannot go on", exc_info=errors)
         raise errors.exceptions[0] from None
+
+
+CLOSE_SECONDS = 1.0  # seconds to tell those who are still there
+
+
+@asynccontextmanager
+async def open_doors(
+    config: MasterConfig,
+    master: Master,
+    desk: RequestCounter,
+    members: FleetService,
+    metrics: Metrics | None = None,
+) -> AsyncGenerator[Door]:
+    """The clients' gRPC door, while all are open. metrics: those that are counted already.
+
+    Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).
+    """
+    patience = config.ring.conduct.unread_for
+    clients = MasterService(desk, master.info, patience, master.rebalance, config.tokens())
+    listen, apart = config.service.listen, config.fleet_listen
+    if config.http is not None:  # else clients would be let in, and thrown out again, while it is imported
+        check_extra()
+    async with AsyncExitStack() as doors:
+        door = await open_master_port(listen, clients, members if apart is None else None, _public(config))
+        doors.push_async_callback(door.close, CLOSE_SECONDS)
+        log.info("listening", at=reachable(None, listen, door.port), model=master.model.name)
+        if apart is not None:
+            fleet = await open_fleet_port(apart, members, _terms(config, config.service.tls))
+            doors.push_async_callback(fleet.close, CLOSE_SECONDS)
+            log.info("listening", at=reachable(None, apart, fleet.port), whom="members")
+        if config.http is not None:
+            http = await open_http(config.http, config, master, desk, metrics)
+            doors.push_async_callback(http.close, CLOSE_SECONDS)
+        yield door
+
+
+def check_extra() -> None:
+    """Raises InvalidRequest without the extra `http`."""
+    try:
+        import specsot_master.http.app  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"--http needs {error.name}: pip install 'specsot[http]'", field="http"
+        ) from None
+
+
+async def open_http(
+    listen: str, config: MasterConfig, master: Master, desk: RequestCounter, metrics: Metrics | None
+) -> HttpDoor:
+    """Raises Unavailable."""
+    from specsot_master.http.app import open_http
+
+    terms = _public(config)
+    door = await open_http(listen, master, desk, terms, metrics, config.default_mode, config.http_names)
+    scheme = "http" if terms.tls.cert is None else "https"
+    log.info("listening", at=f"{scheme}://{reachable(None, listen, door.port)}/")
+    return door
+
+
+def _public(config: MasterConfig) -> Terms:
+    """Clients show tokens, and are asked for no certificate."""
+    own = config.service.tls
+    terms = _terms(config, Tls(cert=own.cert, key=own.key), config.tokens())
+    return replace(terms, streams=CLIENT_STREAMS, held=HELD_BYTES)
+
+
+def _terms(config: MasterConfig, tls: Tls, tokens: Tokens | None = None) -> Terms:
+    service = config.service
+    return Terms(
+        PUBLIC_BYTES, reflection=service.reflection, channelz=service.channelz, tls=tls, tokens=tokens
+    )

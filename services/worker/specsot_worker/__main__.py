@@ -22,7 +22,7 @@ def main() -> int:
     from specsot.process.life import live
     from specsot.process.logs import write_logs
 
-    write_logs("worker", config.setting.log_format, config.setting.log_level)
+    write_logs("worker", config.service.log_format, config.service.log_level)
     return live("specsot-worker", lambda leaving: serve(config, leaving))
 
 
@@ -36,30 +36,17 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
         from specsot_worker.observing import watch_of
         from specsot_worker.part import WorkerPart
         from specsot_worker.provider import Provider
-        from specsot_worker.source import Source, Supply
+        from specsot_worker.source import Source
 
-        supply = Supply(
-            name,
-            address,
-            config.model,
-            config.layers,
-            config.dtype,
-            config.device,
-            config.kv_memory,
-            config.model_format,
-            quantization=config.quantization,
-            kv_dtype=config.kv_cache_dtype,
-            batch_invariant=config.batch_invariant,
-        )
-        source: Provider = Source(supply)
+        source: Provider = Source(config.model, name, address, config.layers)
         if config.failpoint:
             source = config.failpoint.before(source)
-        reading = ThreadPoolExecutor(1, "reading") if config.device.startswith("cuda") else None
+        reading = ThreadPoolExecutor(1, "reading") if config.model.device.startswith("cuda") else None
         watch = watch_of(seen, config.trace_laps)
         return WorkerPart(source, dialer, compute, watch=watch, reading=reading)
 
-    with observed("worker", config.setting) as seen:
-        await serve_member(make, config.setting, config.master, config.advertise, config.name, leaving)
+    with observed("worker", config.service) as seen:
+        await serve_member(make, config.service, config.member, leaving)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Refuses to know the ring and torch; it stands before a layer range.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import signal
@@ -47,11 +46,11 @@ class Failpoint:
 
 
 def failpoint(text: str) -> Failpoint:
-    """ "hang@20", or "worker-1:die@20" where only one worker of that name shall. Raises ArgumentTypeError."""
+    """ "hang@20", or "worker-1:die@20" where only one worker of that name shall. Raises ValueError."""
     found = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", text)
     if found is None or found[2] not in KINDS:
         kinds = " or ".join(f"{kind}@FRAME" for kind in KINDS)
-        raise argparse.ArgumentTypeError(f"{text!r} is not [NAME:]{kinds}")
+        raise ValueError(f"{text!r} is not [NAME:]{kinds}")
     return Failpoint(KINDS[found[2]], int(found[3]), found[1])
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
@@ -18,7 +17,7 @@ from specsot.constraint import Grammar, grammar_of, warm
 from specsot.direct.standing import stand_on
 from specsot.errors import ModelError
 from specsot.frames import Opening
-from specsot.members import Configuration, Curve, KvDtype, Quantization, Range, Registration, WeightFormat
+from specsot.members import Configuration, Curve, Range, Registration
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder, Loaded, Parts
 from specsot.model.fingerprint import fingerprint
@@ -29,6 +28,7 @@ from specsot.model.precision import resolve_dtype
 from specsot.model.quantization import check_quantization
 from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
+from specsot.process.options import ModelOptions
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_worker.features import FeatureStore
 from specsot_worker.provider import LayerRange
@@ -36,36 +36,11 @@ from specsot_worker.stage import Stage
 from specsot_worker.verdict import LastStage
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """What a worker is started with. `layers` None: the master decides. kv_memory in bytes.
-
-    device: without a number ("cuda") the master chooses among this machine's.
-    quantization: what matrices are held in; None: in dtype. kv_dtype: what KV rows are kept in.
-    batch_invariant: see `Decoder.load`.
-
-    loaded: hears of every layer that is loaded.
-    """
-
-    name: str
-    address: str
-    model: Path
-    layers: Range | None = None
-    dtype: str = "auto"
-    device: str = "cpu"
-    kv_memory: int = 1 << 30
-    model_format: WeightFormat = "safetensors"
-    loaded: Loaded | None = None
-    quantization: Quantization | None = None
-    kv_dtype: KvDtype = "auto"
-    batch_invariant: bool = False
-
-    @property
-    def rounding(self) -> str:
-        """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
-        kept = "" if self.kv_dtype == "auto" else f"{self.kv_dtype} KV"
-        grouped = "batch-invariant" if self.batch_invariant else ""
-        return ", ".join(filter(None, (self.quantization, kept, grouped)))
+def rounding_of(options: ModelOptions) -> str:
+    """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
+    kept = "" if options.kv_cache_dtype == "auto" else f"{options.kv_cache_dtype} KV"
+    grouped = "batch-invariant" if options.batch_invariant else ""
+    return ", ".join(filter(None, (options.quantization, kept, grouped)))
 
 
 class Source:
@@ -75,29 +50,38 @@ class Source:
 
     def __init__(
         self,
-        supply: Supply,
+        options: ModelOptions,
+        name: str,
+        address: str | None = None,
+        layers: Range | None = None,
+        loaded: Loaded | None = None,
         room: Callable[[str], int | None] = room_on,
         gpus: Callable[[str], dict[str, str]] = gpus_on,
     ) -> None:
-        """room: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs."""
-        self._supply, self._room, self._device = supply, room, supply.device
-        self._gpus = gpus(supply.device)
-        self._config = read_config(supply.model)
-        stand_on(supply.device)
-        self._dtype = resolve_dtype(supply.dtype, supply.device)
-        check_quantization(supply.quantization)
-        self._held = Held(self._dtype.itemsize, supply.quantization)
-        self._fingerprint = fingerprint(supply.model)
+        """address: where peers reach it; None: by its name. layers None: the master decides.
+
+        loaded: hears of every layer that is loaded.
+        room: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs.
+        """
+        self._options, self._name, self._address = options, name, address or name
+        self._layers, self._told, self._room, self._device = layers, loaded, room, options.device
+        self._gpus = gpus(options.device)
+        self._config = read_config(options.base)
+        stand_on(options.device)
+        self._dtype = resolve_dtype(options.dtype, options.device)
+        check_quantization(options.quantization)
+        self._held = Held(self._dtype.itemsize, options.quantization)
+        self._fingerprint = fingerprint(options.base)
         self._decoder: Decoder | None = None
         self._parts = Parts()
         self._spare: int | None = None  # bytes that loading ahead leaves free, once it has begun
         self.loaded = 0  # see Provider
-        if supply.layers and supply.layers.last > self._config.layers:
-            raise ModelError(f"layers {supply.layers} asked for, {supply.model} has {self._config.layers}")
+        if layers and layers.last > self._config.layers:
+            raise ModelError(f"layers {layers} asked for, {options.base} has {self._config.layers}")
 
     @property
     def name(self) -> str:
-        return self._supply.name
+        return self._name
 
     @property
     def vocabulary(self) -> int:
@@ -105,28 +89,28 @@ class Source:
 
     def registration(self) -> Registration:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
-        supply, config, memory = self._supply, self._config, self._memory()
-        if supply.layers:
-            self._check(supply.layers, supply.kv_memory, self._graphs())
-        if supply.layers is None:
+        config, memory = self._config, self._memory()
+        if self._layers:
+            self._check(self._layers, self._options.page_bytes, self._graphs())
+        if self._layers is None:
             self._read_vocabulary()
         return Registration(
             kind="worker",
-            name=supply.name,
-            address=supply.address,
+            name=self._name,
+            address=self._address,
             fingerprint=self._fingerprint,
             model_layers=config.layers,
             max_positions=config.max_positions,
-            kv_bytes=supply.kv_memory,
+            kv_bytes=self._options.page_bytes,
             row_bytes=self._row_bytes,
-            layers=supply.layers,
+            layers=self._layers,
             curve=self._measure(),
             host=socket.gethostname(),
             gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
             memory=memory,
             weights=bytes_of(self._files(), config, self._held),
             number_bytes=self._dtype.itemsize,
-            quantization=supply.rounding,
+            quantization=rounding_of(self._options),
         )
 
     def stage(self, configuration: Configuration, layers: Range) -> Stage:
@@ -142,7 +126,7 @@ class Source:
         """One more layer, while half of the memory that was free when it began, and its pages, stay free."""
         free = self._room(self._device)
         if self._spare is None:
-            self._spare = 0 if free is None else max(free // 2, self._supply.kv_memory)
+            self._spare = 0 if free is None else max(free // 2, self._options.page_bytes)
         missing = (index for index in range(self._config.layers) if index not in self._parts.blocks)
         index = next(missing, None)
         if index is None or free is None or free - self._weights(Range(index, index + 1)) < self._spare:
@@ -160,7 +144,7 @@ class Source:
 
     def _read_vocabulary(self) -> None:
         """Not within the first request, nor, where this may become the last stage, while somebody waits."""
-        if (self._supply.model / "tokenizer.json").exists():
+        if (self._options.base / "tokenizer.json").exists():
             warm(self._token_bytes)
 
     def _grammar(self, opening: Opening) -> Future[Grammar] | None:
@@ -169,12 +153,12 @@ class Source:
 
     @cached_property
     def _token_bytes(self) -> Vocabulary:
-        return read_vocabulary(self._supply.model, self._config.vocab)
+        return read_vocabulary(self._options.base, self._config.vocab)
 
     @property
     def _row_bytes(self) -> int:
         """KV of one position in one layer."""
-        each = row_bytes(self._config.head_dim, self._dtype.itemsize, self._supply.kv_dtype)
+        each = row_bytes(self._config.head_dim, self._dtype.itemsize, self._options.kv_cache_dtype)
         return 2 * self._config.kv_heads * each
 
     def _settle_on(self, gpu: str | None) -> None:
@@ -197,7 +181,7 @@ class Source:
 
     def _graphs(self, width: int = 0) -> int:
         """Bytes. width: of the features they sum up."""
-        captured = can_capture(self._config, torch.device(self._device), bool(self._supply.rounding))
+        captured = can_capture(self._config, torch.device(self._device), bool(rounding_of(self._options)))
         return laps_of(self._config, self._dtype.itemsize, width) if captured else 0
 
     def _weights(self, layers: Range) -> int:
@@ -205,7 +189,7 @@ class Source:
         return weights_of(self._files(), self._config, layers, self._held)
 
     def _files(self) -> WeightFiles:
-        return WeightFiles(self._supply.model, self._supply.model_format == "bin")
+        return WeightFiles(self._options.base, self._options.model_format == "bin")
 
     def _check(self, layers: Range, pages: int, graphs: int) -> None:
         """Before anything is loaded; layers that are here already take no more."""
@@ -217,7 +201,7 @@ class Source:
         check_fit(f"layers {layers}", need, self._device, self._room(self._device))
 
     def _measure(self) -> Curve:
-        return measure_rows(self._load(self._supply.layers or Range(0, 1)))
+        return measure_rows(self._load(self._layers or Range(0, 1)))
 
     def _load(self, layers: Range) -> Decoder:
         if self._decoder is None or self._decoder.layers != layers:
@@ -230,21 +214,10 @@ class Source:
 
     def _make(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
         """Of parts that are here, and those that are not."""
-        supply = self._supply
-        return Decoder.load(
-            supply.model,
-            layers,
-            self._dtype,
-            self._device,
-            supply.model_format == "bin",
-            loaded,
-            supply.quantization,
-            supply.kv_dtype,
-            supply.batch_invariant,
-            self._parts,
-        )
+        here = replace(self._options, device=self._device)
+        return Decoder.of(here, layers, loaded=loaded, parts=self._parts)
 
     def _hear(self, layers: int) -> None:
         self.loaded = layers
-        if self._supply.loaded:
-            self._supply.loaded(layers)
+        if self._told:
+            self._told(layers)

@@ -14,7 +14,7 @@ from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Outc
 from specsot_worker.features import FeatureStore, Rows
 from specsot_worker.pace import Pace
 
-AT_ONCE = 1024  # rows of features that go along with one lap at most
+AT_ONCE = 512  # rows of features that go along with one lap at most: as many as a frame has
 
 
 @dataclass(slots=True)
@@ -49,12 +49,14 @@ class Teaching:
         self._texts, self._store = texts, store
         self._courses: dict[int, _Course] = {}
         self._gone: dict[int, int] = {}  # closed, which the drafter was not told: how much it knows of each
+        self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []  # judged, and not noted yet
         self._listens = True
         self._rested = 0
         self._pace = Pace()
 
     def begin(self, listens: bool = True) -> None:
         """Whoever listens from now on, if anybody, knows nothing."""
+        self.catch_up()
         self._listens, self._rested = listens, 0
         self._gone.clear()
         for course in self._courses.values():
@@ -66,17 +68,17 @@ class Teaching:
         Several messages, to be learned in order, where sequences fork what is told only now.
         """
         wall = self._pace.wall(frame, now)
+        if frame.resting or not self._listens:
+            self._later.append((replace(frame, hidden=None), outcomes))
+            return ()
+        self.catch_up()
         self._note(frame, outcomes)
-        listens = self._listens and not frame.resting
-        ahead = self._unforked() if listens else ()
-        told = self._messages(frame) if listens else []
+        ahead = self._unforked()
+        told = self._messages(frame)
         if ahead:
             told.insert(0, Features(frame.epoch, frame.number, closings=ahead))
         for sequence in frame.closings:
             self._close(sequence)
-        if not listens:
-            self._rested += self._trees(frame)
-            return ()
         if self._gone:
             told = told or [Features(frame.epoch, frame.number)]
             told[-1] = replace(told[-1], closings=tuple(sorted(self._gone)))
@@ -85,6 +87,17 @@ class Teaching:
             told[-1] = self._timed(told[-1], frame, wall)
             self._rested = 0
         return tuple(told)
+
+    def catch_up(self) -> None:
+        """Note what nobody was told of. Best called while a device computes: a lap that rests does not wait
+        for it.
+        """
+        later, self._later = self._later, []
+        for frame, outcomes in later:
+            self._note(frame, outcomes)
+            for sequence in frame.closings:
+                self._close(sequence)
+            self._rested += self._trees(frame)
 
     def _unforked(self) -> tuple[int, ...]:
         """Closed sequences from which nothing is opened any more. They are told first: behind a rest there

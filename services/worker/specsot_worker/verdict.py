@@ -70,6 +70,7 @@ class LastStage:
         for opening in frame.openings:
             self._open(opening)
         judged = self._postponed.keep(frame)
+        self._teaching.catch_up()  # a GPU is still at this frame
         outcomes = self._outcomes(judged)
         now = time.perf_counter()
         spent = _spent(frame, now - begun)

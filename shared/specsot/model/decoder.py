@@ -23,9 +23,11 @@ from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
 from specsot.model.norms import AnyNorm, Norm
+from specsot.model.precision import resolve_dtype
 from specsot.model.product import product_of
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, WeightFiles, Weights
+from specsot.process.options import ModelOptions
 
 Loaded = Callable[[int], None]  # hears how many layers are there
 
@@ -100,6 +102,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device | str,
         allow_pickle_bin: bool = False,
+        *,
         loaded: Loaded | None = None,
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
@@ -123,6 +126,24 @@ class Decoder:
         files, where = WeightFiles(directory, allow_pickle_bin), torch.device(device)
         form = dtype, where, loaded, quantization, kv_dtype, batch_invariant
         return cls(config, files, layers, *form, parts)
+
+    @classmethod
+    def of(
+        cls, options: ModelOptions, layers: Range, *, loaded: Loaded | None = None, parts: Parts | None = None
+    ) -> Decoder:
+        """As options say; see `load`."""
+        return cls.load(
+            options.base,
+            layers,
+            resolve_dtype(options.dtype, options.device),
+            options.device,
+            options.model_format == "bin",
+            loaded=loaded,
+            quantization=options.quantization,
+            kv_dtype=options.kv_cache_dtype,
+            batch_invariant=options.batch_invariant,
+            parts=parts,
+        )
 
     @property
     def edges(self) -> HeldEdges:

@@ -20,6 +20,7 @@ from specsot.model.kv import KVPages
 from specsot.model.laps import Graphs, Laps, Rows
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+WIDE = (*SIZES, 256, 512)  # where laps are graphs: many texts' trees are as many rows, and those cost more
 HISTORY = 128  # KV rows in front of the measured ones
 LEAST, MOST = 3, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
 
@@ -28,14 +29,16 @@ Forward = Callable[[int], float]  # seconds of so many rows
 
 @torch.inference_mode()
 def measure_rows(
-    decoder: Decoder, kv: KVPages | None = None, sizes: Sequence[int] = SIZES, seconds: float = 0.3
+    decoder: Decoder, kv: KVPages | None = None, sizes: Sequence[int] = (), seconds: float = 0.3
 ) -> Curve:
     """Median seconds of *one* layer for each number of rows, ascending.
 
-    kv: pages that may be overwritten; None makes its own. seconds: roughly how long to measure at most.
+    kv: pages that may be overwritten; None makes its own. sizes: SIZES or WIDE where none are given.
+    seconds: roughly how long to measure at most.
     Sizes are measured in turns, so that a disturbance hits all of them; and as more rows never cost
     less, no size is believed to cost more than a larger one did. Where laps are graphs, graphs are timed.
     """
+    sizes = sizes or (WIDE if decoder.capturable else SIZES)
     kv = kv or decoder.make_kv(1, HISTORY + max(sizes))
     forward = _captured(decoder, kv, sizes) if decoder.capturable else partial(_forward, decoder, kv)
     most = MOST if decoder.device.type == "cpu" else math.inf

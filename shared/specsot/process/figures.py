@@ -23,7 +23,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
-from specsot import __version__
+from specsot._version import __version__
 from specsot.errors import Unavailable
 from specsot.process.gpus import look_at_gpus
 from specsot.rpc.serve import check_free, reason, split_address

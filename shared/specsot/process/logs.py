@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from specsot.process.setting import LogFormat
+from specsot.process.options import LogFormat
 
 Line = MutableMapping[str, Any]
 

@@ -19,7 +19,7 @@ from specsot.members import Configuration, Registration
 from specsot.membership import Part, take_part
 from specsot.process.habits import return_freed_memory
 from specsot.process.lull import Lull
-from specsot.process.setting import Setting, name_of, reachable
+from specsot.process.options import MemberOptions, ServiceOptions, name_of, reachable
 from specsot.rpc.links import SERVICE, GrpcDialer, RingService
 from specsot.rpc.options import Terms
 from specsot.rpc.serve import Door, open_door
@@ -71,35 +71,33 @@ class ReportingPart:
 
 async def serve_member(
     make: PartMaker,
-    setting: Setting,
-    master: str,
-    advertise: str | None,
-    name: str | None,
+    service: ServiceOptions,
+    member: MemberOptions,
     leaving: asyncio.Event,
 ) -> None:
     """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
     began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
-    host = ZmqHost(setting.listen, inbox, sockets)
+    host = ZmqHost(service.listen, inbox, sockets)
     rows = DirectHost()
     ring = RingService(inbox, host=host, rows=rows)
-    terms = Terms(reflection=setting.reflection, channelz=setting.channelz, tls=setting.tls)
-    door = await open_door(setting.listen, {SERVICE: ring.attach}, terms)
-    address = reachable(advertise, setting.listen, door.port)
-    ring.name = name_of(name, address)
+    terms = Terms(reflection=service.reflection, channelz=service.channelz, tls=service.tls)
+    door = await open_door(service.listen, {SERVICE: ring.attach}, terms)
+    address = reachable(member.advertise, service.listen, door.port)
+    ring.name = name_of(member.name, address)
     log.info("listening", at=address, name=ring.name)
     compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
     lull = Lull(QUIET, return_freed_memory, asyncio.get_running_loop())
     try:
-        grpc = GrpcDialer(ring.name, inbox, tls=setting.tls)
-        zmq = ZmqDialer(ring.name, sockets, inbox, tls=setting.tls)
-        direct = DirectDialer(ring.name, grpc, rows, setting.tls)
+        grpc = GrpcDialer(ring.name, inbox, tls=service.tls)
+        zmq = ZmqDialer(ring.name, sockets, inbox, tls=service.tls)
+        direct = DirectDialer(ring.name, grpc, rows, service.tls)
         dialers = Dialers({"grpc": grpc, "zmq": zmq, "direct": direct})
         part = await asyncio.get_running_loop().run_in_executor(
             compute, make, ring.name, address, dialers, compute
         )
 
         async def connect(registration: Registration) -> Link:
-            return await join(master, replace(registration, began=began), inbox, tls=setting.tls)
+            return await join(member.master, replace(registration, began=began), inbox, tls=service.tls)
 
         await take_part(ReportingPart(part, door, dialers, lull), inbox, connect, leaving)
         log.info("left")

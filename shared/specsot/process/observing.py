@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from specsot.errors import InvalidRequest
-from specsot.process.setting import Setting, reachable
+from specsot.process.options import ServiceOptions, reachable
 from specsot.tracing import OFF, Tracer
 from specsot.tracing.starting import start_tracing
 
@@ -32,10 +32,10 @@ class Observation:
 
 
 @contextmanager
-def observed(service: str, setting: Setting) -> Generator[Observation]:
+def observed(service: str, options: ServiceOptions) -> Generator[Observation]:
     """Raises InvalidRequest without the extra, Unavailable when the address cannot be had."""
     tracer = start_tracing(service)
-    if setting.metrics is None:
+    if options.metrics is None:
         yield Observation(tracer=tracer)
         return
     try:
@@ -45,9 +45,9 @@ def observed(service: str, setting: Setting) -> Generator[Observation]:
             f"--metrics needs {error.name}: pip install 'specsot[observe]'", field="metrics"
         ) from None
     registry = registry_of(service)
-    door = open_figures_door(setting.metrics, registry, setting.tls)
-    scheme = "http" if setting.tls.cert is None else "https"
-    log.info("figures", at=f"{scheme}://{reachable(None, setting.metrics, door.port)}/metrics")
+    door = open_figures_door(options.metrics, registry, options.tls)
+    scheme = "http" if options.tls.cert is None else "https"
+    log.info("figures", at=f"{scheme}://{reachable(None, options.metrics, door.port)}/metrics")
     try:
         yield Observation(registry, tracer)
     finally:

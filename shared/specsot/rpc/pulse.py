@@ -9,6 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
+
+from specsot.errors import InvalidRequest
+from specsot.process.option import ABOVE_ZERO, Option
 
 # Times the silence limit: for so long members wait for the master, and it for one that loads, or that
 # computes on a GPU, whose kernels may be compiled in the middle of an answer (a guess: not measured there).
@@ -25,8 +29,24 @@ class Pulse:
     hold up: while weights were loaded it was late by 12 ms (SmolLM2-135M, two cores).
     """
 
-    every: float = 0.1
-    silence: float = 1.3
+    every: Annotated[
+        float,
+        Option(
+            "Seconds between heartbeats of members and master while nothing else is sent.",
+            flag="heartbeat",
+            kind=ABOVE_ZERO,
+        ),
+    ] = 0.1
+    silence: Annotated[
+        float, Option("Seconds without a heartbeat after which a member is lost.", kind=ABOVE_ZERO)
+    ] = 1.3
+
+    def check(self) -> None:
+        """Raises InvalidRequest where one late heartbeat would be a loss."""
+        if self.silence < 2 * self.every:
+            raise InvalidRequest(
+                f"--silence {self.silence:g} must be at least twice --heartbeat {self.every:g}", "silence"
+            )
 
     @property
     def of_master(self) -> Pulse:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from specsot.errors import InvalidRequest
+from specsot.process.option import Option
 from specsot.rpc.fresh import Fresh
 
 
@@ -21,9 +23,25 @@ class Tls:
     A channel with `ca` speaks TLS, and shows `cert` where it is asked for it.
     """
 
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
+    ca: Annotated[
+        Path | None,
+        Option(
+            "CA certificates (PEM) that vouch for the rest of the fleet.",
+            flag="tls-ca",
+            aliases=("ssl-ca-certs",),
+            metavar="FILE",
+        ),
+    ] = None
+    cert: Annotated[
+        Path | None,
+        Option(
+            "Certificate of this service (PEM).", flag="tls-cert", aliases=("ssl-certfile",), metavar="FILE"
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        Option("Its private key (PEM).", flag="tls-key", aliases=("ssl-keyfile",), metavar="FILE"),
+    ] = None
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):

@@ -22,7 +22,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace import Span as SdkSpan
 from opentelemetry.trace import Tracer as SdkTracer
 
-from specsot import __version__
+from specsot._version import __version__
 from specsot.tracing import About, Span, Tracer
 
 

@@ -105,7 +105,7 @@ class EagleDrafter:
         """
         graphs, following = self._graphs, self._following
         windows = any(window_of(stream.text.opening) for stream in streams)
-        if graphs is None or windows or not graphs.fits(len(streams)):
+        if graphs is None or windows:
             return None
         if any(stream.due > graphs.due for stream in streams) or following.due > sum(s.due for s in streams):
             following.catch_up(())  # what no graph has room for; the last row of each is due again

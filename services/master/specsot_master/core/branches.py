@@ -1,0 +1,286 @@
+"""How the tokens that a plan leaves are split over its branches, once, when the plan is complete.
+
+Pure. A live counter that branches share would make what is cut off depend on timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specsot.events import Reason, TokenLogprobs
+from specsot.skeleton import Point
+from specsot_master.core.answer import END, AnswerText, TextPiece, TokenSpans
+from specsot_master.core.schedule import pick_ready
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetShares:
+    """points: those that are written, the plan's first ones. headings: the tokens of each; a point that is
+    not named has none. budgets: tokens of each branch.
+    """
+
+    points: tuple[Point, ...]
+    headings: Mapping[int, int]
+    budgets: Mapping[int, int]
+
+
+def share_out(
+    points: Sequence[Point], headings: Mapping[int, int], total: int, least: int, cap: int | None = None
+) -> BudgetShares:
+    """As many points as get `least` tokens of text beside their headings, at least one.
+
+    headings: tokens of each point's heading. Headings and budgets together are at most `total`, which is > 0.
+    """
+    kept = tuple(points[: max(_affordable(points, headings, total, least), 1)])
+    spent = sum(headings[point.id] for point in kept)
+    if total - spent < min(least, total):  # one point, and a title too long for what is left
+        return BudgetShares(kept, {}, split_budget(kept, total, cap))
+    told = {point.id: headings[point.id] for point in kept}
+    return BudgetShares(kept, told, split_budget(kept, total - spent, cap, least))
+
+
+def split_budget(
+    points: Sequence[Point], total: int, cap: int | None = None, least: int = 1
+) -> dict[int, int]:
+    """Tokens for each point id: pro rata wished length by largest remainders, at least `least` where there
+    is as much for everybody, at most `cap`. The sum is at most `total`; it needs total >= len(points).
+    """
+    least = min(least, total // len(points))
+    weights = {point.id: max(point.length, 1) for point in points}
+    shares = dict.fromkeys(weights, least)
+    rest = total
+    while low := {id for id, weight in weights.items() if rest * weight < least * sum(weights.values())}:
+        rest -= least * len(low)
+        weights = {id: weight for id, weight in weights.items() if id not in low}
+    whole = sum(weights.values())
+    shares |= {id: rest * weight // whole for id, weight in weights.items()}
+    by_remainder = sorted(weights, key=lambda id: (-(rest * weights[id] % whole), id))
+    for id in by_remainder[: total - sum(shares.values())]:
+        shares[id] += 1
+    return shares if cap is None else {id: min(share, cap) for id, share in shares.items()}
+
+
+def _affordable(points: Sequence[Point], headings: Mapping[int, int], total: int, least: int) -> int:
+    """How many of the first points have room for their headings and `least` tokens each."""
+    count = 0
+    for point in points:
+        total -= headings[point.id] + least
+        if total < 0:
+            break
+        count += 1
+    return count
+
+
+GAP = "\n\n"
+
+
+def heading_of(point: Point) -> str:
+    """What stands between the text before and a point's own; the first one has no gap before it."""
+    return f"{GAP}## {point.id}. {point.title}\n"
+
+
+class MergedAnswer:
+    """Branches write in any order; the first one that is not finished streams live, later ones wait.
+
+    A branch without text leaves no heading. titled: ids of the points that have one.
+    """
+
+    def __init__(self, points: Sequence[Point], titled: Collection[int]) -> None:
+        self._points, self._titled_ids = tuple(points), frozenset(titled)
+        self._waiting: dict[int, list[str]] = {point.id: [] for point in points}
+        self._told: dict[int, list[TokenLogprobs]] = {point.id: [] for point in points}
+        self._logprobs: list[TokenLogprobs] = []
+        self._done: set[int] = set()
+        self._current = 0
+        self._titled = self._begun = False
+        self.headed: list[int] = []  # points whose heading is out
+        self._shown: list[str] = []
+        self.length = 0
+
+    @property
+    def text(self) -> str:
+        """The merged answer so far, `length` characters."""
+        return "".join(self._shown)
+
+    def write(self, id: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> str:
+        """A branch wrote; returns the next stretch of the merged answer."""
+        self._waiting[id].append(text)
+        self._told[id] += logprobs
+        return self._advance()
+
+    def finish(self, id: int) -> str:
+        """A branch writes no more."""
+        self._done.add(id)
+        return self._advance()
+
+    def take_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens of the stretches since the last call."""
+        taken, self._logprobs = self._logprobs, []
+        return tuple(taken)
+
+    def _advance(self) -> str:
+        out: list[str] = []
+        while self._current < len(self._points):
+            point = self._points[self._current]
+            out.append(self._take(point))
+            if point.id not in self._done:
+                break
+            self._current, self._titled = self._current + 1, False
+        delta = "".join(out)
+        self._shown.append(delta)
+        self.length += len(delta)
+        return delta
+
+    def _take(self, point: Point) -> str:
+        """What the current branch has written since last time, its heading first."""
+        body, self._waiting[point.id] = "".join(self._waiting[point.id]), []
+        self._logprobs += self._told[point.id]
+        self._told[point.id] = []
+        if not body or self._titled:
+            return body
+        first, self._titled, self._begun = not self._begun, True, True
+        if point.id not in self._titled_ids:
+            return body
+        self.headed.append(point.id)
+        heading = heading_of(point)
+        return (heading.removeprefix(GAP) if first else heading) + body
+
+
+_COMPLETE = (Reason.STOP, Reason.LENGTH)  # ends after which a branch's text can be built on
+
+
+@dataclass(slots=True)
+class PlanBranch:
+    """One point being written. `reason` None: not over yet. ended: by an end token, which is one more."""
+
+    point: Point
+    budget: int
+    answer: AnswerText
+    spans: TokenSpans = field(default_factory=TokenSpans)
+    opened: bool = False
+    ended: bool = False
+    reason: Reason | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.opened and self.reason is None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens of its body, white space included; markers and what follows a stop string left out."""
+        return self.spans.within(self._begin, self._reach if self.answer.stopped else None)
+
+    def take_logprobs(self, over: bool) -> tuple[TokenLogprobs, ...]:
+        """Those of the tokens whose text is out, each once; `over`: of all that are left."""
+        whole = over and not self.answer.stopped
+        return self.spans.take_logprobs(self._begin, None if whole else self._reach)
+
+    @property
+    def _begin(self) -> int:
+        return self.answer.skipped if self.answer.marked else 0
+
+    @property
+    def _reach(self) -> int:
+        """Raw characters up to the end of what was let through."""
+        return self.answer.skipped + self.answer.released
+
+
+class PlanBranches:
+    """All branches of a plan. cut: a limit has taken something of the plan itself."""
+
+    def __init__(
+        self, shares: BudgetShares, stops: Iterable[str], max_parallel: int, cut: bool = False
+    ) -> None:
+        stops, points = (*stops, END), shares.points
+        self.points, self._headings, self._cut = points, shares.headings, cut
+        self.merge = MergedAnswer(points, shares.headings)
+        self._max_parallel = max_parallel
+        self._branches = {
+            p.id: PlanBranch(p, shares.budgets[p.id], AnswerText(stops, trim=True)) for p in points
+        }
+
+    def __getitem__(self, id: int) -> PlanBranch:
+        return self._branches[id]
+
+    @property
+    def all_opened(self) -> bool:
+        """No branch will be opened any more."""
+        return all(branch.opened or branch.reason for branch in self._branches.values())
+
+    @property
+    def over(self) -> bool:
+        return all(branch.reason for branch in self._branches.values())
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        return tuple(id for id, branch in self._branches.items() if branch.live)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens of all bodies in merged order."""
+        return tuple(token for branch in self._branches.values() for token in branch.tokens)
+
+    @property
+    def reason(self) -> Reason:
+        """How the whole answer ended, by its worst branch."""
+        reasons = {branch.reason for branch in self._branches.values()}
+        if reasons & {Reason.FAILED, Reason.PARENT_FAILED}:
+            return Reason.FAILED
+        return Reason.LENGTH if self._cut or Reason.LENGTH in reasons else Reason.STOP
+
+    @property
+    def written(self) -> int:
+        """Tokens of all branches, those that are left out of the answer and end tokens too."""
+        return sum(len(branch.spans) + branch.ended for branch in self._branches.values())
+
+    @property
+    def heading_tokens(self) -> int:
+        """Of the headings that are in the answer."""
+        return sum(self._headings[id] for id in self.merge.headed)
+
+    def ready(self) -> tuple[Point, ...]:
+        """Points that may start now, the most urgent first, never more than may run beside each other."""
+        places = self._max_parallel - len(self.live)
+        if places <= 0 or self.all_opened:
+            return ()
+        done = {id for id, branch in self._branches.items() if branch.reason in _COMPLETE}
+        taken = [id for id, branch in self._branches.items() if branch.opened or branch.reason]
+        return pick_ready(self.points, done, taken, places)
+
+    def open(self, id: int) -> PlanBranch:
+        self._branches[id].opened = True
+        return self._branches[id]
+
+    def parents(self, point: Point) -> tuple[tuple[Point, str], ...]:
+        """The points it needs with their texts."""
+        return tuple((self._branches[id].point, self._branches[id].answer.text) for id in point.needs)
+
+    def write(self, id: int, pieces: Iterable[TextPiece]) -> str:
+        """Take a live branch's text; returns what of it may be shown. Nothing follows a stop string."""
+        branch = self._branches[id]
+        shown: list[str] = []
+        for piece in pieces:
+            if branch.answer.stopped:
+                break
+            branch.spans.add(piece)
+            shown.append(branch.answer.feed(piece.text))
+        return "".join(shown)
+
+    def end(self, id: int, reason: Reason) -> tuple[int, ...]:
+        """Branch `id` is over; returns the branches that end with it because they need it."""
+        self._branches[id].reason = reason
+        if reason in _COMPLETE:
+            return ()
+        orphans = self._orphans(id)
+        for orphan in orphans:
+            self._branches[orphan].reason = Reason.PARENT_FAILED
+        return orphans
+
+    def _orphans(self, id: int) -> tuple[int, ...]:
+        """Branches that need `id`, directly or not; needs are smaller ids, so one pass finds them."""
+        lost = {id}
+        for point in self.points:
+            if lost.intersection(point.needs):
+                lost.add(point.id)
+        return tuple(sorted(lost - {id}))

@@ -1,0 +1,327 @@
+"""Who may join, and what every member of an epoch is told once it is known who runs which layers.
+
+Pure. Refuses to know links, clocks and tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from specsot.errors import Refused
+from specsot.info import MemberInfo
+from specsot.members import (
+    MASTER,
+    PROTOCOL,
+    Configuration,
+    Curve,
+    Progress,
+    Range,
+    Registration,
+    Rejoined,
+    Stage,
+    StandBy,
+    TreeShape,
+)
+from specsot_master.core.placement import CPU_PAGE_ROWS, GPU_PAGE_ROWS, RingConfig, Stages
+
+
+def check_joining(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> None:
+    """Raise Refused, naming both values, if `joining` cannot belong to this ring.
+
+    Whose place it takes is in nobody's way.
+    """
+    members = [member for member in members if not joining.follows(member)]
+    _check_identity(joining, members, wishes)
+    if joining.kind == "drafter":
+        _check_drafter(members, wishes)
+    else:
+        workers = [member for member in members if member.kind == "worker"]
+        _check_rounding(joining, workers)
+        _check_range(joining, workers, wishes)
+
+
+def may_join(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> bool:
+    """The same as an answer."""
+    try:
+        check_joining(joining, members, wishes)
+    except Refused:
+        return False
+    return True
+
+
+def with_one_gpu(joining: Registration, members: Sequence[Registration]) -> Registration:
+    """Of the GPUs it can run on it gets the one that fewest others have."""
+    taken = Counter(member.gpus[0] for member in members if member.gpus)
+    return replace(joining, gpus=tuple(sorted(joining.gpus, key=lambda gpu: taken[gpu])[:1]))
+
+
+def configurations_of(
+    epoch: int, members: Sequence[Registration], stages: tuple[Stage, ...], wishes: RingConfig
+) -> dict[str, Configuration]:
+    """Every member's Configuration for a new epoch. Raises Refused where KV memory is too little."""
+    drafter = next((member for member in members if member.kind == "drafter"), None)
+    drafter = drafter if wishes.drafter else None
+    shape = tree_shape_of(drafter, wishes)
+    ring = Configuration(
+        epoch=epoch,
+        you="",
+        stages=stages,
+        pages=count_pages(members, stages, drafter, wishes),
+        page_rows=page_rows_of(members, stages, wishes),
+        slots=shape.slots if drafter else 1,
+        rows=wishes.rows,
+        flight=1 if len(stages) == 1 else len(stages) + 1,
+        layout=wishes.layout,
+        drafter=drafter.address if drafter else None,
+        head=drafter.head if drafter else None,
+        shape=shape,
+        draft_timeout=wishes.draft_timeout,
+        curve=lap_curve(members, stages),
+        transport=wishes.transport,
+        comm_mode=wishes.comm_mode,
+    )
+    names = [stage.name for stage in stages] + ([drafter.name] if drafter else [])
+    gpus = {member.name: next(iter(member.gpus), None) for member in members}
+    return {name: replace(ring, you=name, gpu=gpus[name]) for name in names}
+
+
+def rejoin_configuration(
+    ring: Configuration, name: str, members: Sequence[Registration], wishes: RingConfig
+) -> Configuration | None:
+    """What a drafter is told that comes back into a ring that goes on without; None where it must be another
+    ring for this one.
+    """
+    try:
+        formed = configurations_of(ring.epoch, members, ring.stages, wishes).get(name)
+    except Refused:
+        return None
+    if formed is None or replace(formed, you=ring.you, gpu=ring.gpu, drafter=ring.drafter) != ring:
+        return None
+    return formed
+
+
+def count_pages(
+    members: Sequence[Registration], stages: Sequence[Stage], drafter: Registration | None, wishes: RingConfig
+) -> int:
+    """The same number everywhere: what the tightest stage or the drafter can hold. Raises Refused if none.
+
+    The last stage holds the features that it keeps for the drafter in the same memory.
+    """
+    granted = {member.name: member for member in members}
+    row = {stage.name: granted[stage.name].row_bytes * len(stage.layers) for stage in stages}
+    if drafter and drafter.head:
+        last = stages[-1].name
+        row[last] += drafter.head.width * granted[last].number_bytes
+    page_rows = page_rows_of(members, stages, wishes)
+    room = [granted[name].kv_bytes // (size * page_rows) for name, size in row.items()]
+    if drafter and drafter.row_bytes:
+        room.append(drafter.kv_bytes // (drafter.row_bytes * page_rows))
+    most = wishes.max_pages if wishes.page_rows else wishes.max_pages * CPU_PAGE_ROWS // page_rows
+    pages = min(*room, most)
+    if pages < 2:
+        raise Refused(f"KV memory holds {pages} pages of {page_rows} rows; at least 2 are needed")
+    return pages
+
+
+def page_rows_of(members: Sequence[Registration], stages: Sequence[Stage], wishes: RingConfig) -> int:
+    """Rows of a page: a GPU's kernels read pieces of whole pages, and more of them side by side."""
+    names = {stage.name for stage in stages}
+    on_gpu = any(member.gpus for member in members if member.name in names)
+    return wishes.page_rows or (GPU_PAGE_ROWS if on_gpu else CPU_PAGE_ROWS)
+
+
+def tree_shape_of(drafter: Registration | None, wishes: RingConfig) -> TreeShape:
+    """How large trees may be: as the drafter can make them, or as was wished; whole where either says so."""
+    own = drafter.shape if drafter else None
+    return replace(own, fixed=own.fixed or wishes.shape.fixed) if own else wishes.shape
+
+
+def lap_curve(members: Sequence[Registration], stages: Sequence[Stage]) -> Curve:
+    """Seconds per rows of a whole lap: each stage's measured layer times its number of layers."""
+    curves = {member.name: dict(member.curve) for member in members}
+    sizes = set.intersection(*(set(curves[stage.name]) for stage in stages))
+    return tuple(
+        (rows, sum(curves[stage.name][rows] * len(stage.layers) for stage in stages))
+        for rows in sorted(sizes)
+    )
+
+
+def _check_identity(joining: Registration, members: Sequence[Registration], wishes: RingConfig) -> None:
+    if joining.name == MASTER:
+        raise Refused(f"a {joining.kind} cannot be named {MASTER}")
+    if joining.protocol != PROTOCOL:
+        raise Refused(f"{joining.name} speaks protocol {joining.protocol}, this master {PROTOCOL}")
+    if joining.fingerprint != wishes.fingerprint:
+        raise Refused(
+            f"{joining.name} has another model: fingerprint {joining.fingerprint}, here {wishes.fingerprint}"
+        )
+    if any(member.name == joining.name for member in members):
+        raise Refused(f"a member named {joining.name} is already here")
+
+
+def _check_drafter(members: Sequence[Registration], wishes: RingConfig) -> None:
+    if not wishes.drafter:
+        raise Refused("this ring runs without a drafter (--drafter none)")
+    for member in members:
+        if member.kind == "drafter":
+            raise Refused(f"a drafter is already here: {member.name} at {member.address}")
+
+
+def _check_rounding(joining: Registration, workers: Sequence[Registration]) -> None:
+    for worker in workers:
+        if worker.quantization != joining.quantization:
+            own, other = (one.quantization or "none" for one in (joining, worker))
+            raise Refused(f"{joining.name} has quantization {own}, {worker.name} {other}: all must agree")
+
+
+def _check_range(joining: Registration, workers: Sequence[Registration], wishes: RingConfig) -> None:
+    layers = joining.layers
+    if layers is None:
+        return
+    if not 0 <= layers.first < layers.last <= wishes.model_layers:
+        raise Refused(f"layers {layers} do not lie within 0:{wishes.model_layers}")
+    for worker in workers:
+        if worker.layers and layers.first < worker.layers.last and worker.layers.first < layers.last:
+            raise Refused(f"layers {layers} overlap {worker.layers} of {worker.name}")
+
+
+@dataclass(slots=True)
+class Epoch:
+    """One object for whichever is the newest; number and stages outlast its end.
+
+    failed: could not take part, since a ring was last complete.
+    """
+
+    number: int = 0
+    stages: Stages = ()
+    failed: set[str] = field(default_factory=set[str])
+    _plan: dict[str, Configuration] = field(default_factory=dict[str, Configuration])  # empty after its end
+    _ready: set[str] = field(default_factory=set[str])
+    _progress: dict[str, Progress] = field(default_factory=dict[str, Progress])
+    _returning: tuple[str, Configuration] | None = None  # the drafter, into the running epoch
+
+    def __contains__(self, name: str) -> bool:
+        """It takes part, ready or not."""
+        return name in self._plan
+
+    @property
+    def formed(self) -> bool:
+        """It has begun, and has not ended."""
+        return bool(self._plan)
+
+    @property
+    def slow(self) -> list[str]:
+        """Those who have not said yet that they are ready."""
+        return [name for name in self._plan if name not in self._ready]
+
+    @property
+    def behind(self) -> list[str]:
+        """Of the slow ones those who have not done their own part: the others wait for them."""
+        told = [(name, self._progress.get(name)) for name in self.slow]
+        return [name for name, one in told if one is None or one.done < one.total]
+
+    @property
+    def standing(self) -> str:
+        """Of the slow ones, in words."""
+        told = [(name, self._progress.get(name)) for name in self.slow]
+        return ", ".join(
+            f"{name} {f'{one.done} of {one.total}' if one else 'not begun'}" for name, one in told
+        )
+
+    def move(self, name: str, progress: Progress) -> bool:
+        """It has got so far. Whether that is news."""
+        news = name in self._plan and self._progress.get(name) != progress
+        if news:
+            self._progress[name] = progress
+        return news
+
+    @property
+    def ring(self) -> Configuration | None:
+        """What every member was told; None while somebody is not ready."""
+        return next(iter(self._plan.values())) if self._plan and not self.slow else None
+
+    @property
+    def running(self) -> dict[str, Range]:
+        """The layers of every stage."""
+        return {stage.name: stage.layers for stage in self.stages} if self._plan else {}
+
+    @property
+    def busy(self) -> Collection[str]:
+        """Who takes part, or is about to."""
+        return [*self._plan, self._returning[0]] if self._returning else self._plan.keys()
+
+    def begin(
+        self, number: int, members: Sequence[Registration], stages: Stages, wishes: RingConfig
+    ) -> Mapping[str, Configuration | StandBy]:
+        """Become the next one, after the end of this one. Raises Refused where KV memory is too little."""
+        self.number = number
+        self._plan = configurations_of(number, members, stages, wishes)
+        self.stages = stages
+        self._ready.clear()
+        self._progress.clear()
+        spare = [one.name for one in members if one.kind == "worker" and one.name not in self._plan]
+        return {**self._plan, **dict.fromkeys(spare, StandBy(number))}
+
+    def end(self) -> list[str]:
+        """Who took part."""
+        names, self._plan, self._returning = list(self._plan), {}, None
+        return names
+
+    def count(self, name: str) -> Mapping[str, Rejoined]:
+        """It is ready. Where it is the drafter that comes back, whoever has its features tells it what it
+        missed.
+        """
+        self._ready.add(name)
+        if not self._returning or self._returning[0] != name:
+            return {}
+        told, self._returning = self._returning[1], None
+        self._draft_at(told.drafter)
+        self._plan[name] = told
+        assert told.drafter is not None
+        return {told.stages[-1].name: Rejoined(self.number, told.drafter)}
+
+    def draft_no_more(self, name: str) -> bool:
+        """Whether it was the drafter of a running epoch, which goes on without."""
+        if self._returning and self._returning[0] == name:
+            self._returning = None
+            return True
+        if not (self.ring and name in self._plan and name not in self.running):
+            return False
+        del self._plan[name]
+        self._draft_at(None)
+        return True
+
+    def take_back(self, members: Sequence[Registration], wishes: RingConfig) -> Mapping[str, Configuration]:
+        """A drafter may come back into a running epoch, which it disturbs no more than its loss did."""
+        drafters = (one.name for one in members if one.kind == "drafter")
+        name = next((one for one in drafters if one not in self.busy and one not in self.failed), None)
+        told = rejoin_configuration(self.ring, name, members, wishes) if self.ring and name else None
+        if not name or not told:
+            return {}
+        self._returning = name, told
+        self._ready.discard(name)
+        return {name: replace(told, head=None)}  # the stages have their taps
+
+    def _draft_at(self, address: str | None) -> None:
+        self._plan = {one: replace(plan, drafter=address) for one, plan in self._plan.items()}
+
+
+def member_infos(
+    members: Iterable[Registration], running: Mapping[str, Range], spare: Collection[str]
+) -> tuple[MemberInfo, ...]:
+    """Everybody, with the layers each runs now or was started with."""
+    return tuple(
+        MemberInfo(
+            one.kind,
+            one.name,
+            one.address,
+            one.fingerprint,
+            running.get(one.name, one.layers),
+            one.host,
+            next(iter(one.gpus), ""),
+            one.name in spare,
+        )
+        for one in members
+    )

@@ -1,0 +1,237 @@
+"""From events to what OpenAI's clients read: the pieces of a streamed choice, and a choice as a whole.
+
+Pure. Refuses to know transports, and which endpoint's objects the pieces go into (see chat, completions).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from codecs import getincrementaldecoder
+from dataclasses import dataclass, field
+from typing import Any
+
+from specsot.errors import SpecsotError
+from specsot.events import Candidate, Event, Finished, MergedText, Numbered, Reason, Started, TokenLogprobs
+from specsot.lines import fields_of
+from specsot.view import Panel, View
+
+MIN_LOGPROB = -9999.0  # what a logprob of minus infinity is told as: JSON has no word for it
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """What one event adds to a choice. offset: characters of the choice before `text`.
+
+    logprobs: None where nobody asked. extra: the event itself, for those who want to see branches.
+    """
+
+    text: str = ""
+    offset: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    reason: str | None = None
+    begins: bool = False
+    extra: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOptions:
+    """What of a request is told. logprobs: asked for. planning: SpecSoT's own field was there at all."""
+
+    logprobs: bool = False
+    planning: bool = False
+    branches: bool = False
+
+
+def delta_of(numbered: Numbered, telling: ChoiceOptions) -> ChoiceDelta | None:
+    """None for an event that says nothing to this caller. Raises SpecsotError, as `reason_of`."""
+    event = numbered.event
+    extra = _extra_of(numbered, telling)
+    match event:
+        case Started():
+            return ChoiceDelta(begins=True, extra=extra)
+        case MergedText():
+            logprobs = event.logprobs if telling.logprobs else None
+            return ChoiceDelta(event.text, event.offset, logprobs, extra=extra)
+        case Finished():
+            return ChoiceDelta(offset=len(event.text), reason=finish_reason(event), extra=extra)
+        case _:
+            return ChoiceDelta(extra=extra) if extra else None
+
+
+@dataclass(slots=True)
+class UsageCount:
+    """Tokens of one call: each prompt once, and everything that was written for every answer."""
+
+    prompts: dict[int, int] = field(default_factory=dict[int, int])
+    completion: int = 0
+    plans: int = 0
+    headings: int = 0
+    cached: dict[int, int] = field(default_factory=dict[int, int])
+
+    def count(self, prompt: int, event: Event) -> None:
+        """`prompt`: which of the call's prompts the event belongs to."""
+        if isinstance(event, Started):
+            self.prompts[prompt] = event.prompt_tokens
+        elif isinstance(event, Finished):
+            figures = event.statistics
+            self.completion += figures.completion_tokens
+            self.plans += figures.plan_tokens
+            self.headings += figures.heading_tokens
+            self.cached[prompt] = max(self.cached.get(prompt, 0), figures.cached_tokens)
+
+    def told(self) -> dict[str, Any]:
+        prompt = sum(self.prompts.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.plans,  # OpenAI's word for what no content shows
+                "plan_tokens": self.plans,
+                "heading_tokens": self.headings,
+            },
+        }
+
+
+def finish_reason(finished: Finished) -> str:
+    """OpenAI's finish_reason; `abort` is vLLM's word, `error` ours. Raises SpecsotError where a failure
+    left no text at all.
+    """
+    match finished.reason:
+        case Reason.STOP | Reason.LENGTH:
+            return finished.reason.value
+        case Reason.CANCELLED:
+            return "abort"
+        case _ if finished.text:
+            return "error"
+        case _:
+            raise SpecsotError("the model could not write this answer")
+
+
+def planning_of(view: View, telling: ChoiceOptions) -> dict[str, Any]:
+    """The `specsot` field of a whole choice."""
+    assert view.started is not None
+    assert view.finished is not None
+    figures = view.finished.statistics
+    told = {"mode": figures.mode, "seed": view.started.seed, "statistics": dataclasses.asdict(figures)}
+    if telling.branches:
+        told |= {"skeleton": view.skeleton, "branches": [_branch_of(panel) for panel in view.panels]}
+    return told
+
+
+def _branch_of(panel: Panel) -> dict[str, Any]:
+    point = dataclasses.asdict(panel.point)
+    written = {"text": panel.text, "tokens": panel.tokens, "reason": panel.reason and panel.reason.value}
+    return point | written
+
+
+def _extra_of(numbered: Numbered, telling: ChoiceOptions) -> dict[str, Any] | None:
+    """The event for those who asked for branches; without the text that the chunk carries anyway."""
+    event = numbered.event
+    if not (telling.branches or (telling.planning and isinstance(event, Finished))):
+        return None
+    told = fields_of(numbered)
+    if not isinstance(event, MergedText | Finished):
+        return told
+    return {name: told[name] for name in told if name not in ("text", "tokens", "logprobs")}
+
+
+CHAT_PREFIX, CHAT_WHOLE, CHAT_CHUNK = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+
+def chat_chunk(index: int, piece: ChoiceDelta) -> dict[str, Any]:
+    """One choice of a streamed chunk."""
+    delta: dict[str, Any] = {"role": "assistant", "content": ""} if piece.begins else {}
+    if piece.text:
+        delta["content"] = piece.text
+    chunk = {"index": index, "delta": delta, "logprobs": None, "finish_reason": piece.reason}
+    if piece.logprobs is not None:
+        chunk["logprobs"] = chat_logprobs(piece.logprobs)
+    return chunk | ({"specsot": piece.extra} if piece.extra else {})
+
+
+def chat_choice(index: int, view: View, telling: ChoiceOptions) -> dict[str, Any]:
+    """One choice of a whole answer. Raises SpecsotError where there is none."""
+    finished = view.finished
+    assert finished is not None
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": {"role": "assistant", "content": finished.text, "refusal": None},
+        "logprobs": chat_logprobs(view.logprobs) if telling.logprobs else None,
+        "finish_reason": finish_reason(finished),
+    }
+    return choice | ({"specsot": planning_of(view, telling)} if telling.planning else {})
+
+
+def chat_logprobs(tokens: tuple[TokenLogprobs, ...]) -> dict[str, Any]:
+    told = [
+        _chat_candidate(one.chosen) | {"top_logprobs": [_chat_candidate(top) for top in one.top]}
+        for one in tokens
+    ]
+    return {"content": told, "refusal": None}
+
+
+def _chat_candidate(candidate: Candidate) -> dict[str, Any]:
+    raw = candidate.raw
+    shown = raw.decode(errors="replace")
+    return {"token": shown, "logprob": max(candidate.logprob, MIN_LOGPROB), "bytes": list(raw)}
+
+
+TEXT_PREFIX, TEXT_WHOLE, TEXT_CHUNK = "cmpl-", "text_completion", "text_completion"
+
+
+def text_chunk(index: int, piece: ChoiceDelta) -> dict[str, Any]:
+    """One choice of a streamed chunk."""
+    chunk: dict[str, Any] = {
+        "index": index,
+        "text": piece.text,
+        "logprobs": None,
+        "finish_reason": piece.reason,
+    }
+    if piece.logprobs is not None:
+        chunk["logprobs"] = text_logprobs(piece.logprobs, piece.offset)
+    return chunk | ({"specsot": piece.extra} if piece.extra else {})
+
+
+def text_choice(index: int, view: View, telling: ChoiceOptions) -> dict[str, Any]:
+    """One choice of a whole answer. Raises SpecsotError where there is none."""
+    finished = view.finished
+    assert finished is not None
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": finished.text,
+        "logprobs": text_logprobs(view.logprobs, 0) if telling.logprobs else None,
+        "finish_reason": finish_reason(finished),
+    }
+    return choice | ({"specsot": planning_of(view, telling)} if telling.planning else {})
+
+
+def text_logprobs(tokens: tuple[TokenLogprobs, ...], offset: int) -> dict[str, Any]:
+    """Four lists, one entry a token. offset: characters of the choice before the first of them."""
+    return {
+        "tokens": [_shown_token(one.chosen) for one in tokens],
+        "token_logprobs": [max(one.chosen.logprob, MIN_LOGPROB) for one in tokens],
+        "top_logprobs": [
+            {_shown_token(top): max(top.logprob, MIN_LOGPROB) for top in (*one.top, one.chosen)}
+            for one in tokens
+        ],
+        "text_offset": _text_offsets(tokens, offset),
+    }
+
+
+def _text_offsets(tokens: tuple[TokenLogprobs, ...], offset: int) -> list[int]:
+    """Where each token begins; one that only goes on with a character begins where that does."""
+    read, places = getincrementaldecoder("utf-8")(errors="replace"), list[int]()
+    for one in tokens:
+        places.append(offset)
+        offset += len(read.decode(one.chosen.raw))
+    return places
+
+
+def _shown_token(candidate: Candidate) -> str:
+    """A token as text; as OpenAI has it, where it is only a part of a character."""
+    try:
+        return candidate.raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in candidate.raw)

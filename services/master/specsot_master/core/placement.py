@@ -1,0 +1,433 @@
+"""What the operator asked of the ring.
+
+Pure. Refuses to know members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import accumulate, pairwise, permutations
+from typing import Literal
+
+from specsot.amounts import in_words
+from specsot.errors import Refused, Unavailable
+from specsot.members import (
+    CommMode,
+    Curve,
+    Layout,
+    Range,
+    Registration,
+    Stage,
+    Transport,
+    TreeShape,
+    WeightBytes,
+)
+
+PlacementMode = Literal["measured", "even"]
+
+TAKE_OVER_SECONDS = (
+    0.5  # seconds; whose link broke is back at once, a process that starts again not within two
+)
+GPU_PAGE_ROWS, CPU_PAGE_ROWS = 64, 256  # of a page where a GPU computes, and elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class RingConfig:
+    """workers: how many share the layers when they bring no ranges of their own; of more, the others stand by
+    until the ring is rebalanced, which makes at most max_stages of them (None: as many as help).
+    placement: `even` cuts the layers evenly, however fast the workers are.
+    take_over_after: seconds for which a lost worker without an heir may come back before the others share
+             its layers.
+    page_rows: None: what is fastest on the stages' devices.
+    max_pages: no more pages than this are ever used, however much memory there is; of MANY_ROWS rows, where
+             page_rows is None.
+    """
+
+    fingerprint: str
+    model_layers: int
+    workers: int = 1
+    drafter: bool = True
+    page_rows: int | None = None
+    max_pages: int = 4096
+    rows: int = 512
+    layout: Layout = "batched"
+    shape: TreeShape = field(default_factory=TreeShape)
+    draft_timeout: float = 1.0
+    transport: Transport = "grpc"
+    comm_mode: CommMode = "p2p"
+    placement: PlacementMode = "measured"
+    max_stages: int | None = None
+    take_over_after: float = TAKE_OVER_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """One sequence, one row a lap, nobody drafts. stages: seconds of each; hops: of all of them together."""
+
+    names: tuple[str, ...]
+    stages: tuple[float, ...]
+    hops: float
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None where nothing was measured."""
+        lap = sum(self.stages) + self.hops
+        return 1 / lap if sum(self.stages) else None
+
+    def __str__(self) -> str:
+        """ "a 0:16 12.1 ms, b 16:32 13.0 ms, hops 0.4 ms: 39.2 tokens/s"."""
+        if self.tokens_per_second is None:
+            return ", ".join(self.names)
+        parts = [f"{name} {in_ms(seconds)}" for name, seconds in zip(self.names, self.stages)]
+        hops = [f"hops {in_ms(self.hops)}"] if self.hops else []
+        return f"{', '.join([*parts, *hops])}: {self.tokens_per_second:.1f} tokens/s plainly"
+
+
+def expected_throughput(stages: Sequence[Stage], members: Mapping[str, Registration]) -> Throughput:
+    return Throughput(
+        tuple(f"{stage.name} {stage.layers}" for stage in stages),
+        tuple(_seconds(stage, members[stage.name], stage is stages[-1]) for stage in stages),
+        _hops([members[stage.name] for stage in stages]),
+    )
+
+
+def seconds_at(curve: Curve, rows: int) -> float:
+    """Of the first point that has as many rows; of the last one; 0 for an empty curve."""
+    return next((seconds for size, seconds in curve if size >= rows), curve[-1][1] if curve else 0.0)
+
+
+def head_cost_in_layers(worker: Registration) -> float:
+    """How many layers the model's end costs: as many as it is large, for one row reads every weight once."""
+    weights = worker.weights
+    return weights.last / weights.layer if weights and weights.layer else 0.0
+
+
+def in_ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _seconds(stage: Stage, member: Registration, last: bool) -> float:
+    return seconds_at(member.curve, 1) * (len(stage.layers) + head_cost_in_layers(member) * last)
+
+
+def _hops(ring: Sequence[Registration]) -> float:
+    """From each to the next, and from the last one back: nothing within a host, else at most half the way of
+    both to the master and back.
+    """
+    following = [*ring[1:], *ring[:1]]
+    far = [(one, other) for one, other in zip(ring, following) if not one.host or one.host != other.host]
+    return sum(((one.rtt or 0.0) + (other.rtt or 0.0)) / 2 for one, other in far if one is not other)
+
+
+SPEED_NOISE_FACTOR = 1.25  # how many times slower a worker may seem and still count as equally fast
+MAX_STAGE_TIME_RATIO = 0.9  # to this part of its time a further stage must bring the slowest one
+
+NO_WEIGHTS = WeightBytes(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCost:
+    """A worker as somewhere to put layers.
+
+    layer: what one costs in a lap. tail: how many of them the model's end costs. room: bytes for weights.
+    """
+
+    worker: Registration
+    layer: float
+    tail: float
+    room: float
+
+    def cost(self, layers: int, last: bool) -> float:
+        return self.layer * (layers + self.tail * last)
+
+    def most(self, first: bool = False, last: bool = False) -> float:
+        """Layers that fit, beside the embedding before the first and the head behind the last one."""
+        weights = self.worker.weights or NO_WEIGHTS
+        room = self.room - weights.first * first - weights.last * last
+        return math.floor(room / weights.layer) if weights.layer and room < math.inf else room
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSplit:
+    """Sites in ring order, and how many layers each has. slowest, whole: costs of one stage, and of a lap."""
+
+    sites: tuple[WorkerCost, ...]
+    counts: tuple[int, ...]
+    slowest: float
+    whole: float
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        edges = pairwise(accumulate(self.counts, initial=0))
+        return tuple(
+            Stage(site.worker.name, site.worker.address, Range(*edge))
+            for site, edge in zip(self.sites, edges)
+        )
+
+
+def choose_stages(
+    workers: Sequence[Registration], wishes: RingConfig, least: int, most: int | None = None
+) -> tuple[Stage, ...]:
+    """Stages of `least` of these workers: the quickest, and of equals those who joined first. Of more where
+    fewer have no room; and, up to `most`, as long as each further one makes the slowest stage clearly faster.
+
+    Raises Refused, in words.
+    """
+    sites = worker_costs(workers, wishes)
+    able = [number for number, worker in enumerate(workers) if worker_costs([worker], wishes)[0].most() >= 1]
+    ranked = sorted(able, key=lambda number: sites[number].layer)
+    best: LayerSplit | None = None
+    for count in range(least, min(len(ranked), wishes.model_layers) + 1):
+        if best is not None and count > (most or least):
+            break
+        chosen = [workers[number] for number in sorted(ranked[:count])]
+        found = split_layers(worker_costs(chosen, wishes), wishes.model_layers)
+        if found and (best is None or found.slowest <= best.slowest * MAX_STAGE_TIME_RATIO):
+            best = found
+    if best is None:
+        raise Refused(_lacking(sites, wishes))
+    return best.stages
+
+
+def fits(worker: Registration, layers: Range, beside: Sequence[Registration], wishes: RingConfig) -> bool:
+    """Whether this worker has room for that range while those beside it have theirs."""
+    site = worker_costs([worker, *beside], wishes)[0]
+    return len(layers) <= site.most(layers.first == 0, layers.last == wishes.model_layers)
+
+
+def worker_costs(workers: Sequence[Registration], wishes: RingConfig) -> list[WorkerCost]:
+    """What each of them costs and holds while all of them are at work.
+
+    Workers of one host compete when they measure: the quickest is right for all of them, and memory that
+    they share was emptiest when it looked largest. Those who are about equally fast count as equal, so that
+    the same ring is cut the same way every time.
+    """
+    rows = wishes.shape.nodes if wishes.drafter else 1
+    measured = [_measured(worker, workers, rows) for worker in workers]
+    unlike = min(measured) > 0 and max(measured) > min(measured) * SPEED_NOISE_FACTOR
+    if wishes.placement == "measured" and unlike:
+        costs = [(layer, head_cost_in_layers(worker)) for worker, layer in zip(workers, measured)]
+    else:
+        costs = [(min(filter(None, measured), default=1.0), 0.0)] * len(workers)
+    return [WorkerCost(worker, *cost, _room(worker, workers)) for worker, cost in zip(workers, costs)]
+
+
+def split_layers(sites: Sequence[WorkerCost], layers: int) -> LayerSplit | None:
+    """All layers over all of these; None where they have no room."""
+    cuts = [found for order in _orders(sites) if (found := _share(order, layers))]
+    return min(cuts, key=lambda one: (one.slowest, one.whole), default=None)
+
+
+def _orders(sites: Sequence[WorkerCost]) -> Iterator[tuple[WorkerCost, ...]]:
+    """Neighbours of one host beside each other, in the order they joined; then with every other beginning
+    and end, which need the most room. In between the order changes nothing.
+    """
+    hosts = [site.worker.host or site.worker.name for site in sites]
+    near = sorted(range(len(sites)), key=lambda number: hosts.index(hosts[number]))
+    yield tuple(sites[number] for number in near)
+    for first, last in permutations(near, 2):
+        between = (number for number in near if number not in (first, last))
+        yield tuple(sites[number] for number in (first, *between, last))
+
+
+def _share(sites: tuple[WorkerCost, ...], layers: int) -> LayerSplit | None:
+    """One layer after the other to where it costs least. As a stage's cost only grows with its layers, no
+    other way makes the slowest stage faster; of equals the earlier one gets more, for the last has the head.
+    """
+    end = len(sites) - 1
+    most = [site.most(number == 0, number == end) for number, site in enumerate(sites)]
+    if min(most) < 1:
+        return None
+    counts = [1] * len(sites)
+    queue = [(site.cost(2, number == end), number) for number, site in enumerate(sites)]
+    heapify(queue)
+    for _ in range(layers - len(sites)):
+        while queue and counts[queue[0][1]] >= most[queue[0][1]]:
+            heappop(queue)
+        if not queue:
+            return None
+        number = heappop(queue)[1]
+        counts[number] += 1
+        heappush(queue, (sites[number].cost(counts[number] + 1, number == end), number))
+    costs = [site.cost(count, number == end) for number, (site, count) in enumerate(zip(sites, counts))]
+    return LayerSplit(sites, tuple(counts), max(costs), sum(costs))
+
+
+def _measured(worker: Registration, workers: Sequence[Registration], rows: int) -> float:
+    """Seconds of one layer; 0 where nobody measured."""
+    peers = [one for one in workers if _host(one) == _host(worker) and bool(one.gpus) == bool(worker.gpus)]
+    return min(seconds_at(one.curve, rows) for one in peers)
+
+
+def _room(worker: Registration, workers: Sequence[Registration]) -> float:
+    """Bytes for weights, beside the KV pages it has promised."""
+    sharing = [one for one in workers if _memory(one) == _memory(worker)]
+    offered = [one.memory for one in sharing if one.memory is not None]
+    return max(offered) / len(sharing) - worker.kv_bytes if offered else math.inf
+
+
+def _host(worker: Registration) -> str:
+    return worker.host or worker.name
+
+
+def _memory(worker: Registration) -> str:
+    """Whose it is: the GPU's, or the machine's."""
+    return worker.gpus[0] if worker.gpus else _host(worker)
+
+
+def _lacking(sites: Sequence[WorkerCost], wishes: RingConfig) -> str:
+    if len(sites) > wishes.model_layers:
+        return f"{len(sites)} workers cannot share {wishes.model_layers} layers"
+    weights = max((site.worker.weights or NO_WEIGHTS for site in sites), key=lambda one: one.layer)
+    need = weights.layer * wishes.model_layers + weights.first + weights.last
+    rooms = [max(site.room, 0.0) for site in sites]
+    gap = need - sum(rooms)
+    offers = " + ".join("an unknown amount" if room == math.inf else in_words(room) for room in rooms)
+    words = f"{in_words(gap)} are missing" if gap > 0 else "no cut between two layers fits"
+    return (
+        f"layers 0:{wishes.model_layers} need {in_words(need)}, "
+        f"workers offer {offers} beside their KV pages; {words}"
+    )
+
+
+Stages = tuple[Stage, ...]
+
+
+def next_stages(
+    members: Sequence[Registration],
+    wishes: RingConfig,
+    before: Stages = (),
+    patient: bool = True,
+    failed: Collection[str] = (),
+) -> Stages | str:
+    """The next ring's stages; or what is missing, in words. Raises Refused where nobody has room.
+
+    Ranges that workers brought are theirs, and each hole goes to one of the others. Else whoever is left of
+    the ring `before` keeps its range (it is loaded), and those without one inherit what the lost ones ran.
+    patient: for want of heirs it waits for the lost ones; otherwise those who are here share all layers.
+    failed: could not take part the last time, and step back where somebody else can.
+    """
+    workers = [member for member in members if member.kind == "worker"]
+    if any(worker.layers for worker in workers):
+        return _with_brought_ranges(workers, wishes, before)
+    if not before:
+        lacking = wishes.workers - len(workers)
+        if lacking > 0:
+            return f"{lacking} of {wishes.workers} workers"
+        return choose_stages(workers, wishes, wishes.workers)
+    for passed_over in (failed, ()):
+        heirs = _inherit([one for one in workers if one.name not in passed_over], before, wishes)
+        if None not in heirs:
+            return _stages(zip((stage.layers for stage in before), heirs))
+    lost = f"{heirs.count(None)} of {len(before)} workers"
+    if patient or not workers:
+        return lost
+    try:
+        return choose_stages(workers, wishes, min(len(workers), len(before)))
+    except Refused as error:
+        return f"{lost}; without: {error}"
+
+
+def could_form(
+    members: Sequence[Registration], wishes: RingConfig, before: Stages, failed: Collection[str]
+) -> bool:
+    """Whether these make a ring as large as it was, or is to be."""
+    try:
+        return not isinstance(next_stages(members, wishes, before, failed=failed), str)
+    except Refused:
+        return False
+
+
+def better_stages(
+    members: Sequence[Registration], wishes: RingConfig, present: Stages, busy: Collection[str]
+) -> Stages | None:
+    """Stages of a better ring than the present one of the busy: with a drafter that came late, or with as
+    many workers as were wished for, where it had to be formed of fewer.
+    """
+    spare = {member.kind for member in members if member.name not in busy}
+    if wishes.drafter and "drafter" in spare:
+        return present
+    if len(present) < wishes.workers and "worker" in spare:
+        try:
+            more = next_stages(members, wishes)
+        except Refused:  # who came late has no room for anything
+            return None
+        return None if isinstance(more, str) else more
+    return None
+
+
+def rebalanced_stages(members: Sequence[Registration], wishes: RingConfig) -> Stages:
+    """Stages of as many workers as help. Raises Refused where they have no room, Unavailable for a hole."""
+    workers = [member for member in members if member.kind == "worker"]
+    if any(worker.layers for worker in workers):
+        drawn = _with_brought_ranges(workers, wishes, ())
+        if isinstance(drawn, str):
+            raise Unavailable(f"the ring lacks {drawn}")
+        return drawn
+    least = min(wishes.workers, len(workers))
+    return choose_stages(workers, wishes, least, wishes.max_stages or wishes.model_layers)
+
+
+def _with_brought_ranges(workers: Sequence[Registration], wishes: RingConfig, before: Stages) -> Stages | str:
+    """Brought ranges, and heirs for the rest."""
+    fixed = [(worker.layers, worker) for worker in workers if worker.layers]
+    holes = _holes([layers for layers, _ in fixed], wishes.model_layers)
+    spare = [worker for worker in workers if worker.layers is None]
+    heirs = _fill(holes, spare, [worker for _, worker in fixed], before, wishes)
+    lacking = [str(hole) for hole, heir in zip(holes, heirs) if heir is None]
+    if lacking:
+        return "a worker for layers " + ", ".join(lacking)
+    return _stages([*fixed, *zip(holes, heirs)])
+
+
+def _inherit(
+    workers: Sequence[Registration], before: Stages, wishes: RingConfig
+) -> list[Registration | None]:
+    """A worker for each stage of the ring before; None where there is none."""
+    here = {worker.name: worker for worker in workers}
+    kept = [here[stage.name] for stage in before if stage.name in here]
+    spare = [worker for worker in workers if worker not in kept]
+    holes = [stage.layers for stage in before if stage.name not in here]
+    heirs = iter(_fill(holes, spare, kept, before, wishes))
+    return [here[stage.name] if stage.name in here else next(heirs) for stage in before]
+
+
+def _fill(
+    holes: Sequence[Range],
+    spare: Sequence[Registration],
+    beside: Sequence[Registration],
+    before: Stages,
+    wishes: RingConfig,
+) -> list[Registration | None]:
+    """For each hole whoever ran it, else who joined first of those with room for it; or None."""
+    had, left, placed = {stage.name: stage.layers for stage in before}, list(spare), list(beside)
+    heirs: list[Registration | None] = []
+    for hole in holes:
+        able = (worker for worker in left if fits(worker, hole, placed, wishes))
+        heir = min(
+            able, key=lambda one: (had.get(one.name) != hole, had.get(one.name) in holes), default=None
+        )
+        heirs.append(heir)
+        if heir is not None:
+            left.remove(heir)
+            placed.append(heir)
+    return heirs
+
+
+def _stages(taken: Iterable[tuple[Range, Registration | None]]) -> Stages:
+    made = [Stage(worker.name, worker.address, layers) for layers, worker in taken if worker]
+    return tuple(sorted(made, key=lambda stage: stage.layers.first))
+
+
+def _holes(ranges: Sequence[Range], layers: int) -> list[Range]:
+    """What the ranges leave uncovered of 0 .. layers - 1."""
+    holes: list[Range] = []
+    reached = 0
+    for taken in sorted(ranges, key=lambda one: one.first):
+        if taken.first > reached:
+            holes.append(Range(reached, taken.first))
+        reached = max(reached, taken.last)
+    return holes + ([Range(reached, layers)] if reached < layers else [])

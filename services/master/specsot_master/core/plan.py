@@ -1,0 +1,377 @@
+"""What the request machine wants done, as values.
+
+Refuses to know who does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from specsot.errors import InvalidRequest, PlanError, SpecsotError
+from specsot.events import (
+    BranchFinished,
+    BranchStarted,
+    BranchText,
+    Event,
+    Finished,
+    MergedText,
+    Numbered,
+    Planned,
+    Reason,
+    SkeletonText,
+    Started,
+)
+from specsot.frames import End, Outcome
+from specsot.params import Ask, Mode
+from specsot.skeleton import MAX_POINTS, PlanReader, PlanRules, Point
+from specsot_master.core.answer import FirstSequence, TextPiece
+from specsot_master.core.branches import PlanBranches, heading_of, share_out
+from specsot_master.core.stats import OutputTokens, RequestTally
+
+__all__ = [
+    "CloseSequence",
+    "Command",
+    "FailRequest",
+    "OpenAnswer",
+    "OpenBranch",
+    "OpenSkeleton",
+    "POINT_TOKENS",
+    "RequestPlan",
+    "TextPiece",
+    "check_plan",
+    "mode_of",
+    "plan_limit",
+    "rules_of",
+    "skeleton_limit",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer:
+    """Open a sequence with the chat prompt, ordinal 0, that may write `limit` tokens."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSkeleton:
+    """Open the skeleton, ordinal 0. `constrained`: the last stage holds it to `rules`."""
+
+    limit: int
+    rules: PlanRules
+    constrained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBranch:
+    """Open the branch that writes `point`; its ordinal is the point's id.
+
+    parents: the points it needs, with their texts.
+    """
+
+    point: Point
+    points: tuple[Point, ...]
+    parents: tuple[tuple[Point, str], ...]
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSequence:
+    """End the sequence of this ordinal, if it has not ended by itself."""
+
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailRequest:
+    """The request ends with this error; nothing follows."""
+
+    error: SpecsotError
+
+
+Command = OpenAnswer | OpenSkeleton | OpenBranch | CloseSequence | FailRequest | Numbered
+
+
+# What a point takes before it is worth a heading: about 12 tokens for its line of the plan, 8 for the
+# heading, and two sentences.
+POINT_TOKENS = 64
+MIN_PLANNED_TOKENS = 2 * POINT_TOKENS  # a plan of one point is a direct answer with detours
+MIN_BRANCH_TOKENS = 24  # tokens of a branch's text, a sentence; points that would get less are left out
+
+
+def mode_of(ask: Ask) -> Mode:
+    """What is done: `auto` does not ask for a plan where two points cannot be afforded."""
+    small = ask.mode == "auto" and ask.limits.max_new_tokens < MIN_PLANNED_TOKENS
+    return "direct" if small else ask.mode
+
+
+def check_plan(ask: Ask) -> None:
+    """Raises InvalidRequest for a forced plan that could not have one point."""
+    tokens = ask.limits.max_new_tokens
+    if ask.mode == "sot" and tokens < POINT_TOKENS:
+        raise InvalidRequest(
+            f"mode sot needs max_new_tokens of at least {POINT_TOKENS}, got {tokens}: the plan and its "
+            "headings count too; modes auto and direct answer within fewer",
+            field="max_new_tokens",
+        )
+
+
+def plan_limit(ask: Ask) -> int:
+    """Tokens a plan may take: half of all, so that what is planned can be written."""
+    return min(ask.limits.max_skeleton_tokens, max(ask.limits.max_new_tokens // 2, 1))
+
+
+def rules_of(ask: Ask) -> PlanRules:
+    """What this request's skeleton may be. A plan never has more points than there are tokens for them."""
+    return PlanRules(
+        direct=ask.mode == "auto",
+        tools=ask.tools,
+        max_points=max(1, min(MAX_POINTS, ask.limits.max_new_tokens // POINT_TOKENS)),
+        plan_tokens=plan_limit(ask),
+    )
+
+
+def skeleton_limit(ask: Ask) -> int:
+    """Tokens a skeleton's sequence may write; where it may become the answer, all there are."""
+    return plan_limit(ask) if ask.mode == "sot" and ask.constraint else ask.limits.max_new_tokens
+
+
+_REASON_OF_END = {
+    End.STOP: Reason.STOP,
+    End.GRAMMAR: Reason.STOP,
+    End.LENGTH: Reason.LENGTH,
+    End.CANCELLED: Reason.CANCELLED,
+    End.FAILED: Reason.FAILED,
+}
+
+
+class RequestPlan:
+    """One request from start to end. Ordinal 0 is the skeleton or the answer, others are point ids.
+
+    Every method returns commands in the order in which they are to be carried out; events among them
+    are numbered without a gap. Once `finished`, every method returns nothing. `reason`: why, unless it
+    gave up. size: tokens of a text that the answer holds and the model did not write.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        request: str,
+        seed: int,
+        model: str = "",
+        now: float = 0.0,
+        size: Callable[[str], int] = len,
+    ) -> None:
+        self._ask, self._request, self._seed, self._model = ask, request, seed, model
+        self._mode, self._size = mode_of(ask), size
+        self._tally = RequestTally(now)
+        self._offset = 0
+        self._branches: PlanBranches | None = None
+        self._solo = self._make_solo()
+        self._solo_over = False
+        self._told_direct = self._mode == "direct"
+        self.finished = False
+        self.reason: str | None = None
+
+    @property
+    def all_opened(self) -> bool:
+        """No sequence will be opened any more."""
+        if self.finished or self._told_direct:
+            return True
+        return self._branches is not None and self._branches.all_opened
+
+    def start(self, prompt_tokens: int, now: float, found: int = 0) -> list[Command]:
+        """Admitted: the first sequence is opened. prompt_tokens: as a direct answer's prompt counts them.
+        found: those of the first prompt that were in the ring already.
+        """
+        self._tally.prompt_tokens, self._tally.cached_tokens = prompt_tokens, min(found, prompt_tokens)
+        started = Started(self._request, self._model, self._ask.mode, self._seed, prompt_tokens)
+        if self._mode == "direct":
+            self._tally.enter("direct", now)
+            return [self._tell(started), OpenAnswer(self._ask.limits.max_new_tokens)]
+        self._tally.enter("skeleton", now)
+        limit, rules = skeleton_limit(self._ask), rules_of(self._ask)
+        return [self._tell(started), OpenSkeleton(limit, rules, self._ask.constraint)]
+
+    def lapped(self, outcomes: Iterable[Outcome], now: float) -> None:
+        """One lap brought these outcomes for this request; counts them, before `wrote` and `ended`."""
+        if not self.finished:
+            self._tally.lap(outcomes, now)
+
+    def wrote(self, ordinal: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        """A sequence's new tokens and their text; its end token, if any, left out."""
+        if self.finished or not pieces:
+            return []
+        return self._write_branch(ordinal, pieces, now) if ordinal else self._write_solo(pieces, now)
+
+    def ended(self, ordinal: int, end: End, now: float) -> list[Command]:
+        """A sequence is over by itself."""
+        if self.finished:
+            return []
+        if not ordinal:
+            return self._end_solo(end, now)
+        if self._branches and self._branches[ordinal].live:
+            self._branches[ordinal].ended = end is End.STOP
+        return self._end_branch(ordinal, _REASON_OF_END[end], now)
+
+    def ready(self) -> tuple[Point, ...]:
+        """Points whose branches may be opened now, the most urgent first."""
+        return self._branches.ready() if self._branches and not self.finished else ()
+
+    def preview(self, point: Point) -> OpenBranch:
+        """What opening this branch will ask for; changes nothing."""
+        assert self._branches is not None
+        budget = self._branches[point.id].budget
+        return OpenBranch(point, self._branches.points, self._branches.parents(point), budget)
+
+    def open_branch(self, point: Point) -> list[Command]:
+        """There is room for this branch."""
+        assert self._branches is not None
+        order = self.preview(point)
+        self._branches.open(point.id)
+        return [order, self._tell(BranchStarted(point.id, point.title, order.budget))]
+
+    def cancel(self, now: float) -> list[Command]:
+        """The caller said stop: whatever runs is closed, and the text so far is the answer."""
+        return [] if self.finished else self._abandon(Reason.CANCELLED, now)
+
+    def _make_solo(self) -> FirstSequence:
+        rules = replace(rules_of(self._ask), max_points=MAX_POINTS)
+        reader = None if self._mode == "direct" else PlanReader(rules)
+        return FirstSequence(self._ask.stop, self._ask.limits.max_new_tokens, reader, plan_limit(self._ask))
+
+    # --- ordinal 0 ---
+
+    def _write_solo(self, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        if self._solo_over:
+            return []
+        try:
+            for piece in pieces:
+                self._solo.write(piece)
+        except PlanError as error:
+            return self._give_up(error)
+        told = self._tell_solo(sum(piece.token is not None for piece in pieces))
+        if self._solo.over:
+            return [*told, CloseSequence(0), *self._settle_solo(self._solo.over, now)]
+        return told
+
+    def _end_solo(self, end: End, now: float) -> list[Command]:
+        if self._solo_over:
+            return []
+        if end in (End.FAILED, End.CANCELLED):
+            return self._abandon(_REASON_OF_END[end], now)
+        self._solo.ended = end is End.STOP
+        try:
+            self._solo.finish()
+        except PlanError as error:
+            return self._give_up(error)
+        return [*self._tell_solo(0), *self._settle_solo(_REASON_OF_END[end], now)]
+
+    def _tell_solo(self, lap: int) -> list[Command]:
+        told: list[Command] = []
+        raw, logprobs = self._solo.take_raw(), self._solo.take_raw_logprobs()
+        if raw or logprobs:
+            told.append(self._tell(SkeletonText(raw, logprobs)))
+        if self._solo.direct and not self._told_direct:
+            self._told_direct = True
+            self._tally.rename("direct")
+            told.append(self._tell(Planned(())))
+        delta, logprobs = self._solo.take_delta(), self._solo.take_logprobs()
+        if delta or logprobs:
+            told.append(self._tell(MergedText(self._solo.length - len(delta), delta, logprobs, lap)))
+        return told
+
+    def _settle_solo(self, reason: Reason, now: float) -> list[Command]:
+        """Ordinal 0 writes no more: its plan begins to be carried out, or its answer is the end."""
+        self._solo_over = True
+        if not self._solo.planned:
+            return [self._finish(reason, now)]
+        limits, points = self._ask.limits, self._solo.points
+        rest = limits.max_new_tokens - self._solo.written
+        headings = {point.id: self._size(heading_of(point)) for point in points}
+        among = points[: rules_of(self._ask).max_points]
+        shares = share_out(among, headings, rest, MIN_BRANCH_TOKENS, limits.max_branch_tokens)
+        cut = reason is Reason.LENGTH or len(shares.points) < len(points)
+        self._branches = PlanBranches(shares, self._ask.stop, limits.max_parallel, cut)
+        self._tally.enter("branches", now)
+        return [self._tell(Planned(shares.points))]
+
+    # --- branches ---
+
+    def _write_branch(self, id: int, pieces: Sequence[TextPiece], now: float) -> list[Command]:
+        branches = self._branches
+        if branches is None or not branches[id].live:
+            return []
+        text = branches.write(id, pieces)
+        lap = sum(piece.token is not None for piece in pieces)
+        told = self._tell_branch(id, text, lap)
+        if branches[id].answer.stopped:
+            return [*told, CloseSequence(id), *self._end_branch(id, Reason.STOP, now)]
+        return told
+
+    def _tell_branch(self, id: int, text: str, lap: int, over: bool = False) -> list[Command]:
+        assert self._branches is not None
+        logprobs = self._branches[id].take_logprobs(over)
+        if not text and not logprobs:
+            return []
+        offset = self._branches[id].answer.length - len(text)
+        told: list[Command] = [self._tell(BranchText(id, offset, text, lap, logprobs))]
+        return told + self._tell_merged(self._branches.merge.write(id, text, logprobs))
+
+    def _tell_merged(self, delta: str) -> list[Command]:
+        assert self._branches is not None
+        merge = self._branches.merge
+        logprobs = merge.take_logprobs()
+        if not delta and not logprobs:
+            return []
+        return [self._tell(MergedText(merge.length - len(delta), delta, logprobs))]
+
+    def _end_branch(self, id: int, reason: Reason, now: float) -> list[Command]:
+        branches = self._branches
+        if branches is None or not branches[id].live:
+            return []
+        told = self._tell_branch(id, branches[id].answer.flush(), 0, over=True)
+        for one in (id, *branches.end(id, reason)):
+            told.append(self._tell_finished_branch(one))
+            told += self._tell_merged(branches.merge.finish(one))
+        return [*told, self._finish(branches.reason, now)] if branches.over else told
+
+    def _tell_finished_branch(self, id: int) -> Numbered:
+        assert self._branches is not None
+        branch = self._branches[id]
+        assert branch.reason is not None
+        return self._tell(BranchFinished(id, branch.reason, len(branch.tokens)))
+
+    # --- ends ---
+
+    def _abandon(self, reason: Reason, now: float) -> list[Command]:
+        """Close what lives, finish with what is there."""
+        commands: list[Command] = []
+        if not self._solo_over:
+            commands.append(CloseSequence(0))
+        for id in self._branches.live if self._branches else ():
+            assert self._branches is not None
+            self._branches[id].reason = reason
+            commands += [CloseSequence(id), self._tell_finished_branch(id)]
+        return [*commands, self._finish(reason, now)]
+
+    def _give_up(self, error: PlanError) -> list[Command]:
+        self.finished = True
+        return [CloseSequence(0), FailRequest(error)]
+
+    def _finish(self, reason: Reason, now: float) -> Numbered:
+        self.finished, self.reason = True, reason.value
+        solo, branches = self._solo, self._branches
+        if branches is None:
+            mode, text, tokens, count = "direct", solo.text, solo.tokens, 0
+            counts = OutputTokens(solo.written, solo.plan_tokens, len(tokens))
+        else:
+            mode, text, tokens, count = "sot", branches.merge.text, branches.tokens, len(branches.points)
+            written = solo.written + branches.written
+            counts = OutputTokens(written, solo.written, len(tokens), branches.heading_tokens)
+        return self._tell(Finished(reason, text, tokens, self._tally.close(mode, counts, count, now)))
+
+    def _tell(self, event: Event) -> Numbered:
+        offset, self._offset = self._offset, self._offset + 1
+        return Numbered(offset, event)

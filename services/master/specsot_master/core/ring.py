@@ -1,0 +1,119 @@
+"""What the conductor needs of the ring, and what it is allowed to know of it.
+
+Refuses to know members, links and epochs' barriers; the fleet, or a fake, stands behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Protocol
+
+from specsot.frames import Order
+from specsot.params import DrafterName, HeadWindows
+from specsot.process.option import POSITIVE, SECONDS, Option
+
+
+@dataclass(frozen=True, slots=True)
+class RingState:
+    """A complete ring.
+
+    pages:  KV pages of `page_rows` rows that every stage has.
+    slots:  KV rows a live sequence needs beyond its committed ones. rows: of a frame, at most.
+    max_positions: the model's context, in tokens.
+    drafters: who can be asked to propose, the first for those who name none.
+    """
+
+    epoch: int
+    pages: int
+    page_rows: int
+    slots: int
+    max_positions: int
+    has_drafter: bool = False
+    drafters: tuple[DrafterName, ...] = ()
+    rows: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and for how long.
+
+    request: the id it gives its request, None for one that is drawn here.
+    client:  requests of one client share fairly with those of others.
+    timeout: seconds the request may take, waiting included; None for as long as it needs.
+    owner:   who alone may resume and cancel it; "" for whoever knows its id.
+    """
+
+    request: str | None = None
+    client: str = ""
+    timeout: float | None = None
+    owner: str = ""
+
+
+ANYBODY = Caller()
+
+
+class Ring(Protocol):
+    """Stage 0, as far as the master is concerned. Results come back through `Conductor.received`."""
+
+    def state(self) -> RingState | None:
+        """None while the ring is not complete."""
+        ...
+
+    async def order(self, order: Order) -> None:
+        """Hand an order to stage 0, in the order of the calls. Raises Unavailable."""
+        ...
+
+    def waiting_for(self) -> str:
+        """What the ring lacks, in words."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the master treats requests.
+
+    model:  the name it serves; requests may leave it out. vocabulary: how many tokens it chooses from.
+    heads:  what was measured for the model's heads, if it was.
+    live:   requests in the ring at most. queue: requests waiting for that at most.
+    lease:  positions granted at a time.
+    prefix_cache: beginnings of prompts stay in the ring while nobody else wants their pages.
+    unread: events a client may leave unread before its request pauses. unread_for: seconds for which it
+            may read nothing, while there is something to read, before it is dropped.
+    keep_for: seconds for which a resumable request is kept without a reader. keep: how many of those
+            that are over: beyond that the oldest of the client with most of them goes.
+    aging:  seconds of waiting that raise a request by one priority, up to the highest that waits.
+    retry_after: seconds after which a refused caller may try again, while nothing better is known.
+    repair_for: seconds for which requests wait for a new ring when theirs breaks.
+    """
+
+    HEADING: ClassVar[str] = "Requests"
+
+    model: str = ""
+    vocabulary: int = 2**31
+    heads: HeadWindows | None = None
+    live: Annotated[
+        int,
+        Option(
+            "Most requests in the ring at once.", "max-requests", aliases=("max-num-seqs",), kind=POSITIVE
+        ),
+    ] = 64
+    queue: Annotated[
+        int, Option("Most requests that wait for that; further ones are refused.", "max-queue", kind=POSITIVE)
+    ] = 256
+    lease: int = 256
+    prefix_cache: Annotated[bool, Option("Keep the beginnings of prompts in the ring.")] = True
+    unread: Annotated[
+        int, Option("Events that a client may leave unread before its request pauses.", kind=POSITIVE)
+    ] = 1024
+    unread_for: Annotated[
+        float, Option("Seconds after which a client that reads nothing is dropped.", kind=SECONDS)
+    ] = 60.0
+    keep_for: Annotated[
+        float, Option("Seconds for which a resumable request is kept without a reader.", kind=SECONDS)
+    ] = 60.0
+    keep: Annotated[int, Option("Most finished resumable requests that are kept.", kind=POSITIVE)] = 64
+    aging: float = 10.0
+    retry_after: float = 1.0
+    repair_for: Annotated[
+        float, Option("Seconds for which requests wait when their ring breaks.", kind=SECONDS)
+    ] = 30.0

@@ -1,0 +1,236 @@
+"""Who goes next: which points of a plan, which request's branch, which client's request.
+
+Pure. Refuses to know text, pages and the ring.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from specsot.skeleton import Point
+
+
+def critical_paths(points: Sequence[Point]) -> dict[int, int]:
+    """For each point the longest chain of wished lengths from it through the points that need it."""
+    paths: dict[int, int] = {}
+    for point in reversed(points):  # needs are smaller ids, so whoever needs a point is already done
+        behind = (paths[other.id] for other in points if point.id in other.needs)
+        paths[point.id] = point.length + max(behind, default=0)
+    return paths
+
+
+def pick_ready(
+    points: Sequence[Point], done: AbstractSet[int], taken: Collection[int], places: int
+) -> tuple[Point, ...]:
+    """At most `places` points to start now, longest critical path first, then in id order.
+
+    done: points whose text is there. taken: points that are running or over, however they ended.
+    """
+    paths = critical_paths(points)
+    free = [point for point in points if point.id not in taken and done >= set(point.needs)]
+    free.sort(key=lambda point: (-paths[point.id], point.id))
+    return tuple(free[: max(places, 0)])
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Somebody who wants a place. `held`: places its client has; `own`: places it has itself.
+
+    waited: seconds.
+    """
+
+    request: str
+    client: str
+    held: int
+    own: int
+    arrival: int
+    priority: int = 0
+    waited: float = 0.0
+
+
+def pick_fairest(claims: Iterable[Claim], aging: float | None = None) -> Claim | None:
+    """Whose turn it is: the highest priority; there the client that holds least, there the request that
+    holds least, then first come.
+
+    aging: seconds of waiting that raise a claim by one priority, up to the highest there is; None: never.
+    So priorities order those who wait, but keep nobody waiting for ever: whoever has risen to the top
+    competes there like everybody else.
+    """
+    listed = list(claims)
+    highest = max((claim.priority for claim in listed), default=0)
+
+    def turn(claim: Claim) -> tuple[int, int, int, int]:
+        risen = int(claim.waited // aging) if aging else 0
+        return -min(claim.priority + risen, highest), claim.held, claim.own, claim.arrival
+
+    return min(listed, key=turn, default=None)
+
+
+def pick_displaced(waiting: Iterable[Claim], newcomer: Claim) -> Claim | None:
+    """Who makes room in a full queue: the last of the client that has most places in it, the lowest
+    priority first, if the newcomer's client would even then have fewer; None: nobody, it is refused.
+
+    So one client can fill the queue while nobody else comes, but keeps nobody out.
+    """
+    listed = list(waiting)
+    places = Counter(claim.client for claim in listed)
+    most = max(places.values(), default=0)
+    if places[newcomer.client] + 1 >= most:
+        return None
+    crowd = [claim for claim in listed if places[claim.client] == most]
+    return max(crowd, key=lambda claim: (-claim.priority, claim.arrival))
+
+
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 60.0  # seconds
+MAX_DEPARTURES = 32  # departures
+
+
+class RetryHints:
+    """The n-th caller refused since a request left is sent to the n-th place that will become free.
+
+    usual: seconds to hint before anything is known.
+    """
+
+    def __init__(self, usual: float) -> None:
+        self._usual = usual
+        self._left: deque[float] = deque(maxlen=MAX_DEPARTURES)
+        self._refused = 0
+
+    def left(self, now: float) -> None:
+        """A request is over, so that another can be taken."""
+        self._left.append(now)
+        self._refused = 0
+
+    def refuse(self, now: float) -> float:
+        """Seconds after which this caller may try again."""
+        self._refused += 1
+        return min(max(self._interval(now) * self._refused, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
+
+    def _interval(self, now: float) -> float:
+        """Seconds between departures; what has passed since the last one counts too, once it is longer."""
+        if len(self._left) < 2:
+            return self._usual
+        mean = (self._left[-1] - self._left[0]) / (len(self._left) - 1)
+        return max(mean, now - self._left[-1])
+
+
+BLAME_HALF_LIFE_TOKENS = 64  # tokens a request writes that halve what a break counts against it
+SUSPECT_BLAME = 1.5  # two breaks in a row, with little written before and between
+MAX_BREAKS = 8  # under one request, however much it wrote in between, before it is suspect for good
+PROOF_TOKENS, MAX_PROOF_TOKENS = 16, 256  # tokens that clear a suspect; the longest is within a first lease
+GUILTY_BREAKS = 1.5  # breaks in a row with nobody else in the ring, each halved by every PROOF tokens
+MAX_BREAKS_ALONE = 8  # breaks with nobody else in the ring, over its whole life
+
+
+@dataclass(slots=True, eq=False)
+class BreakHistory:
+    """A request's history with rings that broke. blame: breaks, halved by every HALF_LIFE tokens.
+
+    breaks: all of them. alone: those on trial with nobody else in the ring; guilt: those since it was cleared
+            last, halved by every PROOF tokens. written: tokens since it entered this ring.
+    """
+
+    blame: float = 0.0
+    guilt: float = 0.0
+    breaks: int = 0
+    alone: int = 0
+    written: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        return self.blame > SUSPECT_BLAME or self.breaks > MAX_BREAKS
+
+    @property
+    def guilty(self) -> bool:
+        return self.guilt > GUILTY_BREAKS or self.alone >= MAX_BREAKS_ALONE
+
+    @property
+    def proof(self) -> int:
+        """Tokens that clear it; with every break beyond MOST_BREAKS twice as many."""
+        return min(PROOF_TOKENS << min(max(self.breaks - MAX_BREAKS, 0), 8), MAX_PROOF_TOKENS)
+
+    @property
+    def told(self) -> str:
+        """What its client is told when it is given up."""
+        return f"{self.breaks} rings broke while this request ran, {self.alone} of them with it alone in them"
+
+    def broke(self, alone: bool) -> None:
+        """Its ring broke. alone: on trial, with nobody else in the ring."""
+        self.breaks += 1
+        if alone:
+            self.alone += 1
+            self.guilt = (self.guilt + 1) * 0.5 ** (self.written / PROOF_TOKENS)
+        self.blame = (self.blame + 1) * 0.5 ** (self.written / BLAME_HALF_LIFE_TOKENS)
+        self.written = 0
+
+
+class Quarantine:
+    """Who may be in the ring. While somebody is on trial, only those on trial and those cleared are."""
+
+    def __init__(self) -> None:
+        self._moved = False
+        self._pending: list[BreakHistory] = []
+        self._trial: list[BreakHistory] = []
+        self._cleared: list[BreakHistory] = []
+
+    def admits(self, record: BreakHistory) -> bool:
+        """Whether this request may enter the ring now."""
+        return not self._trial or record in self._trial or record in self._cleared
+
+    def moved(self) -> bool:
+        """Whether others may enter, since this was asked last."""
+        moved, self._moved = self._moved, False
+        return moved
+
+    def broke(self, present: Sequence[BreakHistory]) -> BreakHistory | None:
+        """The ring broke with these in it, the most likely culprits first. Returns who is to be given up."""
+        tried = [one for one in present if one in self._trial]
+        alone = len(present) == len(tried) == 1
+        for one in present:
+            one.broke(alone)
+        if alone and tried[0].guilty:
+            self.leave(tried[0])
+            return tried[0]
+        if present:
+            untried = [*self._trial, *self._pending]
+            suspects = tried or [*(one for one in present if one.suspect), *untried]
+            self._begin(sorted(suspects, key=lambda one: -one.blame))
+        return None
+
+    def wrote(self, record: BreakHistory, tokens: int) -> None:
+        """A request wrote tokens: perhaps enough to be cleared."""
+        record.written += tokens
+        if record in self._trial and record.written >= record.proof:
+            record.guilt = 0.0
+            self._cleared.append(record)
+            self._end_trial(record)
+
+    def leave(self, record: BreakHistory) -> None:
+        """A request is over, or elsewhere."""
+        for group in (self._pending, self._cleared):
+            if record in group:
+                group.remove(record)
+        if record in self._trial:
+            self._end_trial(record)
+
+    def clear(self) -> None:
+        """Nobody is there any more."""
+        self._begin([])
+
+    def _begin(self, suspects: list[BreakHistory]) -> None:
+        self._pending, self._cleared = suspects, []
+        self._take_half()
+
+    def _end_trial(self, record: BreakHistory) -> None:
+        """Once nobody is on trial, the next half of those who wait for theirs."""
+        self._trial.remove(record)
+        if not self._trial:
+            self._take_half()
+            self._moved = True
+
+    def _take_half(self) -> None:
+        half = (len(self._pending) + 1) // 2
+        self._trial, self._pending = self._pending[:half], self._pending[half:]

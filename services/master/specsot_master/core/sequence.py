@@ -1,0 +1,191 @@
+"""From a plan's commands to openings: ids, sampling, ends, constraint, forks.
+
+Pure but for the counter of sequence ids. Refuses to know pages, leases and text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from specsot.errors import WireError
+from specsot.frames import End, Fork, Opening, Outcome
+from specsot.params import Ask, HeadWindows, Window
+from specsot.skeleton import PlanRules
+
+
+class SequenceFactory:
+    """Makes every opening of a master's life, so that no sequence id comes twice."""
+
+    def __init__(self, end_ids: tuple[int, ...], heads: HeadWindows | None = None) -> None:
+        """heads: what was measured for the model's heads, if it was."""
+        self._end_ids, self._heads = end_ids, heads
+        self._ids: Iterator[int] = itertools.count(1)
+
+    def prefix(
+        self, length: int, drafted: bool, fork: Fork | None = None, window: Window | None = None
+    ) -> Opening:
+        """Prefilled, kept and forked; it never writes."""
+        return Opening(next(self._ids), length, fork, decodes=False, drafted=drafted, window=window)
+
+    def writer(
+        self,
+        prompt: int,
+        ask: Ask,
+        seed: int,
+        *,
+        ordinal: int,
+        limit: int,
+        drafted: bool,
+        fork: Fork | None = None,
+        family: int | None = None,
+        rules: PlanRules | None = None,
+        trace: str | None = None,
+    ) -> Opening:
+        """A sequence that writes up to `limit` tokens. With rules the grammar ends it, else an end token;
+        with a form both may. family: its name is that of the first sequence in it.
+        """
+        id = next(self._ids)
+        return Opening(
+            sequence=id,
+            prompt=prompt,
+            fork=fork,
+            drafted=drafted,
+            sampling=ask.sampling,
+            seed=seed,
+            ordinal=ordinal,
+            stop_ids=() if rules or ask.ignore_eos else self._end_ids,
+            limit=limit,
+            plan=rules,
+            logprobs=ask.logprobs,
+            form=None if rules else ask.form,
+            family=id if family is None else family,
+            drafter=ask.drafter,
+            trace=trace,
+            window=ask.window,
+            pruning=ask.pruning,
+            heads=self._heads if ask.head_aware else None,
+        )
+
+    def again(
+        self, opening: Opening, written: int, *, drafted: bool, fork: Fork | None, family: int | None
+    ) -> Opening:
+        """The same, for a ring that knows nothing of it. written: how many tokens it has to its name."""
+        id = next(self._ids)
+        return replace(
+            opening,
+            sequence=id,
+            prompt=opening.prompt - opening.generated + written,
+            generated=written,
+            drafted=drafted,
+            fork=fork,
+            family=id if family is None else family,
+        )
+
+
+def first_lease(prompt: int, grant: int) -> int:
+    """The position up to which a new sequence may be fed."""
+    return prompt + grant
+
+
+def renewed_lease(position: int, lease: int, last: int, grant: int) -> int | None:
+    """The next lease, or None while there is no need: less than half is used, or it reaches the end.
+
+    position: tokens there are, prompt included. last: the position no token can lie behind.
+    """
+    if lease >= last or lease - position > grant // 2:
+        return None
+    return max(lease, position) + grant
+
+
+@dataclass(slots=True)
+class TokenLog:
+    """prompt: every token it was asked with, the forked part included. written: since then, over all its
+    openings. next_step: of the outcome that comes next.
+    """
+
+    opening: Opening
+    prompt: tuple[int, ...]
+    written: list[int] = field(default_factory=list[int])
+    next_step: int = 0
+    end: End | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All there are."""
+        return (*self.prompt, *self.written)
+
+    @property
+    def position(self) -> int:
+        """Tokens there are, prompt included."""
+        return len(self.prompt) + len(self.written)
+
+    @property
+    def last(self) -> int:
+        """Tokens there can ever be."""
+        return len(self.prompt) + self.opening.limit
+
+    @property
+    def spoken(self) -> bool:
+        """It has an outcome, so its prompt is in the ring and its source is no longer needed."""
+        return self.next_step > 0 or self.end is not None
+
+    def reopen(self, opening: Opening) -> None:
+        """It goes on as another sequence; what was under way is not known of."""
+        self.opening, self.next_step = opening, 0
+
+    def append(self, outcome: Outcome) -> tuple[int, ...]:
+        """The new tokens; none for an outcome that was here before. Raises WireError if one is missing."""
+        failed = outcome.end is End.FAILED  # may come at any step
+        if self.end is not None or (outcome.step < self.next_step and not failed):
+            return ()
+        if outcome.step > self.next_step and not failed:
+            missing = f"result of step {outcome.step} came, {self.next_step} is missing"
+            raise WireError(f"sequence {outcome.sequence}: {missing}")
+        self.written.extend(outcome.tokens)
+        self.next_step, self.end = outcome.step + 1, outcome.end
+        return outcome.tokens
+
+
+Decode = Callable[[Sequence[int]], str]
+
+BROKEN = "\ufffd"  # how decoders write bytes that are no character (yet)
+MAX_PENDING_TOKENS = 16  # tokens; a character has at most 4 bytes, so what is broken by then stays broken
+
+
+class Detokenizer:
+    """One sequence's text. Each feed decodes only a few tokens: those since the last whole character,
+    behind the few before them (many decoders treat a token differently at the very beginning).
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._shown = 0  # characters of decode(context + pending) that are out already
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """The text these tokens complete; a character whose bytes are not all here is held back."""
+        self._pending.extend(tokens)
+        text = self._decode(self._context + self._pending)
+        whole = text.rstrip(BROKEN) if len(self._pending) <= MAX_PENDING_TOKENS else text
+        delta = whole[self._shown :]
+        if len(whole) == len(text):
+            self._slide()
+        else:
+            self._shown = max(self._shown, len(whole))
+        return delta
+
+    def flush(self) -> str:
+        """What is left when no more tokens come. Bytes of an unfinished character are dropped."""
+        text = self._decode(self._context + self._pending).rstrip(BROKEN)
+        delta, self._pending = text[self._shown :], []
+        return delta
+
+    def _slide(self) -> None:
+        """What is pending becomes the context, unless it writes nothing (special tokens)."""
+        shown = self._decode(self._pending)
+        if shown:
+            self._context, self._shown = self._pending, len(shown)
+        self._pending = []

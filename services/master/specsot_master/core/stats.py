@@ -1,0 +1,191 @@
+"""Counts what a request cost: tokens, laps, accepted lengths, seconds per phase.
+
+Pure: the time is passed in, in seconds of any clock that only goes forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from specsot.errors import SpecsotError
+from specsot.events import Statistics
+from specsot.frames import Outcome, Result
+from specsot.info import LapsInfo
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTokens:
+    """Tokens of a request's output. written: by the model, up to where each sequence was over; what drafts
+    brought behind that is not counted, so the count does not depend on them. plan: those of them that no
+    answer holds. merged: of the answer. headings: what its headings take.
+    """
+
+    written: int
+    plan: int
+    merged: int
+    headings: int = 0
+
+
+@dataclass(slots=True)
+class RequestTally:
+    """Running figures of one request that arrived at `began`."""
+
+    began: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    laps: int = 0
+    trees: int = 0
+    tree_tokens: int = 0
+    first_token: float | None = None
+    phase: str | None = None
+    phase_began: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+
+    def enter(self, phase: str | None, now: float) -> None:
+        """The phase before ends here. None: no phase follows."""
+        if self.phase is not None:
+            self.phases[self.phase] = self.phases.get(self.phase, 0.0) + now - self.phase_began
+        self.phase, self.phase_began = phase, now
+
+    def rename(self, phase: str) -> None:
+        """The running phase turned out to be another one."""
+        self.phase = phase
+
+    def lap(self, outcomes: Iterable[Outcome], now: float) -> None:
+        """One lap of the ring that brought these outcomes for this request."""
+        self.laps += 1
+        for outcome in outcomes:
+            if outcome.step:
+                self.trees += 1
+                self.tree_tokens += len(outcome.tokens)
+            if self.first_token is None and outcome.tokens:
+                self.first_token = now
+
+    def close(self, mode: str, counts: OutputTokens, branches: int, now: float) -> Statistics:
+        """The figures as the client gets them."""
+        self.enter(None, now)
+        seconds = now - self.began
+        return Statistics(
+            mode=mode,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=counts.written + counts.headings,
+            merged_tokens=counts.merged,
+            plan_tokens=counts.plan,
+            heading_tokens=counts.headings,
+            seconds=seconds,
+            seconds_to_first_token=self.first_token - self.began if self.first_token is not None else 0.0,
+            tokens_per_second=counts.merged / seconds if seconds > 0 else 0.0,
+            laps=self.laps,
+            mean_accepted=self.tree_tokens / self.trees if self.trees else 1.0,
+            branches=branches,
+            phases=dict(self.phases),
+        )
+
+
+class RequestCounts:
+    """refused: for lack of room. asked, found: prompt tokens of requests that entered the ring, and those
+    of them that it had already.
+    """
+
+    def __init__(self) -> None:
+        self.refused = self.asked = self.found = 0
+        self._ended: Counter[str] = Counter()
+
+    @property
+    def ended(self) -> tuple[tuple[str, int], ...]:
+        """(why, how many), by name."""
+        return tuple(sorted(self._ended.items()))
+
+    def enter(self, prompt: int, found: int) -> None:
+        self.asked += prompt
+        self.found += found
+
+    def end(self, why: str | SpecsotError) -> None:
+        """A request is over: by a reason of its own, or by an error."""
+        self._ended[why if isinstance(why, str) else error_label(why)] += 1
+
+
+def error_label(error: SpecsotError) -> str:
+    """TimedOut -> timed_out."""
+    name = type(error).__name__
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).removeprefix("_")
+
+
+WINDOW_SECONDS = 2.0  # seconds that count as now
+MAX_LAPS = 4096  # laps remembered
+
+
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    when: float
+    tokens: int
+    rows: int
+
+
+class LapMeter:
+    """Hears every result. `clock`: seconds that only go forward."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._newest: deque[_Lap] = deque(maxlen=MAX_LAPS)
+        self._stages: tuple[float, ...] = ()
+        self._laps = self._tokens = 0
+        self._listeners: list[Callable[[Result], None]] = []
+
+    def follow(self, listener: Callable[[Result], None]) -> None:
+        """From now on `listener` hears of every lap too; what it does must be quick."""
+        self._listeners.append(listener)
+
+    def heard(self, result: Result) -> None:
+        """One more lap; or what belongs to none, which has the number 0."""
+        tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
+        if not result.number:
+            self._tokens += tokens
+            return
+        self._newest.append(_Lap(self._clock(), tokens, result.rows))
+        self._stages = _smoothed(self._stages, result.seconds)
+        self._laps, self._tokens = self._laps + 1, self._tokens + tokens
+        for listener in self._listeners:
+            listener(result)
+
+    def info(self) -> LapsInfo:
+        """As of now. May be asked from another thread, while laps are heard: that looks at a copy."""
+        since = self._clock() - WINDOW_SECONDS
+        recent = [lap for lap in tuple(self._newest) if lap.when >= since]
+        return LapsInfo(
+            laps=self._laps,
+            tokens=self._tokens,
+            per_second=len(recent) / WINDOW_SECONDS,
+            tokens_per_lap=_mean(lap.tokens for lap in recent),
+            rows_per_lap=_mean(lap.rows for lap in recent),
+            stages=self._stages,
+        )
+
+
+def _smoothed(before: tuple[float, ...], now: tuple[float, ...]) -> tuple[float, ...]:
+    """So that a figure on a screen can be read; another number of stages begins anew."""
+    if len(before) != len(now):
+        return now
+    return tuple(0.8 * old + 0.2 * new for old, new in zip(before, now))
+
+
+def _mean(values: Iterable[int]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0
+
+
+class StallDetector:
+    """Look at it now and then. `patience`: seconds without a lap, while one is owed."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._laps, self._since = 0, float("inf")
+
+    def moves(self, laps: int, owed: bool, now: float) -> bool:
+        """laps: how many there have been. owed: something in the ring may go on. Idle is healthy."""
+        if self._since > now or not owed or laps != self._laps:
+            self._laps, self._since = laps, now
+        return now - self._since < self._patience

@@ -1,0 +1,210 @@
+"""Requests as streams of events: what an engine, and a router of several engines, offer their callers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Protocol
+
+import structlog
+
+from specsot.errors import Cancelled, InvalidRequest
+from specsot.events import Numbered
+from specsot.params import Ask
+from specsot_master.core.ring import ANYBODY, Caller, EngineConfig
+from specsot_master.engine.replay import RequestJournal
+from specsot_master.engine.request_state import BufferReader, Clock, RequestState
+
+
+class EventStream(Protocol):
+    """A request's events as they come. Whoever opened it closes it."""
+
+    def __aiter__(self) -> AsyncIterator[Numbered]: ...
+
+    def __anext__(self) -> Awaitable[Numbered]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class RequestStreams(ABC):
+    """`open` and `reopen` raise what is wrong with a call; the streams, what ends the request."""
+
+    @abstractmethod
+    async def open(self, ask: Ask, caller: Caller) -> EventStream:
+        """A new request, or a resumable one of this id that is known."""
+
+    @abstractmethod
+    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
+        """The rest of a resumable request."""
+
+    def generate(self, ask: Ask, caller: Caller = ANYBODY) -> AsyncGenerator[Numbered, None]:
+        """As `open`, from the first event on."""
+        return _read(lambda: self.open(ask, caller))
+
+    def resume(
+        self, request_id: str, offset: int = 0, ask: Ask | None = None, caller: Caller = ANYBODY
+    ) -> AsyncGenerator[Numbered, None]:
+        """As `reopen`, from the first event on."""
+        return _read(lambda: self.reopen(request_id, offset, ask, caller))
+
+
+async def _read(opening: Callable[[], Awaitable[EventStream]]) -> AsyncGenerator[Numbered, None]:
+    async with aclosing(await opening()) as events:
+        async for numbered in events:
+            yield numbered
+
+
+log = structlog.get_logger()
+
+READER_LEFT, UNREAD = "left", "unread"  # alarms
+
+
+class Subscriptions:
+    """drop: ends a request, if it is not over yet. renew: it may go on, since its client reads again.
+    notes: nobody sees what a master after this one would not know.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: Clock,
+        drop: Callable[[RequestState], None],
+        renew: Callable[[RequestState], None],
+        notes: RequestJournal,
+    ) -> None:
+        self._config, self._clock, self._drop, self._renew = config, clock, drop, renew
+        self._notes = notes
+        self._shelf: dict[str, RequestState] = {}
+
+    @property
+    def kept(self) -> int:
+        """Requests that are over and may still be read."""
+        return len(self._shelf)
+
+    def find(self, id: str) -> RequestState | None:
+        """One that is over and kept."""
+        return self._shelf.get(id)
+
+    def follow(self, request: RequestState, offset: int) -> Subscription:
+        """Its events from `offset` on, to be closed by who reads them. Raises InvalidRequest, and what ended
+        the request before it came that far.
+        """
+        reader = request.feed.read(offset)
+        request.alarms.clear(READER_LEFT)
+        self._renew(request)  # it may have been paused while nobody read
+        return Subscription(self, request, reader)
+
+    async def next_of(self, request: RequestState, reader: BufferReader) -> Numbered | None:
+        """Once it would survive a restart; None at the end. Raises Cancelled (cut off), what ended it."""
+        event = await reader.next()
+        if event is not None:
+            if request.feed.unread == self._config.unread - 1:  # it may have been paused until now
+                self._renew(request)
+            await self._notes.secure(request)
+        return event
+
+    def leave(self, request: RequestState, reader: BufferReader) -> None:
+        """This one reads no more: a request that nobody may come back to ends with it."""
+        if request.feed.leave(reader):
+            self._left(request)
+
+    def told(self, request: RequestState) -> None:
+        """There is something to read."""
+        if request.feed.listening and UNREAD not in request.alarms:
+            self._watch(request)
+
+    def pauses(self, request: RequestState) -> bool:
+        """Too much is unread. What a client that is away misses is kept, as far as it can be."""
+        feed = request.feed
+        return feed.unread >= (self._config.unread if feed.listening else max(feed.keeps, 1))
+
+    def over(self, request: RequestState) -> None:
+        """It has ended; its last events may still be unread."""
+        request.alarms.clear()
+        if request.feed.listening and request.feed.unread:
+            self._watch(request)
+        if request.ask.resumable:
+            self._shelf[request.id] = request
+            while len(self._shelf) > self._config.keep:
+                self._forget(self._next_to_go())
+            if not request.feed.listening:
+                self.set_aside(request)
+
+    def set_aside(self, request: RequestState) -> None:
+        """Nobody reads a resumable request; whoever wants it has this long to come back."""
+        if request.forgotten:
+            return
+        request.alarms.set(READER_LEFT, self._clock, self._config.keep_for, lambda: self._let_go(request))
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        for request in tuple(self._shelf.values()):
+            self._forget(request)
+
+    def _left(self, request: RequestState) -> None:
+        request.alarms.clear(UNREAD)
+        if request.ask.resumable:
+            self.set_aside(request)
+        else:
+            self._drop(request)
+
+    def _let_go(self, request: RequestState) -> None:
+        self._drop(request)
+        self._forget(request)
+
+    def _next_to_go(self) -> RequestState:
+        """The oldest of the client that has most, so that nobody's answers go for another's."""
+        places = Counter(one.client for one in self._shelf.values())
+        return max(self._shelf.values(), key=lambda one: places[one.client])
+
+    def _forget(self, request: RequestState) -> None:
+        """Once: from then on its id may be another's."""
+        if request.forgotten:
+            return
+        request.forgotten = True
+        if self._shelf.get(request.id) is request:
+            del self._shelf[request.id]
+        self._notes.forget(request.id)
+        request.alarms.clear(READER_LEFT)
+
+    def _watch(self, request: RequestState) -> None:
+        """Look again, a while from now, whether anything was read."""
+        position, wait = request.feed.position, self._config.unread_for
+        request.alarms.set(UNREAD, self._clock, wait, lambda: self._look(request, position))
+
+    def _look(self, request: RequestState, position: int) -> None:
+        feed = request.feed
+        if not feed.listening or not feed.unread:
+            return
+        if feed.position != position:
+            self._watch(request)
+            return
+        log.warning("the client does not read", **request.named, unread=feed.unread)
+        feed.cut(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
+        self._left(request)
+
+
+class Subscription(AsyncIterator[Numbered]):
+    """One call's reading of one request. Closing it ends a request that is not resumable."""
+
+    def __init__(self, readers: Subscriptions, request: RequestState, reader: BufferReader) -> None:
+        self._readers, self._request, self._reader = readers, request, reader
+
+    async def __anext__(self) -> Numbered:
+        event = await self._readers.next_of(self._request, self._reader)
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def aclose(self) -> None:
+        self._readers.leave(self._request, self._reader)
+
+
+def check_same_ask(request: RequestState, ask: Ask | None) -> None:
+    """Raises InvalidRequest when a call names a request that is another's."""
+    if ask is not None and ask != request.ask:
+        raise InvalidRequest(
+            f"request {request.id} is known, and asks for something else", field="request_id"
+        )

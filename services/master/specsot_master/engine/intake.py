@@ -1,0 +1,271 @@
+"""From what a caller asks to a request that may wait for its turn, or a clear refusal.
+
+Refuses to know queues, sequences and results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from dataclasses import dataclass
+
+from specsot.errors import InvalidRequest, NotFound, Overloaded, TimedOut, Unavailable
+from specsot.params import LONGEST_TOKEN, Ask
+from specsot.skeleton import Point
+from specsot.tracing import caller, current
+from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
+from specsot_master.core.plan import RequestPlan, check_plan, mode_of, rules_of
+from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
+from specsot_master.core.schedule import RetryHints
+from specsot_master.core.stats import RequestCounts
+from specsot_master.engine.grammar_sandbox import GrammarSandbox
+from specsot_master.engine.queue import QueueFull, RequestQueue
+from specsot_master.engine.request_state import THREAD_CHARACTERS, Clock, RequestState
+from specsot_master.journal import JournaledRequest
+from specsot_master.prompts import Conversation, Prompts, messages_of
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_STOP_CHARACTERS, MAX_ID_CHARACTERS = 256, 128
+
+_SAMPLE_POINT = Point(id=1, length=1, title="-")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A request's prompts in tokens: of a direct answer, or the turns of a planned one and their sizes."""
+
+    answer: tuple[int, ...] = ()
+    conversation: Conversation | None = None
+    sizes: PlanSizes | None = None
+
+
+class RequestBuilder:
+    """Checks and prepares requests for one model."""
+
+    def __init__(
+        self, ring: Ring, prompts: Prompts, model: str, vocabulary: int, knows_heads: bool = False
+    ) -> None:
+        """knows_heads: what the model's heads attend to was measured."""
+        self._knows_heads = knows_heads
+        self._ring, self._prompts, self._model, self._vocabulary = ring, prompts, model, vocabulary
+        self._arrivals = itertools.count()
+        self._known: RingState | None = None
+
+    def remember(self, ring: RingState) -> None:
+        """Until the next ring is there, who comes is measured by this one; then by that (`fit`)."""
+        self._known = ring
+
+    def check(self, ask: Ask, id: str | None) -> None:
+        """What can be said at once. Raises NotFound (the model), Unavailable (there was no ring yet),
+        InvalidRequest.
+        """
+        if ask.model not in ("", self._model):
+            raise NotFound(f"no model named {ask.model!r} here, only {self._model!r}")
+        ring = self._ring_to_fit()
+        check_sizes(ask, id, position_limit(ask, ring))
+        check_plan(ask)
+        check_tokens(ask, self._vocabulary)
+        check_drafter(ask, ring)
+        if ask.head_aware and not self._knows_heads:
+            raise InvalidRequest(
+                f"head_aware: nothing was measured of the heads of {self._model!r} "
+                "(`specsot bench policies --find-heads` does)",
+                "head_aware",
+            )
+
+    async def word(self, ask: Ask) -> EncodedPrompt:
+        """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""
+        if prompt_characters(ask) < THREAD_CHARACTERS:
+            return self._word(ask)
+        return await asyncio.to_thread(self._word, ask)
+
+    def prepare(self, ask: Ask, caller: Caller, now: float, words: EncodedPrompt) -> RequestState:
+        """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
+        beginning = prefix_of(ask, words, self._ring_to_fit())
+        id = caller.request or secrets.token_hex(8)
+        seed = secrets.randbits(63) if ask.seed is None else ask.seed
+        request = self._make(ask, id, caller.client, seed, now, words)
+        request.owner, request.beginning = caller.owner, beginning
+        return request
+
+    async def recall(self, kept: JournaledRequest, since: float) -> RequestState:
+        """One that a master before this one took; nothing of it has happened yet. Raises InvalidRequest."""
+        words = await self.word(kept.ask)
+        return self._make(kept.ask, kept.id, kept.client, kept.seed, since, words)
+
+    def _ring_to_fit(self) -> RingState:
+        return self._ring.state() or self._known or require_ring(self._ring)
+
+    def _make(
+        self, ask: Ask, id: str, client: str, seed: int, since: float, words: EncodedPrompt
+    ) -> RequestState:
+        return RequestState(
+            id=id,
+            client=client,
+            arrival=next(self._arrivals),
+            ask=ask,
+            seed=seed,
+            plan=RequestPlan(ask, id, seed, self._model, since, self._prompts.size),
+            since=since,
+            trace=current.get() or caller.get(),
+            answer=words.answer,
+            conversation=words.conversation,
+            sizes=words.sizes,
+        )
+
+    def _word(self, ask: Ask) -> EncodedPrompt:
+        messages = messages_of(ask)
+        if mode_of(ask) == "direct":
+            return EncodedPrompt(ask.tokens or self._prompts.chat(messages))
+        said = self._prompts.plan(messages, rules_of(ask))
+        return EncodedPrompt((), said, _measure(said))
+
+
+def prefix_of(ask: Ask, words: EncodedPrompt, ring: RingState) -> PromptPrefix:
+    """What its prompts begin with, and the pages they ask for. Raises InvalidRequest."""
+    if words.conversation is None or words.sizes is None:
+        _check_prompt(words.answer)
+        return answer_prefix(words.answer, ask, ring)
+    return plan_prefix(words.conversation.prefix, words.sizes, ask, ring)
+
+
+def refit(request: RequestState, ring: RingState) -> None:
+    """The same for a request that met another ring before. Raises InvalidRequest."""
+    words = EncodedPrompt(request.answer, request.conversation, request.sizes)
+    request.beginning = prefix_of(request.ask, words, ring)
+
+
+def prompt_characters(ask: Ask) -> int:
+    """Characters that must be turned into tokens."""
+    return len(ask.prompt or "") + sum(len(message.content) for message in ask.messages)
+
+
+def check_sizes(ask: Ask, id: str | None, max_positions: int) -> None:
+    """Raises InvalidRequest for what is too long to even look at, and for roles no template knows."""
+    size = prompt_characters(ask)
+    rules = (
+        (len(ask.tokens) < max_positions, "tokens", f"{len(ask.tokens)} tokens cannot fit the context"),
+        (
+            size <= LONGEST_TOKEN * max_positions,
+            "prompt",
+            f"{size} characters cannot fit the context",
+        ),
+        (all(one.role in ROLES for one in ask.messages), "messages", f"roles are {', '.join(ROLES)}"),
+        (
+            all(len(one) <= MAX_STOP_CHARACTERS for one in ask.stop),
+            "stop",
+            f"at most {MAX_STOP_CHARACTERS} characters",
+        ),
+        (len(id or "") <= MAX_ID_CHARACTERS, "request_id", f"at most {MAX_ID_CHARACTERS} characters"),
+    )
+    for holds, field, rule in rules:
+        if not holds:
+            raise InvalidRequest(f"{field}: {rule}", field=field)
+
+
+def check_drafter(ask: Ask, ring: RingState) -> None:
+    """Raises InvalidRequest, naming whom the fleet has, for one that it has not."""
+    here = (*ring.drafters, "none")
+    if ask.drafter is not None and ask.drafter not in here:
+        raise InvalidRequest(
+            f"drafter {ask.drafter} is not in this fleet, which has {', '.join(here)}", field="drafter"
+        )
+
+
+def check_tokens(ask: Ask, vocabulary: int) -> None:
+    """Raises InvalidRequest for a token the model does not have."""
+    named = {"logit_bias": [token for token, _ in ask.sampling.logit_bias], "tokens": ask.tokens}
+    for field, tokens in named.items():
+        if (last := max(tokens, default=0)) >= vocabulary:
+            raise InvalidRequest(
+                f"{field} names token {last}, the model's are 0 .. {vocabulary - 1}", field=field
+            )
+
+
+def require_ring(ring: Ring) -> RingState:
+    """The complete ring. Raises Unavailable, saying what is missing."""
+    state = ring.state()
+    if state is None:
+        raise Unavailable(f"the ring is not complete: waiting for {ring.waiting_for()}")
+    return state
+
+
+def _check_prompt(tokens: tuple[int, ...]) -> None:
+    if not tokens:
+        raise InvalidRequest("the prompt has no tokens", field="prompt")
+
+
+def _measure(conversation: Conversation) -> PlanSizes:
+    turn = conversation.branch(_SAMPLE_POINT, [_SAMPLE_POINT], [], 1)
+    return PlanSizes(len(conversation.prefix), len(conversation.skeleton.tokens), len(turn.suffix))
+
+
+class Intake:
+    """All that may take its time happens here, beside everybody else's requests. inside: how many are."""
+
+    def __init__(
+        self,
+        acceptance: RequestBuilder,
+        forms: GrammarSandbox,
+        roster: RequestQueue,
+        counts: RequestCounts,
+        clock: Clock,
+        config: EngineConfig,
+    ) -> None:
+        self._acceptance, self._forms, self._roster = acceptance, forms, roster
+        self._counts, self._clock, self._most = counts, clock, config.queue
+        self._hints = RetryHints(config.retry_after)
+        self.inside = 0
+
+    async def look_into(self, ask: Ask, caller: Caller) -> tuple[EncodedPrompt, float | None]:
+        """Its words, and the seconds it has left. Who would be refused anyway is refused at once.
+
+        Raises Overloaded, TimedOut, and whatever is wrong with it.
+        """
+        timeout = caller.timeout
+        check_deadline(timeout)
+        self.find_room(caller.client)
+        if self.inside >= self._most:
+            raise self.overloaded()
+        self._acceptance.check(ask, caller.request)
+        begun = self._clock.now()
+        self.inside += 1
+        try:
+            async with asyncio.timeout(timeout):
+                words = await self._word(ask, caller.client)
+        except TimeoutError:
+            raise TimedOut("the deadline passed while the request was looked into") from None
+        finally:
+            self.inside -= 1
+        left = None if timeout is None else timeout - (self._clock.now() - begun)
+        check_deadline(left)
+        return words, left
+
+    def find_room(self, client: str) -> RequestState | None:
+        """Who must leave the queue for this client, if anybody. Raises Overloaded."""
+        try:
+            return self._roster.make_room(client)
+        except QueueFull:
+            raise self.overloaded() from None
+
+    def overloaded(self) -> Overloaded:
+        """One more is refused, and told when to come back."""
+        self._counts.refused += 1
+        later = self._hints.refuse(self._clock.now())
+        return Overloaded(f"{self._roster.waiting} requests are waiting already", later)
+
+    def left(self) -> None:
+        """A request is over, so that another can be taken."""
+        self._hints.left(self._clock.now())
+
+    async def _word(self, ask: Ask, client: str) -> EncodedPrompt:
+        if ask.form:
+            await self._forms.check(ask.form, client)
+        return await self._acceptance.word(ask)
+
+
+def check_deadline(timeout: float | None) -> None:
+    """Raises TimedOut."""
+    if timeout is not None and timeout <= 0:
+        raise TimedOut("the deadline had passed when the request came")

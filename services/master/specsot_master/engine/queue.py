@@ -1,0 +1,203 @@
+"""Who waits, who runs, and whose turn it is.
+
+Refuses to know pages, sequences, results and events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specsot.errors import SpecsotError, TimedOut, Unavailable
+from specsot_master.core.ring import EngineConfig
+from specsot_master.core.schedule import BreakHistory, Claim, Quarantine, pick_displaced, pick_fairest
+from specsot_master.engine.request_state import Clock, RequestState
+
+
+class QueueFull(Exception):
+    """The queue has no place for this client."""
+
+
+class RequestQueue:
+    """Requests by id."""
+
+    def __init__(self, config: EngineConfig, quarantine: Quarantine) -> None:
+        self._config, self._quarantine = config, quarantine
+        self._waiting: dict[str, RequestState] = {}
+        self._live: dict[str, RequestState] = {}
+
+    @property
+    def crowded(self) -> bool:
+        """Somebody waits to be admitted."""
+        return bool(self._waiting)
+
+    @property
+    def quiet(self) -> bool:
+        """Nobody is in the ring."""
+        return not self._live
+
+    def find(self, id: str) -> RequestState | None:
+        return self._live.get(id) or self._waiting.get(id)
+
+    def is_live(self, request: RequestState) -> bool:
+        return self._live.get(request.id) is request
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be admitted."""
+        return len(self._waiting)
+
+    @property
+    def live(self) -> int:
+        """Requests in the ring."""
+        return len(self._live)
+
+    @property
+    def everybody(self) -> list[RequestState]:
+        return [*self._live.values(), *self._waiting.values()]
+
+    @property
+    def interrupted(self) -> list[RequestState]:
+        """Those in the ring of which not all is there again."""
+        return [request for request in self._live.values() if request.lost]
+
+    @property
+    def suspects(self) -> list[BreakHistory]:
+        """Of those in the ring, the newest first: what came last is the likeliest to have broken it."""
+        inside = [request for request in self._live.values() if request.inside]
+        return [one.record for one in sorted(inside, key=lambda one: -one.arrival)]
+
+    def make_room(self, client: str) -> RequestState | None:
+        """Whom a newcomer of this client displaces from a full queue; None while there is room.
+
+        Raises Full: the newcomer is the one for whom there is no room.
+        """
+        if self.waiting < self._config.queue:
+            return None
+        fresh = {id: one for id, one in self._waiting.items() if not one.begun}
+        last = pick_displaced(self._claims(fresh, {}), Claim("", client, 0, 0, 0))
+        if last is None:
+            raise QueueFull
+        return self._waiting[last.request]
+
+    def wait(self, request: RequestState) -> None:
+        self._waiting[request.id] = request
+
+    def admit_next(self, now: float, admit: Callable[[RequestState], bool]) -> RequestState | None:
+        """The next request that may run; None when nobody waits, or there is no room for whose turn it is.
+
+        Strictly in turn: a large request is not passed by smaller ones for ever. Those that ran before their
+        ring broke come first; those in quarantine are not asked.
+        """
+        if self.live >= self._config.live:
+            return None
+        free = {id: one for id, one in self._waiting.items() if self._quarantine.admits(one.record)}
+        interrupted = {id: one for id, one in free.items() if one.begun}
+        claims = self._claims(interrupted or free, self._admitted(), now)
+        claim = pick_fairest(claims, self._config.aging)
+        request = self._waiting[claim.request] if claim else None
+        if request is None or not admit(request):
+            return None
+        self._live[request.id] = self._waiting.pop(request.id)
+        return request
+
+    def next_to_branch(self, stuck: set[str]) -> RequestState | None:
+        """Whose further branch comes next; those in `stuck` are passed over."""
+        held: dict[str, int] = {}
+        for request in self._live.values():
+            held[request.client] = held.get(request.client, 0) + len(request.sequences)
+        wanting = {id: one for id, one in self._live.items() if id not in stuck and one.plan.ready()}
+        claim = pick_fairest(self._claims(wanting, held))
+        return wanting[claim.request] if claim else None
+
+    def leave(self, request: RequestState) -> None:
+        """The request is over. Unknown ones are ignored."""
+        if self._waiting.get(request.id) is request:
+            del self._waiting[request.id]
+        elif self.is_live(request):
+            del self._live[request.id]
+
+    def suspend(self) -> list[RequestState]:
+        """Everybody waits for the next ring; returns who that is."""
+        self._waiting = {**self._live, **self._waiting}
+        self._live = {}
+        return list(self._waiting.values())
+
+    def clear(self) -> list[RequestState]:
+        """Everybody goes; returns who was there."""
+        everybody = self.everybody
+        self._live.clear()
+        self._waiting.clear()
+        return everybody
+
+    def _admitted(self) -> dict[str, int]:
+        """Requests in the ring by client."""
+        counts: dict[str, int] = {}
+        for one in self._live.values():
+            counts[one.client] = counts.get(one.client, 0) + 1
+        return counts
+
+    def _claims(
+        self, wanting: dict[str, RequestState], held: dict[str, int], now: float | None = None
+    ) -> list[Claim]:
+        """held: places by client."""
+        return [
+            Claim(
+                request=one.id,
+                client=one.client,
+                held=held.get(one.client, 0),
+                own=len(one.sequences),
+                arrival=one.arrival,
+                priority=one.ask.priority,
+                waited=0.0 if now is None else now - one.since,
+            )
+            for one in wanting.values()
+        ]
+
+
+DEADLINE, REPAIR = "deadline", "repair"  # alarms
+
+
+class Deadlines:
+    """fail: the request ends with an error. lacking: what the ring waits for, in words.
+
+    repair_for: seconds for which requests wait for a new ring.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        fail: Callable[[RequestState, SpecsotError], None],
+        lacking: Callable[[], str],
+        repair_for: float,
+    ) -> None:
+        self._clock, self._fail, self._lacking, self._repair_for = clock, fail, lacking, repair_for
+
+    def give(self, request: RequestState, seconds: float | None) -> None:
+        """From now on; None: as long as it needs."""
+        request.deadline = None if seconds is None else self._clock.now() + seconds
+        self.watch(request)
+
+    def watch(self, request: RequestState) -> None:
+        """Its deadline, whoever watched it before."""
+        request.alarms.clear(DEADLINE)
+        if request.deadline is not None:
+            left = request.deadline - self._clock.now()
+            request.alarms.set(DEADLINE, self._clock, left, lambda: self._expire(request))
+
+    def await_ring(self, request: RequestState, reason: str) -> None:
+        """The ring broke, or is not there yet."""
+
+        def give_up() -> None:
+            lacking = f"waiting for {self._lacking()}"
+            told = f"{reason}; after {self._repair_for:g} s the ring is still {lacking}"
+            self._fail(request, Unavailable(told))
+
+        request.alarms.set(REPAIR, self._clock, self._repair_for, give_up)
+
+    def has_ring(self, request: RequestState) -> None:
+        """It waits for its turn alone."""
+        request.alarms.clear(REPAIR)
+
+    def _expire(self, request: RequestState) -> None:
+        doing = "was answered" if request.begun else "waited for its turn"
+        self._fail(request, TimedOut(f"the deadline passed while the request {doing}"))

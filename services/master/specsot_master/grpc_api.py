@@ -1,0 +1,317 @@
+"""The master's gRPC doors: Master for clients, Fleet for members.
+
+Refuses to know how requests are led and rings are formed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from typing import Any, Protocol
+
+from grpc.aio import ServicerContext
+
+from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
+from specsot.events import Numbered
+from specsot.info import Info, Rebalanced
+from specsot.links import Link
+from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
+from specsot.params import Ask
+from specsot.rpc.bearer import shown
+from specsot.rpc.credentials import check_role, names_of
+from specsot.rpc.options import PUBLIC_BYTES, Terms
+from specsot.rpc.outbox import Outbox
+from specsot.rpc.pulse import Pulse, Vigil
+from specsot.rpc.serve import Attach, Door, open_door
+from specsot.rpc.tokens import Tokens
+from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
+from specsot.wire.events import encode_event
+from specsot.wire.fleet import decode_upward, encode_downward
+from specsot.wire.info import encode_info, encode_rebalanced
+from specsot.wire.requests import decode_ask, has_words, resumes
+from specsot_master.engine import Caller
+
+__all__ = ["FleetService", "MasterService", "open_fleet_port", "open_master_port"]
+
+
+MAX_ID_CHARACTERS = 128
+
+
+class RequestApi(Protocol):
+    """What this door needs of the desk."""
+
+    def generate(self, ask: Ask, caller: Caller) -> AsyncGenerator[Numbered, None]: ...
+
+    def resume(
+        self, request_id: str, offset: int, ask: Ask | None, caller: Caller
+    ) -> AsyncGenerator[Numbered, None]: ...
+
+    def cancel(self, request_id: str, owner: str = "") -> bool: ...
+
+
+class MasterService(master_pb2_grpc.MasterServicer):
+    """`info` tells how the ring stands at the moment it is called. `rebalance` forms it anew.
+
+    patience: seconds one event may wait for a client that does not read. tokens: what clients show; who shows
+    one owns what it asked for.
+    """
+
+    def __init__(
+        self,
+        leader: RequestApi,
+        info: Callable[[], Info],
+        patience: float = 60.0,
+        rebalance: Callable[[], Rebalanced] | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:
+        self._leader, self._info, self._patience = leader, info, patience
+        self._rebalance, self._tokens = rebalance, tokens
+        self._positions: int | None = None
+
+    async def Generate(
+        self,
+        request: master_pb2.GenerateRequest,
+        context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
+    ) -> None:
+        """Written, not yielded: gRPC raises in a blocked write, but never closes a generator in time."""
+        async with aclosing(self._events(request, context)) as events:
+            async for numbered in events:
+                await self._write(context, encode_event(numbered))
+
+    async def Cancel(
+        self,
+        request: master_pb2.CancelRequest,
+        context: ServicerContext[master_pb2.CancelRequest, master_pb2.CancelResponse],
+    ) -> master_pb2.CancelResponse:
+        if not request.request_id:
+            raise InvalidRequest("request_id must be given", field="request_id")
+        cancelled = self._leader.cancel(request.request_id, self._owner(context))
+        return master_pb2.CancelResponse(cancelled=cancelled)
+
+    async def GetInfo(
+        self,
+        request: master_pb2.GetInfoRequest,
+        context: ServicerContext[master_pb2.GetInfoRequest, master_pb2.GetInfoResponse],
+    ) -> master_pb2.GetInfoResponse:
+        return encode_info(self._info())
+
+    async def Rebalance(
+        self,
+        request: master_pb2.RebalanceRequest,
+        context: ServicerContext[master_pb2.RebalanceRequest, master_pb2.RebalanceResponse],
+    ) -> master_pb2.RebalanceResponse:
+        if self._tokens:
+            self._tokens.check_admin(shown(context.invocation_metadata()))
+        if self._rebalance is None:
+            raise Unavailable("there is no ring here")
+        return encode_rebalanced(self._rebalance())
+
+    def _events(
+        self,
+        request: master_pb2.GenerateRequest,
+        context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
+    ) -> AsyncGenerator[Numbered, None]:
+        """Of a new request, or the rest of a known one."""
+        id, owner = checked_id(request.request_id), self._owner(context)
+        caller = Caller(id, owner or client_of(context.peer()), context.time_remaining(), owner)
+        if resumes(request):
+            ask = self._ask_of(request) if has_words(request) else None
+            return self._leader.resume(request.request_id, request.resume_offset, ask, caller)
+        return self._leader.generate(self._ask_of(request), caller)
+
+    def _owner(self, context: ServicerContext[Any, Any]) -> str:
+        return self._tokens.owner(shown(context.invocation_metadata())) if self._tokens else ""
+
+    def _ask_of(self, request: master_pb2.GenerateRequest) -> Ask:
+        """Raises InvalidRequest, at once for what no model here can hold."""
+        if self._positions is None:  # models do not change, and telling all of a fleet takes a while
+            self._positions = max((model.max_positions for model in self._info().models), default=None)
+        return decode_ask(request) if self._positions is None else decode_ask(request, self._positions)
+
+    async def _write(
+        self,
+        context: ServicerContext[master_pb2.GenerateRequest, master_pb2.GenerateEvent],
+        event: master_pb2.GenerateEvent,
+    ) -> None:
+        """gRPC takes in some megabytes before a write waits for the client."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await context.write(event)
+        except TimeoutError:
+            raise Cancelled(f"nothing was read for {self._patience:g} s") from None
+
+
+def checked_id(text: str) -> str | None:
+    """A caller's own id, None for none. Raises InvalidRequest."""
+    if len(text) > MAX_ID_CHARACTERS or not text.isprintable():
+        raise InvalidRequest(
+            f"request_id must be at most {MAX_ID_CHARACTERS} printable characters", field="request_id"
+        )
+    return text or None
+
+
+def client_of(peer: str) -> str:
+    """gRPC's "ipv4:10.0.0.7:51234" without the port: one client, however many connections."""
+    return peer.rpartition(":")[0] if peer.startswith("ipv") else peer
+
+
+class FleetMembers(Protocol):
+    """What this door needs of the fleet."""
+
+    async def join(self, registration: Registration, downlink: Link) -> None:
+        """Raises Refused."""
+        ...
+
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
+        ...
+
+    def lost(self, name: str, reason: str, by: Link | None = None) -> None: ...
+
+
+class Downlink:
+    """The master's end of a member's stream. `send` takes Configuration, Disband, Open, Close, Lease.
+
+    busy: the member was told to get ready, and has not said that it is.
+    closed: by the master. What still comes up this stream is nobody's then, nor is its end.
+    """
+
+    def __init__(self, outbox: Outbox[fleet_pb2.JoinResponse]) -> None:
+        self._outbox, self.busy, self.closed = outbox, False, False
+
+    async def send(self, message: Any) -> None:
+        self.busy |= isinstance(message, Configuration)
+        response = encode_downward(message)
+        self._outbox.put(response, response.ByteSize())
+
+    async def close(self) -> None:
+        self.closed = True
+        self._outbox.finish()
+
+
+class FleetService(fleet_pb2_grpc.FleetServicer):
+    def __init__(self, members: FleetMembers, pulse: Pulse | None = None) -> None:
+        self._members, self._pulse = members, pulse or Pulse()
+        joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
+        self._joined = fleet_pb2.JoinResponse(joined=joined)
+        self._downlinks: set[Downlink] = set()
+        self._closing = False
+
+    async def Join(
+        self,
+        request_iterator: AsyncIterator[fleet_pb2.JoinRequest],
+        context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
+    ) -> None:
+        registration = await _first_message(request_iterator)
+        if self._closing:
+            raise Unavailable("the master is shutting down")
+        check_role(names_of(context), registration.name, registration.kind)
+        outbox: Outbox[fleet_pb2.JoinResponse] = Outbox()
+        outbox.put(self._joined, self._joined.ByteSize())
+        downlink = Downlink(outbox)
+        await self._members.join(registration, downlink)
+        self._downlinks.add(downlink)
+        try:
+            await self._attend(registration, request_iterator, outbox, downlink, context)
+        finally:
+            self._downlinks.discard(downlink)
+            if not downlink.closed:
+                self._members.lost(registration.name, outbox.lost or "its link broke", downlink)
+
+    async def close(self) -> None:
+        """Let every member go, in good order; nobody is missed any more, and nobody comes."""
+        self._closing = True
+        for downlink in list(self._downlinks):
+            with suppress(Unavailable):
+                await downlink.send(Leaving())
+            await downlink.close()
+
+    async def _attend(
+        self,
+        registration: Registration,
+        requests: AsyncIterator[fleet_pb2.JoinRequest],
+        outbox: Outbox[fleet_pb2.JoinResponse],
+        downlink: Downlink,
+        context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
+    ) -> None:
+        """Both directions, until either ends. Raises WireError for what does not decode."""
+        silence = self._pulse.silence
+        told = f"silent for {silence:g} s"
+        compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
+        watch = Vigil(silence, lambda: downlink.busy or compiles, lambda: outbox.lose(told))
+        hearing = asyncio.create_task(self._hear(registration.name, requests, outbox, downlink, watch))
+        try:
+            await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
+            if hearing.done():
+                hearing.result()
+        finally:
+            watch.stop()
+            hearing.cancel()
+
+    async def _hear(
+        self,
+        name: str,
+        requests: AsyncIterator[fleet_pb2.JoinRequest],
+        outbox: Outbox[fleet_pb2.JoinResponse],
+        downlink: Downlink,
+        watch: Vigil,
+    ) -> None:
+        reason = "its link broke"
+        try:
+            async for request in requests:
+                watch.heard()
+                message = decode_upward(request)
+                downlink.busy &= not isinstance(message, Ready | Broken)
+                if not isinstance(message, Beat) and not downlink.closed:
+                    self._members.heard(name, message, downlink)
+        except WireError as error:
+            reason = f"it sent what does not decode: {error}"
+            raise
+        finally:
+            outbox.lose(reason)
+
+
+async def _first_message(requests: AsyncIterator[fleet_pb2.JoinRequest]) -> Registration:
+    request = await anext(requests, None)
+    message = None if request is None else decode_upward(request)
+    if not isinstance(message, Registration):
+        raise WireError("the first message must be register")
+    return message
+
+
+MASTER_SERVICE, FLEET_SERVICE = "specsot.v1.Master", "specsot.v1.Fleet"
+_TERMS = Terms(PUBLIC_BYTES)
+
+
+async def open_master_port(
+    listen: str, master: MasterService, fleet: FleetService | None, terms: Terms = _TERMS
+) -> Door:
+    """ "specsot.v1.Master" serves when somebody reports a complete ring. fleet None: members come in
+    elsewhere, as they must where they or clients show who they are: gRPC for Python asks everybody at a port
+    for a certificate, or nobody.
+    """
+    services = (
+        {MASTER_SERVICE: _master(master)}
+        if fleet is None
+        else {MASTER_SERVICE: _master(master), FLEET_SERVICE: _fleet(fleet)}
+    )
+    door = await open_door(listen, services, terms)
+    if fleet is not None:
+        await door.report(FLEET_SERVICE, True)
+    return door
+
+
+async def open_fleet_port(listen: str, fleet: FleetService, terms: Terms) -> Door:
+    """For members alone, who are taken at once."""
+    door = await open_door(listen, {FLEET_SERVICE: _fleet(fleet)}, terms)
+    await door.report(FLEET_SERVICE, True)
+    return door
+
+
+def _master(service: MasterService) -> Attach:
+    return lambda server: master_pb2_grpc.add_MasterServicer_to_server(service, server)
+
+
+def _fleet(service: FleetService) -> Attach:
+    return lambda server: fleet_pb2_grpc.add_FleetServicer_to_server(service, server)

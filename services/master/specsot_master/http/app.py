@@ -1,0 +1,164 @@
+"""What the master tells of itself: the page at /, /ring for it, /metrics, /version.
+
+Refuses to know requests.
+"""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from collections.abc import Iterable
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST as TEXT_FORMAT
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp
+
+from specsot._version import __version__
+from specsot.errors import SpecsotError
+from specsot.info import Info
+from specsot.members import Head
+from specsot.params import Mode
+from specsot.rpc.options import Terms
+from specsot.rpc.tokens import Tokens
+from specsot_master.http.context import HttpContext
+from specsot_master.http.errors import refuse, refuse_body, refuse_http
+from specsot_master.http.legacy_api import legacy_routes
+from specsot_master.http.middleware import OPEN_PATHS, BearerCheck, BodyLimits, HostCheck, largest_of
+from specsot_master.http.openai_api import openai_routes
+from specsot_master.http.schemas import REFUSALS, Version
+from specsot_master.http.server import HttpDoor, open_http_door
+from specsot_master.master import Master, RequestCounter
+from specsot_master.telemetry import Metrics, observe_master
+
+
+def ring_routes(house: HttpContext) -> APIRouter:
+    router = APIRouter(tags=["the ring"])
+    page = read_page()
+    headers = headers_of(page)
+
+    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def show_page() -> Response:
+        return HTMLResponse(page, headers=headers)
+
+    @router.get("/ring")
+    async def show_ring() -> Info:
+        """Models, members, layer ranges, KV pages, and how the newest laps went."""
+        return house.desk.info()
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def show_figures() -> Response:
+        """Figures in Prometheus' text format."""
+        return Response(house.figures(), media_type=TEXT_FORMAT)
+
+    @router.get("/version", response_model=Version)
+    async def show_version() -> dict[str, str]:
+        return {"version": __version__}
+
+    _ = show_page, show_ring, show_figures, show_version
+    return router
+
+
+def read_page() -> str:
+    return (files("specsot_master.http") / "page.html").read_text(encoding="utf-8")
+
+
+def headers_of(page: str) -> dict[str, str]:
+    """The page is one file: it may run what is written in it, talk to where it came from, and no more."""
+    rules = (
+        "default-src 'none'",
+        f"style-src {_hash_of(page, 'style')}",
+        f"script-src {_hash_of(page, 'script')}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    return {
+        "content-security-policy": "; ".join(rules),
+        "cache-control": "no-cache",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+
+
+def _hash_of(page: str, tag: str) -> str:
+    """What a browser must find between <tag> and </tag>."""
+    inside = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return f"'sha256-{b64encode(sha256(inside.encode()).digest()).decode()}'"
+
+
+def build_app(house: HttpContext, tokens: Tokens | None = None) -> ASGIApp:
+    """Everything that is served, behind whatever looks at requests first."""
+    largest = largest_of(lambda: house.positions)
+    if tokens is None:
+        return BodyLimits(build_api(house), largest)
+    return BearerCheck(BodyLimits(build_api(house, TokenProtectedApi), largest), tokens)
+
+
+class TokenProtectedApi(FastAPI):
+    """Says in /openapi.json that a token is wanted, and where it is not."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+        for path in OPEN_PATHS & document["paths"].keys():
+            for operation in document["paths"][path].values():
+                operation["security"] = []
+        return document
+
+
+def build_api(house: HttpContext, kind: type[FastAPI] = FastAPI) -> FastAPI:
+    """The endpoints. The documents' own pages would fetch scripts from elsewhere: left out."""
+    app = kind(title="SpecSoT", version=__version__, docs_url=None, redoc_url=None, responses=dict(REFUSALS))
+    for fault, answer in (
+        (SpecsotError, refuse),
+        (RequestValidationError, refuse_body),
+        (HTTPException, refuse_http),
+        (Exception, refuse),
+    ):
+        app.add_exception_handler(fault, answer)
+    for routes in (openai_routes, legacy_routes, ring_routes):
+        app.include_router(routes(house))
+    return app
+
+
+async def open_http(
+    listen: str,
+    master: Master,
+    desk: RequestCounter,
+    terms: Terms,
+    metrics: Metrics | None = None,
+    mode: Mode = "direct",
+    names: Iterable[str] = (),
+) -> HttpDoor:
+    """metrics: those that are counted already, if any are. mode: of OpenAI's clients who do not say.
+
+    names: what the door is called, where nobody is asked for a token.
+
+    Raises Unavailable when the address cannot be had, InvalidRequest for bad certificates.
+    """
+    metrics = metrics or observe_master(master, desk)
+
+    def head() -> Head | None:
+        rings = [one.fleet.ring for one in master.replicas if one.drafts]
+        return next((ring.head for ring in rings if ring), None)
+
+    house = HttpContext(
+        desk,
+        master.text,
+        healthy=lambda: master.serving,
+        head=head,
+        figures=metrics.written,
+        began=int(time.time()),
+        mode=mode,
+    )
+    app = build_app(house, terms.tokens)
+    return await open_http_door(listen, HostCheck(app, names) if terms.tokens is None else app, terms.tls)

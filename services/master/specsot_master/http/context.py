@@ -1,0 +1,116 @@
+"""What every endpoint shares: the desk, the model's text, and who is calling.
+
+Refuses to know what endpoints make of it.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.requests import Request
+from structlog.contextvars import bind_contextvars
+
+from specsot.errors import InvalidRequest
+from specsot.members import Head
+from specsot.params import Ask, Mode
+from specsot.tracing import TRACEPARENT, caller, trace_of, well_formed
+from specsot_master.engine import Caller
+from specsot_master.grpc_api import checked_id
+from specsot_master.http.errors import naming_fields
+from specsot_master.http.middleware import OWNER
+from specsot_master.http.sse import RequestEvents
+from specsot_master.master import RequestCounter
+
+TIMEOUT, REQUEST_ID = "x-request-timeout", "x-request-id"
+MIN_TIMEOUT_SECONDS = 0.001  # seconds that a call may have; less is a mistake, not a deadline
+
+
+class TokenCodec(Protocol):
+    """What is needed of the model's tokenizer."""
+
+    def encode_bare(self, text: str) -> tuple[int, ...]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpContext:
+    """healthy: whether requests are answered now. head: what drafts, if anything does.
+
+    figures: for Prometheus, in its text format. began: seconds since 1970 when the master started.
+    mode: of what OpenAI's clients ask, unless they say.
+    """
+
+    desk: RequestCounter
+    language: TokenCodec
+    healthy: Callable[[], bool]
+    head: Callable[[], Head | None]
+    figures: Callable[[], bytes]
+    began: int
+    mode: Mode = "direct"
+
+    @property
+    def positions(self) -> int:
+        """The model's context, in tokens."""
+        return max((model.max_positions for model in self.desk.info().models), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCaller:
+    """id: of this call, drawn here. name: what the caller wrote, for logs alone: proxies keep it when they
+    try again, so several may have one. timeout: seconds it may take, None for no limit.
+    owner: whose token it shows, "" where none is asked for.
+    """
+
+    id: str
+    client: str
+    timeout: float | None
+    name: str = ""
+    owner: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {REQUEST_ID: self.name or self.id}
+
+    def generate(self, desk: RequestCounter, asks: Sequence[Ask]) -> list[RequestEvents]:
+        """A stream for every ask. The first has the call's own id, further ones a number behind it."""
+        ids = [self.id if n == 0 else f"{self.id}-{n}" for n in range(len(asks))]
+        callers = [Caller(id, self.client, self.timeout, self.owner) for id in ids]
+        return [desk.generate(ask, one) for ask, one in zip(asks, callers)]
+
+
+def caller_of(request: Request) -> HttpCaller:
+    """Raises InvalidRequest for headers that make no sense; a trace context that makes none is left alone."""
+    caller.set(well_formed(request.headers.get(TRACEPARENT)))
+    with naming_fields({"request_id": REQUEST_ID}):
+        name = checked_id(request.headers.get(REQUEST_ID, "")) or ""
+    id = secrets.token_hex(12)
+    named = {"x_request_id": name} if name else {}
+    bind_contextvars(request_id=id, trace_id=trace_of(caller.get()), **named)
+    owner = str(request.scope.get(OWNER, ""))
+    return HttpCaller(id, owner or client_of(request), timeout_of(request.headers.get(TIMEOUT)), name, owner)
+
+
+def client_of(request: Request) -> str:
+    """One host is one client, at whichever door: the same words as gRPC's peers."""
+    host = request.client.host if request.client else ""
+    return f"ipv6:%5B{host}%5D" if ":" in host else f"ipv4:{host}"
+
+
+def timeout_of(header: str | None) -> float | None:
+    """Seconds. Raises InvalidRequest."""
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not MIN_TIMEOUT_SECONDS <= seconds < 1e9:
+        raise InvalidRequest(
+            f"{TIMEOUT} must be a number of seconds, at least {MIN_TIMEOUT_SECONDS:g}", field=TIMEOUT
+        )
+    return seconds

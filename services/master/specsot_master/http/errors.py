@@ -1,0 +1,175 @@
+"""The error tree as HTTP: the one place where status codes and OpenAI's error shape are known.
+
+Refuses to know which call failed. What is not a SpecsotError never shows its words to a stranger.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import structlog
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specsot.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    Forbidden,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    Overloaded,
+    PlanError,
+    Refused,
+    SpecsotError,
+    TimedOut,
+    Unauthenticated,
+    Unavailable,
+    WireError,
+)
+
+log = structlog.get_logger()
+
+MAX_MESSAGE_CHARACTERS = 1000  # characters of a message, which may repeat what was sent
+MAX_PLAN_CHARACTERS = 20_000
+FIRST_SERVER_STATUS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """`status`, and OpenAI's `type` and `code`."""
+
+    status: int
+    type: str
+    code: str | None = None
+
+
+_WRONG = "invalid_request_error"
+_SHAPE_OF_ERROR: dict[type[SpecsotError], ErrorShape] = {
+    InvalidRequest: ErrorShape(400, _WRONG),
+    ContextLengthExceeded: ErrorShape(400, _WRONG, "context_length_exceeded"),
+    WireError: ErrorShape(400, _WRONG),
+    Unauthenticated: ErrorShape(401, _WRONG, "invalid_api_key"),
+    Forbidden: ErrorShape(403, _WRONG, "forbidden"),
+    NotFound: ErrorShape(404, _WRONG, "model_not_found"),
+    Refused: ErrorShape(409, "conflict_error", "refused"),
+    PlanError: ErrorShape(422, "plan_error", "no_valid_plan"),
+    Overloaded: ErrorShape(429, "rate_limit_error", "rate_limit_exceeded"),
+    Cancelled: ErrorShape(499, "cancelled_error", "cancelled"),
+    ModelError: ErrorShape(500, "server_error", "model_error"),
+    Unavailable: ErrorShape(503, "service_unavailable_error", "unavailable"),
+    TimedOut: ErrorShape(504, "timeout_error", "deadline_exceeded"),
+    SpecsotError: ErrorShape(500, "server_error"),
+}
+_TYPE_COMPLAINTS = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object")
+_HTTP_MESSAGES = {
+    404: "there is nothing at {path}",
+    405: "{path} does not take {method}",
+    413: "the body is too large",
+    415: "the body must be application/json",
+    500: "internal error",
+}
+
+
+def body_of(error: Exception) -> dict[str, Any]:
+    """The error as OpenAI's clients read it, also from within a stream."""
+    error = known_error(error)
+    refusal = _shape_of(error)
+    told: dict[str, Any] = {
+        "message": str(error)[:MAX_MESSAGE_CHARACTERS],
+        "type": refusal.type,
+        "param": error.field if isinstance(error, InvalidRequest) else None,
+        "code": refusal.code,
+    }
+    if isinstance(error, PlanError):
+        told["plan"] = error.text[:MAX_PLAN_CHARACTERS]
+    return {"error": told}
+
+
+def response_of(error: Exception) -> Response:
+    """The whole answer to a call that failed before its answer began."""
+    error = known_error(error)
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    return _respond(_shape_of(error).status, body_of(error), headers)
+
+
+def known_error(error: Exception) -> SpecsotError:
+    """The error itself if it is one of ours; else it is logged, and told as an internal one."""
+    if isinstance(error, SpecsotError):
+        return error
+    log.error("a call failed", exc_info=error)
+    return SpecsotError("internal error")
+
+
+@contextmanager
+def naming_fields(words: Mapping[str, str]) -> Generator[None]:
+    """Whatever is refused meanwhile names the field that the caller wrote."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.field is None or error.field not in words:
+            raise
+        theirs = words[error.field]
+        times = -1 if isinstance(error, ContextLengthExceeded) else 1
+        raise type(error)(str(error).replace(error.field, theirs, times), theirs) from error
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    return response_of(error)
+
+
+async def refuse_body(request: Request, error: Exception) -> Response:
+    """What the body's schema says, as the one field that is wrong and why."""
+    error = cast(RequestValidationError, error)
+    complaint = error.errors()[0]
+    if complaint["type"] == "json_invalid":
+        return response_of(InvalidRequest(f"the body is not JSON: {complaint['ctx']['error']}"))
+    field = ".".join(_way_to(complaint, error.body))
+    said = _TYPE_COMPLAINTS.get(complaint["type"]) or complaint["msg"].removeprefix("Value error, ")
+    return response_of(InvalidRequest(f"{field or 'body'}: {said}", field=field or None))
+
+
+def _way_to(complaint: Mapping[str, Any], inside: Any) -> Generator[str]:
+    """The names that lead to what is wrong; those of types that were tried for it are left out."""
+    for part in complaint["loc"][1:]:
+        if isinstance(inside, dict) and (part in inside or complaint["type"] == "missing"):
+            inside = cast(dict[str, Any], inside).get(part)
+        elif isinstance(inside, list) and isinstance(part, int):
+            inside = cast(list[Any], inside)[part]
+        else:
+            continue
+        yield str(part)
+
+
+async def refuse_http(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: no such path, no such method, a body that cannot be read."""
+    error = cast(HTTPException, error)
+    words = _HTTP_MESSAGES.get(error.status_code, str(error.detail))
+    line = words.format(path=request.url.path, method=request.method)
+    return refusal(error.status_code, line, dict(error.headers or {}))
+
+
+def refusal(status: int, line: str, headers: dict[str, str] | None = None) -> Response:
+    """A refusal that has no error of ours behind it."""
+    kind = _WRONG if status < FIRST_SERVER_STATUS else "server_error"
+    told = {"message": line[:MAX_MESSAGE_CHARACTERS], "type": kind, "param": None, "code": None}
+    return _respond(status, {"error": told}, headers or {})
+
+
+def _shape_of(error: SpecsotError) -> ErrorShape:
+    return next(_SHAPE_OF_ERROR[kind] for kind in type(error).__mro__ if kind in _SHAPE_OF_ERROR)
+
+
+def _respond(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
+    return Response(json.dumps(body), status, headers, "application/json")

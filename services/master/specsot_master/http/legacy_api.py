@@ -1,0 +1,121 @@
+"""The endpoints of the systems SpecSoT grew from, with their fields: /generate, /health, /info.
+
+Refuses to know OpenAI's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+
+from specsot.events import Finished
+from specsot.params import Ask, Limits, Sampling
+from specsot.process.gpus import look_at_gpus
+from specsot_master.core.openai_responses import finish_reason
+from specsot_master.http import schemas
+from specsot_master.http.context import HttpContext, caller_of
+from specsot_master.http.errors import naming_fields
+from specsot_master.http.openai_schemas import Words
+from specsot_master.http.sse import merge_streams, unless_gone
+
+_LEGACY_FIELDS = {"mode": "enable_parallel", "constraint": "use_semantic_constraint"}
+
+
+class GenerateBody(BaseModel):
+    """POST /generate. top_p 0 means no cut."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt: Annotated[Words, Field(min_length=1, examples=["Why is the sky blue?"])]
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 0.0
+    enable_parallel: bool = True
+    use_semantic_constraint: bool = True
+
+
+def legacy_routes(house: HttpContext) -> APIRouter:
+    router = APIRouter(tags=["as before"])
+
+    @router.post("/generate", responses=schemas.documented(schemas.Generated), openapi_extra=schemas.CALLERS)
+    async def generate(request: Request, body: GenerateBody) -> Response:
+        """One answer, whole."""
+        caller = caller_of(request)
+        with naming_fields(_LEGACY_FIELDS):
+            events = merge_streams(caller.generate(house.desk, [legacy_ask(body)]))
+            finished = await unless_gone(request, last_of(events))
+        return JSONResponse(generated(finished), headers=caller.headers)
+
+    @router.get("/ping", include_in_schema=False)
+    @router.get("/health", responses=schemas.documented(schemas.Health, 200, 503))
+    async def health() -> Response:
+        """200 while requests are answered, 503 while they are not."""
+        ready = house.healthy()
+        used = sum(gpu.used for gpu in look_at_gpus()) / (1 << 20)
+        body = {
+            "status": health_status(house),
+            "model_loaded": house.desk.info().ready,
+            "gpu_memory_mb": used,
+        }
+        return JSONResponse(body, 200 if ready else 503)
+
+    @router.get("/info", response_model=schemas.Served)
+    async def info() -> dict[str, Any]:
+        """What is served."""
+        found, head = house.desk.info(), house.head()
+        drafter = next((member.name for member in found.members if member.kind == "drafter"), None)
+        return {
+            "base_model": found.models[0].name,
+            "eagle_model": drafter,
+            "use_eagle3": head is not None and len(head.taps) > 1,
+            "max_seq_len": found.models[0].max_positions,
+        }
+
+    _ = generate, health, info
+    return router
+
+
+def legacy_ask(body: GenerateBody) -> Ask:
+    """Raises InvalidRequest."""
+    return Ask(
+        prompt=body.prompt,
+        mode="auto" if body.enable_parallel else "direct",
+        constraint=body.use_semantic_constraint,
+        sampling=Sampling(temperature=body.temperature, top_p=body.top_p or 1.0),
+        limits=Limits(max_new_tokens=body.max_new_tokens),
+    )
+
+
+async def last_of(events: Any) -> Finished:
+    """The end of a request's events."""
+    finished: Finished | None = None
+    async for _, numbered in events:
+        if isinstance(numbered.event, Finished):
+            finished = numbered.event
+    assert finished is not None
+    return finished
+
+
+def generated(finished: Finished) -> dict[str, Any]:
+    """Raises SpecsotError where there is no text."""
+    figures = finished.statistics
+    return {
+        "text": finished.text,
+        "tokens": figures.completion_tokens,
+        "time_ms": figures.seconds * 1000,
+        "mode": figures.mode,
+        "stats": dataclasses.asdict(figures) | {"finish_reason": finish_reason(finished)},
+    }
+
+
+def health_status(house: HttpContext) -> str:
+    """In one word."""
+    if house.desk.closing:
+        return "leaving"
+    if not house.desk.info().ready:
+        return "waiting"
+    return "healthy" if house.healthy() else "stuck"

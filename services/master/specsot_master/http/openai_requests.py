@@ -1,0 +1,255 @@
+"""What an answer must look like, from the several ways in which clients say it.
+
+Refuses to know whether a schema makes sense. Whatever is wrong is told by the name the caller used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specsot.errors import InvalidRequest
+from specsot.forms import Form
+from specsot.params import MAX_TOKENS, Ask, Limits, Message, Mode, Pruning, Sampling, Window, check_length
+from specsot_master.http.openai_schemas import (
+    MOST_CHOICES,
+    Asking,
+    ChatBody,
+    CompletionBody,
+    Planning,
+    ResponseFormat,
+    StructuredOutputs,
+    Turn,
+)
+
+FieldForm = tuple[str, Callable[[], Form]]  # the caller's field, and what it says
+
+
+def form_of(body: Asking) -> Form | None:
+    """None where the answer is free. Raises InvalidRequest, also for two forms at once."""
+    wishes = [*_formatted(body.response_format), *_structured(body.structured_outputs), *_guided(body)]
+    if len(wishes) > 1:
+        first, second = wishes[0][0], wishes[1][0]
+        raise InvalidRequest(f"{second} cannot come with {first}: an answer has one form", second)
+    return next((make() for _, make in wishes), None)
+
+
+def form_field(body: Asking) -> str:
+    """Where the caller said what form the answer has."""
+    wishes = [*_formatted(body.response_format), *_structured(body.structured_outputs), *_guided(body)]
+    return wishes[0][0] if wishes else "specsot.constraint"
+
+
+def _formatted(asked: ResponseFormat | None) -> list[FieldForm]:
+    if asked is None or asked.type == "text":
+        return []
+    if asked.type == "json_object":
+        return [("response_format", lambda: Form("json_object"))]
+    if asked.json_schema is None:
+        raise InvalidRequest("response_format.json_schema must be given", "response_format.json_schema")
+    schema = asked.json_schema.json_schema
+    return [("response_format", lambda: _held_to(schema))]
+
+
+def _structured(asked: StructuredOutputs | None) -> list[FieldForm]:
+    if asked is None:
+        return []
+    found = _kinds("structured_outputs.", asked.json_schema, asked.regex, asked.choice)
+    if asked.json_object:
+        found.append(("structured_outputs.json_object", lambda: Form("json_object")))
+    return found
+
+
+def _guided(body: Asking) -> list[FieldForm]:
+    """The names vLLM had before."""
+    return _kinds("guided_", body.guided_json, body.guided_regex, body.guided_choice)
+
+
+def _kinds(prefix: str, schema: Any, regex: str | None, choice: list[str] | None) -> list[FieldForm]:
+    wishes: list[FieldForm] = []
+    if schema is not None:
+        wishes.append((f"{prefix}json", lambda: _held_to(schema)))
+    if regex is not None:
+        wishes.append((f"{prefix}regex", lambda: Form("regex", (regex,))))
+    if choice is not None:
+        wishes.append((f"{prefix}choice", lambda: Form("choice", tuple(choice))))
+    return wishes
+
+
+def _held_to(schema: dict[str, Any] | str) -> Form:
+    return Form("json_schema", (schema if isinstance(schema, str) else json.dumps(schema),))
+
+
+COMPLETION_TOKENS = 16  # of a plain completion, where the body does not say
+SEEDS = 2**63
+
+Encode = Callable[[str], tuple[int, ...]]
+
+_SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_LIMITS = ("max_parallel", "max_branch_tokens", "max_skeleton_tokens")
+_GIVEN = ("mode", "drafter", "constraint", "priority", "head_aware")
+_PLANNING = ("mode", "drafter", "constraint", "tools", "priority", *_LIMITS)
+
+# Our fields under the names their callers know.
+CHAT_WORDS: Mapping[str, str] = {
+    "prompt": "messages",
+    "max_new_tokens": "max_tokens",
+    "logprobs": "top_logprobs",
+    **{name: f"specsot.{name}" for name in (*_PLANNING, "window", "pruning", "head_aware")},
+    **{name: f"specsot.window.{name}" for name in ("sinks", "recent")},
+    **{name: f"specsot.pruning.{name}" for name in ("keep_ratio", "prune_every", "skip_layers")},
+}
+COMPLETION_WORDS: Mapping[str, str] = {
+    **CHAT_WORDS,
+    "prompt": "prompt",
+    "logprobs": "logprobs",
+    "tokens": "prompt",
+}
+
+
+def words_of(body: Asking) -> Mapping[str, str]:
+    """Our fields under the names that this body's caller knows."""
+    words = CHAT_WORDS if isinstance(body, ChatBody) else COMPLETION_WORDS
+    asked = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    return {
+        **words,
+        "constraint": form_field(body),
+        "max_new_tokens": "max_tokens" if asked is None else "max_completion_tokens",
+    }
+
+
+def chat_asks(body: ChatBody, mode: Mode, positions: int) -> list[Ask]:
+    """mode: where the body names none and asks for nothing that rules a plan out. positions: of the model.
+
+    Raises InvalidRequest.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    messages = tuple(message_of(turn, f"messages.{n}") for n, turn in enumerate(body.messages))
+    check_length(
+        position_limit_of(body, positions), characters=sum(len(message.content) for message in messages)
+    )
+    ask = Ask(
+        messages=messages,
+        **_common_fields(body, mode),
+        limits=limits_of(body, body.max_completion_tokens, body.max_tokens),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    return copies_of(ask, body)
+
+
+def completion_asks(body: CompletionBody, encode: Encode, positions: int) -> list[Ask]:
+    """Every prompt, `n` times each; what is too many or too long is refused before any is encoded or copied.
+
+    Raises InvalidRequest.
+    """
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest("echo cannot come with logprobs: prompts have none here", "echo")
+    shared: dict[str, Any] = _common_fields(body, "direct") | {"mode": "direct"}
+    limits = limits_of(body, body.max_tokens, COMPLETION_TOKENS)
+    given, most = prompts_of(body), position_limit_of(body, positions)
+    for one in given:
+        check_length(most, characters=len(one) if isinstance(one, str) else 0)
+    check_ids([one for one in given if not isinstance(one, str)], most, limits)
+    prompts = [encode(one) if isinstance(one, str) else tuple(one) for one in given]
+    check_ids(prompts, most, limits)
+    asks = [Ask(tokens=tokens, **shared, limits=limits, logprobs=body.logprobs) for tokens in prompts]
+    return [copy for ask in asks for copy in copies_of(ask, body)]
+
+
+def check_ids(prompts: Sequence[Sequence[int]], positions: int, limits: Limits) -> None:
+    """By their number. Raises InvalidRequest."""
+    for ids in prompts:
+        if not ids:
+            raise InvalidRequest("prompt must not be empty", "prompt")
+        check_length(positions, len(ids), completion=limits.max_new_tokens)
+
+
+def message_of(turn: Turn, field: str) -> Message:
+    """One turn; its text parts joined. `developer` is OpenAI's newer word for `system`."""
+    for name in ("tool_calls", "function_call"):
+        if (turn.model_extra or {}).get(name):
+            raise InvalidRequest(
+                f"{field}.{name} is not served here: a conversation goes on from its texts alone",
+                f"{field}.{name}",
+            )
+    return Message("system" if turn.role == "developer" else turn.role, text_of(turn, f"{field}.content"))
+
+
+def text_of(turn: Turn, field: str) -> str:
+    """Raises InvalidRequest for pictures and sounds."""
+    if not isinstance(turn.content, list):
+        return turn.content or ""
+    for part in turn.content:
+        if part.type != "text" or part.text is None:
+            raise InvalidRequest(f"{field}: only parts of type text are served", field)
+    return "".join(part.text or "" for part in turn.content)
+
+
+def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+    """Every prompt as it was given. Raises InvalidRequest where there are none, or too many."""
+    given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    if given and isinstance(given[0], int):
+        given = [given]
+    if not 0 < len(given) <= MOST_CHOICES:
+        raise InvalidRequest(f"prompt: {len(given)} prompts, from 1 to {MOST_CHOICES} are allowed", "prompt")
+    if (answers := len(given) * (body.n or 1)) > MOST_CHOICES:
+        raise InvalidRequest(f"{answers} answers to one call, {MOST_CHOICES} are allowed", "prompt")
+    return given
+
+
+def position_limit_of(body: Asking, positions: int) -> int:
+    """Tokens that prompt and answer may have together; more than the model's context only behind a window."""
+    return MAX_TOKENS if body.specsot and body.specsot.window else positions
+
+
+def limits_of(body: Asking, *tokens: int | None) -> Limits:
+    """max_new_tokens is the first of `tokens` that says something."""
+    told: dict[str, int | None] = {name: getattr(body.specsot, name, None) for name in _LIMITS}
+    told["max_new_tokens"] = next((count for count in tokens if count is not None), None)
+    return Limits(**{name: count for name, count in told.items() if count is not None})
+
+
+def copies_of(ask: Ask, body: Asking) -> list[Ask]:
+    """As many as are wanted, each with a seed of its own that follows from the one given, if one is."""
+    seed = ask.seed
+    return [ask.seeded(None if seed is None else (seed + n) % SEEDS) for n in range(body.n or 1)]
+
+
+def _common_fields(body: Asking, mode: Mode) -> dict[str, Any]:
+    """Fields of Ask that every body may set. mode: where it names none."""
+    planning, form = body.specsot or Planning(), form_of(body)
+    given = {name: getattr(planning, name) for name in _GIVEN}
+    return {
+        "form": form,
+        "mode": "direct" if form or planning.pruning or planning.head_aware else mode,
+        "model": body.model or "",
+        "sampling": sampling_of(body),
+        "stop": stops_of(body),
+        "tools": tuple(planning.tools or ()),
+        "seed": None if body.seed is None else body.seed % SEEDS,
+        "ignore_eos": bool(body.ignore_eos),
+        "window": planning.window and Window(**planning.window.model_dump(exclude_none=True)),
+        "pruning": planning.pruning and Pruning(**planning.pruning.model_dump(exclude_none=True)),
+        **{name: value for name, value in given.items() if value is not None},
+    }
+
+
+def sampling_of(body: Asking) -> Sampling:
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING}
+    top_k = None if body.top_k is None else max(body.top_k, 0)  # -1 is another way to say: no cut
+    told: dict[str, Any] = given | {"top_k": top_k, "logit_bias": bias_of(body.logit_bias)}
+    return Sampling(**{name: value for name, value in told.items() if value is not None})
+
+
+def bias_of(bias: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """JSON's keys are text; they name tokens."""
+    for key in bias or {}:
+        if not (key.isascii() and key.isdecimal() and len(key) < 12):
+            raise InvalidRequest("logit_bias: its keys must be token ids", "logit_bias")
+    return tuple(sorted((int(key), float(gain)) for key, gain in (bias or {}).items()))
+
+
+def stops_of(body: Asking) -> tuple[str, ...]:
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())

@@ -1,0 +1,289 @@
+"""What OpenAI's clients send, as models that refuse what has the wrong shape.
+
+Refuses to know what the fields do. Names that nobody knows are tolerated; names that would change the
+answer and are not served are refused, unless they ask for what happens anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+)
+
+from specsot.errors import InvalidRequest
+from specsot.forms import MAX_CHOICES
+from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, DrafterName, Mode
+from specsot_master.text import THINKING_OFF
+
+MOST_CHOICES = 128  # answers to one call
+
+
+def _check_text(text: str) -> str:
+    """JSON can spell half a character; text cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not Unicode text: half of a surrogate pair stands alone") from None
+    return text
+
+
+def at_most(most: int) -> BeforeValidator:
+    """At most so many entries, counted before any of them is looked at."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict | list) and len(cast("list[Any]", given)) > most:
+            raise ValueError(f"at most {most} entries are allowed")
+        return given
+
+    return BeforeValidator(check)
+
+
+def _check_parts(given: Any) -> Any:
+    """Messages with their parts, before any of them is looked at."""
+    if isinstance(given, list):
+        if len(turns := cast("list[Any]", given)) > MAX_MESSAGES:
+            raise ValueError(f"at most {MAX_MESSAGES} messages are allowed")
+        contents = [turn.get("content") for turn in turns if isinstance(turn, dict)]
+        if sum(len(one) for one in contents if isinstance(one, list)) > MAX_MESSAGES:
+            raise ValueError(f"at most {MAX_MESSAGES} parts are allowed in all")
+    return given
+
+
+def _check_prompt(given: Any) -> Any:
+    """Text or token ids, one prompt or several. Ids are looked at in C: a body holds millions."""
+    if isinstance(given, str):
+        return _check_text(given)
+    if not isinstance(given, list):
+        raise ValueError("must be a string, token ids, or a list of these")
+    prompts = cast("list[Any]", given)
+    if _all_ids(prompts):
+        return prompts
+    if len(prompts) > MOST_CHOICES:
+        raise ValueError(f"{len(prompts)} prompts, from 1 to {MOST_CHOICES} are allowed")
+    kinds = set(map(type, prompts))
+    if kinds == {str}:
+        return [_check_text(one) for one in prompts]
+    if kinds != {list} or not all(map(_all_ids, prompts)):
+        raise ValueError("a list holds strings, token ids, or lists of token ids")
+    return prompts
+
+
+def _all_ids(given: list[Any]) -> bool:
+    return set(map(type, given)) <= {int}
+
+
+T = TypeVar("T")
+
+Words = Annotated[str, AfterValidator(_check_text)]
+Many = Annotated[list[T], Field(fail_fast=True)]  # a body holds millions; the first that is wrong is enough
+Few = at_most(MAX_BIASES)
+Count = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Text: dict[str, Any] = {"type": "string"}
+Ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+Prompt = Annotated[
+    str | list[str] | list[int] | list[list[int]],
+    PlainValidator(_check_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [Text, {"type": "array", "items": Text}, Ids, {"type": "array", "items": Ids}],
+            "examples": ["The sky is blue as"],
+        }
+    ),
+]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class Looking(BaseModel):
+    """What tokens attend to, where it is not all before them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    sinks: Count | None = None
+    recent: Count | None = None
+
+
+class Leaving(BaseModel):
+    """How keys are pruned, where they are."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    keep_ratio: float | None = None
+    prune_every: Count | None = None
+    skip_layers: Count | None = None
+
+
+class Planning(BaseModel):
+    """SpecSoT's own field. branches: tell the plan and every branch, not only the merged answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Mode | None = None
+    drafter: DrafterName | None = None
+    constraint: bool | None = None
+    tools: Annotated[Many[Words] | None, at_most(MAX_TOOLS)] = None
+    priority: Count | None = None
+    max_parallel: Count | None = None
+    max_branch_tokens: Count | None = None
+    max_skeleton_tokens: Count | None = None
+    window: Looking | None = None
+    pruning: Leaving | None = None
+    head_aware: bool | None = None
+    branches: bool = False
+
+
+class StreamOptions(Model):
+    include_usage: bool | None = None
+
+
+class JsonSchema(Model):
+    """`strict` and `name` are tolerated: an answer is always held to its schema."""
+
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(Model):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Model):
+    """vLLM's field for the same and more; exactly one of them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    json_schema: Annotated[dict[str, Any] | Words | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Words | None = None
+    choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES)] = None
+
+
+class Asking(Model):
+    """What chat and plain completions have in common."""
+
+    model: Words | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    max_tokens: Annotated[Count | None, Field(examples=[64])] = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float] | None, Few] = None
+    stop: Annotated[Words | Many[Words] | None, at_most(MAX_STOPS)] = None
+    seed: Count | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Annotated[StructuredOutputs | None, Few] = None
+    guided_json: dict[str, Any] | Words | None = None
+    guided_regex: Words | None = None
+    guided_choice: Annotated[Many[Words] | None, at_most(MAX_CHOICES), Field(examples=[["yes", "no"]])] = None
+    user: Words | None = None
+    specsot: Annotated[Planning | None, Few] = None
+
+
+class Part(Model):
+    """A piece of a message."""
+
+    type: str
+    text: Words | None = None
+
+
+class Turn(Model):
+    """A message; its `name` is tolerated."""
+
+    role: Words
+    content: Words | Many[Part] | None = None
+
+
+_CONVERSATION = [{"role": "user", "content": "Why is the sky blue?"}]
+
+
+class ChatBody(Asking):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[
+        Many[Turn],
+        BeforeValidator(_check_parts),
+        Field(min_length=1, max_length=MAX_MESSAGES, examples=[_CONVERSATION]),
+    ]
+    max_completion_tokens: Annotated[Count | None, Field(examples=[64])] = None
+    logprobs: Annotated[bool | None, Field(examples=[True])] = None
+    top_logprobs: Annotated[Count | None, Field(examples=[2])] = None
+
+
+class CompletionBody(Asking):
+    """POST /v1/completions. A prompt is text or token ids; several are answered side by side."""
+
+    prompt: Prompt
+    logprobs: Count | None = None
+    echo: bool | None = None
+
+
+# What is known, and not served: with what a caller may spell out because it is what happens anyway.
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": ("",),
+    "chat_template": (),
+    "chat_template_kwargs": ({}, *({name: off} for name, off in THINKING_OFF.items()), THINKING_OFF),
+    "continue_final_message": (False,),
+    "detokenize": (True,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_grammar": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "suffix": ("",),
+    "thinking_token_budget": (0,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+# By which of them a caller says that the others are not to be used.
+_SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
+
+
+def refuse_unserved(body: BaseModel) -> None:
+    """Raises InvalidRequest for a field that asks for something that is not done here."""
+    given = body.model_extra or {}
+    for name, idle in _HARMLESS.items():
+        value = given.get(name)
+        if value is not None and value not in idle and given.get(_SWITCHES.get(name, "")) != "none":
+            may = f', or set {_SWITCHES[name]} to "none"' if name in _SWITCHES else ""
+            raise InvalidRequest(f"{name} is not served here: leave it out{may}", field=name)

@@ -1,0 +1,220 @@
+"""What every endpoint answers, as models: the half of /openapi.json that no handler's signature can say.
+
+Refuses to know how answers are made. A test holds what is really sent to what is said here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from specsot.events import Statistics
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Fault(BaseModel):
+    """In OpenAI's shape. param: the field that is wrong. plan: where a plan had no valid line, its text."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    plan: str = ""
+
+
+class Refused(BaseModel):
+    error: Fault
+
+
+class CachedTokens(BaseModel):
+    cached_tokens: int
+
+
+class WrittenTokens(BaseModel):
+    """Parts of completion_tokens. reasoning_tokens: the plan, in OpenAI's word for what no content shows."""
+
+    reasoning_tokens: int
+    plan_tokens: int
+    heading_tokens: int
+
+
+class Usage(BaseModel):
+    """prompt_tokens: of the messages, without what the model is told to plan. completion_tokens: all that was
+    written, as max_tokens bounds it.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: WrittenTokens
+
+
+class Branch(BaseModel):
+    """A point of the plan, and what was written of it."""
+
+    id: int
+    length: int
+    title: str
+    tool: str | None
+    needs: list[int]
+    text: str
+    tokens: int
+    reason: str | None
+
+
+class Planned(BaseModel):
+    """For those who sent a `specsot` field; skeleton and branches for those who asked for branches."""
+
+    mode: str
+    seed: int
+    statistics: Statistics
+    skeleton: str = ""
+    branches: list[Branch] = []
+
+
+class Candidate(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(Candidate):
+    top_logprobs: list[Candidate]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChosenToken]
+    refusal: None
+
+
+class Said(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class Choice(BaseModel):
+    index: int
+    finish_reason: FinishReason
+    specsot: Planned | None = None
+
+
+class ChatChoice(Choice):
+    message: Said
+    logprobs: ChatLogprobs | None
+
+
+class TextLogprobs(BaseModel):
+    """Four lists, one entry a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(Choice):
+    text: str
+    logprobs: TextLogprobs | None
+
+
+class Answered(BaseModel):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage
+
+
+class ChatCompletion(Answered):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class Completion(Answered):
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Generated(BaseModel):
+    """POST /generate. stats: the figures of `Statistics`, and `finish_reason`."""
+
+    text: str
+    tokens: int
+    time_ms: float
+    mode: str
+    stats: dict[str, Any]
+
+
+class Health(BaseModel):
+    status: Literal["healthy", "waiting", "stuck", "leaving"]
+    model_loaded: bool
+    gpu_memory_mb: float
+
+
+class Served(BaseModel):
+    """GET /info"""
+
+    base_model: str
+    eagle_model: str | None
+    use_eagle3: bool
+    max_seq_len: int
+
+
+class Version(BaseModel):
+    version: str
+
+
+Document = dict[int | str, dict[str, Any]]
+
+REFUSALS: Document = {
+    "4XX": {"model": Refused, "description": "Refused, with the reason and the field."},
+    "5XX": {"model": Refused, "description": "Not now, or a fault of ours."},
+}
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON; [DONE] is the last."}},
+}
+STREAM = {"text/event-stream": {"itemSchema": _EVENT}}
+CALLERS: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "x-request-id",
+            "in": "header",
+            "description": "A name for traces, also in the answer's headers; several calls may have one.",
+            "schema": {"type": "string", "maxLength": 128},
+            "example": "mine-1",
+        },
+        {
+            "name": "x-request-timeout",
+            "in": "header",
+            "description": "Seconds that the answer may take.",
+            "schema": {"type": "number", "minimum": 0.001},
+            "example": 60,
+        },
+    ]
+}
+
+
+def documented(model: type[BaseModel], *statuses: int, stream: bool = False) -> Document:
+    """What an endpoint answers with these statuses, or 200."""
+    answer: dict[str, Any] = {"model": model} | ({"content": STREAM} if stream else {})
+    return dict.fromkeys(statuses or (200,), answer)

@@ -1,0 +1,209 @@
+"""Opens the master's HTTP door, and closes it in order: uvicorn as a guest of the master's own life.
+
+Here is what HTTP itself asks for, at every path. Refuses to know what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from specsot.errors import Unavailable
+from specsot.rpc.serve import reason, split_address
+from specsot.rpc.tls import PLAIN, Tls, secured_context
+from specsot.tasks import start
+from specsot_master.http.errors import refusal
+from specsot_master.http.sse import STALL_SECONDS
+
+HEADER_BYTES = 32 << 10
+HEADER_SECONDS = 15.0  # for the head of every request, the first one's from the beginning
+IDLE_SECONDS = 30  # a connection may wait for its next request
+MAX_CONNECTIONS = 1024
+
+_CLOSE = {"connection": "close"}
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+_WORDS = {
+    400: "this is no HTTP/1.1 request",
+    431: f"the head of the request is larger than {HEADER_BYTES} bytes",
+    501: "no transfer-encoding but chunked is served",
+}
+
+
+class HttpDoor:
+    """A server that is open. `port` is the real one."""
+
+    def __init__(self, server: _EmbeddedServer, serving: asyncio.Task[None], port: int) -> None:
+        self._server, self._serving, self.port = server, serving, port
+
+    async def close(self, grace: float) -> None:
+        """No new connections; answers under way have `grace` seconds, then they are cancelled."""
+        self._server.config.timeout_graceful_shutdown = grace  # pyright: ignore[reportAttributeAccessIssue]
+        self._server.should_exit = True
+        await self._serving
+
+
+async def open_http_door(listen: str, app: ASGIApp, tls: Tls = PLAIN) -> HttpDoor:
+    """Serve at host:port.
+
+    Raises, in one line, Unavailable when the address cannot be had, InvalidRequest for bad certificates.
+    """
+    secured = secured_context(tls)
+    listener = _bind(listen)
+    settings = _settings(HeadCheck(app))
+    settings.load()
+    settings.ssl = secured
+    server = _EmbeddedServer(settings)
+    serving = start(server.serve(sockets=[listener]))
+    return HttpDoor(server, serving, listener.getsockname()[1])
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """Signals belong to the process, not to one of its doors."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+class HeadCheck:
+    """Heads that are too long or say two things about their body's length are refused; HEAD is GET without
+    the body, which the server leaves out; no browser guesses what an answer is.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif (refused := _refused_head(scope)) is not None:
+            await refused(scope, receive, _sniffless(send))
+        else:
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self._app(asked, receive, _sniffless(send))
+
+
+def _refused_head(scope: Scope) -> Response | None:
+    """What is wrong with a head. By two lengths one request is hidden in another (RFC 9112, 6.1)."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(a) + len(b) + 4 for a, b in headers)
+    if size > HEADER_BYTES:
+        return refusal(431, _WORDS[431], _CLOSE)
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+        return refusal(400, "content-length and transfer-encoding cannot come together", _CLOSE)
+    return None
+
+
+def _sniffless(send: Send) -> Send:
+    async def send_on(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            others = [pair for pair in message.get("headers", ()) if pair[0] != _NOSNIFF[0]]
+            message = {**message, "headers": [*others, _NOSNIFF]}
+        await send(message)
+
+    return send_on
+
+
+class _TimedConnection(H11Protocol):
+    """Cuts connections whose client owes us the rest of a head, or of a body that nobody waits for, and those
+    whose client takes no byte any more.
+    """
+
+    _owing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        _limit_stalls(transport.get_extra_info("socket"))
+        self._watch(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch(False)
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._watch(self._owed())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch(self._owed())
+
+    def _owed(self) -> bool:
+        ours, theirs = self.conn.our_state, self.conn.their_state
+        if theirs is h11.IDLE:
+            return bool(self.conn.trailing_data[0])
+        return theirs is h11.SEND_BODY and ours in (h11.DONE, h11.MUST_CLOSE)
+
+    def _watch(self, owed: bool) -> None:
+        """One timer for all of a head, however slowly it comes."""
+        if owed and self._owing is None:
+            self._owing = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        elif not owed and self._owing is not None:
+            self._owing.cancel()
+            self._owing = None
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser refuses, in the shape of everything that is refused here. It is called where the
+        parser's error is being handled; that knows the status.
+        """
+        status = getattr(sys.exception(), "error_status_hint", 400)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = refusal(status, _WORDS.get(status, _WORDS[400]), _CLOSE)
+            headers = [*response.raw_headers, _NOSNIFF]
+            self._write(h11.Response(status_code=status, headers=headers, reason=b"Refused"))
+            self._write(h11.Data(data=bytes(response.body)))
+            self._write(h11.EndOfMessage())
+        self.transport.close()
+
+    def _write(self, event: h11.Event) -> None:
+        self.transport.write(self.conn.send(event) or b"")
+
+
+def _settings(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http=_TimedConnection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",  # what matters is told through the process's own log
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        workers=1,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=IDLE_SECONDS,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+    )
+
+
+def _bind(listen: str) -> socket.socket:
+    host, port = split_address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise Unavailable(f"cannot listen at {listen}: {reason(error)}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _limit_stalls(connection: socket.socket) -> None:
+    """Let the kernel end what a stalled client leaves behind, where it can."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_SECONDS * 1000))

@@ -1,0 +1,384 @@
+"""What outlives a master: of requests that may be resumed, enough to go on where they were.
+
+Refuses to know rings and readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sqlite3
+from array import array
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from specsot.errors import InvalidRequest
+from specsot.frames import Chance, End, Outcome
+from specsot.params import Ask
+from specsot.tasks import start
+from specsot.v1 import master_pb2
+from specsot.wire.requests import decode_ask, encode_ask
+
+__all__ = [
+    "AdmittedRecord",
+    "BranchRecord",
+    "CancelledRecord",
+    "FailedRecord",
+    "Journal",
+    "JournaledRequest",
+    "LapRecord",
+    "Record",
+    "ReopenedRecord",
+    "fingerprint_of",
+    "open_journal",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRecord:
+    """It entered the ring, which had `found` tokens of its prompt already."""
+
+    at: float
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRecord:
+    """The branch of this point was opened. wording: a fingerprint of its prompt, "" for unknown."""
+
+    point: int
+    wording: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LapRecord:
+    """One lap: (ordinal of the sequence, what came of it)."""
+
+    at: float
+    said: tuple[tuple[int, Outcome], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenedRecord:
+    """The sequence of this ordinal was opened anew; its steps count from 0."""
+
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledRecord:
+    """Its client cancelled it."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRecord:
+    """It ended with this error, by the name of its class."""
+
+    error: str
+    message: str
+
+
+Record = AdmittedRecord | BranchRecord | LapRecord | ReopenedRecord | CancelledRecord | FailedRecord
+
+
+@dataclass(frozen=True, slots=True)
+class JournaledRequest:
+    """A request and its records. began: seconds of the wall clock at which it came.
+
+    owner: whose it is, "" for nobody in particular.
+    wording: a fingerprint of its first prompt, "" for unknown.
+    """
+
+    id: str
+    client: str
+    ask: Ask
+    seed: int
+    began: float
+    records: tuple[Record, ...] = ()
+    owner: str = ""
+    wording: str = ""
+
+
+def fingerprint_of(tokens: Sequence[int]) -> str:
+    """Of a prompt: another template, plan file or tokenizer gives another one."""
+    return blake2b(array("q", tokens).tobytes(), digest_size=8).hexdigest()
+
+
+def encode_record(record: Record) -> str:
+    match record:
+        case AdmittedRecord(at, found):
+            parts: list[Any] = ["begun", at, found]
+        case BranchRecord(point, wording):
+            parts = ["branched", point, wording]
+        case LapRecord(at, said):
+            parts = ["heard", at, [_encode_outcome(ordinal, outcome) for ordinal, outcome in said]]
+        case ReopenedRecord(ordinal):
+            parts = ["again", ordinal]
+        case CancelledRecord(at):
+            parts = ["stopped", at]
+        case FailedRecord(error, message):
+            parts = ["failed", error, message]
+    return json.dumps(parts, separators=(",", ":"))
+
+
+def decode_record(text: str) -> Record:
+    match json.loads(text):
+        case ["begun", float(at), int(found)]:
+            return AdmittedRecord(at, found)
+        case ["branched", int(point), *wording]:
+            return BranchRecord(point, *wording)
+        case ["heard", float(at), [*said]]:
+            return LapRecord(at, tuple(_decode_outcome(*one) for one in said))
+        case ["again", int(ordinal)]:
+            return ReopenedRecord(ordinal)
+        case ["stopped", float(at)]:
+            return CancelledRecord(at)
+        case ["failed", str(error), str(message)]:
+            return FailedRecord(error, message)
+        case _:
+            raise ValueError(f"no record: {text[:40]}")
+
+
+def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
+    """Only what plan and log look at."""
+    end = outcome.end.value if outcome.end else None
+    chances = [[one.logprob, one.top] for one in outcome.chances]
+    return [ordinal, outcome.step, outcome.tokens, end, chances]
+
+
+def _decode_outcome(
+    ordinal: int, step: int, tokens: list[int], end: str | None, chances: list[Any]
+) -> tuple[int, Outcome]:
+    told = tuple(Chance(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
+    return ordinal, Outcome(0, step, (), tuple(tokens), End(end) if end else None, told)
+
+
+log = structlog.get_logger()
+
+JOURNAL_FILE = "journal.sqlite"
+JOURNAL_FORMAT = 2  # of what is in it; the one before it is taken over
+
+_UNREADABLE = "what was written down of this request cannot be read any more"
+
+Change = (
+    JournaledRequest | tuple[str, Record] | str
+)  # a request that came, what happened to one, one that is forgotten
+
+
+class JournalFile:
+    """One directory's journal. `model`: a fingerprint; what was written for another one is dropped."""
+
+    def __init__(self, directory: Path, model: str) -> None:
+        """Raises InvalidRequest: it cannot be had, perhaps because another master has it."""
+        self._path = directory / JOURNAL_FILE
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))  # and so are those beside it
+            self._data = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
+            self._take(f"{JOURNAL_FORMAT} {model}")
+        except (OSError, sqlite3.Error) as error:
+            raise InvalidRequest(
+                f"no journal in {directory}: {_open_error(error)}", field="journal"
+            ) from None
+
+    def read(self) -> tuple[JournaledRequest, ...]:
+        """All requests, in the order in which they came."""
+        records: dict[str, list[Record]] = {}
+        for request, text in self._data.execute("SELECT request, record FROM records ORDER BY rowid"):
+            records.setdefault(request, []).append(_decoded(request, text))
+        rows = self._data.execute(
+            "SELECT id, client, ask, seed, began, owner, wording FROM requests ORDER BY rowid"
+        )
+        read = (_journaled(tuple(records.get(row[0], ())), *row) for row in rows.fetchall())
+        return tuple(one for one in read if one)
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """All of them or none. Raises sqlite3.Error."""
+        self._data.execute("BEGIN")
+        try:
+            for change in changes:
+                self._try(change)
+        except BaseException:
+            self._data.execute("ROLLBACK")
+            raise
+        self._data.execute("COMMIT")
+
+    def close(self) -> None:
+        self._data.close()
+
+    def remove(self) -> None:
+        """What is not written on would send clients who come back to a place long passed."""
+        self.close()
+        for beside in ("", "-wal", "-shm"):
+            self._path.with_name(JOURNAL_FILE + beside).unlink(missing_ok=True)
+
+    def _take(self, about: str) -> None:
+        run = self._data.execute
+        run("PRAGMA locking_mode=EXCLUSIVE")
+        run("PRAGMA journal_mode=WAL")
+        run("PRAGMA synchronous=NORMAL")
+        run("CREATE TABLE IF NOT EXISTS about(holds TEXT)")
+        holds = run("SELECT holds FROM about").fetchall()
+        if holds == [(about.replace(str(JOURNAL_FORMAT), str(JOURNAL_FORMAT - 1), 1),)]:
+            for column in ("owner", "wording"):
+                run(f"ALTER TABLE requests ADD COLUMN {column} TEXT NOT NULL DEFAULT ''")
+            run("UPDATE about SET holds = ?", (about,))
+        elif holds != [(about,)]:
+            self._begin(about)
+
+    def _begin(self, about: str) -> None:
+        run = self._data.execute
+        for table in ("about", "requests", "records"):
+            run(f"DROP TABLE IF EXISTS {table}")
+        run("CREATE TABLE about(holds TEXT)")
+        run(
+            "CREATE TABLE requests(id TEXT UNIQUE, client TEXT, ask BLOB, seed INTEGER, began REAL,"
+            " owner TEXT NOT NULL DEFAULT '', wording TEXT NOT NULL DEFAULT '')"
+        )
+        run("CREATE TABLE records(request TEXT, record TEXT)")
+        run("CREATE INDEX of_request ON records(request)")
+        run("INSERT INTO about VALUES (?)", (about,))
+
+    def _try(self, change: Change) -> None:
+        """What cannot be written is lost alone: its request does not outlive this master."""
+        try:
+            self._write(change)
+        except (sqlite3.Error, OSError):
+            raise
+        except Exception as error:
+            id = (
+                change
+                if isinstance(change, str)
+                else change.id
+                if isinstance(change, JournaledRequest)
+                else change[0]
+            )
+            log.warning("a restart will lose this request", request_id=id, exc_info=error)
+            self._forget(id)
+
+    def _write(self, change: Change) -> None:
+        run = self._data.execute
+        match change:
+            case JournaledRequest(id, client, ask, seed, began, _, owner, wording):
+                self._forget(id)
+                asked = encode_ask(ask, id).SerializeToString()
+                row = (id, client, asked, seed, began, owner, wording)
+                run("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            case str():
+                self._forget(change)
+            case request, record:
+                run("INSERT INTO records VALUES (?, ?)", (request, encode_record(record)))
+
+    def _forget(self, id: str) -> None:
+        self._data.execute("DELETE FROM records WHERE request = ?", (id,))
+        self._data.execute("DELETE FROM requests WHERE id = ?", (id,))
+
+
+def _decoded(request: str, text: str) -> Record:
+    """One that makes no sense ends its request."""
+    try:
+        return decode_record(text)
+    except Exception as error:
+        log.warning("request lost", request_id=request, reason=_UNREADABLE, exc_info=error)
+        return FailedRecord("Unavailable", _UNREADABLE)
+
+
+def _journaled(
+    records: tuple[Record, ...],
+    id: str,
+    client: str,
+    ask: bytes,
+    seed: int,
+    began: float,
+    owner: str,
+    wording: str,
+) -> JournaledRequest | None:
+    try:
+        asked = decode_ask(master_pb2.GenerateRequest.FromString(ask))
+        return JournaledRequest(id, client, asked, seed, began, records, owner, wording)
+    except Exception as error:
+        log.warning("request lost", request_id=id, reason=_UNREADABLE, exc_info=error)
+        return None
+
+
+def _open_error(error: OSError | sqlite3.Error) -> str:
+    taken = isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY
+    return "another master has it; a second one does not stand by" if taken else str(error)
+
+
+class Journal:
+    """`kept`: what was there when it was opened."""
+
+    def __init__(self, store: JournalFile, thread: Executor) -> None:
+        self.kept = store.read()
+        self._store, self._thread = store, thread
+        self._waiting: list[Change] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._landing: asyncio.Future[None] | None = None  # of what waits
+        self._flying: asyncio.Future[None] | None = None  # of what is being written
+        self._lost = False
+
+    def begin(self, request: JournaledRequest) -> None:
+        self._put(request)
+
+    def note(self, id: str, record: Record) -> None:
+        self._put((id, record))
+
+    def forget(self, id: str) -> None:
+        self._put(id)
+
+    async def secure(self) -> None:
+        """Return once all that happened so far is in the file."""
+        batch = self._landing or self._flying
+        if batch is not None:
+            await asyncio.shield(batch)
+
+    async def close(self) -> None:
+        """Once everything is written."""
+        await self.secure()
+        if not self._lost:
+            self._store.close()
+
+    def _put(self, change: Change) -> None:
+        if self._lost:
+            return
+        self._waiting.append(change)
+        loop = asyncio.get_running_loop()
+        self._landing = self._landing or loop.create_future()
+        self._writing = self._writing or start(self._write())
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._landing is not None:
+            batch, self._waiting = self._waiting, []
+            self._flying, self._landing = self._landing, None
+            try:
+                await loop.run_in_executor(self._thread, self._store.write, batch)
+            except Exception as error:  # whatever it is: who waits must go on
+                self._give_up(error)
+            self._flying.set_result(None)
+        self._writing = self._flying = None
+
+    def _give_up(self, error: Exception) -> None:
+        self._lost = True
+        self._waiting = []
+        log.error("the journal is given up: a restart will lose every request", exc_info=error)
+        with contextlib.suppress(sqlite3.Error, OSError):
+            self._store.remove()
+
+
+def open_journal(directory: Path, model: str, thread: Executor | None = None) -> Journal:
+    """model: the fingerprint of what answers. Raises InvalidRequest: it cannot be had."""
+    return Journal(
+        JournalFile(directory, model), thread or ThreadPoolExecutor(1, thread_name_prefix="journal")
+    )

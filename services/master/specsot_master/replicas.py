@@ -1,0 +1,358 @@
+"""Several complete rings behind one master: requests go to the least loaded, workers to where one is missing.
+
+Refuses to know tensors, text and doors. A master with one ring needs nothing of it but `Replica`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import structlog
+
+from specsot.errors import InvalidRequest
+from specsot.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.links import Link
+from specsot.members import Registration
+from specsot.params import Ask
+from specsot_master.core.epoch import with_one_gpu
+from specsot_master.core.stats import LapMeter
+from specsot_master.engine import Caller, Engine
+from specsot_master.engine.event_stream import EventStream, RequestStreams
+from specsot_master.engine.request_state import RequestState
+from specsot_master.fleet import Fleet
+from specsot_master.journal import JournaledRequest
+
+__all__ = ["MemberRouter", "Replica", "RequestRouter", "total_info"]
+
+
+BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS = (
+    256,
+    64,
+)  # characters that must agree; how many such blocks are looked at
+MAX_KNOWN_BLOCKS = 4096  # blocks remembered, the newest
+
+
+class PrefixAffinity:
+    """Prompts are known by hashes of their first blocks, each with all before it."""
+
+    def __init__(self) -> None:
+        self._replicas: OrderedDict[bytes, int] = OrderedDict()
+
+    def note(self, ask: Ask, replica: int) -> None:
+        """It goes there."""
+        for mark in block_hashes(ask):
+            self._replicas[mark] = replica
+            self._replicas.move_to_end(mark)
+        while len(self._replicas) > MAX_KNOWN_BLOCKS:
+            self._replicas.popitem(last=False)
+
+    def find(self, ask: Ask) -> int | None:
+        """Where the one went that agrees longest; None where none agrees."""
+        known = [self._replicas[mark] for mark in block_hashes(ask) if mark in self._replicas]
+        return known[-1] if known else None
+
+
+def block_hashes(ask: Ask) -> Iterator[bytes]:
+    """Of the prompt's beginnings, ever longer."""
+    turns = "".join(f"{one.role}\0{one.content}\0" for one in ask.messages)
+    text = ask.mode + (
+        ask.prompt or turns or ",".join(map(str, ask.tokens[: BLOCK_CHARACTERS * MAX_PROMPT_BLOCKS]))
+    )
+    seen = blake2b(digest_size=16)
+    for begin in range(
+        0, min(len(text) // BLOCK_CHARACTERS, MAX_PROMPT_BLOCKS) * BLOCK_CHARACTERS, BLOCK_CHARACTERS
+    ):
+        seen.update(text[begin : begin + BLOCK_CHARACTERS].encode(errors="surrogatepass"))
+        yield seen.digest()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReplicaLoad:
+    """How much there is to do; the first difference counts.
+
+    waiting: requests that are not in the ring yet. used: share of KV pages that somebody needs.
+    """
+
+    waiting: int
+    used: float
+
+
+def least_loaded(loads: Mapping[int, ReplicaLoad], familiar: int | None = None) -> int:
+    """Of those that are equally little loaded the one that is `familiar` with how the request begins."""
+    least = min(loads.values())
+    equal = [number for number, load in loads.items() if load == least]
+    return familiar if familiar in equal else equal[0]
+
+
+def total_info(parts: Sequence[ReplicaInfo]) -> Info:
+    """It is ready as soon as one of them is. Stages are told by each. One alone is the whole."""
+    if len(parts) == 1:
+        (only,) = parts
+        return Info(
+            epoch=only.epoch,
+            ready=only.ready,
+            waiting_for=only.waiting_for,
+            pages=only.pages,
+            laps=only.laps,
+            requests=only.requests,
+            plan=only.plan,
+        )
+    pages = [one.pages for one in parts if one.pages]
+    return Info(
+        epoch=max(one.epoch for one in parts),
+        ready=any(one.ready for one in parts),
+        waiting_for=tuple(f"replica {one.number}: {line}" for one in parts for line in one.waiting_for),
+        pages=_total_pages(pages) if pages else None,
+        laps=_total_laps([one.laps for one in parts if one.laps]),
+        requests=_total_requests([one.requests for one in parts if one.requests]),
+        plan="; ".join(f"replica {one.number}: {one.plan}" for one in parts if one.plan),
+        replicas=tuple(parts),
+    )
+
+
+def _total_pages(parts: Sequence[PagesInfo]) -> PagesInfo:
+    total, free, kept = (sum(column) for column in zip(*((one.total, one.free, one.kept) for one in parts)))
+    return PagesInfo(total, free, parts[0].rows, kept)
+
+
+def _total_laps(parts: Sequence[LapsInfo]) -> LapsInfo:
+    pace = sum(one.per_second for one in parts)
+
+    def mean(value: Callable[[LapsInfo], float]) -> float:
+        """Of one lap, whichever ring's."""
+        return sum(value(one) * one.per_second for one in parts) / pace if pace else 0.0
+
+    return LapsInfo(
+        laps=sum(one.laps for one in parts),
+        tokens=sum(one.tokens for one in parts),
+        per_second=pace,
+        tokens_per_lap=mean(lambda one: one.tokens_per_lap),
+        rows_per_lap=mean(lambda one: one.rows_per_lap),
+    )
+
+
+def _total_requests(parts: Sequence[RequestsInfo]) -> RequestsInfo:
+    ended: Counter[str] = Counter()
+    for one in parts:
+        ended.update(dict(one.ended))
+    return RequestsInfo(
+        waiting=sum(one.waiting for one in parts),
+        running=sum(one.running for one in parts),
+        writing=sum(one.writing for one in parts),
+        kept=max(one.kept for one in parts),  # requests that are over are kept once, for all rings
+        refused=sum(one.refused for one in parts),
+        ended=tuple(sorted(ended.items())),
+        prompt_tokens=sum(one.prompt_tokens for one in parts),
+        cached_tokens=sum(one.cached_tokens for one in parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """number: 0 for the first."""
+
+    number: int
+    conductor: Engine
+    fleet: Fleet
+    laps: LapMeter
+
+    @property
+    def drafts(self) -> bool:
+        """The ring runs, and has a drafter."""
+        ring = self.fleet.ring
+        return ring is not None and ring.drafter is not None
+
+    def info(self) -> ReplicaInfo:
+        """How it stands."""
+        fleet, conductor, waiting = self.fleet, self.conductor, self.fleet.waiting_for()
+        return ReplicaInfo(
+            number=self.number,
+            epoch=fleet.epoch,
+            ready=fleet.ready,
+            waiting_for=(waiting,) if waiting else (),
+            pages=self._pages(),
+            laps=self.laps.info(),
+            requests=conductor.requests(),
+            plan=fleet.plan,
+        )
+
+    def _pages(self) -> PagesInfo | None:
+        ring, conductor = self.fleet.ring, self.conductor
+        return (
+            PagesInfo(ring.pages, conductor.free_pages, ring.page_rows, conductor.kept_pages)
+            if ring
+            else None
+        )
+
+
+log = structlog.get_logger()
+
+
+class RequestRouter(RequestStreams):
+    """What a conductor is to a master with one ring."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+        self._beginnings = PrefixAffinity()
+        self._arriving: dict[str, list[Replica]] = {}  # where calls with an id of their own went
+
+    async def open(self, ask: Ask, caller: Caller) -> EventStream:
+        """As the conductor's, of the ring that has the request already, or of the least loaded one."""
+        with self._reserved(caller.request, ask) as replica:
+            return await replica.conductor.open(ask, caller)
+
+    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
+        """As the conductor's."""
+        replica = self.home(request_id) or self._replicas[0]
+        return await replica.conductor.reopen(request_id, offset, ask, caller)
+
+    def cancel(self, request_id: str, owner: str = "") -> bool:
+        return any(replica.conductor.cancel(request_id, owner) for replica in self._replicas)
+
+    def home(self, request_id: str | None) -> Replica | None:
+        """The ring that has a request, running or over."""
+        known = (one for one in self._replicas if request_id and one.conductor.knows(request_id))
+        return next(known, None)
+
+    async def revive(self, kept: Iterable[JournaledRequest]) -> None:
+        """Dealt out evenly; where a ring is not complete in time another takes its share."""
+        listed = list(kept)
+        for replica in self._replicas:
+            await replica.conductor.revive(listed[replica.number :: len(self._replicas)])
+
+    def drop(self, request: RequestState) -> None:
+        """As the conductor's, of whichever ring has it."""
+        for replica in self._replicas:
+            replica.conductor.drop(request)
+
+    def renew(self, request: RequestState) -> None:
+        """As the conductor's, of whichever ring has it."""
+        for replica in self._replicas:
+            replica.conductor.renew(request)
+
+    def relieve(self) -> None:
+        """Whoever waits in a ring that cannot be formed now goes on in one that is complete."""
+        for replica in self._replicas:
+            if replica.fleet.lacking:
+                self._move(replica)
+
+    @contextmanager
+    def _reserved(self, id: str | None, ask: Ask) -> Generator[Replica]:
+        """The ring for a call, the same for all calls with this id: a ring knows a request only once it was
+        looked into.
+        """
+        arriving = self._arriving.get(id or "", ())
+        replica = self.home(id) or next(iter(arriving), None) or self._choose(ask)
+        if id is None:
+            yield replica
+            return
+        calls = self._arriving.setdefault(id, [])
+        calls.append(replica)
+        try:
+            yield replica
+        finally:
+            calls.remove(replica)
+            if not calls:
+                del self._arriving[id]
+
+    def _move(self, source: Replica) -> None:
+        for request in source.conductor.everybody:
+            complete = self._complete()
+            if not complete:
+                return
+            target = self._replicas[least_loaded(complete)]
+            try:
+                target.conductor.adopt(request)
+            except InvalidRequest:
+                continue  # too large for that one: it waits for its own
+            source.conductor.let_go(request)
+            log.info("goes on elsewhere", **request.named, replica=target.number, before=source.number)
+
+    def _choose(self, ask: Ask) -> Replica:
+        """Of complete rings, if there are any; else whichever, which says what is missing."""
+        complete = self._complete()
+        number = least_loaded(complete, self._beginnings.find(ask)) if complete else 0
+        self._beginnings.note(ask, number)
+        return self._replicas[number]
+
+    def _complete(self) -> dict[int, ReplicaLoad]:
+        return {one.number: _load_of(one) for one in self._replicas if one.fleet.ready}
+
+
+def _load_of(replica: Replica) -> ReplicaLoad:
+    conductor, ring = replica.conductor, replica.fleet.ring
+    used = 1 - conductor.free_pages / ring.pages if ring else 1.0
+    return ReplicaLoad(conductor.waiting, used)
+
+
+class MemberRouter:
+    """What a fleet is to a master with one ring.
+
+    changed: somebody came or went.
+    """
+
+    def __init__(self, fleets: Sequence[Fleet], changed: Callable[[], None]) -> None:
+        self._fleets, self._changed = fleets, changed
+        self._homes: dict[str, Fleet] = {}
+
+    async def join(self, registration: Registration, downlink: Link) -> None:
+        """Raises Refused when it belongs into none of the rings."""
+        others = [
+            one for fleet in self._fleets for one in fleet.registrations if one.name != registration.name
+        ]
+        registration = with_one_gpu(registration, others)
+        fleet = self._homes.get(registration.name)  # back before its old link was known to be lost
+        self._enter(fleet or self._choose(registration), registration, downlink)
+        self._changed()
+
+    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+        if fleet := self._homes.get(name):
+            fleet.heard(name, message, by)
+
+    def lost(self, name: str, reason: str, by: Link | None = None) -> None:
+        fleet = self._homes.get(name)
+        if fleet is None or (fleet.knows(name) and not fleet.knows(name, by)):
+            return
+        del self._homes[name]
+        fleet.lost(name, reason)
+        self._changed()
+
+    def lend(self) -> None:
+        """Workers without work go to rings that they complete."""
+        for needy in self._fleets:
+            for lender, worker in self._helpers(needy):
+                member = lender.release(worker.name)
+                log.info("goes to another ring", name=worker.name, replica=self._fleets.index(needy))
+                self._enter(needy, member.registration, member.downlink)
+
+    def _enter(self, fleet: Fleet, registration: Registration, downlink: Link) -> None:
+        fleet.take(registration, downlink)
+        self._homes[registration.name] = fleet
+
+    def _choose(self, registration: Registration) -> Fleet:
+        """Where it ran before and is missing; else the first where one is missing; else the smallest, where
+        it stands by for all of them.
+        """
+        accepting = [fleet for fleet in self._fleets if fleet.accepts(registration)]
+        if not accepting or registration.kind == "drafter":
+            return (accepting or self._fleets)[0]
+        short = [fleet for fleet in accepting if fleet.short]
+        before = [fleet for fleet in short if fleet.ran(registration.name)]
+        return (before or short or sorted(accepting, key=lambda fleet: len(fleet.registrations)))[0]
+
+    def _helpers(self, needy: Fleet) -> list[tuple[Fleet, Registration]]:
+        """As many as make it complete; none where that cannot be. Those of complete rings first: what is
+        left of a broken one may be needed there.
+        """
+        lenders = sorted((one for one in self._fleets if one is not needy), key=lambda one: not one.formed)
+        helpers: list[tuple[Fleet, Registration]] = []
+        for lender in lenders:
+            for worker in filter(needy.accepts, lender.idle_workers):
+                helpers.append((lender, worker))
+                if needy.completed_by([one for _, one in helpers]):
+                    return helpers
+        return []

@@ -1,0 +1,453 @@
+"""One request as spans: the whole, its wait, its plan, every branch, a direct answer.
+
+Refuses to know doors, rings and text: attributes are counts, names and reasons.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from specsot.errors import SpecsotError
+from specsot.events import (
+    BranchFinished,
+    BranchStarted,
+    BranchText,
+    Event,
+    Finished,
+    MergedText,
+    Planned,
+    Reason,
+    SkeletonText,
+    Started,
+    Statistics,
+)
+from specsot.frames import Result
+from specsot.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
+from specsot.params import Ask
+from specsot.process.figures import LAP as LAP_SECONDS
+from specsot.process.figures import Looked, registry_of
+from specsot.tracing import Span, Tracer, caller, current
+from specsot_master.master import Master, RequestCounter
+
+REQUEST_SPAN, WAIT_SPAN, PLAN_SPAN, ANSWER_SPAN = "request", "wait", "plan", "answer"
+FIRST_TOKEN = "first token"
+
+
+class RequestSpans:
+    """A watch of the desk. Phases are children of the request's own span, which is the caller's child."""
+
+    def __init__(self, tracer: Tracer, ask: Ask, model: str) -> None:
+        self._tracer = tracer
+        about = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model, "specsot.mode": ask.mode}
+        self._whole = tracer.begin(REQUEST_SPAN, caller.get(), about=about)
+        current.set(self._whole.context)
+        self._open: dict[str, Span] = {REQUEST_SPAN: self._whole}
+        self._spoken: set[str] = set()
+        self._begin(WAIT_SPAN)
+
+    def told(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._end(WAIT_SPAN)
+                self._begin(ANSWER_SPAN if event.mode == "direct" else PLAN_SPAN)
+                self._whole.note("started", {"gen_ai.response.id": event.request})
+            case SkeletonText():
+                self._speak(PLAN_SPAN)
+            case Planned(points):
+                self._end(PLAN_SPAN, points=len(points))
+                if not points:
+                    self._begin(ANSWER_SPAN)
+            case BranchStarted(branch):
+                self._begin(_branch_span(branch), branch=branch, budget=event.budget)
+            case BranchText(branch):
+                self._speak(_branch_span(branch))
+            case BranchFinished(branch, reason, tokens):
+                self._end(_branch_span(branch), reason is Reason.FAILED, tokens=tokens, reason=reason.value)
+            case MergedText():
+                self._speak(ANSWER_SPAN)
+            case Finished():
+                self._finish(event)
+
+    def ended(self) -> None:
+        """What is still open ends with the error that is under way, or because its reader left."""
+        error = sys.exception()
+        for name in reversed(list(self._open)):
+            self._open.pop(name).end(error=error if isinstance(error, SpecsotError) else "abandoned")
+
+    def _begin(self, name: str, **about: int) -> None:
+        named = {f"specsot.{key}": value for key, value in about.items()}
+        self._open[name] = self._tracer.begin(name, self._whole.context, about=named)
+
+    def _speak(self, name: str) -> None:
+        if name in self._open and name not in self._spoken:
+            self._spoken.add(name)
+            self._open[name].note(FIRST_TOKEN)
+
+    def _end(self, name: str, failed: bool = False, **about: int | str) -> None:
+        if span := self._open.pop(name, None):
+            named = {f"specsot.{key}": value for key, value in about.items()}
+            span.end(named, error="failed" if failed else None)
+
+    def _finish(self, event: Finished) -> None:
+        figures = event.statistics
+        for name in [name for name in self._open if name != REQUEST_SPAN]:
+            self._end(name)
+        self._open.pop(REQUEST_SPAN).end(
+            {
+                "gen_ai.usage.input_tokens": figures.prompt_tokens,
+                "gen_ai.usage.output_tokens": figures.completion_tokens,
+                "gen_ai.response.finish_reasons": [event.reason.value],
+                "specsot.laps": figures.laps,
+                "specsot.branches": figures.branches,
+                "specsot.cached_tokens": figures.cached_tokens,
+                "specsot.mean_accepted": figures.mean_accepted,
+            }
+        )
+
+
+def _branch_span(branch: int) -> str:
+    return f"branch {branch}"
+
+
+LABELS = ("model_name", "engine")  # engine: which ring, as vLLM numbers its data-parallel ones
+
+GAUGES = {
+    "num_requests_running": "Requests in the ring",
+    "num_requests_waiting": "Requests that wait for their turn",
+    "kv_cache_usage_perc": "Share of KV pages that somebody needs, 1 is all",
+    "kv_pages": "KV pages of the ring, the same number in every member",
+    "kv_pages_free": "KV pages that nobody needs",
+    "kv_pages_kept": "KV pages that hold beginnings of prompts",
+    "sot_branch_active": "Branches being written",
+    "ring_ready": "Whether the ring is complete",
+    "epoch": "The ring's epoch",
+}
+COUNTERS = {
+    "laps": "Laps of the ring",
+    "generation_tokens": "Tokens written, skeletons included",
+    "prompt_tokens": "Tokens of prompts",
+    "prefix_cache_queries": "Prompt tokens looked for in the ring",
+    "prefix_cache_hits": "Prompt tokens that were there already",
+    "request_refused": "Requests there was no room for",
+}
+
+_FINISH_REASONS = {reason.value for reason in Reason}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """One ring. labels: a value for each of LABELS. branches: that are being written."""
+
+    labels: Mapping[str, str]
+    ring: Info | ReplicaInfo
+    branches: int
+
+
+def families_of(engines: Sequence[EngineGauges]) -> Iterator[Metric]:
+    """Gauges and counters of a master's rings."""
+    told = [(tuple(one.labels.values()), gauges_of(one)) for one in engines]
+    for name, about in GAUGES.items():
+        yield _filled(GaugeMetricFamily(f"specsot:{name}", about, labels=LABELS), told, name)
+    for name, about in COUNTERS.items():
+        yield _filled(CounterMetricFamily(f"specsot:{name}", about, labels=LABELS), told, name)
+    yield from _ended_requests(engines)
+
+
+def gauges_of(engine: EngineGauges) -> dict[str, float]:
+    ring = engine.ring
+    requests, laps = ring.requests or RequestsInfo(), ring.laps or LapsInfo()
+    pages = ring.pages or PagesInfo(0, 0, 0)
+    return {
+        "num_requests_running": requests.running,
+        "num_requests_waiting": requests.waiting,
+        "kv_cache_usage_perc": used_share(ring.pages),
+        "kv_pages": pages.total,
+        "kv_pages_free": pages.free,
+        "kv_pages_kept": pages.kept,
+        "sot_branch_active": engine.branches,
+        "ring_ready": ring.ready,
+        "epoch": ring.epoch,
+        "laps": laps.laps,
+        "generation_tokens": laps.tokens,
+        "prompt_tokens": requests.prompt_tokens,
+        "prefix_cache_queries": requests.prompt_tokens,
+        "prefix_cache_hits": requests.cached_tokens,
+        "request_refused": requests.refused,
+    }
+
+
+def used_share(pages: PagesInfo | None) -> float:
+    return 1 - pages.free / pages.total if pages and pages.total else 0.0
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    told: Sequence[tuple[tuple[str, ...], Mapping[str, float]]],
+    name: str,
+) -> Metric:
+    for values, figures in told:
+        family.add_metric(values, figures[name])
+    return family
+
+
+def _ended_requests(engines: Sequence[EngineGauges]) -> Iterator[Metric]:
+    """Requests that are over: by a reason of their own, or by an error."""
+    well = CounterMetricFamily(
+        "specsot:request_success", "Requests that ended by themselves", labels=(*LABELS, "finished_reason")
+    )
+    badly = CounterMetricFamily(
+        "specsot:request_failure", "Requests that ended in an error", labels=(*LABELS, "error")
+    )
+    for one in engines:
+        for why, count in one.ring.requests.ended if one.ring.requests else ():
+            (well if why in _FINISH_REASONS else badly).add_metric((*one.labels.values(), why), count)
+    yield from (well, badly)
+
+
+_TAIL = (20.0, 40.0, 80.0)
+TOKEN_LATENCY_BUCKETS = (
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    *_TAIL,
+)
+FIRST_TOKEN_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    *_TAIL,
+)
+LATE_FIRST_TOKEN_BUCKETS = (*FIRST_TOKEN_BUCKETS, 160.0, 640.0, 2560.0)
+REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+LAP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PLAN_POINT_BUCKETS = tuple(range(1, 17))
+
+
+def count_buckets(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, ... up to `most`."""
+    steps = (step * 10**power for power in range(len(str(most))) for step in (1, 2, 5))
+    return tuple(step for step in steps if step <= most)
+
+
+class Metrics:
+    """`info`: how the ring stands. branches: how many are being written now.
+
+    busy: the ring owes a lap. clock: seconds that only go forward. registry: where the process tells its
+    own already; None: in one that is only written here.
+    """
+
+    def __init__(
+        self,
+        info: Callable[[], Info],
+        busy: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._busy, self._clock = busy, clock
+        self._lap_began: float | None = None
+        self._engines: list[Metrics] = []
+        self._registry = registry or registry_of("master")
+        model = info().models[0]
+        self._labels = {"model_name": model.name, "engine": "0"}
+        self._declare(count_buckets(model.max_positions))
+        self.branches = 0
+        self._registry.register(Looked(lambda: families_of(self._looked(info()))))
+
+    def of(self, engine: int, busy: Callable[[], bool]) -> Metrics:
+        """The same figures, of one ring among several. busy: it owes a lap."""
+        one = copy(self)
+        one._labels, one._busy = self._labels | {"engine": str(engine)}, busy
+        self._engines.append(one)
+        return one
+
+    def _looked(self, info: Info) -> list[EngineGauges]:
+        """How each ring stands."""
+        engines, rings = self._engines or [self], info.replicas or [info]
+        return [EngineGauges(one._labels, ring, one.branches) for one, ring in zip(engines, rings)]
+
+    def written(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def heard(self, result: Result) -> None:
+        """One more lap."""
+        self._time(result)
+        self.observe("iteration_tokens_total", sum(len(outcome.tokens) for outcome in result.outcomes))
+        for stage, seconds in enumerate(result.seconds):
+            self._stage.labels(**self._labels, stage=str(stage)).observe(seconds)
+        self._drafts.labels(**self._labels).inc(result.drafts)
+        self._drafted.labels(**self._labels).inc(result.drafted)
+        for outcome in result.outcomes:
+            self._accept(len(outcome.tokens) - 1)  # the last one is the base's own
+
+    def _time(self, result: Result) -> None:
+        """From lap to lap, while there was work; and how much of that each stage did not compute."""
+        now, began = self._clock(), self._lap_began
+        self._lap_began = now if self._busy() else None
+        if began is None:
+            return
+        self.observe("lap_seconds", now - began)
+        for stage, seconds in enumerate(result.seconds):
+            self._bubble.labels(**self._labels, stage=str(stage)).inc(max(now - began - seconds, 0.0))
+
+    def _accept(self, depth: int) -> None:
+        for position in range(depth):
+            self._accepted.labels(**self._labels).inc()
+            self._depths.labels(**self._labels, position=str(position)).inc()
+
+    def observe(self, name: str, value: float) -> None:
+        self._histograms[name].labels(**self._labels).observe(value)
+
+    def finished(self, figures: Statistics, waited: float) -> None:
+        """A request that ended by itself. waited: seconds until it was admitted."""
+        first, whole = figures.seconds_to_first_token, figures.seconds
+        self.observe("request_prefill_time_seconds", max(first - waited, 0.0))
+        self.observe("request_decode_time_seconds", max(whole - first, 0.0))
+        self.observe("request_inference_time_seconds", max(whole - waited, 0.0))
+        self.observe("time_to_first_token_seconds", figures.seconds_to_first_token)
+        self.observe("e2e_request_latency_seconds", figures.seconds)
+        self.observe("request_prompt_tokens", figures.prompt_tokens)
+        self.observe("request_generation_tokens", figures.completion_tokens)
+        if figures.completion_tokens > 1:
+            after = figures.seconds - figures.seconds_to_first_token
+            self.observe("request_time_per_output_token_seconds", after / (figures.completion_tokens - 1))
+
+    def _declare(self, counts: Sequence[int]) -> None:
+        self._drafts = self._counter("spec_decode_num_drafts", "Trees with drafted tokens")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted")
+        self._depths = self._counter("spec_decode_num_accepted_tokens_per_pos", "By depth", "position")
+        self._stage = self._histogram(
+            "stage_seconds", "Compute of one stage in one lap", LAP_SECONDS, "stage"
+        )
+        self._bubble = self._counter("stage_bubble_seconds", "Time of laps a stage did not compute", "stage")
+        told = (
+            ("time_to_first_token_seconds", "From arrival to the first token", LATE_FIRST_TOKEN_BUCKETS),
+            (
+                "inter_token_latency_seconds",
+                "Between laps that brought text to a request",
+                TOKEN_LATENCY_BUCKETS,
+            ),
+            (
+                "request_time_per_output_token_seconds",
+                "Mean of one request, behind its first",
+                TOKEN_LATENCY_BUCKETS,
+            ),
+            ("e2e_request_latency_seconds", "From arrival to the end", REQUEST_BUCKETS),
+            ("request_queue_time_seconds", "From arrival to admission", REQUEST_BUCKETS),
+            ("request_prefill_time_seconds", "From admission to the first token", REQUEST_BUCKETS),
+            ("request_decode_time_seconds", "From the first token to the end", REQUEST_BUCKETS),
+            ("request_inference_time_seconds", "From admission to the end", REQUEST_BUCKETS),
+            ("lap_seconds", "From one lap to the next, while there is work", LAP_SECONDS),
+            ("request_prompt_tokens", "Prompt tokens of one request", counts),
+            ("request_generation_tokens", "Tokens one request wrote", counts),
+            ("iteration_tokens_total", "Tokens one lap brought", LAP_TOKEN_BUCKETS),
+            ("sot_points_per_request", "Points of one plan", PLAN_POINT_BUCKETS),
+            ("sot_branch_seconds", "From a branch's start to its end", REQUEST_BUCKETS),
+        )
+        self._histograms = {name: self._histogram(name, about, buckets) for name, about, buckets in told}
+
+    def _counter(self, name: str, about: str, *more: str) -> Counter:
+        return Counter(f"specsot:{name}", about, (*LABELS, *more), registry=self._registry)
+
+    def _histogram(self, name: str, about: str, buckets: Sequence[float], *more: str) -> Histogram:
+        labels = (*LABELS, *more)
+        return Histogram(f"specsot:{name}", about, labels, buckets=buckets, registry=self._registry)
+
+
+SAME_LAP_SECONDS = 0.001  # seconds: events closer together came with one lap
+
+
+class RequestMetrics:
+    """find: the figures of the ring that has a request, by its id. `clock`: seconds that only go forward."""
+
+    def __init__(self, find: Callable[[str], Metrics], clock: Callable[[], float]) -> None:
+        self._find, self._metrics, self._clock = find, find(""), clock
+        self._began = clock()
+        self._last: float | None = None
+        self._waited = 0.0
+        self._branches: dict[int, float] = {}
+
+    def told(self, event: Event) -> None:
+        match event:
+            case Started(request):
+                self._metrics = self._find(request)
+                self._waited = self._clock() - self._began
+                self._metrics.observe("request_queue_time_seconds", self._waited)
+            case Planned(points) if points:
+                self._metrics.observe("sot_points_per_request", len(points))
+            case BranchStarted(branch):
+                self._branches[branch] = self._clock()
+                self._metrics.branches += 1
+            case BranchFinished(branch) if branch in self._branches:
+                self._metrics.observe("sot_branch_seconds", self._clock() - self._branches.pop(branch))
+                self._metrics.branches -= 1
+            case SkeletonText() | BranchText() | MergedText():
+                self._hear()
+            case Finished():
+                self._metrics.finished(event.statistics, self._waited)
+            case _:
+                pass
+
+    def ended(self) -> None:
+        self._metrics.branches -= len(self._branches)
+        self._branches.clear()
+
+    def _hear(self) -> None:
+        now = self._clock()
+        if self._last is not None and now - self._last > SAME_LAP_SECONDS:
+            self._metrics.observe("inter_token_latency_seconds", now - self._last)
+        self._last = now
+
+
+def observe_master(
+    master: Master, desk: RequestCounter, registry: CollectorRegistry | None = None
+) -> Metrics:
+    """From now on. registry: where the process tells its own figures already."""
+    metrics = Metrics(master.info, registry=registry)
+    engines = [metrics.of(one.number, lambda one=one: one.conductor.owed) for one in master.replicas]
+    for one, engine in zip(master.replicas, engines):
+        one.laps.follow(engine.heard)
+
+    def engine_of(request: str) -> Metrics:
+        found = (engine for one, engine in zip(master.replicas, engines) if one.conductor.knows(request))
+        return next(found, engines[0])
+
+    desk.watch(lambda _: RequestMetrics(engine_of, time.monotonic))
+    return metrics

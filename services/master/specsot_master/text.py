@@ -1,0 +1,408 @@
+"""Text and tokens of one model: encode, decode, chat template, stop strings.
+
+Refuses to know requests, prompts and models' weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from specsot.errors import InvalidRequest, ModelError, SpecsotError
+from specsot.params import Message
+from specsot.vocabulary import Speller, speller
+from specsot_master.core.answer import StopStrings
+from specsot_master.core.sequence import Detokenizer
+
+__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "TemplateRefused", "Text"]
+
+
+PLAIN = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+# Templates know thinking under either name; those that do not ignore both.
+THINKING_OFF = {"enable_thinking": False, "thinking": False}
+
+
+class TemplateRefused(InvalidRequest):
+    """The template does not take these roles in this order."""
+
+
+class ChatTemplate:
+    """A Jinja chat template with the special tokens it may name (bos_token and so on).
+
+    Compiled on first use, in a sandbox: a template comes with a model from somewhere.
+    """
+
+    def __init__(self, source: str = PLAIN, names: Mapping[str, str] | None = None) -> None:
+        self._source = source
+        self._names = {"bos_token": "", "eos_token": "", **(names or {})}
+
+    def render(self, messages: Sequence[Message], answer: bool = True) -> str:
+        """The whole conversation as text; `answer`: with the head of the assistant's next turn.
+
+        Raises TemplateRefused with the template's own words.
+        """
+        from jinja2 import TemplateError
+
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return self._compiled.render(
+                messages=turns, add_generation_prompt=answer, **THINKING_OFF, **self._names
+            )
+        except (TemplateError, TypeError) as error:
+            raise TemplateRefused(f"the model's chat template says: {error}", field="messages") from error
+
+    @cached_property
+    def _compiled(self) -> Any:
+        from jinja2 import TemplateError
+
+        environment = _environment()
+        try:
+            return environment.from_string(self._source)
+        except TemplateError as error:
+            raise ModelError(f"the model's chat template does not compile: {error}") from error
+
+
+def _environment() -> Any:
+    """Jinja as chat templates expect it: the names and habits that Transformers gives them."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _write_json
+    names: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _write_today}
+    environment.globals.update(names)
+    return environment
+
+
+def _generation_tag() -> Any:
+    """`{% generation %}` marks what the assistant wrote, for training; here it only renders its body."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    Generation.tags = {"generation"}
+    return Generation
+
+
+def _refuse(reason: str) -> str:
+    from jinja2 import TemplateError
+
+    raise TemplateError(reason)
+
+
+def _write_today(shape: str) -> str:
+    return datetime.now().strftime(shape)
+
+
+def _write_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+BREAK_MARK = "\ud800"  # half a surrogate pair: neither JSON's text nor a protobuf's can hold it
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern for the longest of these texts. Beginnings that they share are tried once: an alternation of
+    250 reserved tokens takes seconds, of everybody's, to search two megabytes of "<|".
+    """
+    branches: dict[str, list[str]] = {}
+    for text in texts:
+        branches.setdefault(text[:1], []).append(text[1:])
+    ends = branches.pop("", None) is not None
+    ways = "|".join(re.escape(first) + _any_of(rest) for first, rest in sorted(branches.items()))
+    if ends:
+        return f"(?:{ways})?" if ways else ""
+    return f"(?:{ways})" if len(branches) > 1 else ways
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer. ids: theirs."""
+
+    def __init__(self, tokenizer: Any, ids: Iterable[int]) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self._tokenizer = tokenizer
+        self._ids = {added[id].content: id for id in ids if len(added[id].content) > 1}
+        self._pattern = re.compile(_any_of(self._ids) if self._ids else "(?!)")
+
+    def mark(self, words: str) -> str:
+        """Somebody's words, with a mark within each control token they spell. Raises InvalidRequest."""
+        try:
+            words.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
+        while self._pattern.search(words):  # again where two of them overlap
+            words = self._pattern.sub(lambda found: f"{found[0][0]}{BREAK_MARK}{found[0][1:]}", words)
+        return words
+
+    def last(self, rendering: str, end: int) -> tuple[int, int]:
+        """Where the last control token before `end` begins and ends at which a rendering can be cut: what
+        stands before it and what begins with it become the same tokens alone. (0, 0): there is none.
+        """
+        found = (0, 0)
+        for one in self._pattern.finditer(rendering, 0, end):
+            if one[0] in self._sharp:
+                found = one.span()
+        return found
+
+    def encode(self, rendering: str) -> tuple[int, ...]:
+        """Token ids of a rendering with marks: what is marked is plain text."""
+        names, ids = self._names, self._respelled
+        aliased = self._pattern.sub(lambda found: names[self._ids[found[0]]], rendering)
+        found = self._split(aliased.replace(BREAK_MARK, ""))
+        if any(token in self._control and token not in ids for token in found):  # merges reach it, too
+            found = self._split(aliased.replace(BREAK_MARK, names[None]))
+        return tuple(told for token in found if (told := ids.get(token, token)) is not None)
+
+    def _split(self, text: str) -> list[int]:
+        return self._other.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    @cached_property
+    def _sharp(self) -> frozenset[str]:
+        """Those that are found whatever stands around them, and take nothing of it."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        loose = ("lstrip", "single_word", "normalized")
+        return frozenset(
+            text for text, id in self._ids.items() if not any(getattr(added[id], flag) for flag in loose)
+        )
+
+    @cached_property
+    def _control(self) -> frozenset[int]:
+        return frozenset(self._ids.values())
+
+    @cached_property
+    def _names(self) -> dict[int | None, str]:
+        """What control tokens are called here, which nobody can guess; None: a break that is no token."""
+        secret = secrets.token_hex(8)
+        return {id: f"\U000f0000{secret}.{id}\U000f0001" for id in (*self._control, None)}
+
+    @cached_property
+    def _other(self) -> Any:
+        """The same tokenizer, but for the names; it shares the vocabulary."""
+        from tokenizers import AddedToken, Tokenizer
+
+        whole = self._tokenizer
+        other = Tokenizer(whole.model)
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(whole, part) is not None:
+                setattr(other, part, getattr(whole, part))
+        flags = ("single_word", "lstrip", "rstrip", "normalized")
+        tokens = [AddedToken(self._names[None], normalized=False)]
+        for id, token in sorted(whole.get_added_tokens_decoder().items()):
+            name = self._names.get(id, token.content)
+            tokens.append(AddedToken(name, **{flag: getattr(token, flag) for flag in flags}))
+        other.add_tokens(tokens)
+        return other
+
+    @cached_property
+    def _respelled(self) -> dict[int, int | None]:
+        """From the other tokenizer's ids of added tokens to this one's."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        names = {id: self._names.get(id, token.content) for id, token in added}
+        return {self._other.token_to_id(self._names[None]): None} | {
+            self._other.token_to_id(name): id for id, name in names.items()
+        }
+
+
+class TokenBytes:
+    """Call it with a token id; ids that only the model's logits have write nothing."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, token: int) -> bytes:
+        name = self._tokenizer.id_to_token(token)
+        if name is None:
+            return b""
+        spelled = None if token in self._added or self._spell is None else self._spell(name)
+        return name.encode() if spelled is None else spelled
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _spell(self) -> Speller | None:
+        """Only the decoder is looked at: a whole vocabulary takes long to write out."""
+        decoder, model = self._tokenizer.decoder, self._tokenizer.model
+        described = None if decoder is None else json.loads(decoder.__getstate__())
+        fallback = getattr(model, "byte_fallback", False)
+        return speller({"decoder": described, "model": {"byte_fallback": fallback}})
+
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Text:
+    """Encode, decode, render. Special tokens are written by templates and never show up in text.
+
+    spell:   the bytes of one token.
+    end_ids: tokens with which the model ends an answer, ascending.
+    vocabulary: how many ids the tokenizer knows.
+    """
+
+    def __init__(self, directory: str | Path, limit: int | None = None) -> None:
+        """The text side of a Hugging Face model directory. limit: how many ids the model knows, where its
+        tokenizer may know more. Raises ModelError.
+        """
+        folder = Path(directory)
+        config = _read_json(folder / "tokenizer_config.json")
+        names = _special_names(config)
+        self._tokenizer = _load_tokenizer(folder)
+        self._template = ChatTemplate(_find_template(folder, config), names)
+        self.spell = TokenBytes(self._tokenizer)
+        self.end_ids = tuple(sorted(_find_end_ids(folder, self._tokenizer, names)))
+        self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self._limit = None if limit is None or max(self._largest(), 0) < limit else limit
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of exactly this text: nothing is put before or behind it. In a rendering what is marked
+        is plain text. Raises InvalidRequest for a token that the model does not have.
+        """
+        return self._check(self._control.encode(text) if BREAK_MARK in text else self._split(text, bare=True))
+
+    def encode_bare(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that is to be gone on with: what the tokenizer itself puts before it (such as
+        a bos token) included. Control tokens may stand in it. Raises InvalidRequest as `encode`.
+        """
+        return self._check(self._split(text, bare=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of these tokens; special ones are left out."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.decode)
+
+    def render(self, messages: Sequence[Message], answer: bool = True) -> str:
+        """A conversation through the chat template; what in its contents spells a control token is marked.
+
+        Raises TemplateRefused.
+        """
+        marked = [Message(message.role, self.mark(message.content)) for message in messages]
+        return self._template.render(marked, answer)
+
+    def mark(self, words: str) -> str:
+        """Somebody's words as they stand in a rendering."""
+        return self._control.mark(words)
+
+    def cut(self, rendering: str, end: int) -> tuple[int, int]:
+        """The last control token before `end` at which a rendering can be cut: where it begins and ends. Both
+        parts, the second one beginning with it, then have the tokens of the whole. (0, 0): there is none.
+        """
+        return self._control.last(rendering, end)
+
+    def _split(self, text: str, bare: bool) -> tuple[int, ...]:
+        """Others' Python goes on meanwhile."""
+        try:
+            return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=not bare)[0].ids)
+        except TypeError as error:  # what tokenizers makes of a string that UTF-8 cannot write
+            raise InvalidRequest("the text holds half of a surrogate pair", field="prompt") from error
+
+    def _check(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        if self._limit is not None and (last := max(tokens, default=0)) >= self._limit:
+            name = self._tokenizer.id_to_token(last)
+            raise InvalidRequest(
+                f"{name!r} is token {last} of the tokenizer, the model's are 0 .. {self._limit - 1}",
+                field="prompt",
+            )
+        return tokens
+
+    def _largest(self) -> int:
+        added = max(self._tokenizer.get_added_tokens_decoder(), default=0)
+        return max(added, self._tokenizer.get_vocab_size(with_added_tokens=False) - 1)
+
+    @cached_property
+    def _control(self) -> ControlTokens:
+        added = self._tokenizer.get_added_tokens_decoder()
+        said = self._sample()
+        ids = (id for id, one in added.items() if one.special or id in self.end_ids or one.content in said)
+        return ControlTokens(self._tokenizer, ids)
+
+    def _sample(self) -> str:
+        """A short conversation, by which a template shows what its turns begin and end with."""
+        roles = ("user", "assistant", "user")
+        try:
+            return self._template.render([Message(role, "-") for role in roles], answer=False)
+        except SpecsotError:
+            return ""
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """tokenizer.json as it is (milliseconds); older formats through Transformers, which converts them."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return _convert_tokenizer(folder)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelError(f"{path}: not a readable tokenizer ({error})") from error
+    tokenizer.no_truncation()  # as some were saved
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _convert_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return loaded.backend_tokenizer
+    except Exception as error:  # whatever a converter meets in a broken directory
+        line = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{folder}: no tokenizer.json, and no tokenizer to convert ({line})") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON ({error})") from error
+
+
+def _special_names(config: dict[str, Any]) -> dict[str, str]:
+    """bos_token and friends; older files write them as {"content": ...}."""
+    found = {name: config.get(name) for name in _SPECIAL_NAMES}
+    plain = {name: value["content"] if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: value for name, value in plain.items() if isinstance(value, str)}
+
+
+def _find_template(folder: Path, config: dict[str, Any]) -> str:
+    """A file of its own, a string, or one of several named ones; a plain form when there is none."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else PLAIN
+
+
+def _find_end_ids(folder: Path, tokenizer: Any, names: dict[str, str]) -> set[int]:
+    """eos ids of the generation config, the model config and the tokenizer; they may all differ."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(folder / name).get("eos_token_id")
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    written = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    return found if written is None else found | {int(written)}
