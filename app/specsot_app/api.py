@@ -20,9 +20,8 @@ from specsot.params import Ask
 from specsot.rpc.tls import Tls
 from specsot.view import View, advance
 from specsot_app.aliases import translate
-from specsot_app.answers import Answer, answer_of, stats_of
-from specsot_app.asking import Turns, ask_of
-from specsot_app.background import Background
+from specsot_app.ask import Answer, Turns, answer_of, ask_of, stats_of
+from specsot_app.event_loop import BackgroundLoop
 from specsot_app.fleets import Fleet, Opener, Wanted, models_of, open_fleet
 from specsot_app.presets import fleet_with, request_with
 from specsot_app.reaching import Reach
@@ -37,7 +36,7 @@ class SpecSoT:
 
     def __init__(self, wanted: Wanted, opener: Opener = open_fleet) -> None:
         self._wanted, self._opener = wanted, opener
-        self._background: Background | None = None
+        self._background: BackgroundLoop | None = None
         self._opening: asyncio.Future[Fleet] | None = None  # lives on the background's loop
         self._tokenizer: Any = None
         self._closed = False
@@ -147,11 +146,11 @@ class SpecSoT:
     ) -> None:
         await asyncio.to_thread(self.close)
 
-    def _loop(self) -> Background:
+    def _loop(self) -> BackgroundLoop:
         if self._closed:
             raise Unavailable("this model is closed")
         if self._background is None:
-            self._background = Background()
+            self._background = BackgroundLoop()
             atexit.register(self.close)
         return self._background
 

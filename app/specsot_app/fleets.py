@@ -290,10 +290,10 @@ async def open_fleet(wanted: Wanted, watch: Watch | None = None) -> Fleet:
 
 
 async def open_local(wanted: Wanted, models: Models, watch: Watch | None = None) -> Fleet:
-    from specsot_app.hush import hush
     from specsot_app.local import KV_MEMORY, LocalFleet, LocalOptions
+    from specsot_app.quiet_logs import quiet_logs
 
-    hush()
+    quiet_logs()
     options = LocalOptions(
         model=models.base,
         name=public_name(wanted),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specsot.drafting import DraftOptions
 from specsot.members import Overrides
-from specsot_app.children import GRACE, Service
+from specsot_app.child_process import EXIT_GRACE, Service
 from specsot_app.fleets import Models, Wanted, options_of, overrides_of, public_name
 from specsot_app.places import Place, address_of, ports_of
 from specsot_app.reaching import Reach, reach_of
@@ -141,7 +141,7 @@ def master_of(
     if serving.certificates:
         steer += ("--token-file", str(serving.certificates / "master" / "tokens"))
     steer += flags_of(grace=serving.grace)
-    grace = GRACE + (serving.grace or 0)
+    grace = EXIT_GRACE + (serving.grace or 0)
     return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED, grace=grace)
 
 

@@ -320,20 +320,20 @@ def _device(options: LocalOptions, name: str) -> str:
 
 def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.source import Source
+        from specsot_worker.part import Worker
+        from specsot_worker.source import StageLoader
 
         told = partial(loaded, name) if loaded else None
-        return WorkerPart(Source(options.weights, name, layers=layers, loaded=told), dialer, compute)
+        return Worker(StageLoader(options.weights, name, layers=layers, loaded=told), dialer, compute)
 
     return make
 
 
 def _drafter_maker(options: LocalOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader
 
-        return DrafterPart(Source(options.weights, name), dialer, compute)
+        return Drafter(DraftLoader(options.weights, name), dialer, compute)
 
     return make

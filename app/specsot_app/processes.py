@@ -19,7 +19,7 @@ from specsot.info import Info
 from specsot.params import Ask
 from specsot.rpc.client import MasterClient, connect
 from specsot.rpc.serve import check_free
-from specsot_app.children import Child, Service, Tell, start
+from specsot_app.child_process import ChildProcess, OnLine, Service, start
 from specsot_app.fleets import Models, Wanted, Watch
 from specsot_app.lineup import LOOPBACK, PRIVATE, Serving, services_of
 from specsot_app.reaching import Reach
@@ -43,7 +43,7 @@ def miss_nobody(absent: Sequence[Service]) -> None:
 class ProcessFleet:
     """Three kinds of processes and a client of their master. children: those of this machine."""
 
-    def __init__(self, children: list[Child], client: MasterClient, stack: AsyncExitStack) -> None:
+    def __init__(self, children: list[ChildProcess], client: MasterClient, stack: AsyncExitStack) -> None:
         self.children, self._client, self._stack = children, client, stack
 
     @classmethod
@@ -52,7 +52,7 @@ class ProcessFleet:
         wanted: Wanted,
         models: Models,
         port: int | None = None,
-        tell: Tell = keep_quiet,
+        tell: OnLine = keep_quiet,
         http_port: int | None = None,
         serving: Serving = PRIVATE,
         watch: Watch | None = None,
@@ -67,7 +67,7 @@ class ProcessFleet:
         check_free(serving.listens(port))  # else the members would join whoever is there
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
-            children: list[Child] = []
+            children: list[ChildProcess] = []
             stack.push_async_callback(end_all, children)
             services = services_of(wanted, models, port, folder, http_port, serving)
             for service in services:
@@ -137,7 +137,7 @@ async def ready_client(
         await asyncio.sleep(PAUSE)
 
 
-async def unless_one_ends(children: list[Child], work: Coroutine[Any, Any, T]) -> T:
+async def unless_one_ends(children: list[ChildProcess], work: Coroutine[Any, Any, T]) -> T:
     """The work's result; raises why a child ended, if one does first, or as the work fails."""
     working, ending = asyncio.ensure_future(work), asyncio.ensure_future(first_end(children))
     try:
@@ -152,13 +152,13 @@ async def unless_one_ends(children: list[Child], work: Coroutine[Any, Any, T]) -
         ending.cancel()
 
 
-async def end_all(children: list[Child]) -> None:
+async def end_all(children: list[ChildProcess]) -> None:
     """The master first, which lets answers end that its members still write; then those, side by side."""
     await asyncio.gather(*(child.end() for child in children[:1]))
     await asyncio.gather(*(child.end() for child in children[1:]))
 
 
-async def first_end(children: list[Child]) -> SpecsotError:
+async def first_end(children: list[ChildProcess]) -> SpecsotError:
     endings = [asyncio.ensure_future(child.ended()) for child in children]
     try:
         done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)

@@ -69,10 +69,10 @@ async def opened(wanted: Wanted) -> TalkativeFleet:
 
 if __name__ == "__main__":
     from specsot_app.commands.chat import converse, leave
-    from specsot_app.terminal.keyboard import keyboard_of
+    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.line_input import input_from
     from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Talk
 
-    keyboard, streams = keyboard_of(sys.stdin, sys.stdout), Streams(sys.stdout, sys.stderr)
+    keyboard, streams = input_from(sys.stdin, sys.stdout), Streams(sys.stdout, sys.stderr)
     signal.signal(signal.SIGTERM, leave)
-    sys.exit(converse(Wanted(), Talk(), {}, keyboard, streams, opened))
+    sys.exit(converse(Wanted(), Conversation(), {}, keyboard, streams, opened))

@@ -10,7 +10,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot_app.aliases import translate
-from specsot_app.asking import SAMPLING, ask_of
+from specsot_app.ask import SAMPLING, ask_of
 from specsot_app.ranges import ranges_of
 
 

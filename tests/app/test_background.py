@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from specsot_app.background import Background
+from specsot_app.event_loop import BackgroundLoop
 
 
 def test_what_still_runs_is_ended_before_the_loop_is() -> None:
     """Else its `finally` runs when the interpreter ends, where another thread may hold what it needs."""
-    background, begun, ended = Background(), threading.Event(), list[str]()
+    background, begun, ended = BackgroundLoop(), threading.Event(), list[str]()
 
     async def write_on() -> None:
         try:

@@ -13,8 +13,8 @@ from specsot.params import Message
 from specsot_app.cli import main
 from specsot_app.commands.chat import converse
 from specsot_app.fleets import Wanted
+from specsot_app.terminal.chat import Conversation
 from specsot_app.terminal.show import Streams
-from specsot_app.terminal.talk import Talk
 from tests.app.talkative import TalkativeFleet
 
 
@@ -48,7 +48,7 @@ class Session:
             return self.fleet
 
         script = Script(self.fleet, lines, meanwhile)
-        self.status = converse(Wanted(), Talk(**talk), {"seed": 7}, script, Streams(out, err), opener)
+        self.status = converse(Wanted(), Conversation(**talk), {"seed": 7}, script, Streams(out, err), opener)
         self.out, self.err = out.getvalue(), err.getvalue()
 
     def sent(self, number: int) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
-from specsot_app.children import Service, start
+from specsot_app.child_process import Service, start
 from specsot_app.fleets import Models, Wanted, demo, models_of
 from specsot_app.lineup import services_of
 from specsot_app.processes import free_port, unless_one_ends
@@ -112,7 +112,7 @@ async def test_a_master_without_the_http_extra_lets_nobody_in(tmp_path: Path) ->
 async def test_a_killed_parent_leaves_nothing_running() -> None:
     code = (
         "import asyncio\n"
-        "from specsot_app.children import Service, start\n"
+        "from specsot_app.child_process import Service, start\n"
         "async def main():\n"
         "    service = Service('little', 'tests.app.little_service', '', ('wait',))\n"
         "    child = await start(service, lambda name, line: print(child.pid, flush=True))\n"

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.fleets import Wanted, models_of, open_fleet, options_of
 from specsot_app.lineup import drafting_flags, services_of
 from specsot_drafter.config import read_config

@@ -9,7 +9,7 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot_app.children import Service
+from specsot_app.child_process import Service
 from specsot_app.fleets import Models, Wanted, models_of, open_local
 from specsot_app.lineup import PRIVATE, Serving, command_of, services_of
 from specsot_app.places import Place, check_stages, places_of, ports_of

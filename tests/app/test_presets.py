@@ -12,7 +12,7 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.params import Window
 from specsot_app.api import SpecSoT
-from specsot_app.asking import OPTIONS, ask_of
+from specsot_app.ask import OPTIONS, ask_of
 from specsot_app.commands.chat import chat
 from specsot_app.commands.infer import infer
 from specsot_app.commands.options import asked_by, wanted_by

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsot_app.fleets import adding_up
-from specsot_app.terminal.progress import counting
+from specsot_app.terminal.show import counting_bar
 from tests.app.screen import Screen
 
 
@@ -21,7 +21,7 @@ def test_a_count_is_seen_at_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TERM", "xterm")
     seen, unseen = Terminal(), io.StringIO()
     for err in (seen, unseen):
-        with counting(err, "asking", 3) as step:
+        with counting_bar(err, "asking", 3) as step:
             step()
     assert "asking" in seen.getvalue()
     assert "1/3" in seen.getvalue()

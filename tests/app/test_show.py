@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from specsot.params import Ask
-from specsot_app.terminal.show import Streams, manner_of, show, show_live
+from specsot_app.terminal.show import Streams, format_for, show, show_live
 from tests.app.stories import DIRECT, MERGED, PLANNED, StoryFleet
 
 
@@ -67,5 +67,5 @@ async def test_live_clears_the_panels_and_keeps_the_answer() -> None:
 
 
 def test_a_pipe_gets_plain_text(streams: Streams) -> None:
-    assert manner_of(streams, json=False) == "plain"
-    assert manner_of(streams, json=True) == "json"
+    assert format_for(streams, json=False) == "plain"
+    assert format_for(streams, json=True) == "json"

@@ -16,8 +16,14 @@ from rich.console import Console
 from specsot.errors import Unavailable
 from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.members import Range
-from specsot_app.terminal.standing import Standing, curve, draw_standing, lines_of
-from specsot_app.terminal.watching import MEMORY, standings
+from specsot_app.terminal.status_view import (
+    CURVE_LENGTH,
+    StatusView,
+    curve,
+    draw_status,
+    lines_of,
+    status_views,
+)
 from tests.app.screen import Screen
 
 INFO = Info(
@@ -76,7 +82,7 @@ def test_a_master_without_a_ring_says_what_it_waits_for() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_picture_is_one_line_a_fact_at_any_width(width: int) -> None:
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(draw_standing(Standing(INFO, (0.0, 6.25, 12.5), "nobody answers")))
+    console.print(draw_status(StatusView(INFO, (0.0, 6.25, 12.5), "nobody answers")))
     lines = console.export_text().splitlines()
     assert len(lines) == len(lines_of(INFO)) + 3  # pages used, the pace, the last line
     assert any("▁▅█" in line for line in lines)
@@ -90,7 +96,7 @@ def test_the_curve_of_nothing_is_flat() -> None:
 
 async def test_a_lost_master_is_looked_for_and_found_again() -> None:
     answers: Iterator[Info | Exception] = iter(
-        [INFO, Unavailable("nobody answers at a:1"), replace(INFO, epoch=3), *[INFO] * MEMORY]
+        [INFO, Unavailable("nobody answers at a:1"), replace(INFO, epoch=3), *[INFO] * CURVE_LENGTH]
     )
 
     async def look() -> Info:
@@ -101,11 +107,11 @@ async def test_a_lost_master_is_looked_for_and_found_again() -> None:
 
     async def pause() -> None: ...
 
-    seen = standings(look, pause)
+    seen = status_views(look, pause)
     first, lost, found = [await anext(seen) for _ in range(3)]
     assert (first.lost, lost.info, found.lost, found.info.epoch) == (None, INFO, None, 3)
     assert lost.lost == "nobody answers at a:1; looking again. Ctrl-C leaves"
-    assert len([await anext(seen) for _ in range(MEMORY)][-1].pace) == MEMORY
+    assert len([await anext(seen) for _ in range(CURVE_LENGTH)][-1].pace) == CURVE_LENGTH
 
 
 async def test_a_master_that_was_never_there_is_an_error() -> None:
@@ -115,7 +121,7 @@ async def test_a_master_that_was_never_there_is_an_error() -> None:
     async def pause() -> None: ...
 
     with pytest.raises(Unavailable):
-        await anext(standings(look, pause))
+        await anext(status_views(look, pause))
 
 
 @pytest.mark.processes

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from specsot.params import Message
-from specsot_app.terminal.talk import (
+from specsot_app.terminal.chat import (
+    ChatCommand,
     Clear,
+    Conversation,
     Leave,
-    Meaning,
-    Nothing,
     Question,
+    Reply,
     SetMode,
     Stop,
-    Talk,
-    meaning_of,
+    parse_line,
 )
 
 
@@ -24,23 +24,23 @@ from specsot_app.terminal.talk import (
         ("  Why?\n", Question("Why?")),
         ("/mode sot\n", SetMode("sot")),
         ("/mode   direct", SetMode("direct")),
-        ("/mode fast", Nothing("/mode takes one of auto, sot, direct")),
-        ("/mode", Nothing("/mode takes one of auto, sot, direct")),
+        ("/mode fast", Reply("/mode takes one of auto, sot, direct")),
+        ("/mode", Reply("/mode takes one of auto, sot, direct")),
         ("/stop", Stop()),
         ("/clear ", Clear()),
         ("/exit", Leave()),
-        ("\n", Nothing()),
-        ("/stop it", Nothing("no command is called /stop it; /help tells all")),
+        ("\n", Reply()),
+        ("/stop it", Reply("no command is called /stop it; /help tells all")),
         ("what is /stop?", Question("what is /stop?")),
     ],
 )
-def test_what_lines_mean(line: str, meaning: Meaning) -> None:
-    assert meaning_of(line) == meaning
+def test_what_lines_mean(line: str, meaning: ChatCommand) -> None:
+    assert parse_line(line) == meaning
 
 
 def test_help_names_every_command() -> None:
-    reply = meaning_of("/help")
-    assert isinstance(reply, Nothing)
+    reply = parse_line("/help")
+    assert isinstance(reply, Reply)
     assert [line.split()[0] for line in reply.reply.splitlines()] == [
         "/mode",
         "/stop",
@@ -51,7 +51,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_a_conversation_is_sent_whole_and_loses_its_oldest_exchange_first() -> None:
-    talk = Talk(system="Be brief.").answered("a?", "A.").answered("b?", "B.")
+    talk = Conversation(system="Be brief.").answered("a?", "A.").answered("b?", "B.")
     assert [message.content for message in talk.with_question("c?")] == [
         "Be brief.",
         "a?",
@@ -64,4 +64,4 @@ def test_a_conversation_is_sent_whole_and_loses_its_oldest_exchange_first() -> N
         "system", "user", "assistant", "user",
     ]  # fmt: skip
     assert talk.without_oldest().turns == (Message("user", "b?"), Message("assistant", "B."))
-    assert Talk().answered("a?", "  ") == Talk()
+    assert Conversation().answered("a?", "  ") == Conversation()

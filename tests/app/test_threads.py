@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 COUNT = """
 import asyncio, os
 from specsot_app.fleets import Wanted, open_fleet
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 
 ASK = ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=64, max_branch_tokens=8)
 

@@ -14,9 +14,19 @@ from specsot.events import Finished, Reason, Statistics
 from specsot.members import Overrides, Quantization
 from specsot_app.cli import main
 from specsot_app.fleets import Wanted
-from specsot_app.verify.fit import Acceptance, Fit, choose_trial, flags_of, think_of_trials
-from specsot_app.verify.questions import QUESTIONS, choose_questions
-from specsot_app.verify.report import Answer, Difference, Report, as_json, lines_of
+from specsot_app.verify.pair import QUESTIONS, choose_questions
+from specsot_app.verify.report import (
+    Acceptance,
+    CheckedAnswer,
+    HeadFit,
+    Report,
+    TokenDifference,
+    as_flags,
+    as_json,
+    choose_trial,
+    lines_of,
+    think_of_trials,
+)
 from tests.app.stories import StoryFleet
 
 BASES = {  # of golden cases that have none of their own
@@ -38,25 +48,25 @@ def test_acceptance_by_depth() -> None:
 @pytest.mark.parametrize(
     ("fit", "verdict"),
     [
-        (Fit(GOOD), "fits"),
-        (Fit(POOR), "fits"),  # one lap of five
-        (Fit(Acceptance((0,) * 9 + (1,))), "unfit"),
-        (Fit(GOOD, THETA, GOOD), "fits"),  # explains more, brings nothing
-        (Fit(POOR, THETA, GOOD), "off"),
-        (Fit(Acceptance((0,) * 9), THETA, Acceptance((0,) * 9)), "unfit"),
+        (HeadFit(GOOD), "fits"),
+        (HeadFit(POOR), "fits"),  # one lap of five
+        (HeadFit(Acceptance((0,) * 9 + (1,))), "unfit"),
+        (HeadFit(GOOD, THETA, GOOD), "fits"),  # explains more, brings nothing
+        (HeadFit(POOR, THETA, GOOD), "off"),
+        (HeadFit(Acceptance((0,) * 9), THETA, Acceptance((0,) * 9)), "unfit"),
     ],
 )
-def test_a_head_fits_is_off_or_does_not_fit(fit: Fit, verdict: str) -> None:
+def test_a_head_fits_is_off_or_does_not_fit(fit: HeadFit, verdict: str) -> None:
     assert fit.verdict == verdict
 
 
 def test_what_is_tried() -> None:
     trials = think_of_trials(Overrides(), (0, 4, 8), 8, 1e6)
-    assert [flags_of(trial) for trial in trials] == [
+    assert [as_flags(trial) for trial in trials] == [
         f"--drafter-rope-theta {theta}" for theta in ("10000", "1000000", "500000")
     ]  # no tap may leave the base
     own = Overrides(rope_theta=7.0)
-    assert flags_of(think_of_trials(own, (2, 4, 5), 8, 1e4)[0]) == "--aux-layers 1,3,4 --drafter-rope-theta 7"
+    assert as_flags(think_of_trials(own, (2, 4, 5), 8, 1e4)[0]) == "--aux-layers 1,3,4 --drafter-rope-theta 7"
     assert all(trial.aux_layers is None for trial in think_of_trials(Overrides(), None, 8, 1e4))
 
 
@@ -73,14 +83,14 @@ def test_only_a_setting_that_is_better_beyond_doubt_is_chosen() -> None:
     assert choose_trial([], {other: []}) is None
 
 
-def report(*differences: Difference, tokens: int = 100, **more: Any) -> Report:
-    answers = (Answer("Why?", tokens, 2.0, differences), Answer("How?", tokens, 1.0, ()))
+def report(*differences: TokenDifference, tokens: int = 100, **more: Any) -> Report:
+    answers = (CheckedAnswer("Why?", tokens, 2.0, differences), CheckedAnswer("How?", tokens, 1.0, ()))
     return Report(answers, near=1e-4, drafter="eagle", **more)
 
 
 def test_a_difference_counts_unless_the_reference_nearly_tied() -> None:
     assert report().holds
-    tie, real = Difference(5, 7, 8, 1e-5), Difference(9, 7, 8, 0.5)
+    tie, real = TokenDifference(5, 7, 8, 1e-5), TokenDifference(9, 7, 8, 0.5)
     assert report(tie).holds
     assert not report(tie, real).holds
     assert not report(*[replace(tie, at=at) for at in range(3)]).holds  # 3 of 200 are no accident
@@ -93,12 +103,12 @@ def test_a_difference_counts_unless_the_reference_nearly_tied() -> None:
 
 
 def test_the_verdict_on_the_head_is_said_plainly() -> None:
-    assert list(lines_of(report(fit=Fit(GOOD)), str))[-1] == "the head fits"
-    off = report(fit=Fit(POOR, THETA, GOOD))
+    assert list(lines_of(report(fit=HeadFit(GOOD)), str))[-1] == "the head fits"
+    off = report(fit=HeadFit(POOR, THETA, GOOD))
     advice = "the head is OFF by one setting: run it with --drafter-rope-theta 10000"
     assert list(lines_of(off, str))[-1] == advice
     assert not off.holds
-    unfit = report(fit=Fit(Acceptance((0,) * 9)))
+    unfit = report(fit=HeadFit(Acceptance((0,) * 9)))
     assert list(lines_of(unfit, str))[-1].startswith("the head does NOT FIT this base")
     assert not unfit.holds
     told = as_json(off)
@@ -108,13 +118,13 @@ def test_the_verdict_on_the_head_is_said_plainly() -> None:
 
 
 def test_a_fleet_that_never_drafted_is_told() -> None:
-    idle = Report((Answer("Why?", 9, 1.0, ()),), 1e-4, "eagle")
+    idle = Report((CheckedAnswer("Why?", 9, 1.0, ()),), 1e-4, "eagle")
     assert "only the split was put to the test" in list(lines_of(idle, str))[-1]
     assert not replace(idle, drafter="none").idle
 
 
 def test_a_rounded_base_is_its_own_reference() -> None:
-    told = report(Difference(9, 7, 8, 0.5), rounding="int4, int8 KV")
+    told = report(TokenDifference(9, 7, 8, 0.5), rounding="int4, int8 KV")
     lines = list(lines_of(told, spell=str))
     assert "the base in int4, int8 KV by itself 8 '8'" in lines[1]
     assert "answers are what the base in int4, int8 KV by itself writes" in lines[3]
@@ -208,16 +218,19 @@ def test_the_reference_names_every_token_it_would_not_have_written(demo_model: P
     import torch
 
     from specsot_app.bench.perplexity import load_whole
-    from specsot_app.verify.reference import Itself, Reference
+    from specsot_app.verify.reference import OnePassReference, TransformersReference
 
-    reference, prompt = Reference(demo_model / "base", torch.float32, "cpu"), list(range(300, 310))
+    reference, prompt = (
+        TransformersReference(demo_model / "base", torch.float32, "cpu"),
+        list(range(300, 310)),
+    )
     written: list[int] = []
     for _ in range(6):
         (wish,) = reference.compare(prompt, written, ends=[])
         assert (wish.at, wish.ours) == (len(written), None)
         written.append(wish.theirs)
     assert reference.compare(prompt, written, ends=None) == []
-    itself = Itself(load_whole(demo_model / "base", "fp32"))
+    itself = OnePassReference(load_whole(demo_model / "base", "fp32"))
     assert itself.compare(prompt, written, ends=None) == []
     (own,), (theirs,) = (one.compare(prompt, written, ends=[]) for one in (itself, reference))
     assert (own.at, own.theirs, own.gap) == (6, theirs.theirs, pytest.approx(theirs.gap, abs=1e-3))
@@ -244,15 +257,15 @@ def test_heads_on_their_bases_and_on_others(
 ) -> None:
     import torch
 
-    from specsot_app.verify.trials import Pair, try_head
+    from specsot_app.verify.head_fit import ModelPair, measure_fit
 
     golden = reference / "golden" / "eagle"
     owner = golden / (base or BASES.get(name, name))
     prompts = json.loads((owner / "vectors.json").read_text())["prompts"]
     spoken = [(tuple(one["prompt_ids"]), tuple(one["base_greedy_ids"])) for one in prompts]
-    pair = Pair(owner / "base", golden / name / "head", torch.float32, "cpu", "bin", "bin", overrides)
-    fit = try_head(pair, spoken)
+    pair = ModelPair(owner / "base", golden / name / "head", torch.float32, "cpu", "bin", "bin", overrides)
+    fit = measure_fit(pair, spoken)
     assert fit.verdict == verdict
     if verdict == "off":
         assert fit.trial is not None
-        assert flags_of(fit.trial) == flags
+        assert as_flags(fit.trial) == flags

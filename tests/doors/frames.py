@@ -19,9 +19,9 @@ from specsot.params import Ask
 from specsot.tree import Tree, chain
 from specsot_master.engine import Caller, Engine, EngineConfig, RingState
 from specsot_master.prompts import Prompts
-from specsot_worker.judge import Written, judge_prompt, judge_tree
-from specsot_worker.patience import Patience
-from specsot_worker.sequencer import Budget, Sequencer
+from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
+from specsot_worker.patience import DraftTimeout
+from specsot_worker.sequencer import FrameBudget, Sequencer
 from tests.master.letters import SAYS
 from tests.master.stage import BASE, END_OF_TEXT, TEXT, Ticks
 from tests.worker.mock_ring import MockStage
@@ -46,13 +46,13 @@ class Framed:
         self.conductor = Engine(self, self.text, Prompts(BASE, self.text), self.config, self.time)
         self.chance = random.Random(self.seed)
         table = PageTable(self.pages.pages, self.pages.page_rows)
-        budget = Budget(rows=64, flight=self.flight, slots=self.pages.slots)
-        self.sequencer = Sequencer(self.pages.epoch, budget, table, Patience(0.5))
+        budget = FrameBudget(rows=64, flight=self.flight, slots=self.pages.slots)
+        self.sequencer = Sequencer(self.pages.epoch, budget, table, DraftTimeout(0.5))
         self.stages = [MockStage(PageTable(self.pages.pages, self.pages.page_rows)) for _ in range(2)]
         self.frames: list[Frame] = []
         self.openings: dict[int, Opening] = {}
         self._flying: deque[Frame] = deque()
-        self._written: dict[int, Written] = {}
+        self._written: dict[int, DecodeState] = {}
         self._prompts: dict[int, list[int]] = {}
         self._scripts: dict[int, list[int]] = {}
         self._now = 0.0
@@ -63,7 +63,7 @@ class Framed:
         return self.pages
 
     async def order(self, order: Order) -> None:
-        self.sequencer.obey(order)
+        self.sequencer.apply_order(order)
 
     def waiting_for(self) -> str:
         return ""
@@ -128,7 +128,7 @@ class Framed:
         for sequence in frame.closings:
             self._written.pop(sequence, None)
         result = Result(frame.epoch, frame.number, tuple(outcomes), rows=len(seen[0]))
-        self.sequencer.learn(result, self._now)
+        self.sequencer.apply_result(result, self._now)
         self.conductor.on_result(result)
         self._draft([one for one in outcomes if not one.end and self.openings[one.sequence].drafted])
 
@@ -137,7 +137,7 @@ class Framed:
         self.openings[opening.sequence] = opening
         self._prompts[opening.sequence] = self._prompts[fork.sequence][: fork.length] if fork else []
         if opening.decodes:
-            self._written[opening.sequence] = Written(opening)
+            self._written[opening.sequence] = DecodeState(opening)
 
     def _judge(self, frame: Frame, seen: list[list[int]]) -> list[Outcome]:
         outcomes, first = [], 0
@@ -151,9 +151,9 @@ class Framed:
                 continue
             targets: list[int | None] = [self._target(segment.sequence, row) for row in rows]
             if isinstance(segment, Chunk):
-                outcome = judge_prompt(written, targets[-1])
+                outcome = accept_prompt(written, targets[-1])
             else:
-                outcome = judge_tree(written, segment.step, segment.tree, targets)
+                outcome = accept_tree(written, segment.step, segment.tree, targets)
             outcomes.append(outcome)
             if outcome.end:
                 self._written.pop(segment.sequence)
@@ -183,7 +183,7 @@ class Framed:
             tree: Tree = chain((outcome.tokens[-1], *ahead))
             drafts.append(Draft(outcome.sequence, outcome.step + 1, tree))
         if drafts:
-            self.sequencer.offer(Drafts(self.pages.epoch, tuple(drafts)))
+            self.sequencer.add_drafts(Drafts(self.pages.epoch, tuple(drafts)))
 
 
 async def _collect(events: AsyncIterator[Numbered]) -> list[Event]:

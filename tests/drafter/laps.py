@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from specsot.members import Curve, TreeShape
 from specsot_drafter.selection import Floats, ranked
-from specsot_drafter.timing import Timing
-from specsot_drafter.tuning import Returned, Spent, Tuner
+from specsot_drafter.timing import RowCurve
+from specsot_drafter.tuning import LapSeconds, MeasuredBudget, TreeOutcome
 
 # Seconds per rows, recorded: the demo model on two cores (fp32 in a fast hour, bf16, fp32), an 8B
 # model on one accelerator, and a machine on which every row costs.
@@ -94,9 +94,9 @@ def seconds_of(curve: Curve, rows: int) -> float:
 
 
 @cache
-def timing_of(curve: Curve) -> Timing:
+def timing_of(curve: Curve) -> RowCurve:
     """Only asked, never told anything."""
-    return Timing(curve)
+    return RowCurve(curve)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Ring:
     jitter: by how much a lap by the clock may differ from what it takes, in parts.
     """
 
-    tuner: Tuner
+    tuner: MeasuredBudget
     rng: random.Random
     measured: bool = True
     jitter: float = 0.0
@@ -162,9 +162,9 @@ class Ring:
             self.missed += world.live
             return
         if self.missed:
-            self.tuner.rested(self.missed, world.live)
+            self.tuner.record_rest(self.missed, world.live)
             self.missed = 0
-        self.tuner.settle([Returned(0, 1, (), 0)] * world.live, Spent(taken, taken))
+        self.tuner.record_lap([TreeOutcome(0, 1, (), 0)] * world.live, LapSeconds(taken, taken))
 
     def _draft(self, world: World, levels: int, done: Run) -> None:
         """One lap that waits for its trees."""
@@ -175,14 +175,14 @@ class Ring:
         growing = float(level.at(world.live) + (grown - 1) * level.at(world.live * SHAPE.top_k))
         catching = self.due * world.row
         if self.measured:
-            self.tuner.note_growth(world.live, grown, self.due, growing + catching)
+            self.tuner.record_growth(world.live, grown, self.due, growing + catching)
         self.due = sum(tree.accepted + 1 for tree in trees)
         wall = computed + growing + catching + world.handover
         done.seconds += wall
         done.tokens += self.due
         done.plain += self.due / world.live * world.plain()
         done.drafted += 1
-        self.tuner.settle(trees, Spent(computed, wall, growing + catching))
+        self.tuner.record_lap(trees, LapSeconds(computed, wall, growing + catching))
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self.rng.uniform(1 - self.jitter, 1 + self.jitter)
@@ -190,25 +190,27 @@ class Ring:
 
 def ring(world: World, seed: int = 0, **more: object) -> Ring:
     """With a tuner that was told the world's curves."""
-    return Ring(Tuner(SHAPE, world.lap, world.level), random.Random(seed), **more)  # type: ignore[arg-type]
+    return Ring(MeasuredBudget(SHAPE, world.lap, world.level), random.Random(seed), **more)  # type: ignore[arg-type]
 
 
-def _grow(world: World, tuner: Tuner, most: int, rng: random.Random) -> list[Returned]:
+def _grow(world: World, tuner: MeasuredBudget, most: int, rng: random.Random) -> list[TreeOutcome]:
     claims, depths = world.candidates(rng.choice(world.claims), most)
     levels = _deserved(world, tuner, claims, depths, most)
     claims, depths = claims[depths <= levels], depths[depths <= levels]
     worth = np.tile(claims * tuner.acceptance.trust()[depths - 1], (world.live, 1))
-    count = tuner.choose_rows(ranked(worth, SHAPE.nodes - 1), world.live, levels)
+    count = tuner.count_rows(ranked(worth, SHAPE.nodes - 1), world.live, levels)
     best = np.argsort(-worth[0], kind="stable")
     each = [count // world.live + (row < count % world.live) for row in range(world.live)]
     masses = {nodes: _masses(claims, depths, best[:nodes], levels) for nodes in {*each}}
     return [_tree(world, nodes, masses[nodes], rng) for nodes in each]
 
 
-def _deserved(world: World, tuner: Tuner, claims: Floats, depths: NDArray[np.int64], most: int) -> int:
+def _deserved(
+    world: World, tuner: MeasuredBudget, claims: Floats, depths: NDArray[np.int64], most: int
+) -> int:
     for depth in range(1, most):
         scores = np.tile(np.log(claims[depths == depth]), (world.live, 1))
-        if not tuner.deserves(scores, depth):
+        if not tuner.pays_deeper(scores, depth):
             return depth
     return most
 
@@ -218,10 +220,10 @@ def _masses(claims: Floats, depths: NDArray[np.int64], sent: NDArray[np.int64], 
     return [float(claims[sent][depths[sent] == depth].sum()) for depth in range(1, levels + 1)]
 
 
-def _tree(world: World, nodes: int, masses: list[float], rng: random.Random) -> Returned:
+def _tree(world: World, nodes: int, masses: list[float], rng: random.Random) -> TreeOutcome:
     accepted, reach = 0, 1.0
     for mass in masses:
         if rng.random() >= world.truth * mass / reach:
             break
         accepted, reach = accepted + 1, mass
-    return Returned(len(masses), 1 + nodes, masses, accepted)
+    return TreeOutcome(len(masses), 1 + nodes, masses, accepted)

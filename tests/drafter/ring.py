@@ -17,34 +17,34 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.tree import Tree, single
 from specsot_drafter import growth
-from specsot_drafter.descent import Seed, due_of
+from specsot_drafter.descent import GraphInput, max_due_rows
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.extension import extend
+from specsot_drafter.extension import compute_rows
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.memory import Memory
-from specsot_drafter.selection import Offer
+from specsot_drafter.memory import DraftPages
+from specsot_drafter.selection import Candidates
 from specsot_worker.features import FeatureStore
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
 
 PAGES, PAGE_ROWS = 24, 64
 
 
 class Unguided:
-    """See `Descents`: grows as a graph does, asking nobody between levels, on any device."""
+    """See `TreeGraphs`: grows as a graph does, asking nobody between levels, on any device."""
 
-    def __init__(self, head: DraftHead, memory: Memory, shape: TreeShape) -> None:
-        self.k, self.due = shape.top_k, due_of(shape.top_k, shape.depth + 1)
+    def __init__(self, head: DraftHead, memory: DraftPages, shape: TreeShape) -> None:
+        self.k, self.due = shape.top_k, max_due_rows(shape.top_k, shape.depth + 1)
         self.runs, self._head, self._memory = 0, head, memory
 
     def fits(self, trees: int) -> bool:
         return True
 
-    def run(self, seeds: Sequence[Seed], levels: int) -> Offer:
+    def run(self, seeds: Sequence[GraphInput], levels: int) -> Candidates:
         self.runs += seeds[0].due.sequence != 0  # that one is made up, before anybody asks
-        last = extend(self._head, self._memory, [seed.due for seed in seeds])
-        grounds = [seed.ground for seed in seeds]
-        return growth.Growth(self._head, self._memory.kv, grounds, self.k).run(last, levels)
+        last = compute_rows(self._head, self._memory, [seed.due for seed in seeds])
+        grounds = [seed.room for seed in seeds]
+        return growth.TreeGrowth(self._head, self._memory.kv, grounds, self.k).run(last, levels)
 
 
 def configuration(
@@ -93,11 +93,11 @@ class Ring:
         pages: int = PAGES,
         page_rows: int = PAGE_ROWS,
     ) -> None:
-        self._stage = Stage(base, pages, page_rows)
+        self._stage = DecoderStage(base, pages, page_rows)
         for layer, weight in head.tap_slices().items():
             self._stage.tap(layer, weight)
         store = FeatureStore(pages, page_rows, head.width, base.dtype, base.device)
-        self._last = LastStage(base.logits, _no_grammar, store)
+        self._last = Verifier(base.logits, _no_grammar, store)
         self.engine = engine
         self.writers: dict[int, Writer] = {}
         self._drafts: dict[int, Draft] = {}
@@ -108,7 +108,7 @@ class Ring:
     def replace_drafter(self, engine: DraftEngine | None) -> None:
         """The drafter is gone; another one, which knows nothing, is in its place, or nobody."""
         self.engine, self._drafts, self._rest = engine, {}, 0
-        self._last.teach_anew(engine is not None)
+        self._last.restart_features(engine is not None)
 
     def open(self, opening: Opening, tokens: list[int], chunk: int = 512) -> Writer:
         """Prefill a sequence, in chunks; `tokens` without a forked part."""
@@ -145,13 +145,13 @@ class Ring:
         self.lap += 1
         frame = replace(frame, resting=self._rest > 0)
         self._rest = max(self._rest - sum(isinstance(one, Growth) for one in frame.segments), 0)
-        verdict = self._last.judge(self._stage.run(frame))
+        verdict = self._last.verify(self._stage.run(frame))
         for outcome in verdict.result.outcomes:
             self.writers[outcome.sequence].hear(outcome, outcome.step)
         self.heard += verdict.features
         if self.engine and verdict.features:
             for features in verdict.features:
-                self.engine.learn(features)
+                self.engine.observe(features)
             self._drafts |= {draft.sequence: draft for draft in self.engine.draft()}
             self._rest = self.engine.rest
 

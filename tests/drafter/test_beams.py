@@ -15,11 +15,11 @@ from specsot.members import Range, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.process.options import DraftModelOptions
-from specsot_drafter.drafters.beams import Beam, beam_of
-from specsot_drafter.drafters.model import ModelDrafter, ModelHead
-from specsot_drafter.selection import Offer, best_each, trees_of
-from specsot_drafter.texts import Text, Texts
-from specsot_drafter.ways import ways_of
+from specsot_drafter.drafters.beams import BeamShape, beam_shape
+from specsot_drafter.drafters.model import DecoderHead, LanguageModelProposer
+from specsot_drafter.selection import Candidates, best_each, build_trees
+from specsot_drafter.texts import DraftSequence, DraftSequences
+from specsot_drafter.ways import make_backends
 from tests.drafter.ring import opening
 from tests.models import Shape, write_base
 
@@ -38,8 +38,8 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return Decoder.load(folder, Range(0, 2), torch.float32, "cpu")
 
 
-def make(decoder: Decoder, options: DraftOptions, vocabulary: int = 200) -> ModelDrafter:
-    return ModelDrafter(ModelHead(decoder, vocabulary, 512), beam_of(options), PAGES, PAGE_ROWS)
+def make(decoder: Decoder, options: DraftOptions, vocabulary: int = 200) -> LanguageModelProposer:
+    return LanguageModelProposer(DecoderHead(decoder, vocabulary, 512), beam_shape(options), PAGES, PAGE_ROWS)
 
 
 def log_probs(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
@@ -53,7 +53,7 @@ def log_probs(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
         return torch.log_softmax(decoder.logits(hidden[-1:])[0], -1)
 
 
-def grown_by_hand(decoder: Decoder, tokens: list[int], beam: Beam) -> dict[tuple[int, ...], float]:
+def grown_by_hand(decoder: Decoder, tokens: list[int], beam: BeamShape) -> dict[tuple[int, ...], float]:
     """Every path from the root with its log-probability, level by level, each from scratch."""
     found: dict[tuple[int, ...], float] = {}
     frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
@@ -70,7 +70,7 @@ def grown_by_hand(decoder: Decoder, tokens: list[int], beam: Beam) -> dict[tuple
     return found
 
 
-def paths(offer: Offer, row: int = 0) -> dict[tuple[int, ...], float]:
+def paths(offer: Candidates, row: int = 0) -> dict[tuple[int, ...], float]:
     known: list[tuple[int, ...]] = [()]
     found: dict[tuple[int, ...], float] = {}
     for token, parent, score in zip(offer.tokens[row], offer.parents[row], offer.scores[row]):
@@ -80,20 +80,24 @@ def paths(offer: Offer, row: int = 0) -> dict[tuple[int, ...], float]:
     return found
 
 
-def follow(texts: Texts, drafter: ModelDrafter, sequence: int, tokens: list[int], **more: object) -> Text:
+def follow(
+    texts: DraftSequences, drafter: LanguageModelProposer, sequence: int, tokens: list[int], **more: object
+) -> DraftSequence:
     text = texts.open(opening(sequence, len(tokens) - 1, limit=200, **more))  # type: ignore[arg-type]
     drafter.open(text)
     hear(texts, drafter, sequence, 0, tokens)
     return text
 
 
-def hear(texts: Texts, drafter: ModelDrafter, sequence: int, start: int, tokens: list[int]) -> None:
+def hear(
+    texts: DraftSequences, drafter: LanguageModelProposer, sequence: int, start: int, tokens: list[int]
+) -> None:
     lesson = Lesson(sequence, start, tuple(tokens[:-1]), tokens[-1], 1)
-    texts.hear([lesson])
-    drafter.hear(Features(1, 0, lessons=(lesson,)))
+    texts.observe([lesson])
+    drafter.observe(Features(1, 0, lessons=(lesson,)))
 
 
-def check(offer: Offer | None, decoder: Decoder, texts: list[Text], beam: Beam) -> None:
+def check(offer: Candidates | None, decoder: Decoder, texts: list[DraftSequence], beam: BeamShape) -> None:
     assert offer is not None
     for row, text in enumerate(texts):
         wanted, found = grown_by_hand(decoder, text.tokens, beam), paths(offer, row)
@@ -104,17 +108,17 @@ def check(offer: Offer | None, decoder: Decoder, texts: list[Text], beam: Beam) 
 @pytest.mark.parametrize("form", FORMS)
 def test_round_after_round_what_grows_is_what_grows_from_scratch(decoder: Decoder, form: str) -> None:
     """Whatever was accepted in between: rows that agree stay, the others are fed anew."""
-    texts, drafter = Texts(None), make(decoder, FORMS[form])
+    texts, drafter = DraftSequences(None), make(decoder, FORMS[form])
     pair = [follow(texts, drafter, 1, [3, 1, 4, 1, 5]), follow(texts, drafter, 2, list(range(40, 75)))]
     with torch.inference_mode():
         for accepted in (0, 2, 1, 9, 0):
-            offer = drafter.offer(pair, 5)
-            check(offer, decoder, pair, beam_of(FORMS[form]))
+            offer = drafter.propose(pair, 5)
+            check(offer, decoder, pair, beam_shape(FORMS[form]))
             assert offer is not None
             for row, text in enumerate(pair):
                 best = next((path for path in paths(offer, row) if len(path) >= accepted), ())
                 more = [*best[:accepted], 7, 8][: accepted + 1]
-                hear(texts, drafter, text.sequence, text.committed, [text.tokens[-1], *more])
+                hear(texts, drafter, text.id, text.committed, [text.tokens[-1], *more])
     for sequence in (1, 2):
         drafter.close(sequence)
     assert drafter.free_pages == PAGES
@@ -122,39 +126,42 @@ def test_round_after_round_what_grows_is_what_grows_from_scratch(decoder: Decode
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 33])
 def test_forks_share_what_is_common_and_disturb_nobody(decoder: Decoder, length: int) -> None:
-    texts, drafter = Texts(None), make(decoder, FORMS["linear"])
+    texts, drafter = DraftSequences(None), make(decoder, FORMS["linear"])
     prefix = [(n * 37) % 200 for n in range(40)]
     drafter.open(texts.open(opening(1, 40, decodes=False)))
-    texts.hear([Lesson(1, 0, tuple(prefix), None, None)])
-    forks: list[Text] = []
+    texts.observe([Lesson(1, 0, tuple(prefix), None, None)])
+    forks: list[DraftSequence] = []
     for sequence in (2, 3):
         text = texts.open(opening(sequence, length + 2, limit=99, fork=(1, length)))
         drafter.open(text)
         hear(texts, drafter, sequence, length, [sequence, 9, sequence + 100])
         forks.append(text)
     with torch.inference_mode():
-        check(drafter.offer(forks, 5), decoder, forks, beam_of(FORMS["linear"]))
-        check(drafter.offer(forks[::-1], 5), decoder, forks[::-1], beam_of(FORMS["linear"]))
+        check(drafter.propose(forks, 5), decoder, forks, beam_shape(FORMS["linear"]))
+        check(drafter.propose(forks[::-1], 5), decoder, forks[::-1], beam_shape(FORMS["linear"]))
     for sequence in (1, 2, 3):
         drafter.close(sequence)
     assert drafter.free_pages == PAGES
 
 
 def test_without_room_a_text_goes_undrafted(decoder: Decoder) -> None:
-    texts, drafter = Texts(None), ModelDrafter(ModelHead(decoder, 200, 512), beam_of(FORMS["linear"]), 2, 16)
+    texts, drafter = (
+        DraftSequences(None),
+        LanguageModelProposer(DecoderHead(decoder, 200, 512), beam_shape(FORMS["linear"]), 2, 16),
+    )
     one, two = follow(texts, drafter, 1, list(range(10))), follow(texts, drafter, 2, list(range(30)))
     with torch.inference_mode():
-        offer = drafter.offer([one, two], 3)
+        offer = drafter.propose([one, two], 3)
     assert offer is not None
     assert len(paths(offer, 0)) == 3
     assert not paths(offer, 1)
 
 
 def test_ids_that_the_base_has_not_are_never_drafted(decoder: Decoder) -> None:
-    texts, drafter = Texts(None), make(decoder, FORMS["tree"], vocabulary=20)
+    texts, drafter = DraftSequences(None), make(decoder, FORMS["tree"], vocabulary=20)
     text = follow(texts, drafter, 1, [3, 1, 4, 1, 5])
     with torch.inference_mode():
-        offer = drafter.offer([text], 3)
+        offer = drafter.propose([text], 3)
     assert offer is not None
     assert offer.tokens.max() < 20
 
@@ -170,8 +177,8 @@ def test_ids_that_the_base_has_not_are_never_drafted(decoder: Decoder) -> None:
     ],
 )
 def test_how_wide_each_level_may_be(options: DraftOptions, widths: tuple[int, ...], shape: TreeShape) -> None:
-    beam = beam_of(options)
-    assert (beam.widths, beam.shape) == (widths, shape)
+    beam = beam_shape(options)
+    assert (beam.widths, beam.tree_shape) == (widths, shape)
     assert sum(widths) < shape.slots
 
 
@@ -204,14 +211,14 @@ def test_a_heads_trees_as_they_are_asked_for() -> None:
 
 
 def test_the_tree_that_is_sent_is_the_likeliest_part(decoder: Decoder) -> None:
-    texts, drafter = Texts(None), make(decoder, FORMS["tree"])
+    texts, drafter = DraftSequences(None), make(decoder, FORMS["tree"])
     text = follow(texts, drafter, 1, [3, 1, 4, 1, 5])
     with torch.inference_mode():
-        offer = drafter.offer([text], 3)
+        offer = drafter.propose([text], 3)
     assert offer is not None
-    (tree,) = trees_of(offer, [5], best_each(offer.scores, 6))
+    (tree,) = build_trees(offer, [5], best_each(offer.scores, 6))
     wanted = sorted(
-        grown_by_hand(decoder, text.tokens, beam_of(FORMS["tree"])).items(), key=lambda one: -one[1]
+        grown_by_hand(decoder, text.tokens, beam_shape(FORMS["tree"])).items(), key=lambda one: -one[1]
     )
     below: list[tuple[int, ...]] = [()]
     for token, parent in itertools.islice(zip(tree.tokens, tree.parents), 1, None):
@@ -222,8 +229,8 @@ def test_the_tree_that_is_sent_is_the_likeliest_part(decoder: Decoder) -> None:
 def test_a_way_that_is_not_there_or_lacks_its_model_is_refused(demo_model: Path) -> None:
     base = demo_model / "base"
     for drafter in ("eagle", "model"):
-        way = ways_of(DraftModelOptions(base, drafter=drafter))[drafter]
+        way = make_backends(DraftModelOptions(base, drafter=drafter))[drafter]
         with pytest.raises(InvalidRequest, match=f"drafter {drafter} needs a draft_model"):
             _ = way.row_bytes
     with pytest.raises(InvalidRequest, match="drafter must be"):
-        ways_of(DraftModelOptions(base, drafter="none"))
+        make_backends(DraftModelOptions(base, drafter="none"))

@@ -12,14 +12,14 @@ import torch
 from specsot.members import TreeShape
 from specsot.model.laps import Captured, Graphs, Work
 from specsot_drafter import following
-from specsot_drafter.descent import Descents, Seed
+from specsot_drafter.descent import GraphInput, TreeGraphs
 from specsot_drafter.drafters import eagle
-from specsot_drafter.extension import Stretch, extend
-from specsot_drafter.growth import Growth
+from specsot_drafter.extension import DueRows, compute_rows
+from specsot_drafter.growth import TreeGrowth
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import FusedHead, can_fuse
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.memory import Memory
+from specsot_drafter.memory import DraftPages
 from tests.drafter.heads import turn_to_eagle_1
 
 if find_spec("triton") is None:
@@ -38,18 +38,20 @@ def later(work: Work) -> Captured:
     return work, (torch.empty(0), None)
 
 
-def remembering(head: object, texts: dict[int, tuple[int, int]]) -> tuple[Memory, list[Stretch]]:
+def remembering(head: object, texts: dict[int, tuple[int, int]]) -> tuple[DraftPages, list[DueRows]]:
     """Features of all texts, rows of all but what is due; and that."""
-    memory = Memory(head, 12, PAGE)  # type: ignore[arg-type]
-    seeded, due = torch.Generator().manual_seed(3), list[Stretch]()
+    memory = DraftPages(head, 12, PAGE)  # type: ignore[arg-type]
+    seeded, due = torch.Generator().manual_seed(3), list[DueRows]()
     for sequence, (rows, late) in texts.items():
         memory.table.open(sequence)
         memory.table.reserve(sequence, rows)
         slots = memory.table.slots(sequence, 0, rows)
-        memory.remember(slots, torch.randn(rows, memory.features.shape[1], generator=seeded).to(DEVICE, KIND))
+        memory.store_features(
+            slots, torch.randn(rows, memory.features.shape[1], generator=seeded).to(DEVICE, KIND)
+        )
         tokens = torch.randint(90, (rows,), generator=seeded).tolist()
-        extend(head, memory, [Stretch(sequence, 0, tuple(tokens[:-late]), False)])  # type: ignore[arg-type]
-        due.append(Stretch(sequence, rows - late, tuple(tokens[-late:]), True))
+        compute_rows(head, memory, [DueRows(sequence, 0, tuple(tokens[:-late]), False)])  # type: ignore[arg-type]
+        due.append(DueRows(sequence, rows - late, tuple(tokens[-late:]), True))
     return memory, due
 
 
@@ -58,14 +60,14 @@ def test_one_graph_grows_what_levels_grow(folder: Path) -> None:
     head = load_head(folder / "head", folder / "base", KIND, DEVICE)
     (memory, due), (other, same) = remembering(head, TEXTS), remembering(head, TEXTS)
     capture = Graphs() if DEVICE == "cuda" else later
-    graphs = Descents(FusedHead(head), memory, K, LEVELS, capture, grow, (TREES,))  # type: ignore[arg-type]
-    grounds = [memory.ground(each.sequence, each.stop, (LEVELS - 1) * K) for each in due]
-    other_grounds = [other.ground(each.sequence, each.stop, (LEVELS - 1) * K) for each in same]
-    wanted = Growth(head, other.kv, other_grounds, K).run(extend(head, other, same), LEVELS)  # type: ignore[arg-type]
+    graphs = TreeGraphs(FusedHead(head), memory, K, LEVELS, capture, grow, (TREES,))  # type: ignore[arg-type]
+    grounds = [memory.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K) for each in due]
+    other_grounds = [other.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K) for each in same]
+    wanted = TreeGrowth(head, other.kv, other_grounds, K).run(compute_rows(head, other, same), LEVELS)  # type: ignore[arg-type]
     for _ in range(
         2 if DEVICE == "cuda" else 1
     ):  # a graph leaves nothing behind that its next run could feel
-        found = graphs.run([Seed(*each) for each in zip(due, grounds)], LEVELS)  # type: ignore[arg-type]
+        found = graphs.run([GraphInput(*each) for each in zip(due, grounds)], LEVELS)  # type: ignore[arg-type]
         assert found is not None
         assert found.depths.tolist() == wanted.depths.tolist()
         assert found.tokens.tolist() == wanted.tokens.tolist()
@@ -73,7 +75,7 @@ def test_one_graph_grows_what_levels_grow(folder: Path) -> None:
         torch.testing.assert_close(
             torch.tensor(found.scores), torch.tensor(wanted.scores), atol=2e-2, rtol=2e-2
         )
-    twice = graphs.run([Seed(*each) for each in zip(due * 2, grounds * 2)], LEVELS)  # type: ignore[arg-type]
+    twice = graphs.run([GraphInput(*each) for each in zip(due * 2, grounds * 2)], LEVELS)  # type: ignore[arg-type]
     assert twice is not None
     assert twice.tokens.tolist() == wanted.tokens.tolist() * 2, "more than a graph has room for"
     assert twice.parents.tolist() == wanted.parents.tolist() * 2
@@ -87,9 +89,9 @@ def test_graphs_have_room_for_all_rows_that_a_tree_brings(folder: Path) -> None:
     due = LEVELS + 1
     memory, stretches = remembering(head, {1: (19, due), 2: (12, due + 1)})
     capture = Graphs() if DEVICE == "cuda" else later
-    graphs = Descents(FusedHead(head), memory, K, LEVELS, capture, grow, (1,))  # type: ignore[arg-type]
+    graphs = TreeGraphs(FusedHead(head), memory, K, LEVELS, capture, grow, (1,))  # type: ignore[arg-type]
     all_due, one_more = (
-        Seed(each, memory.ground(each.sequence, each.stop, (LEVELS - 1) * K))  # type: ignore[arg-type]
+        GraphInput(each, memory.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K))  # type: ignore[arg-type]
         for each in stretches
     )
     assert graphs.due == due > K
@@ -106,22 +108,22 @@ def test_prompts_of_all_sizes_and_their_trees_were_seen_before_anybody_asks(
     class Recorded:
         due = 6
 
-        def run(self, seeds: Sequence[Seed], levels: int) -> None:
+        def run(self, seeds: Sequence[GraphInput], levels: int) -> None:
             grown.append(len(seeds[0].due.tokens))
 
-    def recorded(head: DraftHead, memory: Memory, stretches: Sequence[Stretch]) -> torch.Tensor:
+    def recorded(head: DraftHead, memory: DraftPages, stretches: Sequence[DueRows]) -> torch.Tensor:
         caught.append(len(stretches[0].tokens))
-        return extend(head, memory, stretches)
+        return compute_rows(head, memory, stretches)
 
     monkeypatch.setattr(eagle, "_graphs", lambda *_: Recorded())
-    monkeypatch.setattr(following, "extend", recorded)
+    monkeypatch.setattr(following, "compute_rows", recorded)
     head = load_head(folder / "head", folder / "base", torch.float32, "cpu")
-    drafter = eagle.EagleDrafter(head, TreeShape(), 40, PAGE)
-    assert set(caught) >= set(eagle.WARMED)
+    drafter = eagle.EagleProposer(head, TreeShape(), 40, PAGE)
+    assert set(caught) >= set(eagle.WARMUP_ROWS)
     assert grown, "by graphs, too"
     assert max(grown) <= Recorded.due
     assert drafter.free_pages == 40
-    assert eagle.EagleDrafter(head, TreeShape(), 2, PAGE).free_pages == 2, (
+    assert eagle.EagleProposer(head, TreeShape(), 2, PAGE).free_pages == 2, (
         "where there is no room for such prompts"
     )
 

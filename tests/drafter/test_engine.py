@@ -16,14 +16,14 @@ from specsot.members import Curve, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.kv import KVPages
 from specsot.tree import Tree, depths, single
-from specsot_drafter.acceptance import HOPE
+from specsot_drafter.acceptance import PRIOR_ACCEPTANCE
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.growth import Ground, Growth
+from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.selection import reference_trees
-from specsot_drafter.single import engine_of
-from specsot_drafter.tuning import FIRST_REST, Tuner
+from specsot_drafter.selection import eagle2_trees
+from specsot_drafter.single import make_engine
+from specsot_drafter.tuning import FIRST_REST_LAPS, MeasuredBudget
 from tests.drafter.laps import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
 from tests.models import Shape, write_base, write_head
@@ -69,17 +69,17 @@ def engine(head: DraftHead) -> DraftEngine:
 
 
 def make(head: DraftHead, pages: int = 40, shape: TreeShape = SHAPE, curve: Curve = ()) -> DraftEngine:
-    return engine_of(head, configuration(shape, pages, PAGE_ROWS, curve=curve), curve=SLOW_HEAD)
+    return make_engine(head, configuration(shape, pages, PAGE_ROWS, curve=curve), curve=SLOW_HEAD)
 
 
-def tuner_of(engine: DraftEngine) -> Tuner:
-    rule = engine.lanes["eagle"].rule
-    assert isinstance(rule, Tuner)
+def tuner_of(engine: DraftEngine) -> MeasuredBudget:
+    rule = engine.speculators["eagle"].budget
+    assert isinstance(rule, MeasuredBudget)
     return rule
 
 
 def open_with(engine: DraftEngine, *openings: Opening) -> None:
-    engine.learn(Features(1, 0, openings))
+    engine.observe(Features(1, 0, openings))
 
 
 def expected(head: DraftHead, text: Text, n: int) -> Tree:
@@ -89,10 +89,10 @@ def expected(head: DraftHead, text: Text, n: int) -> Tree:
         tokens, rows = torch.tensor(text.tokens[1 : n + 1]), torch.arange(n)
         plan = plan_attention([Span(n, 0, n, (0,))], 128, head.group, "packed", head.dtype, head.device)
         outputs = head.forward(tokens, text.rows[:n], rows, rows, plan, kv)
-        offer = Growth(head, kv, [Ground(n, (0,), range(n, 128), n)], SHAPE.top_k).run(
+        offer = TreeGrowth(head, kv, [TreeRoom(n, (0,), range(n, 128), n)], SHAPE.top_k).run(
             outputs[-1:], SHAPE.depth + 1
         )
-        return reference_trees(offer, [text.tokens[n]], SHAPE.nodes)[0]
+        return eagle2_trees(offer, [text.tokens[n]], SHAPE.nodes)[0]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 40])
@@ -102,7 +102,7 @@ def test_the_same_tree_whatever_the_chunks(
     open_with(engine, opening(1, 40))
     for start in range(0, 40, chunk):
         stop = min(start + chunk, 40)
-        engine.learn(text.lesson(1, start, stop, 1 if stop == 40 else None, final=stop == 40))
+        engine.observe(text.lesson(1, start, stop, 1 if stop == 40 else None, final=stop == 40))
         if stop < 40:
             assert engine.draft() == ()
     assert engine.draft() == (Draft(1, 1, expected(head, text, 40)),)
@@ -117,23 +117,23 @@ def test_the_same_tree_whatever_the_fork(
     other = Text((*text.tokens[:length], *reversed(text.tokens[length:])), text.rows.clone())
     other.rows[length:] = text.rows[length:].flip(0)
     open_with(engine, opening(1, 50, decodes=False))
-    engine.learn(other.lesson(1, 0, 50))
+    engine.observe(other.lesson(1, 0, 50))
     if computed:
         engine.draft()
     open_with(engine, opening(2, 40, fork=(1, length)), opening(3, 40, fork=(1, length)))
     for sequence in (2, 3):
-        engine.learn(text.lesson(sequence, length, 40, 1, final=True))
+        engine.observe(text.lesson(sequence, length, 40, 1, final=True))
     assert [draft.tree for draft in engine.draft()] == [expected(head, text, 40)] * 2
 
 
 def test_a_fork_leaves_its_source_as_it_was(head: DraftHead, text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 40))
-    engine.learn(text.lesson(1, 0, 30))
+    engine.observe(text.lesson(1, 0, 30))
     open_with(engine, opening(2, 40, fork=(1, 20)))
     backwards = Text(text.tokens[::-1], text.rows.flip(0))
-    engine.learn(backwards.lesson(2, 20, 40, 1, final=True))
+    engine.observe(backwards.lesson(2, 20, 40, 1, final=True))
     engine.draft()
-    engine.learn(text.lesson(1, 30, 40, 1, final=True))
+    engine.observe(text.lesson(1, 30, 40, 1, final=True))
     assert engine.draft() == (Draft(1, 1, expected(head, text, 40)),)
 
 
@@ -142,20 +142,20 @@ def test_after_every_round_the_tree_is_that_of_the_whole_text(
 ) -> None:
     """What was grown leaves no trace."""
     open_with(engine, opening(1, 10))
-    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
     committed, step = 10, 1
     for accepted in (0, 3, 1, 0, 2, 4):
         assert engine.draft() == (Draft(1, step, expected(head, text, committed)),)
         step += 1
-        engine.learn(text.lesson(1, committed, committed + 1 + accepted, step, final=True))
+        engine.observe(text.lesson(1, committed, committed + 1 + accepted, step, final=True))
         committed += 1 + accepted
 
 
 def test_only_the_newest_state_is_drafted(head: DraftHead, text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10))
-    engine.learn(text.lesson(1, 0, 10, 1, final=True))
-    engine.learn(text.lesson(1, 10, 12, 2, final=True))
-    engine.learn(text.lesson(1, 12, 13, 3, final=True))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.lesson(1, 10, 12, 2, final=True))
+    engine.observe(text.lesson(1, 12, 13, 3, final=True))
     assert engine.draft() == (Draft(1, 3, expected(head, text, 13)),)
     assert engine.draft() == ()
 
@@ -166,35 +166,35 @@ def test_eight_sequences_at_once_get_the_trees_they_get_alone(
     sizes = range(9, 49, 5)
     for sequence, n in enumerate(sizes):
         open_with(engine, opening(sequence, n))
-        engine.learn(text.lesson(sequence, 0, n, 1, final=True))
+        engine.observe(text.lesson(sequence, 0, n, 1, final=True))
     drafts = {draft.sequence: draft.tree for draft in engine.draft()}
     assert drafts == {sequence: expected(head, text, n) for sequence, n in enumerate(sizes)}
 
 
 def test_sequences_it_never_saw_open_get_their_root_back(text: Text, engine: DraftEngine) -> None:
-    engine.learn(text.lesson(9, 10, 12, 4, final=True))
+    engine.observe(text.lesson(9, 10, 12, 4, final=True))
     assert engine.draft() == (Draft(9, 4, single(text.tokens[12])),)
     open_with(engine, opening(10, 30, fork=(9, 5)))
-    engine.learn(Features(1, 0, closings=(9, 10, 11)))
+    engine.observe(Features(1, 0, closings=(9, 10, 11)))
 
 
 def test_a_missed_lesson_ends_the_following_without_an_error(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10))
-    engine.learn(text.lesson(1, 0, 10, 1, final=True))
-    engine.learn(text.lesson(1, 11, 13, 3, final=True))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.lesson(1, 11, 13, 3, final=True))
     assert engine.draft() == (Draft(1, 3, single(text.tokens[13])),)
     assert engine.free_pages == 40
 
 
 def test_every_page_comes_back(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 50, decodes=False))
-    engine.learn(text.lesson(1, 0, 50))
+    engine.observe(text.lesson(1, 0, 50))
     open_with(engine, *(opening(sequence, 55, fork=(1, 40)) for sequence in (2, 3, 4)))
     for sequence in (2, 3, 4):
-        engine.learn(text.lesson(sequence, 40, 55, 1, final=True))
+        engine.observe(text.lesson(sequence, 40, 55, 1, final=True))
     engine.draft()
     assert engine.free_pages < 40
-    engine.learn(Features(1, 0, closings=(2, 1, 4, 3)))
+    engine.observe(Features(1, 0, closings=(2, 1, 4, 3)))
     assert engine.free_pages == 40
 
 
@@ -202,16 +202,16 @@ def test_without_room_a_sequence_goes_undrafted(head: DraftHead, text: Text) -> 
     """Two pages hold the rows of one sequence, not its growth; the next one finds nothing."""
     engine = make(head, pages=2)
     open_with(engine, opening(1, 32), opening(2, 32))
-    engine.learn(text.lesson(1, 0, 30, 1, final=True))
-    engine.learn(text.lesson(2, 0, 30, 1, final=True))
+    engine.observe(text.lesson(1, 0, 30, 1, final=True))
+    engine.observe(text.lesson(2, 0, 30, 1, final=True))
     assert [draft.tree for draft in engine.draft()] == [single(text.tokens[30])] * 2
-    engine.learn(Features(1, 0, closings=(1, 2)))
+    engine.observe(Features(1, 0, closings=(1, 2)))
     assert engine.free_pages == 2
 
 
 def test_sequences_that_want_no_drafts_get_none(text: Text, engine: DraftEngine) -> None:
     open_with(engine, opening(1, 10, drafted=False))
-    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
     assert engine.draft() == ()
 
 
@@ -219,7 +219,7 @@ def test_sequences_that_want_no_drafts_get_none(text: Text, engine: DraftEngine)
 def test_no_node_lies_beyond_what_may_be_written(text: Text, engine: DraftEngine, room: int) -> None:
     """A limit of `room` tokens, the root among them; a tree of depth d writes up to d + 1 more."""
     open_with(engine, opening(1, 10, limit=room))
-    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
     (draft,) = engine.draft()
     assert max(depths(draft.tree.parents)) == min(max(room - 2, 0), SHAPE.depth + 1)
 
@@ -232,8 +232,8 @@ def test_no_node_lies_beyond_the_context(
     base = write_base(folder / "base", Shape(layers=7, positions=41 + short))
     engine = make(load_head(write_head(folder / "head"), base, torch.float32, "cpu"))
     open_with(engine, opening(1, 40, limit=99), opening(2, 20, limit=99))
-    engine.learn(text.lesson(1, 0, 40, 1, final=True))
-    engine.learn(text.lesson(2, 0, 20, 1, final=True))
+    engine.observe(text.lesson(1, 0, 40, 1, final=True))
+    engine.observe(text.lesson(2, 0, 20, 1, final=True))
     deepest = [max(depths(draft.tree.parents)) for draft in engine.draft()]
     assert deepest[0] == min(short, SHAPE.depth + 1)
     assert deepest[1] > 0
@@ -244,17 +244,17 @@ def test_features_that_do_not_match_their_lessons_are_refused(text: Text, engine
     batch = text.lesson(1, 0, 10)
     wrong = Features(1, 0, (), batch.lessons, (), text.rows[:9], 10, 0.0)
     with pytest.raises(WireError, match=r"\(9, 64\).*\(10, 64\)"):
-        engine.learn(wrong)
+        engine.observe(wrong)
 
 
 def test_a_drafter_that_does_not_pay_says_so_and_draws_nothing(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
     open_with(engine, opening(1, 10), opening(2, 10))
     for sequence in (1, 2):
-        engine.learn(text.lesson(sequence, 0, 10, 1, final=True))
+        engine.observe(text.lesson(sequence, 0, 10, 1, final=True))
     assert engine.draft() == ()
-    assert engine.rest >= 2 * FIRST_REST
-    engine.learn(text.lesson(1, 10, 11, 2, final=True))
+    assert engine.rest >= 2 * FIRST_REST_LAPS
+    engine.observe(text.lesson(1, 10, 11, 2, final=True))
     assert engine.draft() == ()
     assert engine.rest > 0, "who is told something nevertheless says it again"
     assert engine.draft() == ()
@@ -265,11 +265,11 @@ def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text)
     """Thirty laps as one lesson: nothing of it counts as accepted, and the text is followed on."""
     engine = eager(head)
     open_with(engine, opening(1, 10))
-    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
     engine.draft()
-    before = tuner_of(engine).acceptance.chances()
-    engine.learn(replace(text.lesson(1, 10, 40, 31, final=True), fed=1, seconds=1.0, rested=29))
-    assert tuner_of(engine).acceptance.chances() == before
+    before = tuner_of(engine).acceptance.by_depth()
+    engine.observe(replace(text.lesson(1, 10, 40, 31, final=True), fed=1, seconds=1.0, rested=29))
+    assert tuner_of(engine).acceptance.by_depth() == before
     (draft,) = engine.draft()
     assert (draft.step, draft.tree.tokens[0]) == (31, text.tokens[40])
     assert len(draft.tree) > 2
@@ -277,7 +277,7 @@ def test_what_comes_behind_a_rest_is_learned_in_one(head: DraftHead, text: Text)
 
 def test_sequences_it_never_saw_open_let_it_rest(head: DraftHead, text: Text) -> None:
     engine = make(head, shape=TreeShape(3, 3, 12), curve=STEEP)
-    engine.learn(text.lesson(9, 10, 12, 4, final=True))
+    engine.observe(text.lesson(9, 10, 12, 4, final=True))
     assert engine.draft() == ()
     assert engine.rest > 0
 
@@ -285,12 +285,12 @@ def test_sequences_it_never_saw_open_let_it_rest(head: DraftHead, text: Text) ->
 def test_the_row_budget_of_a_frame_bounds_all_trees(head: DraftHead, text: Text) -> None:
     shape = TreeShape(3, 3, 12)
     cheap: Curve = ((1, 1.0), (512, 1.001))
-    engine = engine_of(
+    engine = make_engine(
         head, configuration(shape, 40, PAGE_ROWS, rows=10, curve=cheap), curve=((1, 1e-4), (64, 1e-4))
     )
     for sequence in range(4):
         open_with(engine, opening(sequence, 10 + sequence))
-        engine.learn(text.lesson(sequence, 0, 10 + sequence, 1, final=True))
+        engine.observe(text.lesson(sequence, 0, 10 + sequence, 1, final=True))
     sizes = [len(draft.tree) for draft in engine.draft()]
     assert sum(sizes) == 10
 
@@ -299,7 +299,7 @@ def eager(head: DraftHead) -> DraftEngine:
     """Drafting costs nothing, so that it always pays."""
     cheap: Curve = ((1, 1.0), (512, 1.001))
     shape = TreeShape(3, 3, 12)
-    return engine_of(head, configuration(shape, 40, PAGE_ROWS, curve=cheap), curve=((1, 1e-4), (64, 1e-4)))
+    return make_engine(head, configuration(shape, 40, PAGE_ROWS, curve=cheap), curve=((1, 1e-4), (64, 1e-4)))
 
 
 @pytest.mark.parametrize("sent", [True, False])
@@ -307,21 +307,21 @@ def test_trees_that_came_too_late_teach_nothing(head: DraftHead, text: Text, sen
     """A frame with fewer rows than the trees have was composed without them."""
     engine = eager(head)
     open_with(engine, opening(1, 10))
-    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
     (draft,) = engine.draft()
     assert len(draft.tree) > 2
     lesson = text.lesson(1, 10, 11, 2, final=True)
-    engine.learn(replace(lesson, fed=len(draft.tree) if sent else 1, seconds=1.0))
-    assert (tuner_of(engine).acceptance.chances()[0] < HOPE) is sent
+    engine.observe(replace(lesson, fed=len(draft.tree) if sent else 1, seconds=1.0))
+    assert (tuner_of(engine).acceptance.by_depth()[0] < PRIOR_ACCEPTANCE) is sent
 
 
 def test_what_was_accepted_is_learned(head: DraftHead, text: Text) -> None:
     engine = eager(head)
     open_with(engine, opening(1, 10))
-    engine.learn(text.lesson(1, 0, 10, 1, final=True))
+    engine.observe(text.lesson(1, 0, 10, 1, final=True))
     (draft,) = engine.draft()
-    engine.learn(replace(text.lesson(1, 10, 13, 2, final=True), fed=len(draft.tree), seconds=1.0))
-    assert tuner_of(engine).acceptance.chances()[0] > HOPE
+    engine.observe(replace(text.lesson(1, 10, 13, 2, final=True), fed=len(draft.tree), seconds=1.0))
+    assert tuner_of(engine).acceptance.by_depth()[0] > PRIOR_ACCEPTANCE
 
 
 @pytest.mark.parametrize("wrong", [-1, 10**6])
@@ -329,11 +329,13 @@ def test_ids_that_what_drafts_lacks_end_the_drafting_of_their_sequence_alone(
     head: DraftHead, text: Text, engine: DraftEngine, wrong: int
 ) -> None:
     """An embedding would read past its end, and the drafter be gone."""
-    lane = engine.lanes["eagle"]
-    engine = DraftEngine({"eagle": (lane.drafter, lane.rule)}, configuration(SHAPE, 40, PAGE_ROWS), ids=256)
+    lane = engine.speculators["eagle"]
+    engine = DraftEngine(
+        {"eagle": (lane.proposer, lane.budget)}, configuration(SHAPE, 40, PAGE_ROWS), ids=256
+    )
     open_with(engine, opening(1, 40), opening(2, 40))
     spoilt = Text((*text.tokens[:20], wrong, *text.tokens[21:]), text.rows)
-    engine.learn(spoilt.lesson(1, 0, 40, 1, final=True))
-    engine.learn(text.lesson(2, 0, 40, 1, final=True))
+    engine.observe(spoilt.lesson(1, 0, 40, 1, final=True))
+    engine.observe(text.lesson(2, 0, 40, 1, final=True))
     drafts = {draft.sequence: draft.tree for draft in engine.draft()}
     assert drafts == {1: single(text.tokens[40]), 2: expected(head, text, 40)}

@@ -6,17 +6,17 @@ import pytest
 
 from specsot.frames import Lesson
 from specsot.tree import Tree
-from specsot_drafter.flights import ALONE, Flight, Flights, agreeing
+from specsot_drafter.flights import ROOT_ONLY, PendingTree, PendingTrees, common_prefix
 
 # 5 -> 6 -> 7 are the drafter's own; 8 below 7 and 9 below the root came from elsewhere.
 TREE = Tree((5, 6, 7, 8, 9), (0, 0, 1, 2, 0))
-FLIGHT = Flight(10, TREE, 2, (0.9, 0.5), own=3)
+FLIGHT = PendingTree(10, TREE, 2, (0.9, 0.5), own_nodes=3)
 
 
-def landed(flight: Flight, *written: int, start: int = 10, bonus: int | None = 1) -> object:
-    flights = Flights()
-    flights.send(4, flight)
-    return flights.land(Lesson(4, start, written, bonus, 3))
+def landed(flight: PendingTree, *written: int, start: int = 10, bonus: int | None = 1) -> object:
+    flights = PendingTrees()
+    flights.add(4, flight)
+    return flights.resolve(Lesson(4, start, written, bonus, 3))
 
 
 @pytest.mark.parametrize(
@@ -31,22 +31,22 @@ def test_how_deep_it_was_accepted_and_how_much_of_that_was_the_drafters(
 
 
 def test_what_was_forced_would_have_come_without_a_drafter() -> None:
-    forced = Flight(10, TREE, 2, (0.9, 0.5), own=3, forced=(6, 4))
+    forced = PendingTree(10, TREE, 2, (0.9, 0.5), own_nodes=3, forced=(6, 4))
     back = landed(forced, 5, 6, 7)
     assert (back.accepted, back.own) == (1, 2)  # type: ignore[attr-defined]
 
 
 def test_only_the_lesson_behind_it_tells() -> None:
-    assert landed(FLIGHT, 5, 6, start=11) is ALONE
-    assert landed(FLIGHT, 5, 6, bonus=None) is ALONE
-    flights = Flights()
-    assert flights.land(Lesson(4, 10, (5,), 1, 3)) is ALONE
-    flights.send(4, FLIGHT)
-    flights.forget(4)
-    assert flights.land(Lesson(4, 10, (5, 6), 1, 3)) is ALONE
+    assert landed(FLIGHT, 5, 6, start=11) is ROOT_ONLY
+    assert landed(FLIGHT, 5, 6, bonus=None) is ROOT_ONLY
+    flights = PendingTrees()
+    assert flights.resolve(Lesson(4, 10, (5,), 1, 3)) is ROOT_ONLY
+    flights.add(4, FLIGHT)
+    flights.drop(4)
+    assert flights.resolve(Lesson(4, 10, (5, 6), 1, 3)) is ROOT_ONLY
 
 
 def test_a_common_beginning() -> None:
-    assert agreeing((1, 2, 3), (1, 2, 4)) == 2
-    assert agreeing((1, 2), (1, 2, 3)) == 2
-    assert agreeing((), (1,)) == 0
+    assert common_prefix((1, 2, 3), (1, 2, 4)) == 2
+    assert common_prefix((1, 2), (1, 2, 3)) == 2
+    assert common_prefix((), (1,)) == 0

@@ -19,14 +19,14 @@ from specsot.tree import Tree, path
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_drafter.drafters import eagle
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.grammar import sift
+from specsot_drafter.grammar import filter_candidates
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.memory import Memory
-from specsot_drafter.selection import Offer
-from specsot_drafter.single import engine_of
+from specsot_drafter.memory import DraftPages
+from specsot_drafter.selection import Candidates
+from specsot_drafter.single import make_engine
 from specsot_drafter.standing import own_tokens
-from specsot_drafter.texts import Texts
+from specsot_drafter.texts import DraftSequences
 from tests.drafter.ring import Unguided, configuration, opening
 
 RULES = PlanRules(direct=False)
@@ -51,7 +51,7 @@ def grown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     made: list[Unguided] = []
     if request.param == "graph":
 
-        def graphs(head: DraftHead, memory: Memory, shape: TreeShape) -> Unguided:
+        def graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> Unguided:
             made.append(Unguided(head, memory, shape))
             return made[-1]
 
@@ -91,7 +91,7 @@ def teach(
     more = {"plan": RULES, **more}
     opened = opening(1, len(PROMPT) + generated, limit=limit, generated=generated, **more)
     rows = torch.randn(len(fed), 384, generator=torch.Generator().manual_seed(len(fed)))
-    engine.learn(Features(1, 0, (opened,), (Lesson(1, 0, fed, root, 2, forced),), (), rows, len(fed), 0.0))
+    engine.observe(Features(1, 0, (opened,), (Lesson(1, 0, fed, root, 2, forced),), (), rows, len(fed), 0.0))
 
 
 def drafted(engine: DraftEngine) -> Tree:
@@ -106,7 +106,7 @@ def test_every_node_may_follow_what_is_written(
     sizes: list[int] = []
     for length in (1, 3, 6, 9, 14, 20):
         written = plan_text(rules, length)
-        engine = engine_of(head, configuration(SHAPE, 8, 64), vocabulary)
+        engine = make_engine(head, configuration(SHAPE, 8, 64), vocabulary)
         teach(engine, written)
         tree = drafted(engine)
         sizes.append(len(tree))
@@ -132,7 +132,7 @@ def test_every_node_may_follow_in_an_answer_with_a_form(
         written.append(token)
         place = held.advance(place, token)
         assert place is not None
-        engine = engine_of(head, configuration(SHAPE, 8, 64), vocabulary)
+        engine = make_engine(head, configuration(SHAPE, 8, 64), vocabulary)
         teach(engine, written, plan=None, form=form, stop_ids=(2,))
         tree = drafted(engine)
         assert grown or len(tree) > 1
@@ -146,7 +146,7 @@ def test_every_node_may_follow_in_an_answer_with_a_form(
 
 def test_without_a_vocabulary_text_counts_as_free(head: DraftHead, rules: TokenAutomaton) -> None:
     """And then the head's noise is not valid: the test above can fail."""
-    engine = engine_of(head, configuration(SHAPE, 8, 64), None)
+    engine = make_engine(head, configuration(SHAPE, 8, 64), None)
     written = plan_text(rules, 3)
     teach(engine, written)
     tree, state = drafted(engine), rules.start()
@@ -162,7 +162,7 @@ def test_what_is_forced_hangs_in_the_tree_beside_what_was_grown(
 ) -> None:
     written, shape = plan_text(rules, 9), TreeShape(depth=3, top_k=4, nodes=8, fixed=True)
     for limit, room in ((400, 3), (11, 1)):
-        engine = engine_of(head, configuration(shape, 8, 64), vocabulary)
+        engine = make_engine(head, configuration(shape, 8, 64), vocabulary)
         teach(engine, written, limit=limit, forced=(7, 8, 9))
         tree = drafted(engine)
         chains = [tuple(tree.tokens[i] for i in path(tree.parents, node)) for node in range(len(tree))]
@@ -177,7 +177,7 @@ def test_a_repaired_sequence_stands_where_it_stood(
     written = plan_text(rules, 9)
     trees: list[Tree] = []
     for generated in (0, 8):
-        engine = engine_of(head, configuration(SHAPE, 8, 64), vocabulary)
+        engine = make_engine(head, configuration(SHAPE, 8, 64), vocabulary)
         teach(engine, written, generated)
         trees.append(drafted(engine))
     assert trees[0] == trees[1]
@@ -185,27 +185,27 @@ def test_a_repaired_sequence_stands_where_it_stood(
 
 def test_what_may_be_is_the_best_there_is_of_it(rules: TokenAutomaton) -> None:
     """A barred candidate takes what is below it along; what is free stays as it was."""
-    text, written = Texts(None).open(opening(1, len(PROMPT))), plan_text(rules, 3)
-    text.hold(rules)
-    text.hear(Lesson(1, 0, (*PROMPT, *written[:2]), written[2], 2))
-    assert text.standing is not None
+    text, written = DraftSequences(None).open(opening(1, len(PROMPT))), plan_text(rules, 3)
+    text.set_grammar(rules)
+    text.observe(Lesson(1, 0, (*PROMPT, *written[:2]), written[2], 2))
+    assert text.grammar_state is not None
     wrong, right = (
-        next(t for t in range(8192) if (rules.advance(text.standing.state, t) is not None) == may)
+        next(t for t in range(8192) if (rules.advance(text.grammar_state.state, t) is not None) == may)
         for may in (False, True)
     )
-    state = rules.advance(text.standing.state, right)
+    state = rules.advance(text.grammar_state.state, right)
     assert state is not None
     below = next(t for t in range(8192) if rules.advance(state, t) is not None)
     tokens = np.array([[wrong, right, below, below, wrong]])
     scores, parents = np.array([[-0.1, -0.2, -0.3, -0.4, -0.5]]), np.array([[0, 0, 1, 2, 2]])
-    offer = Offer(tokens, scores, parents, np.array([1, 1, 2, 2, 2]))
+    offer = Candidates(tokens, scores, parents, np.array([1, 1, 2, 2, 2]))
     none = -np.inf
-    assert sift(offer, [text], 9).scores.tolist() == [[none, -0.2, none, -0.4, none]]
-    assert sift(offer, [text], 1).scores.tolist() == [[none, -0.2, none, none, none]]
-    free = Texts(None).open(opening(2, len(PROMPT)))
-    assert sift(offer, [free], 1) is offer
-    text.standing.state = None
-    assert not np.isfinite(sift(offer, [text], 9).scores).any(), "it broke its grammar"
+    assert filter_candidates(offer, [text], 9).scores.tolist() == [[none, -0.2, none, -0.4, none]]
+    assert filter_candidates(offer, [text], 1).scores.tolist() == [[none, -0.2, none, none, none]]
+    free = DraftSequences(None).open(opening(2, len(PROMPT)))
+    assert filter_candidates(offer, [free], 1) is offer
+    text.grammar_state.state = None
+    assert not np.isfinite(filter_candidates(offer, [text], 9).scores).any(), "it broke its grammar"
 
 
 def test_a_free_text_drafts_the_same_beside_a_constrained_one(
@@ -214,12 +214,12 @@ def test_a_free_text_drafts_the_same_beside_a_constrained_one(
     """And as many passes of the head are run for it."""
     trees: list[Tree] = []
     for beside in (True, False):
-        engine = engine_of(head, configuration(SHAPE, 12, 64), vocabulary)
+        engine = make_engine(head, configuration(SHAPE, 12, 64), vocabulary)
         rows = torch.randn(12, 384, generator=torch.Generator().manual_seed(2))
         free = opening(2, len(PROMPT), limit=400)
         if beside:
             teach(engine, plan_text(rules, 6))
-        engine.learn(Features(1, 0, (free,), (Lesson(2, 0, PROMPT, 5, 2),), (), rows, 12, 0.0))
+        engine.observe(Features(1, 0, (free,), (Lesson(2, 0, PROMPT, 5, 2),), (), rows, 12, 0.0))
         trees += [draft.tree for draft in engine.draft() if draft.sequence == 2]
     assert trees[0] == trees[1]
     assert [each.runs for each in grown] == [1] * len(grown)
@@ -243,15 +243,15 @@ def test_only_what_the_sequence_wrote_counts(first: int, tokens: list[int], own:
 def test_a_grammar_that_comes_late_stands_where_the_text_is(rules: TokenAutomaton) -> None:
     """Until then the text counts as free."""
     coming: Future[Grammar] = Future()
-    text, written = Texts(None).open(opening(1, len(PROMPT))), plan_text(rules, 6)
-    text.coming = coming
-    text.hear(Lesson(1, 0, (*PROMPT, *written[:3]), written[3], 2))
-    assert text.standing is None
+    text, written = DraftSequences(None).open(opening(1, len(PROMPT))), plan_text(rules, 6)
+    text.compiling = coming
+    text.observe(Lesson(1, 0, (*PROMPT, *written[:3]), written[3], 2))
+    assert text.grammar_state is None
     coming.set_result(rules)
-    assert text.standing is not None
+    assert text.grammar_state is not None
     state = rules.start()
     for token in written[:4]:
         state = rules.advance(state, token)
-    assert text.standing.state == state
-    text.hear(Lesson(1, text.committed, (written[3],), written[4], 3))
-    assert text.standing.state == rules.advance(state, written[4])
+    assert text.grammar_state.state == state
+    text.observe(Lesson(1, text.committed, (written[3],), written[4], 3))
+    assert text.grammar_state.state == rules.advance(state, written[4])

@@ -12,12 +12,12 @@ from specsot.frames import Features, Lesson
 from specsot.members import TreeShape
 from specsot.params import DrafterName
 from specsot.tree import Tree
-from specsot_drafter.drafters.ngram import NgramDrafter
+from specsot_drafter.drafters.ngram import NgramProposer
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.rules import Always, Rule
-from specsot_drafter.selection import Deserves, Offer
-from specsot_drafter.texts import Text
-from specsot_drafter.tuning import Tuner
+from specsot_drafter.rules import BudgetPolicy, FixedBudget
+from specsot_drafter.selection import Candidates, KeepGrowing
+from specsot_drafter.texts import DraftSequence
+from specsot_drafter.tuning import MeasuredBudget
 from tests.drafter.laps import DEMO, QUICK_HEAD, SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
 
@@ -34,41 +34,43 @@ class Parrot:
     asked: list[int] = field(default_factory=list)
     followed: set[int] = field(default_factory=set)
 
-    def due(self, texts: Sequence[Text]) -> int:
-        return len(texts)
+    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
+        return len(sequences)
 
-    def open(self, text: Text) -> None:
-        self.followed.add(text.sequence)
+    def open(self, sequence: DraftSequence) -> None:
+        self.followed.add(sequence.id)
 
-    def hear(self, batch: Features) -> None: ...
+    def observe(self, batch: Features) -> None: ...
 
     def close(self, sequence: int) -> None:
         self.followed.discard(sequence)
 
-    def most_levels(self, text: Text) -> int:
-        return 4 if text.sequence in self.followed else 0
+    def max_levels(self, sequence: DraftSequence) -> int:
+        return 4 if sequence.id in self.followed else 0
 
     def catch_up(self) -> None: ...
 
-    def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
-        self.asked += [text.sequence for text in texts]
+    def propose(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Candidates | None:
+        self.asked += [text.id for text in sequences]
         row = np.arange(levels)
-        shape = (len(texts), 1)
+        shape = (len(sequences), 1)
         scores = np.log(0.9) * (row + 1)
-        tokens = np.full((len(texts), levels), self.token)
-        return Offer(tokens, np.tile(scores, shape), np.tile(row, shape), row + 1)
+        tokens = np.full((len(sequences), levels), self.token)
+        return Candidates(tokens, np.tile(scores, shape), np.tile(row, shape), row + 1)
 
 
-def cheap(shape: TreeShape = SHAPE) -> Tuner:
-    return Tuner(shape, DEMO, QUICK_HEAD)
+def cheap(shape: TreeShape = SHAPE) -> MeasuredBudget:
+    return MeasuredBudget(shape, DEMO, QUICK_HEAD)
 
 
-def dear(shape: TreeShape = SHAPE) -> Tuner:
-    return Tuner(shape, STEEP, SLOW_HEAD)
+def dear(shape: TreeShape = SHAPE) -> MeasuredBudget:
+    return MeasuredBudget(shape, STEEP, SLOW_HEAD)
 
 
 def engine_with(
-    ways: dict[DrafterName, tuple[Parrot, Rule]], blend: NgramDrafter | None = None, **more: object
+    ways: dict[DrafterName, tuple[Parrot, BudgetPolicy]], blend: NgramProposer | None = None, **more: object
 ) -> DraftEngine:
     ring = configuration(SHAPE, **more)  # type: ignore[arg-type]
     return DraftEngine(ways, ring, blend=blend, clock=lambda: 0.0)
@@ -77,7 +79,7 @@ def engine_with(
 def teach(engine: DraftEngine, sequence: int, tokens: Sequence[int], **more: object) -> None:
     opened = opening(sequence, len(tokens) - 1, limit=999, **more)  # type: ignore[arg-type]
     lesson = Lesson(sequence, 0, tuple(tokens[:-1]), tokens[-1], 1)
-    engine.learn(Features(1, 0, (opened,), (lesson,)))
+    engine.observe(Features(1, 0, (opened,), (lesson,)))
 
 
 def trees(engine: DraftEngine) -> dict[int, Tree]:
@@ -86,13 +88,13 @@ def trees(engine: DraftEngine) -> dict[int, Tree]:
 
 def test_each_sequence_is_drafted_by_whom_it_named() -> None:
     first, second = Parrot(7), Parrot(8)
-    engine = engine_with({"eagle": (first, Always(SHAPE)), "model": (second, Always(SHAPE))})
+    engine = engine_with({"eagle": (first, FixedBudget(SHAPE)), "model": (second, FixedBudget(SHAPE))})
     for sequence, who in ((1, None), (2, "eagle"), (3, "model"), (4, "ngram")):
         teach(engine, sequence, [1, 2, 3], drafter=who)
     grown = trees(engine)
     assert {n: set(tree.tokens[1:]) for n, tree in grown.items()} == {1: {7}, 2: {7}, 3: {8}, 4: {7}}
     assert (first.followed, second.followed) == ({1, 2, 4}, {3})
-    engine.learn(Features(1, 0, closings=(1, 2, 3, 4)))
+    engine.observe(Features(1, 0, closings=(1, 2, 3, 4)))
     assert first.followed == second.followed == set()
 
 
@@ -109,7 +111,7 @@ def test_while_one_rests_the_others_draft_and_it_is_left_alone() -> None:
         assert len(grown[2]) == 1
         fed = grown[1].tokens
         lessons = (Lesson(1, committed, fed, 7, lap + 2), Lesson(2, 2 + lap, (3,), 3, lap + 2))
-        engine.learn(Features(1, 0, lessons=lessons, fed=len(fed) + 1, seconds=3e-3))
+        engine.observe(Features(1, 0, lessons=lessons, fed=len(fed) + 1, seconds=3e-3))
         committed += len(fed)
     assert idle.asked == []
 
@@ -123,26 +125,26 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
     before = engine.rest
     assert before >= 32
     lessons = tuple(Lesson(sequence, 2, (3, 4, 5), 6, 4) for sequence in (1, 2))
-    engine.learn(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, rested=10))
+    engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, rested=10))
     assert engine.draft() == ()
     assert engine.rest == before - 11, "what is left of it, this lap's trees taken off"
 
 
-@pytest.mark.parametrize("rule", [cheap, lambda: Always(SHAPE)], ids=["tuned", "always"])
+@pytest.mark.parametrize("rule", [cheap, lambda: FixedBudget(SHAPE)], ids=["tuned", "always"])
 def test_what_the_text_suggests_joins_where_somebody_looks_at_what_pays(rule) -> None:  # type: ignore[no-untyped-def]
-    engine = engine_with({"eagle": (Parrot(7), rule())}, blend=NgramDrafter(4, 9))
+    engine = engine_with({"eagle": (Parrot(7), rule())}, blend=NgramProposer(4, 9))
     teach(engine, 1, [1, 2, 5, 6, 1, 2])
     (tree,) = trees(engine).values()
     below = [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0]
-    assert set(below) == ({7, 5} if isinstance(engine.lanes["eagle"].rule, Tuner) else {7})
+    assert set(below) == ({7, 5} if isinstance(engine.speculators["eagle"].budget, MeasuredBudget) else {7})
 
 
 def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
     """The n-gram is always right here, the parrot never."""
-    engine = engine_with({"eagle": (Parrot(7), cheap())}, blend=NgramDrafter(4, 9))
+    engine = engine_with({"eagle": (Parrot(7), cheap())}, blend=NgramProposer(4, 9))
     teach(engine, 1, [5, 6] * 4)
-    rule, committed = engine.lanes["eagle"].rule, 7
-    assert isinstance(rule, Tuner)
+    rule, committed = engine.speculators["eagle"].budget, 7
+    assert isinstance(rule, MeasuredBudget)
     for lap in range(12):
         if not (tree := trees(engine).get(1)):
             break
@@ -150,28 +152,28 @@ def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
         fed = (tree.tokens[0], *right)
         bonus = 5 if fed[-1] == 6 else 6
         lesson = Lesson(1, committed, fed, bonus, lap + 2)
-        engine.learn(Features(1, 0, lessons=(lesson,), fed=len(tree), seconds=3e-3))
+        engine.observe(Features(1, 0, lessons=(lesson,), fed=len(tree), seconds=3e-3))
         committed += len(fed)
-    assert rule.acceptance.chances()[0] < 0.5
+    assert rule.acceptance.by_depth()[0] < 0.5
 
 
 def test_what_is_forced_hangs_below_every_root() -> None:
-    engine = engine_with({"eagle": (Parrot(7), Always(SHAPE))})
+    engine = engine_with({"eagle": (Parrot(7), FixedBudget(SHAPE))})
     teach(engine, 1, [1, 2, 3])
     lesson = Lesson(1, 2, (3,), 4, 2, forced=(7, 9, 9))
-    engine.learn(Features(1, 0, lessons=(lesson,)))
+    engine.observe(Features(1, 0, lessons=(lesson,)))
     (tree,) = trees(engine).values()
     assert tree.tokens[0] == 4
     assert len(tree) <= SHAPE.slots
     assert 9 in tree.tokens
     unseen = replace(lesson, sequence=5)
-    engine.learn(Features(1, 0, lessons=(unseen,)))
+    engine.observe(Features(1, 0, lessons=(unseen,)))
     assert trees(engine)[5].tokens == (4, 7, 9, 9)
 
 
 def test_the_row_budget_is_shared() -> None:
-    tuner = Tuner(SHAPE, ((1, 1.0), (64, 1.0001)), ((1, 1e-6), (64, 1e-6)))
-    engine = engine_with({"eagle": (Parrot(7), tuner)}, NgramDrafter(4, 9), rows=9)
+    tuner = MeasuredBudget(SHAPE, ((1, 1.0), (64, 1.0001)), ((1, 1e-6), (64, 1e-6)))
+    engine = engine_with({"eagle": (Parrot(7), tuner)}, NgramProposer(4, 9), rows=9)
     for sequence in range(4):
         teach(engine, sequence, [1, 2, 5, 6, 1, 2])
     assert sum(map(len, trees(engine).values())) == 9

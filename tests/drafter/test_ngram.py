@@ -6,31 +6,33 @@ import numpy as np
 import pytest
 
 from specsot.frames import Features, Lesson
-from specsot_drafter.drafters.ngram import NgramDrafter
-from specsot_drafter.texts import Texts
+from specsot_drafter.drafters.ngram import NgramProposer
+from specsot_drafter.texts import DraftSequences
 from tests.drafter.ring import opening
 
 LONG = tuple(range(50, 60))
 
 
 def taught(
-    texts: Texts, drafter: NgramDrafter, sequence: int, tokens: tuple[int, ...], **more: object
+    texts: DraftSequences, drafter: NgramProposer, sequence: int, tokens: tuple[int, ...], **more: object
 ) -> None:
     """A text whose last token is not fed yet."""
     drafter.open(texts.open(opening(sequence, len(tokens) - 1, **more)))  # type: ignore[arg-type]
     tell(texts, drafter, sequence, 0, tokens)
 
 
-def tell(texts: Texts, drafter: NgramDrafter, sequence: int, start: int, tokens: tuple[int, ...]) -> None:
+def tell(
+    texts: DraftSequences, drafter: NgramProposer, sequence: int, start: int, tokens: tuple[int, ...]
+) -> None:
     lesson = Lesson(sequence, start, tokens[:-1], tokens[-1], 1)
-    texts.hear([lesson])
-    drafter.hear(Features(1, 0, lessons=(lesson,)))
+    texts.observe([lesson])
+    drafter.observe(Features(1, 0, lessons=(lesson,)))
 
 
-def chain(texts: Texts, drafter: NgramDrafter, sequence: int, levels: int = 8) -> list[int]:
+def chain(texts: DraftSequences, drafter: NgramProposer, sequence: int, levels: int = 8) -> list[int]:
     text = texts.find(sequence)
     assert text is not None
-    offer = drafter.offer([text], levels)
+    offer = drafter.propose([text], levels)
     if offer is None:
         return []
     return offer.tokens[0][np.isfinite(offer.scores[0])].tolist()
@@ -49,13 +51,13 @@ def chain(texts: Texts, drafter: NgramDrafter, sequence: int, levels: int = 8) -
     ids=["once", "the longest stretch", "the newest place", "nothing", "only itself", "two"],
 )
 def test_what_followed_the_last_time_is_suggested(tokens: tuple[int, ...], found: list[int]) -> None:
-    texts, drafter = Texts(None), NgramDrafter(8)
+    texts, drafter = DraftSequences(None), NgramProposer(8)
     taught(texts, drafter, 1, tokens, limit=100)
     assert chain(texts, drafter, 1) == found
 
 
 def test_a_chain_is_no_longer_than_asked_for_or_of_use() -> None:
-    texts, drafter = Texts(None), NgramDrafter(6)
+    texts, drafter = DraftSequences(None), NgramProposer(6)
     taught(texts, drafter, 1, (*LONG, *LONG[:2]), limit=4)
     assert chain(texts, drafter, 1) == list(LONG[2:4]), "two may still be written behind the root's follower"
     taught(texts, drafter, 2, (*LONG, *LONG[:2]), limit=100)
@@ -64,9 +66,9 @@ def test_a_chain_is_no_longer_than_asked_for_or_of_use() -> None:
 
 
 def test_a_fork_finds_what_its_prefix_said_and_leaves_the_prefix_alone() -> None:
-    texts, drafter = Texts(None), NgramDrafter(8)
+    texts, drafter = DraftSequences(None), NgramProposer(8)
     drafter.open(texts.open(opening(1, len(LONG), decodes=False)))
-    texts.hear([Lesson(1, 0, LONG, None, None)])
+    texts.observe([Lesson(1, 0, LONG, None, None)])
     for sequence, own in ((2, (7, 50, 51)), (3, (50, 51, 99, 50, 51))):
         fork = texts.open(opening(sequence, 20, limit=100, fork=(1, len(LONG))))
         drafter.open(fork)
@@ -81,13 +83,13 @@ def test_a_fork_finds_what_its_prefix_said_and_leaves_the_prefix_alone() -> None
 
 def test_trust_is_learned_in_hindsight() -> None:
     """Suggestions that are never right lose their worth, whether or not they were sent."""
-    texts, drafter = Texts(None), NgramDrafter(4)
+    texts, drafter = DraftSequences(None), NgramProposer(4)
     taught(texts, drafter, 1, (1, 2, 3, 1, 2), limit=10**6)
     worths: list[float] = []
     for step in range(30):
         text = texts.find(1)
         assert text is not None
-        offer = drafter.offer([text], 4)
+        offer = drafter.propose([text], 4)
         assert offer is not None
         worths.append(float(np.exp(offer.scores[0, 0])))
         tell(texts, drafter, 1, text.committed, (2, 100 + step, 1, 2))
@@ -95,26 +97,26 @@ def test_trust_is_learned_in_hindsight() -> None:
 
 
 def test_what_is_right_gains_trust_as_deep_as_it_was_right() -> None:
-    texts, drafter = Texts(None), NgramDrafter(4)
+    texts, drafter = DraftSequences(None), NgramProposer(4)
     taught(texts, drafter, 1, (9, 1, 2, 3, 4, 9, 1), limit=10**6)
     for _ in range(40):
         text = texts.find(1)
         assert text is not None
-        drafter.offer([text], 4)
+        drafter.propose([text], 4)
         tell(texts, drafter, 1, text.committed, (1, 2, 3, 4, 9, 1))
     text = texts.find(1)
     assert text is not None
-    offer = drafter.offer([text], 4)
+    offer = drafter.propose([text], 4)
     assert offer is not None
     assert np.all(np.exp(offer.scores[0]) > 0.9)
     assert np.all(np.diff(offer.scores[0]) <= 0)
 
 
 def test_of_several_texts_each_gets_its_own() -> None:
-    texts, drafter = Texts(None), NgramDrafter(8)
+    texts, drafter = DraftSequences(None), NgramProposer(8)
     taught(texts, drafter, 1, (1, 2, 3, 4, 1, 2), limit=100)
     taught(texts, drafter, 2, (1, 2, 3), limit=100)
     found = [texts.find(1), texts.find(2)]
-    offer = drafter.offer([text for text in found if text], 8)
+    offer = drafter.propose([text for text in found if text], 8)
     assert offer is not None
     assert np.isfinite(offer.scores).sum(1).tolist() == [4, 0]

@@ -14,7 +14,7 @@ from specsot.tree import Tree
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.single import engine_of
+from specsot_drafter.single import make_engine
 from tests.drafter.laps import QUICK_HEAD
 from tests.drafter.ring import Ring, Writer, configuration, load_base, opening
 
@@ -73,7 +73,7 @@ def plainly(base: Decoder, head: DraftHead) -> tuple[list[Writer], int]:
 def test_the_same_tokens_in_fewer_laps(
     base: Decoder, head: DraftHead, plainly: tuple[list[Writer], int], name: str
 ) -> None:
-    engine = engine_of(head, configuration(SHAPES[name], curve=CHEAP), curve=QUICK_HEAD)
+    engine = make_engine(head, configuration(SHAPES[name], curve=CHEAP), curve=QUICK_HEAD)
     free = engine.free_pages
     writers, laps = write(base, head, engine)
     assert [writer.written for writer in writers] == [writer.written for writer in plainly[0]]
@@ -105,4 +105,4 @@ def test_a_drafter_that_is_back_grows_the_trees_of_one_that_never_left(
 
 
 def fresh(head: DraftHead) -> DraftEngine:
-    return engine_of(head, configuration(SHAPES["fixed"], curve=CHEAP), curve=QUICK_HEAD)
+    return make_engine(head, configuration(SHAPES["fixed"], curve=CHEAP), curve=QUICK_HEAD)

@@ -19,7 +19,7 @@ from specsot.model.weights import WeightFiles
 from specsot.process.options import DraftModelOptions
 from specsot_drafter.heads.eagle3 import Eagle3Head
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.source import Source
+from specsot_drafter.source import DraftLoader
 from tests.models import write_base, write_head
 
 pytestmark = pytest.mark.torch
@@ -58,4 +58,4 @@ def test_what_a_drafter_cannot_hold_is_refused_before_anything_is_loaded(models:
     base, head = models
     options = DraftModelOptions(base, draft_model=head, draft_quantization="int3")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidRequest, match=r"quantization must be one of .*, got 'int3'"):
-        Source(options, "d")
+        DraftLoader(options, "d")

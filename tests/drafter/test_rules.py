@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from specsot.members import TreeShape
-from specsot_drafter.rules import Always, SeedRule, rule_of
-from specsot_drafter.selection import Offer
-from specsot_drafter.tuning import Returned, Tuner
+from specsot_drafter.rules import FixedBudget, SeedBudget, make_budget
+from specsot_drafter.selection import Candidates
+from specsot_drafter.tuning import MeasuredBudget, TreeOutcome
 
 SHAPE = TreeShape(depth=11, top_k=1, nodes=13)
 LAP = ((1, 1e-3), (64, 2e-3))
 
 
-def returned(grown: int, accepted: int) -> Returned:
-    return Returned(grown, grown + 1, (0.5,) * grown, accepted)
+def returned(grown: int, accepted: int) -> TreeOutcome:
+    return TreeOutcome(grown, grown + 1, (0.5,) * grown, accepted)
 
 
 @pytest.mark.parametrize(
@@ -35,33 +35,33 @@ def returned(grown: int, accepted: int) -> Returned:
 )
 def test_the_seeds_rule(outcomes: list[tuple[int, int]], depth: int) -> None:
     """mean = 0.9 mean + 0.1 accepted / drafted from 0.8 on; above 0.85 deeper, below 0.5 less; 2 .. 10."""
-    rule = SeedRule(SHAPE)
+    rule = SeedBudget(SHAPE)
     for grown, accepted in outcomes:
-        rule.settle([returned(grown, accepted)])
+        rule.record_lap([returned(grown, accepted)])
     assert rule.plan_levels(3, 12) == depth
     assert rule.plan_levels(1, 1) == 1
 
 
 def test_always_sends_the_best_nodes_of_every_tree() -> None:
     scores = np.log(np.array([[0.5, 0.3, 0.4, 0.1], [0.9, 0.1, 0.05, 0.01]]))
-    offer = Offer(np.zeros((2, 4), int), scores, np.array([[0, 0, 1, 1]] * 2), np.array([1, 1, 2, 2]))
-    rule = Always(TreeShape(1, 2, 3))
-    assert rule.choose(rule.values(offer), 2, most=100).tolist() == [
+    offer = Candidates(np.zeros((2, 4), int), scores, np.array([[0, 0, 1, 1]] * 2), np.array([1, 1, 2, 2]))
+    rule = FixedBudget(TreeShape(1, 2, 3))
+    assert rule.select(rule.score(offer), 2, most=100).tolist() == [
         [True, False, True, False],
         [True, True, False, False],
     ]
-    assert not rule.adapts
+    assert not rule.adaptive
 
 
 @pytest.mark.parametrize(
     ("name", "fixed", "kind"),
     [
-        ("measured", False, Tuner),
-        ("measured", True, Always),
-        ("seed", False, SeedRule),
-        ("fixed", False, Always),
+        ("measured", False, MeasuredBudget),
+        ("measured", True, FixedBudget),
+        ("seed", False, SeedBudget),
+        ("fixed", False, FixedBudget),
     ],
 )
 def test_who_decides(name: str, fixed: bool, kind: type) -> None:
     shape = TreeShape(fixed=fixed)
-    assert type(rule_of(name, shape, LAP, LAP, (4,) * 5)) is kind  # type: ignore[arg-type]
+    assert type(make_budget(name, shape, LAP, LAP, (4,) * 5)) is kind  # type: ignore[arg-type]

@@ -10,27 +10,27 @@ import pytest
 
 from specsot.tree import Tree, chain, path, single
 from specsot_drafter.selection import (
-    Offer,
-    barred_below,
+    Candidates,
+    acceptance_chances,
     best_each,
     best_overall,
-    for_all,
+    build_trees,
+    depth_masses,
     graft,
-    join,
-    masses,
+    limit_depths,
+    merge_chains,
+    pad_rows,
     ranked,
-    trees_of,
-    worth,
 )
 from tests.conftest import seeds
 
 
-def random_offer(rng: random.Random, trees: int, top_k: int = 2, expansions: int = 2) -> Offer:
+def random_offer(rng: random.Random, trees: int, top_k: int = 2, expansions: int = 2) -> Candidates:
     """An offer in growth order: k, then k * k more for the k best of each level."""
     columns = [_random_tree(rng, top_k, expansions) for _ in range(trees)]
     depths = [1] * top_k + [d + 2 for d in range(expansions) for _ in range(top_k * top_k)]
     tokens, scores, parents = (np.array([column[i] for column in columns]) for i in range(3))
-    return Offer(tokens, scores, parents, np.array(depths))
+    return Candidates(tokens, scores, parents, np.array(depths))
 
 
 def _random_tree(rng: random.Random, k: int, expansions: int) -> tuple[list[int], list[float], list[int]]:
@@ -45,7 +45,7 @@ def _random_tree(rng: random.Random, k: int, expansions: int) -> tuple[list[int]
     return [rng.randrange(100, 10**6) for _ in scores], scores, parents
 
 
-def closed(offer: Offer, row: int, chosen: frozenset[int]) -> bool:
+def closed(offer: Candidates, row: int, chosen: frozenset[int]) -> bool:
     return all(offer.parents[row, node] == 0 or offer.parents[row, node] - 1 in chosen for node in chosen)
 
 
@@ -54,7 +54,7 @@ def test_the_budget_goes_to_the_best_closed_set(seed: int) -> None:
     """No ancestor-closed set of the same size, over all trees together, is worth more."""
     rng = random.Random(seed)
     offer = random_offer(rng, trees=2, expansions=1)
-    values = worth(offer, np.array([0.9, 0.7]))
+    values = acceptance_chances(offer, np.array([0.9, 0.7]))
     nodes = [(row, node) for row in range(2) for node in range(values.shape[1])]
     for count in range(1, 6):
         best = max(
@@ -77,7 +77,7 @@ def test_no_tree_gets_more_than_its_room() -> None:
 
 def test_equals_keep_ancestors_first() -> None:
     """A certain child is worth as much as its parent, which still comes first."""
-    offer = Offer(np.array([[1, 2, 3]]), np.zeros((1, 3)), np.array([[0, 1, 2]]), np.array([1, 2, 3]))
+    offer = Candidates(np.array([[1, 2, 3]]), np.zeros((1, 3)), np.array([[0, 1, 2]]), np.array([1, 2, 3]))
     for count in range(4):
         assert best_each(offer.scores, count).tolist() == [[node < count for node in range(3)]]
 
@@ -98,15 +98,15 @@ def test_the_best_are_those_that_a_stable_sort_puts_first() -> None:
 def test_trees_repeat_the_paths_of_the_offer() -> None:
     rng = random.Random(3)
     offer = random_offer(rng, trees=3)
-    flags = best_overall(worth(offer, np.ones(3)), 15, each=7)
-    for row, tree in enumerate(trees_of(offer, [11, 12, 13], flags)):
+    flags = best_overall(acceptance_chances(offer, np.ones(3)), 15, each=7)
+    for row, tree in enumerate(build_trees(offer, [11, 12, 13], flags)):
         assert tree.tokens[0] == 11 + row
         wanted = {offer_path(offer, row, node) for node in np.flatnonzero(flags[row]).tolist()}
         found = {tuple(tree.tokens[i] for i in path(tree.parents, node)[1:]) for node in range(1, len(tree))}
         assert found == wanted
 
 
-def offer_path(offer: Offer, row: int, node: int) -> tuple[int, ...]:
+def offer_path(offer: Candidates, row: int, node: int) -> tuple[int, ...]:
     tokens: list[int] = []
     while node >= 0:
         tokens.append(int(offer.tokens[row, node]))
@@ -115,20 +115,20 @@ def offer_path(offer: Offer, row: int, node: int) -> tuple[int, ...]:
 
 
 def test_depths_beyond_a_tree_s_limit_are_never_chosen() -> None:
-    offer = barred_below(random_offer(random.Random(5), trees=2), [1, 3])
+    offer = limit_depths(random_offer(random.Random(5), trees=2), [1, 3])
     flags = best_each(offer.scores, 99)
     assert offer.depths[flags[0]].max() == 1
     assert offer.depths[flags[1]].max() == 3
-    values = worth(offer, np.ones(3))
+    values = acceptance_chances(offer, np.ones(3))
     assert best_overall(values, 999, each=99).sum() == len(ranked(values, 99)) == flags.sum()
 
 
 def test_masses_add_up_per_depth() -> None:
-    offer = Offer(
+    offer = Candidates(
         np.array([[1, 2, 3]]), np.log([[0.5, 0.25, 0.125]]), np.array([[0, 0, 1]]), np.array([1, 1, 2])
     )
-    assert masses(offer, np.array([[True, True, True]])).tolist() == [pytest.approx([0.75, 0.125])]
-    assert masses(offer, np.array([[True, False, False]])).tolist() == [pytest.approx([0.5, 0.0])]
+    assert depth_masses(offer, np.array([[True, True, True]])).tolist() == [pytest.approx([0.75, 0.125])]
+    assert depth_masses(offer, np.array([[True, False, False]])).tolist() == [pytest.approx([0.5, 0.0])]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_chain_is_grafted_along_what_is_there(tree: Tree, tokens: tuple[int, .
     assert graft(tree, tokens) == grafted
 
 
-def worths_by_path(offer: Offer, values: np.ndarray, row: int) -> dict[tuple[int, ...], float]:
+def worths_by_path(offer: Candidates, values: np.ndarray, row: int) -> dict[tuple[int, ...], float]:
     """What every path of tokens is worth; of two ways to write the same, the better one."""
     known: list[tuple[int, ...]] = [()]
     found: dict[tuple[int, ...], float] = {}
@@ -173,8 +173,10 @@ def test_a_joined_offer_holds_every_path_of_both_at_its_better_worth(seed: int) 
         for depth, chance in enumerate(chances):
             path_ = tuple(tokens[: depth + 1])
             wanted[row][path_] = max(wanted[row].get(path_, -np.inf), chance)
-    line = Offer(chains, np.log(np.maximum(worths, 1e-9)), np.tile(np.arange(4), (2, 1)), np.arange(1, 5))
-    joined, joint = join(offer, values, line, worths)
+    line = Candidates(
+        chains, np.log(np.maximum(worths, 1e-9)), np.tile(np.arange(4), (2, 1)), np.arange(1, 5)
+    )
+    joined, joint = merge_chains(offer, values, line, worths)
     for row in range(2):
         found = worths_by_path(joined, joint, row)
         assert found.keys() == wanted[row].keys()
@@ -183,7 +185,7 @@ def test_a_joined_offer_holds_every_path_of_both_at_its_better_worth(seed: int) 
         assert max(depth.values(), default=0) <= joined.levels
     for count in (1, 3, 6, 12):
         chosen = best_overall(joint, count, each=9)
-        for tree in trees_of(joined, [1, 2], chosen):
+        for tree in build_trees(joined, [1, 2], chosen):
             assert len(
                 {tuple(tree.tokens[i] for i in path(tree.parents, n)) for n in range(len(tree))}
             ) == len(tree)
@@ -191,8 +193,8 @@ def test_a_joined_offer_holds_every_path_of_both_at_its_better_worth(seed: int) 
 
 def test_an_offer_for_all_leaves_the_absent_without_candidates() -> None:
     offer = random_offer(random.Random(3), trees=2)
-    whole = for_all(offer, [True, False, True])
+    whole = pad_rows(offer, [True, False, True])
     assert len(whole) == 3
     assert np.array_equal(whole.tokens[[0, 2]], offer.tokens)
     assert not np.isfinite(whole.scores[1]).any()
-    assert for_all(offer, [True, True]) is offer
+    assert pad_rows(offer, [True, True]) is offer

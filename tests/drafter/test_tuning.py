@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from specsot.members import Curve
-from specsot_drafter.acceptance import Acceptance
-from specsot_drafter.timing import Timing
-from specsot_drafter.tuning import LONGEST_REST, Returned, Spent, Tuner
+from specsot_drafter.acceptance import AcceptanceRates
+from specsot_drafter.timing import RowCurve
+from specsot_drafter.tuning import MAX_REST_LAPS, LapSeconds, MeasuredBudget, TreeOutcome
 from tests.drafter.laps import (
     BF16,
     BF16_HEAD,
@@ -112,7 +112,7 @@ def test_a_wrong_measurement_is_found_out() -> None:
     """The head was measured forty times too slow; trials from the allowance show what it really takes."""
     slow = tuple((rows, seconds * 40) for rows, seconds in QUICK_HEAD)
     world = World(LARGE, QUICK_HEAD, 1, truth=1.0)
-    turning = Ring(Tuner(SHAPE, LARGE, slow), random.Random(0))
+    turning = Ring(MeasuredBudget(SHAPE, LARGE, slow), random.Random(0))
     assert turning.run(world, 100).drafted == 0
     turning.run(world, 3000)
     assert turning.run(world, 100).ratio > 1.4
@@ -132,7 +132,7 @@ def test_rests_grow_while_trials_fail() -> None:
         if turning.tuner.rest and turning.resting == turning.tuner.rest - 1:
             rests.append(turning.tuner.rest)
     assert rests == sorted(rests)
-    assert rests[-1] == LONGEST_REST
+    assert rests[-1] == MAX_REST_LAPS
 
 
 def test_short_requests_do_not_begin_the_trials_anew() -> None:
@@ -148,17 +148,17 @@ def test_short_requests_do_not_begin_the_trials_anew() -> None:
 
 def test_more_rows_are_sent_where_rows_are_cheap() -> None:
     worth = np.linspace(0.8, 0.05, 40)
-    counts = [Tuner(SHAPE, lap, QUICK_HEAD).choose_rows(worth, 4, 1) for lap in (STEEP, DEMO, LARGE)]
+    counts = [MeasuredBudget(SHAPE, lap, QUICK_HEAD).count_rows(worth, 4, 1) for lap in (STEEP, DEMO, LARGE)]
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
 
 
 def test_no_rows_are_chosen_that_are_worth_nothing() -> None:
-    assert Tuner(SHAPE, DEMO, QUICK_HEAD).choose_rows(np.zeros(20), 1, 1) == 0
+    assert MeasuredBudget(SHAPE, DEMO, QUICK_HEAD).count_rows(np.zeros(20), 1, 1) == 0
 
 
 def test_nothing_is_planned_for_nobody() -> None:
-    tuner = Tuner(SHAPE, LARGE, QUICK_HEAD)
+    tuner = MeasuredBudget(SHAPE, LARGE, QUICK_HEAD)
     assert tuner.plan_levels(0, 6) == 0
     assert tuner.plan_levels(3, 0) == 0
     assert tuner.rest == 0
@@ -166,27 +166,27 @@ def test_nothing_is_planned_for_nobody() -> None:
 
 def test_a_tuner_without_curves_drafts() -> None:
     """Nothing measured: a lap costs the same whatever its rows."""
-    assert Tuner(SHAPE, (), ((1, 0.01), (64, 0.02))).plan_levels(2, 6) == 6
+    assert MeasuredBudget(SHAPE, (), ((1, 0.01), (64, 0.02))).plan_levels(2, 6) == 6
 
 
 def test_acceptance_learns_per_depth_and_forgets() -> None:
-    acceptance = Acceptance(3)
+    acceptance = AcceptanceRates(3)
     for _ in range(200):
-        acceptance.note(3, (0.9, 0.8, 0.7), accepted=1)
-    first, second, _ = acceptance.chances()
+        acceptance.record(3, (0.9, 0.8, 0.7), accepted=1)
+    first, second, _ = acceptance.by_depth()
     assert first > 0.9
     assert second < 0.2
     assert acceptance.trust()[1] < 0.2
-    acceptance.doubt()
+    acceptance.discount()
     for _ in range(4):
-        acceptance.note(1, (0.9,), accepted=0)
-    assert acceptance.chances()[0] < 0.6
+        acceptance.record(1, (0.9,), accepted=0)
+    assert acceptance.by_depth()[0] < 0.6
 
 
 def test_trust_never_rises_with_depth() -> None:
-    acceptance = Acceptance(4)
+    acceptance = AcceptanceRates(4)
     for _ in range(50):
-        acceptance.note(4, (0.9, 0.01, 0.01, 0.01), accepted=4)
+        acceptance.record(4, (0.9, 0.01, 0.01, 0.01), accepted=4)
     assert np.all(np.diff(acceptance.trust()) <= 0)
 
 
@@ -202,31 +202,31 @@ def test_trust_never_rises_with_depth() -> None:
     ],
 )
 def test_time_between_and_beyond_measured_points(curve: Curve, rows: int, seconds: float) -> None:
-    assert float(Timing(curve).at(rows)) == pytest.approx(seconds)
+    assert float(RowCurve(curve).at(rows)) == pytest.approx(seconds)
 
 
 def test_real_laps_move_the_curve_and_one_wild_one_does_not() -> None:
-    timing = Timing(((1, 1.0), (10, 2.0)))
-    timing.note(1.0, 1000.0)
+    timing = RowCurve(((1, 1.0), (10, 2.0)))
+    timing.record(1.0, 1000.0)
     assert float(timing.at(1)) < 1.5
     for _ in range(100):
-        timing.note(float(timing.at(1)), 3.0)
+        timing.record(float(timing.at(1)), 3.0)
     assert float(timing.at(10)) == pytest.approx(6.0, rel=0.01)
 
 
 def test_an_unmeasured_curve_believes_its_first_observation() -> None:
-    timing = Timing(())
-    timing.note(float(timing.at(4)), 0.003)
+    timing = RowCurve(())
+    timing.record(float(timing.at(4)), 0.003)
     assert float(timing.at(40)) == pytest.approx(0.003)
 
 
-def hop(tuner: Tuner, drafted: bool, seconds: float) -> None:
-    tuner.costs.note_hop(drafted, seconds, 3e-3)
+def hop(tuner: MeasuredBudget, drafted: bool, seconds: float) -> None:
+    tuner.costs.record_hop(drafted, seconds, 3e-3)
 
 
 def test_hops_that_only_drafts_need_are_a_cost_of_drafts() -> None:
     """Where waiting for trees takes as long as a lap, drafting does not pay."""
-    near, far = (Tuner(SHAPE, DEMO, QUICK_HEAD) for _ in range(2))
+    near, far = (MeasuredBudget(SHAPE, DEMO, QUICK_HEAD) for _ in range(2))
     for tuner, waiting in ((near, 0.2e-3), (far, 9e-3)):
         for _ in range(30):
             hop(tuner, True, waiting)
@@ -237,7 +237,7 @@ def test_hops_that_only_drafts_need_are_a_cost_of_drafts() -> None:
 
 def test_a_client_that_dawdles_is_no_hop() -> None:
     """One lap that waited for its reader for ten seconds."""
-    tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)
+    tuner = MeasuredBudget(SHAPE, DEMO, QUICK_HEAD)
     for _ in range(20):
         hop(tuner, True, 0.3e-3)
         hop(tuner, False, 0.1e-3)
@@ -247,16 +247,18 @@ def test_a_client_that_dawdles_is_no_hop() -> None:
     assert tuner.plan_levels(1, 6) > 0
 
 
-def lap(tuner: Tuner, live: int, accepted: int, seconds: float, wall: float, growing: float = 1e-3) -> None:
+def lap(
+    tuner: MeasuredBudget, live: int, accepted: int, seconds: float, wall: float, growing: float = 1e-3
+) -> None:
     """One that comes back: chains of two levels, or roots alone."""
     grown = 2 if accepted else 0
-    trees = [Returned(grown, 1 + grown, (0.8, 0.6)[:grown], accepted)] * live
-    tuner.settle(trees, Spent(seconds, wall, growing if grown else 0.0))
+    trees = [TreeOutcome(grown, 1 + grown, (0.8, 0.6)[:grown], accepted)] * live
+    tuner.record_lap(trees, LapSeconds(seconds, wall, growing if grown else 0.0))
 
 
 def test_a_long_way_keeps_nobody_from_drafting() -> None:
     """Nobody knows what the way of a plain lap takes: one is turned at once, and trees are worth it again."""
-    tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)
+    tuner = MeasuredBudget(SHAPE, DEMO, QUICK_HEAD)
     assert tuner.plan_levels(6, 6) > 0
     lap(tuner, 6, 1, 5e-3, 106e-3)
     assert (tuner.plan_levels(6, 6), tuner.rest) == (0, 6)
@@ -266,7 +268,7 @@ def test_a_long_way_keeps_nobody_from_drafting() -> None:
 
 def test_one_slow_lap_at_the_beginning_is_not_what_drafts_cost() -> None:
     """It loses what may be risked at first; but what was accepted says that the next will gain."""
-    tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)
+    tuner = MeasuredBudget(SHAPE, DEMO, QUICK_HEAD)
     tuner.plan_levels(6, 6)
     lap(tuner, 6, 1, 7e-3, 10e-3)
     tuner.plan_levels(6, 6)
@@ -277,7 +279,7 @@ def test_one_slow_lap_at_the_beginning_is_not_what_drafts_cost() -> None:
 @pytest.mark.parametrize("slow", [1, 2, 3])
 def test_first_drafts_that_load_their_kernels_are_not_what_drafts_cost(slow: int) -> None:
     """Each takes twenty laps, once for every number of rows: drafting goes on."""
-    tuner, drafted = Tuner(SHAPE, LARGE, QUICK_HEAD), 0
+    tuner, drafted = MeasuredBudget(SHAPE, LARGE, QUICK_HEAD), 0
     for _ in range(60):
         if tuner.plan_levels(1, 6):
             drafted += 1
@@ -291,28 +293,28 @@ def test_first_drafts_that_load_their_kernels_are_not_what_drafts_cost(slow: int
 
 def test_a_first_prompt_that_loads_kernels_is_not_what_catching_up_costs() -> None:
     """65 ms for 31 rows, as on a GPU whose kernels were cold: the next prompt is drafted for at once."""
-    tuner = Tuner(SHAPE, LARGE, QUICK_HEAD)
-    before = tuner.costs.catching(31)
-    tuner.note_growth(1, 4, 31, 65e-3)
-    assert before < tuner.costs.catching(31) < 2 * before
-    assert tuner.costs.catching(0) == 0
+    tuner = MeasuredBudget(SHAPE, LARGE, QUICK_HEAD)
+    before = tuner.costs.catchup(31)
+    tuner.record_growth(1, 4, 31, 65e-3)
+    assert before < tuner.costs.catchup(31) < 2 * before
+    assert tuner.costs.catchup(0) == 0
 
 
 def test_rows_are_caught_up_with_in_one_pass() -> None:
     """Kernels that were compiled once, 1.5 s for 452 rows on an H200, made every trial of 64 texts look like
     0.7 ms a row: 810 ms for their prompts, for which no purse was ever large enough.
     """
-    tuner = Tuner(SHAPE, LARGE, QUICK_HEAD)
-    tuner.note_growth(35, 1, 452, 1.548)
-    assert tuner.costs.catching(1132) < seconds_of(QUICK_HEAD, 1132)
+    tuner = MeasuredBudget(SHAPE, LARGE, QUICK_HEAD)
+    tuner.record_growth(35, 1, 452, 1.548)
+    assert tuner.costs.catchup(1132) < seconds_of(QUICK_HEAD, 1132)
 
 
 def test_drafts_that_always_take_that_long_soon_rest() -> None:
-    tuner, drafted = Tuner(SHAPE, LARGE, QUICK_HEAD), 0
+    tuner, drafted = MeasuredBudget(SHAPE, LARGE, QUICK_HEAD), 0
     while tuner.rest <= 1 and drafted < 60:
         if tuner.plan_levels(1, 6):
             drafted += 1
-            tuner.note_growth(1, 2, 2, 131e-3)
+            tuner.record_growth(1, 2, 2, 131e-3)
             lap(tuner, 1, 2, 7.1e-3, 138e-3, 131e-3)
         elif tuner.rest == 1:
             lap(tuner, 1, 0, 7e-3, 7.4e-3)
@@ -320,7 +322,7 @@ def test_drafts_that_always_take_that_long_soon_rest() -> None:
 
 
 def test_laps_that_a_busy_machine_holds_up_now_and_then_are_not_what_drafts_cost() -> None:
-    tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)
+    tuner = MeasuredBudget(SHAPE, DEMO, QUICK_HEAD)
     for number in range(60):
         if tuner.plan_levels(1, 6):
             lap(tuner, 1, 1, 4e-3, 60e-3 if number % 8 == 7 else 6e-3)
@@ -330,10 +332,10 @@ def test_laps_that_a_busy_machine_holds_up_now_and_then_are_not_what_drafts_cost
 
 
 def test_a_lap_of_nobody_teaches_nothing() -> None:
-    tuner = Tuner(SHAPE, DEMO, QUICK_HEAD)
-    tuner.settle([])
-    tuner.settle([Returned(grown=2, rows=3, masses=(0.9, 0.5), accepted=2)], Spent(4e-3))
-    assert tuner.acceptance.chances()[0] > 0.75
+    tuner = MeasuredBudget(SHAPE, DEMO, QUICK_HEAD)
+    tuner.record_lap([])
+    tuner.record_lap([TreeOutcome(grown=2, rows=3, masses=(0.9, 0.5), accepted=2)], LapSeconds(4e-3))
+    assert tuner.acceptance.by_depth()[0] > 0.75
 
 
 def test_now_and_then_a_lap_without_drafts_shows_what_plain_takes() -> None:

@@ -16,7 +16,7 @@ from specsot.eagle import Eagle, EagleConfig
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import Range
 from specsot.model.decoder import Decoder
-from specsot_app.eagle.adopting import adopt, config_of
+from specsot_app.eagle.models import config_of, decoder_from_transformers
 from specsot_drafter.heads.loading import load_head
 from tests.laws.plain import load
 from tests.model.test_families import KINDS
@@ -88,7 +88,7 @@ def test_a_config_in_memory_says_what_its_directory_says(name: str, tmp_path: Pa
 
 def test_what_need_not_be_converted_is_shared(folder: Path) -> None:
     model = load(folder / "base")
-    adopted = adopt(model)
+    adopted = decoder_from_transformers(model)
     assert adopted.edges.embedding().data_ptr() == model.get_input_embeddings().weight.data_ptr()
     assert (adopted.dtype, adopted.device) == (model.dtype, model.device)
 
@@ -104,7 +104,7 @@ def test_a_model_is_left_as_it_was(folder: Path) -> None:
 def test_bf16_stays_bf16(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16)
     ids, stats = Eagle(folder / "head", model, EagleConfig(2, 2, 5)).generate(PROMPT, LIMIT)
-    assert adopt(model).dtype == torch.bfloat16
+    assert decoder_from_transformers(model).dtype == torch.bfloat16
     assert len(ids) == len(PROMPT) + stats.new_tokens
 
 

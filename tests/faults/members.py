@@ -18,7 +18,7 @@ from specsot.links import Inbox, Link, Lost
 from specsot.members import Configuration, Registration
 from specsot.membership import take_part
 from specsot.pages import PageTable
-from specsot_worker.watching import Watch
+from specsot_worker.watching import WorkerObserver
 from tests.faults.history import Closed, Composed, Formed, Hurt, Missed, Opened, Worked
 from tests.faults.net import Host
 from tests.faults.streams import Stream, join
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DIALING = 5.0  # seconds until a host that does not answer is given up
 
 
-class Eyes(Watch):
+class Eyes(WorkerObserver):
     """Writes down what a worker does."""
 
     def __init__(self, note: Callable[[Any], None], member: str) -> None:
@@ -46,7 +46,7 @@ class Eyes(Watch):
         self._note(Composed(frame.epoch, frame.number, self._rows, begun))
         return frame
 
-    def worked(self, frame: Frame, seconds: float) -> None:
+    def computed(self, frame: Frame, seconds: float) -> None:
         self._note(Worked(self._member, frame.epoch, frame.number))
 
 

@@ -20,11 +20,11 @@ from specsot.links import Link
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.model.config import read_config
 from specsot.tree import Tree
-from specsot_app.mock.members import Mock, MockWorker
-from specsot_app.mock.voice import read, read_all
-from specsot_drafter.part import DrafterPart
-from specsot_worker.provider import LayerRange
-from specsot_worker.verdict import LastStage
+from specsot_app.simulator.fake_lm import next_state, state_of
+from specsot_app.simulator.members import MockWorker, Simulator
+from specsot_drafter.part import Drafter
+from specsot_worker.provider import StageRunner
+from specsot_worker.verdict import Verifier
 
 Lie = Literal["", "ids", "roots", "steps", "forged"]
 LIES: tuple[Lie, ...] = ("ids", "roots", "steps", "forged")
@@ -40,13 +40,13 @@ class Guesser:
 
     rest, free_pages = 0, 0
 
-    def __init__(self, mock: Mock, rng: random.Random, skill: float, nodes: int, lie: Lie) -> None:
+    def __init__(self, mock: Simulator, rng: random.Random, skill: float, nodes: int, lie: Lie) -> None:
         self._voice, self._vocabulary = mock.voice, read_config(mock.model).vocab
         self._rng, self._skill, self._nodes, self._lie = rng, skill, nodes, lie
         self.texts: dict[int, list[int]] = {}
         self._wanted: dict[int, Lesson] = {}
 
-    def learn(self, features: Features) -> None:
+    def observe(self, features: Features) -> None:
         for opening in features.openings:
             source = self.texts.get(opening.fork.sequence) if opening.fork else []
             if source is not None:
@@ -69,13 +69,13 @@ class Guesser:
     def _tree(self, lesson: Lesson) -> Tree:
         assert lesson.bonus is not None
         tokens, parents = [lesson.bonus], [0]
-        states = [read_all([*self.texts[lesson.sequence], lesson.bonus])]
+        states = [state_of([*self.texts[lesson.sequence], lesson.bonus])]
         for node in range(1, self._rng.randrange(1, 7) if self._nodes < 7 else self._nodes):
             parent = self._rng.randrange(max(node - 2, 0), node)
             right = self._rng.random() < self._skill
             tokens.append(self._voice.next(states[parent]) if right else self._rng.randrange(300, 800))
             parents.append(parent)
-            states.append(read(states[parent], tokens[-1]))
+            states.append(next_state(states[parent], tokens[-1]))
         return Tree(tuple(tokens), tuple(parents))
 
     def _spoil(self, draft: Draft) -> Draft:
@@ -99,7 +99,7 @@ class Guesser:
 class GuessingSource:
     """See specsot_drafter.provider. nodes: of a tree. taps: its head wants features of three layers."""
 
-    mock: Mock
+    mock: Simulator
     name: str
     rng: random.Random
     skill: float
@@ -115,7 +115,7 @@ class GuessingSource:
     def tap_slices(self) -> Mapping[int, Any]:
         return {layer: torch.zeros(self.mock.fused, self.mock.width) for layer in self._layers}
 
-    def engine(self, configuration: Configuration) -> Any:
+    def make_engine(self, configuration: Configuration) -> Any:
         return Guesser(self.mock, self.rng, self.skill, self.nodes, self.lie)
 
     @property
@@ -125,7 +125,7 @@ class GuessingSource:
         return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
 
 
-class Drafting(DrafterPart):
+class Drafting(Drafter):
     """The product's. forged: what it says it heard of the last stage it tells the master."""
 
     uplink: Link | None = None
@@ -134,13 +134,13 @@ class Drafting(DrafterPart):
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         self.uplink = uplink
         await super().configure(configuration, uplink)
-        assert self._now
-        engine: Any = self._now.engine
+        assert self._active
+        engine: Any = self._active.engine
         self.guesser = engine
 
     async def settle(self) -> float | None:
         guesser = self.guesser
-        if guesser and self.uplink and self._now and guesser._lie == "forged" and guesser.texts:
+        if guesser and self.uplink and self._active and guesser._lie == "forged" and guesser.texts:
             await self.uplink.send(_forge(self.epoch, guesser))
         return await super().settle()
 
@@ -157,7 +157,7 @@ class PoisonableStage:
     die: ends the process; does not return.
     """
 
-    def __init__(self, stage: LayerRange, vocabulary: int, die: Callable[[], None]) -> None:
+    def __init__(self, stage: StageRunner, vocabulary: int, die: Callable[[], None]) -> None:
         self._stage, self._vocabulary, self._die = stage, vocabulary, die
         self._poisoned: dict[int, int] = {}  # seeds by sequence
         self._laps: dict[int, int] = {}
@@ -173,8 +173,8 @@ class PoisonableStage:
     def tap(self, layer: int, weight: Any) -> None:
         self._stage.tap(layer, weight)
 
-    def prepare(self) -> None:
-        self._stage.prepare()
+    def capture(self) -> None:
+        self._stage.capture()
 
     def run(self, frame: Frame) -> Frame:
         for opening in frame.openings:
@@ -199,17 +199,17 @@ class PoisonableStage:
 class PoisonableWorker(MockWorker):
     """die: as of PoisonableStage; None: of this worker nothing dies."""
 
-    def __init__(self, mock: Mock, name: str, die: Callable[[], None] | None) -> None:
+    def __init__(self, mock: Simulator, name: str, die: Callable[[], None] | None) -> None:
         super().__init__(mock, name, name)
         self._size, self._end = read_config(mock.model).vocab, die
 
-    def stage(self, configuration: Configuration, layers: Range) -> LayerRange:
-        stage = super().stage(configuration, layers)
+    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner:
+        stage = super().make_stage(configuration, layers)
         return PoisonableStage(stage, self._size, self._end or _live)
 
-    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
-        judge = super().judge(stage, configuration)
-        judge._grammars = _poisonable(judge._grammars)
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
+        judge = super().make_verifier(stage, configuration)
+        judge._find_grammar = _poisonable(judge._find_grammar)
         return judge
 
 

@@ -15,7 +15,7 @@ import pytest
 from specsot.params import Ask
 from specsot_master.fleet import Fleet
 from specsot_master.replicas import Replica, RequestRouter
-from specsot_worker.part import WorkerPart
+from specsot_worker.part import Worker
 from tests.faults.campaign import ASKS, LONG, Campaign, Fault, judge
 from tests.faults.clients import Habit
 from tests.faults.parts import AT_GRAMMAR, AT_LAP, AT_PROMPT
@@ -67,7 +67,7 @@ def plant_impatience(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_starving(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("specsot_worker.sequencer.Sequencer._kept_for_prompts", lambda _: 0)
+    patch.setattr("specsot_worker.sequencer.Sequencer._reserved_for_prompts", lambda _: 0)
 
 
 def plant_blame(patch: pytest.MonkeyPatch) -> None:
@@ -94,13 +94,13 @@ def plant_contagion(patch: pytest.MonkeyPatch) -> None:
 
 def plant_forgetting(patch: pytest.MonkeyPatch) -> None:
     """What came before the Configuration is thrown away with the epoch before."""
-    disband = WorkerPart.disband
+    disband = Worker.disband
 
-    async def forget(self: WorkerPart) -> None:
+    async def forget(self: Worker) -> None:
         await disband(self)
-        self._early = type(self._early)()
+        self._early_arrivals = type(self._early_arrivals)()
 
-    patch.setattr(WorkerPart, "disband", forget)
+    patch.setattr(Worker, "disband", forget)
 
 
 def plant_names(patch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,13 @@ from specsot.events import Numbered
 from specsot.frames import Result
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
-from specsot_app.mock.members import Mock, plan_of
+from specsot_app.simulator.members import Simulator, plan_of
 from specsot_master.config import RingOptions
 from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService
 from specsot_master.journal import Journal, JournalFile
 from specsot_master.master import Master, RequestCounter, assemble
-from specsot_worker.part import WorkerPart
+from specsot_worker.part import Worker
 from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, Strayed
 from tests.faults.members import Member
 from tests.faults.net import Host, Net
@@ -177,7 +177,7 @@ class World:
         self.members: dict[str, Member] = {}
         self.house = self._build()
         layers = self.house.master.model.layers
-        self.mock = Mock(
+        self.mock = Simulator(
             BASE,
             plan=plan_of(BASE, 4, 40),
             kv_memory=PAGES * PAGE_ROWS * 256 * layers,
@@ -217,7 +217,7 @@ class World:
         clock = asyncio.get_running_loop().time
         dies = member.name == f"worker-{shape.poisoned}"
         provider = PoisonableWorker(self.mock, member.name, die if dies else None)
-        return WorkerPart(provider, member, labour, clock, member.eyes)
+        return Worker(provider, member, labour, clock, member.eyes)
 
     def _compute(self, host: Host, work: Callable[[], None], seconds: float) -> None:
         """Threads go on while a loop stands still, but not while the whole process does."""

@@ -12,7 +12,7 @@ from specsot.model.config import read_config
 from specsot.model.fitting import Held, bytes_of, weights_of
 from specsot.model.weights import WeightFiles
 from specsot.process.options import ModelOptions
-from specsot_worker.source import Source
+from specsot_worker.source import StageLoader
 
 pytestmark = pytest.mark.torch
 
@@ -35,10 +35,12 @@ def test_weights_grow_with_layers_and_nothing_else(demo_model: Path, layers: Ran
 
 
 def test_memory_is_told_as_if_nothing_were_loaded(demo_model: Path) -> None:
-    source = Source(ModelOptions(demo_model / "base", dtype="fp32"), "w", room=lambda device: FREE)
+    source = StageLoader(
+        ModelOptions(demo_model / "base", dtype="fp32"), "w", free_memory=lambda device: FREE
+    )
     first = source.registration()
     assert (first.memory, bool(first.host), first.gpus) == (FREE, True, ())
-    source.stage(configuration(Range(1, 4)), Range(1, 4))
+    source.make_stage(configuration(Range(1, 4)), Range(1, 4))
     assert first.weights
     assert source.registration().memory == FREE + 3 * first.weights.layer
 
@@ -51,12 +53,12 @@ def test_a_worker_runs_where_the_master_says(demo_model: Path) -> None:
         asked.append(device)
         return FREE
 
-    source = Source(
+    source = StageLoader(
         ModelOptions(demo_model / "base", dtype="fp32"),
         "w",
-        room=room,
+        free_memory=room,
         gpus=lambda device: {"A": "cpu", "B": "cpu:0"},
     )
     assert source.registration().gpus == ("A", "B")
-    source.stage(replace(configuration(Range(1, 2)), gpu="B"), Range(1, 2))
+    source.make_stage(replace(configuration(Range(1, 2)), gpu="B"), Range(1, 2))
     assert asked == ["cpu", "cpu:0"]

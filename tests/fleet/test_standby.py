@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.commands.rebalance import form_anew
 from specsot_app.local import LocalFleet, LocalOptions
-from specsot_app.mock.members import Mock
 from specsot_app.reaching import Reach
+from specsot_app.simulator.members import Simulator
 from specsot_master.grpc_api import MasterService, open_master_port
 
 pytestmark = pytest.mark.torch
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 @asynccontextmanager
 async def fleet_of(demo_model, *names, stages=2, **more):
     """Two of these share the layers, the others stand by."""
-    mock = Mock(demo_model / "base", **more)
+    mock = Simulator(demo_model / "base", **more)
     parts = {name: lambda name, dialer, compute: mock.worker(name, name, dialer, compute) for name in names}
     fleet = await LocalFleet.start(LocalOptions(demo_model / "base", stages=stages, drafter="none"), parts)
     try:

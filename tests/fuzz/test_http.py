@@ -15,7 +15,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi import checks as said
 
-from specsot_app.background import Background
+from specsot_app.event_loop import BackgroundLoop
 from specsot_master.http.app import build_api
 from tests.http.house import Served, served
 
@@ -44,7 +44,7 @@ PYTHON = ("Traceback", "object at 0x", "pydantic", "validation error", "<class",
 @pytest.fixture(scope="module")
 def house() -> Iterator[Served]:
     """On a loop of its own: who knocks here waits for answers."""
-    background, opening = Background(), served(SAYS_ANYTHING)
+    background, opening = BackgroundLoop(), served(SAYS_ANYTHING)
     one = background.run(opening.__aenter__())
     yield one
     background.run(one.quiet())

@@ -159,8 +159,8 @@ def registries() -> dict[str, Any]:
     from specsot.members import Configuration, Range, Stage
     from specsot.pages import PageTable
     from specsot.process.figures import registry_of
-    from specsot_drafter.figures import Figures as DrafterFigures
-    from specsot_worker.figures import Figures as WorkerFigures
+    from specsot_drafter.figures import DrafterMetrics as DrafterFigures
+    from specsot_worker.figures import WorkerMetrics as WorkerFigures
 
     epoch = Configuration(1, "w0", (Stage("w0", "127.0.0.1:1", Range(0, 8)),), 16, 256, 25)
     worker, drafter = registry_of("worker"), registry_of("drafter")
@@ -187,14 +187,14 @@ def fleet_options() -> dict[str, Any]:
 
 def ask_options() -> tuple[str, ...]:
     """What `SpecSoT.generate` takes."""
-    from specsot_app.asking import OPTIONS
+    from specsot_app.ask import OPTIONS
 
     return OPTIONS
 
 
 def ask_of(options: Mapping[str, Any]) -> Any:
     """What `SpecSoT.generate` makes of them."""
-    from specsot_app.asking import ask_of
+    from specsot_app.ask import ask_of
 
     return ask_of("What is it?", **options)
 
@@ -214,14 +214,14 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def answer_classes() -> tuple[type, ...]:
     """What Python calls return."""
-    from specsot_app.answers import Answer, Branch
+    from specsot_app.ask import Answer, Branch
 
     return Answer, Branch
 
 
 def stats_of(answer: Any) -> dict[str, Any]:
     """What the call of the systems that SpecSoT grew from returns beside its tokens."""
-    from specsot_app.answers import stats_of
+    from specsot_app.ask import stats_of
 
     return stats_of(answer)
 

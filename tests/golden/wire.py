@@ -75,16 +75,16 @@ def _frames_of(seed: int) -> Iterator[str]:
     chance = random.Random(seed)
     ring = ring_of(chance, flight=seed, rows=17)
     prefix = [chance.randrange(VOCABULARY) for _ in range(12)]
-    ring.sequencer.obey(order_of(1, prefix, 1, decodes=False))
+    ring.sequencer.apply_order(order_of(1, prefix, 1, decodes=False))
     for sequence in range(2, 5):
         suffix = [chance.randrange(VOCABULARY) for _ in range(5)]
-        ring.sequencer.obey(
+        ring.sequencer.apply_order(
             order_of(sequence, suffix, 6 * sequence, Fork(1, len(prefix)), drafted=sequence > 2)
         )
     turns = 0
     while ring.turn():
         turns += 1
         if turns == 15:
-            ring.sequencer.obey(Close(4))
+            ring.sequencer.apply_order(Close(4))
     for frame in ring.frames:
         yield shown(carried(frame))

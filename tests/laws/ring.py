@@ -31,10 +31,10 @@ from specsot.zmq.host import ZmqHost
 from specsot.zmq.links import ZmqDialer
 from specsot.zmq.sockets import Sockets
 from specsot_drafter import source as drafting
-from specsot_drafter.part import DrafterPart
+from specsot_drafter.part import Drafter
 from specsot_master.fleet import Fleet, RingConfig
 from specsot_worker import source as working
-from specsot_worker.part import WorkerPart
+from specsot_worker.part import Worker
 
 Links = Literal["local", "grpc", "curve", "ipc", "direct"]
 
@@ -247,8 +247,8 @@ def make_worker(setup: Setup, name, address, dialer, compute) -> Part:
         quantization=setup.quantization,
         kv_cache_dtype=setup.kv_dtype,
     )
-    source = working.Source(options, name, address)
-    return WorkerPart(source, dialer, compute, watch=setup.watch(name), reading=setup.reading)
+    source = working.StageLoader(options, name, address)
+    return Worker(source, dialer, compute, observer=setup.watch(name), verify_thread=setup.reading)
 
 
 def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
@@ -259,7 +259,7 @@ def make_drafter(setup: Setup, name, address, dialer, compute) -> Part:
         draft_model=setup.head,
         draft_quantization=setup.draft_quantization,
     )
-    return DrafterPart(drafting.Source(options, name, address), dialer, compute, setup.watch(name))
+    return Drafter(drafting.DraftLoader(options, name, address), dialer, compute, setup.watch(name))
 
 
 class LocalPlace:

@@ -14,8 +14,8 @@ from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from specsot.process.options import DraftModelOptions  # noqa: E402
 from specsot.wire.values import MAX_NODES  # noqa: E402
-from specsot_drafter.part import DrafterPart  # noqa: E402
-from specsot_drafter.source import Source  # noqa: E402
+from specsot_drafter.part import Drafter  # noqa: E402
+from specsot_drafter.source import DraftLoader  # noqa: E402
 from tests.conftest import some  # noqa: E402
 from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
@@ -42,7 +42,7 @@ def setup_of(base, draft, stages=1, links="local", shape=TUNED, layout="packed",
 
     def make(name, address, dialer, compute):
         options = DraftModelOptions(base, dtype="fp32", kv_memory=1 << 26, draft_model=draft, **how)
-        return DrafterPart(Source(options, name, address), dialer, compute)
+        return Drafter(DraftLoader(options, name, address), dialer, compute)
 
     return Setup(base, None, stages, layout, shape, drafter=make, links=links)
 

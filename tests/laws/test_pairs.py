@@ -20,8 +20,8 @@ from specsot.drafting import DraftOptions
 from specsot.members import TreeShape
 from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Sampling, Window
 from specsot.process.options import DraftModelOptions
-from specsot_drafter.part import DrafterPart
-from specsot_drafter.source import Source
+from specsot_drafter.part import Drafter
+from specsot_drafter.source import DraftLoader
 from tests.laws.drafters import knowing
 from tests.laws.pairs import cover, met, pairs_of
 from tests.laws.plain import Excuses, Plain, write_plainly
@@ -131,7 +131,7 @@ def drafter_of(kind: str, models: tuple[Path, Path], known: list[list[int]]):
         drafts = DraftModelOptions(
             base, dtype="fp32", kv_memory=1 << 26, drafter=kind, draft_model=draft, drafting=options
         )
-        return DrafterPart(Source(drafts, name, address), dialer, compute)
+        return Drafter(DraftLoader(drafts, name, address), dialer, compute)
 
     return make
 

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 
 from specsot.errors import Unavailable
 from specsot.events import BranchText, Finished, MergedText, Reason
-from specsot_app.asking import ask_of
-from specsot_app.children import start
+from specsot_app.ask import ask_of
+from specsot_app.child_process import start
 from specsot_app.fleets import Models, Wanted, open_fleet
 from specsot_app.processes import ProcessFleet, keep_quiet
 

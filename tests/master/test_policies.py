@@ -11,7 +11,7 @@ from specsot.frames import Open
 from specsot.model.heads import read_heads, write_heads
 from specsot.pages import most_held
 from specsot.params import MAX_TOKENS, Ask, HeadWindows, Limits, Pruning, Window
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
 from specsot_master.core.ring import RingState
 from specsot_master.http.openai_requests import chat_asks

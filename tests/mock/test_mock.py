@@ -10,13 +10,13 @@ from specsot.events import Finished
 from specsot.frames import Chunk, Frame, Growth, Opening
 from specsot.members import Range
 from specsot.tree import Tree
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.local import LocalFleet, LocalOptions
-from specsot_app.mock.members import Mock, plan_of
-from specsot_app.mock.stage import Body, MockStage
-from specsot_app.mock.voice import Voice
+from specsot_app.simulator.fake_lm import FakeLM
+from specsot_app.simulator.members import Simulator, plan_of
+from specsot_app.simulator.stage import MockStage, StageModel
 
-VOICE = Voice(range(400, 500))
+VOICE = FakeLM(range(400, 500))
 
 
 def unslept(seconds: float) -> None:
@@ -25,7 +25,7 @@ def unslept(seconds: float) -> None:
 
 async def answers_of(demo_model, drafter: str, mode: str = "direct") -> list[Finished]:
     base = demo_model / "base"
-    mock = Mock(base, VOICE, plan=plan_of(base, 3, 10), sleep=unslept)
+    mock = Simulator(base, VOICE, plan=plan_of(base, 3, 10), sleep=unslept)
     parts = {name: partial(mock_worker, mock) for name in ("worker-0", "worker-1", "worker-2")}
     parts["drafter"] = lambda name, dialer, compute: mock.drafter(name, name, dialer, compute)
     options = LocalOptions(base, demo_model / "eagle3", stages=3)
@@ -64,7 +64,7 @@ async def test_it_writes_the_plan_it_was_given(demo_model):
 
 
 def stages() -> list[MockStage]:
-    body = Body(VOICE, lambda rows: None)
+    body = StageModel(VOICE, lambda rows: None)
     return [MockStage(body, layers, 16, 4) for layers in (Range(0, 2), Range(2, 4))]
 
 

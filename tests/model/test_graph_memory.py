@@ -14,9 +14,9 @@ from specsot.model.decoder import Decoder
 from specsot.model.fitting import Need, check_fit, laps_of
 from specsot.model.fused import can_capture
 from specsot.model.laps import Graphs, Laps
-from specsot_drafter.descent import Descents, descents_of
+from specsot_drafter.descent import TreeGraphs, tree_graph_bytes
 from specsot_drafter.heads.fused import FusedHead
-from specsot_drafter.memory import Memory
+from specsot_drafter.memory import DraftPages
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.synthetic_models import MadeUp, config_of
 
@@ -53,9 +53,9 @@ def test_no_more_is_taken_than_is_counted() -> None:
     laps = taken(lambda: Laps(decoder, kv, taps, Graphs()))
     assert 0 < laps <= laps_of(CONFIG, 2, WIDTH)
     head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
-    memory = Memory(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)
-    drafts = taken(lambda: Descents(head, memory, K, LEVELS, Graphs(), grow))
-    counted = descents_of(head, K, LEVELS)
+    memory = DraftPages(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)
+    drafts = taken(lambda: TreeGraphs(head, memory, K, LEVELS, Graphs(), grow))
+    counted = tree_graph_bytes(head, K, LEVELS)
     assert 0 < drafts <= counted
     print(f"laps {laps >> 20} of {laps_of(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")
     print(f"drafts {drafts >> 20} of {counted >> 20} MiB counted")

@@ -24,9 +24,9 @@ from specsot_worker import source as working
 MIB = 1 << 20
 
 
-def worker(base: Path, free: int | None, layers: Range | None = None) -> working.Source:
+def worker(base: Path, free: int | None, layers: Range | None = None) -> working.StageLoader:
     options = ModelOptions(base, dtype="fp32", kv_memory=4 * MIB)
-    return working.Source(options, "w", layers=layers, room=lambda device: free)
+    return working.StageLoader(options, "w", layers=layers, free_memory=lambda device: free)
 
 
 def configuration(layers: Range, pages: int = 16) -> Configuration:
@@ -88,18 +88,18 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
 def test_rows_in_int8_take_what_is_told(demo_model: Path) -> None:
     """So more pages go into the same memory."""
     options = ModelOptions(demo_model / "base", dtype="fp32", kv_memory=MIB, kv_cache_dtype="int8")
-    source = working.Source(options, "w", room=lambda device: 1 << 30)
+    source = working.StageLoader(options, "w", free_memory=lambda device: 1 << 30)
     told = source.registration()
     assert (told.row_bytes, told.quantization) == (2 * 2 * (64 + 2), "int8 KV")
     with structlog.testing.capture_logs() as lines:
-        stage = source.stage(configuration(Range(0, 2), pages=4), Range(0, 2))
+        stage = source.make_stage(configuration(Range(0, 2), pages=4), Range(0, 2))
     assert stage._kv.bytes == 2 * told.row_bytes * 4 * 64
     assert [one["pages"] for one in lines if one["event"] == "fits"] == [in_words(stage._kv.bytes)]
 
 
 def test_a_range_that_fits_is_told_and_loaded(demo_model: Path) -> None:
     with structlog.testing.capture_logs() as lines:
-        stage = worker(demo_model / "base", 1 << 30).stage(configuration(Range(0, 4)), Range(0, 4))
+        stage = worker(demo_model / "base", 1 << 30).make_stage(configuration(Range(0, 4)), Range(0, 4))
     assert len(stage.layers) == 4
     (line,) = [one for one in lines if one["event"] == "fits"]
     assert (line["what"], line["free"]) == ("layers 0:4", "1.0 GiB")
@@ -112,7 +112,7 @@ def test_a_range_that_does_not_fit_is_refused_before_it_is_read(demo_model: Path
         r"^layers 0:8 need \d+(\.\d)? MiB of weights and \d\S* MiB of KV pages, cpu has 3.0 MiB free: fewer"
     )
     with pytest.raises(ModelError, match=line):
-        source.stage(configuration(Range(0, 8)), Range(0, 8))
+        source.make_stage(configuration(Range(0, 8)), Range(0, 8))
     assert source._decoder is None
 
 
@@ -124,14 +124,14 @@ def test_a_worker_that_brings_its_range_does_not_even_join(demo_model: Path) -> 
 def test_a_range_that_is_here_takes_no_more(demo_model: Path) -> None:
     free = [1 << 30, 8 * MIB]
     source = worker(demo_model / "base", None)
-    source._room = lambda device: free.pop(0)
+    source._free_memory = lambda device: free.pop(0)
     for _ in range(2):
-        source.stage(configuration(Range(0, 4)), Range(0, 4))
+        source.make_stage(configuration(Range(0, 4)), Range(0, 4))
     assert free == []
 
 
 def test_where_nobody_knows_it_is_tried(demo_model: Path) -> None:
-    assert worker(demo_model / "base", None).stage(configuration(Range(0, 1)), Range(0, 1))
+    assert worker(demo_model / "base", None).make_stage(configuration(Range(0, 1)), Range(0, 1))
 
 
 def test_another_range_loads_only_what_it_has_besides(demo_model: Path) -> None:
@@ -139,7 +139,7 @@ def test_another_range_loads_only_what_it_has_besides(demo_model: Path) -> None:
     with structlog.testing.capture_logs() as lines:
         for layers in (Range(0, 4), Range(2, 6), Range(0, 8), Range(0, 8)):
             kept = dict(source._parts.blocks)
-            source.stage(configuration(layers), layers)
+            source.make_stage(configuration(layers), layers)
             now = source._parts.blocks
             assert set(now) == set(range(layers.first, layers.last))
             assert all(now[index] is kept[index] for index in kept.keys() & now.keys())
@@ -147,7 +147,7 @@ def test_another_range_loads_only_what_it_has_besides(demo_model: Path) -> None:
         WeightFiles(demo_model / "base"), read_config(demo_model / "base"), Range(0, 8), Held(4)
     )
     assert [one["weights"] for one in lines if one["event"] == "fits"][-1] == "0 B"
-    assert source._held_of(range(8)) == weights
+    assert source._loaded_bytes(range(8)) == weights
 
 
 @pytest.mark.parametrize(("free", "all_of_it"), [(1 << 30, True), (40 * MIB, False), (None, False)])
@@ -157,22 +157,22 @@ def test_who_stands_by_loads_ahead_what_half_of_the_free_memory_holds(
     """free: bytes, before anything is loaded."""
     source = worker(demo_model / "base", free)
     if free is not None:
-        source._room = lambda device: free - source._held_of(range(8))
-    while source.load_ahead():
+        source._free_memory = lambda device: free - source._loaded_bytes(range(8))
+    while source.preload():
         pass
-    held = source._held_of(range(8))
+    held = source._loaded_bytes(range(8))
     assert (len(source._parts.blocks) == 8) is all_of_it
     assert held <= (free or 0) // 2
     assert bool(held) is (free is not None)
     with structlog.testing.capture_logs() as lines:
-        source.stage(configuration(Range(0, 1)), Range(0, 1))
+        source.make_stage(configuration(Range(0, 1)), Range(0, 1))
     assert (lines[-1]["weights"] == "0 B") is (free is not None)
 
 
 def test_a_drafter_that_does_not_fit(demo_model: Path) -> None:
     options = DraftModelOptions(demo_model / "base", kv_memory=MIB, draft_model=demo_model / "eagle3")
     with pytest.raises(ModelError, match=r"^eagle drafts need .* of KV pages, cpu has 1.0 MiB free"):
-        drafting.Source(options, "d", room=lambda device: MIB).registration()
+        drafting.DraftLoader(options, "d", free_memory=lambda device: MIB).registration()
 
 
 def test_less_of_machine_and_container_counts(tmp_path: Path) -> None:

@@ -40,7 +40,11 @@ class Observed:
         registry = self.registries[name] = CollectorRegistry()
         kind = name.split("-")[0]
         observation = Observation(registry, collect(f"specsot-{kind}", self.exporter, at_once=True))
-        return drafting.watch_of(observation) if kind == "drafter" else working.watch_of(observation, every=4)
+        return (
+            drafting.drafter_observer(observation)
+            if kind == "drafter"
+            else working.worker_observer(observation, every=4)
+        )
 
     def spans(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]

@@ -19,7 +19,7 @@ from specsot.rpc.links import GrpcDialer
 from specsot.rpc.options import Terms
 from specsot.rpc.serve import open_door
 from specsot.rpc.tls import PLAIN, Tls, context_of, read_pems
-from specsot_worker.place import belongs
+from specsot_worker.place import may_send
 from tests.security.members import listening
 from tests.security.papers import Authority
 
@@ -92,7 +92,7 @@ async def test_a_drafter_in_a_workers_name_ends_nothing(authority: Authority) ->
             await link._wire.hang_up()  # pyright: ignore[reportPrivateUsage]
             arrival = await inbox.get()
             assert isinstance(arrival.message, Lost)
-            assert belongs(configuration, arrival) is may
+            assert may_send(configuration, arrival) is may
 
 
 @pytest.mark.parametrize("how", ["in the clear", "without a certificate", "by another CA"])

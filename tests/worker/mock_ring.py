@@ -14,7 +14,7 @@ from specsot.arrange import Arrangement, arrange
 from specsot.frames import Chunk, Draft, Drafts, Frame, Opening, Outcome, Result, tokens_of
 from specsot.pages import PageTable
 from specsot.tree import Tree
-from specsot_worker.judge import Written, judge_prompt, judge_tree
+from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
 from specsot_worker.sequencer import Sequencer
 
 VOCABULARY = 7
@@ -71,7 +71,7 @@ class MockRing:
 
     def __init__(self, sequencer: Sequencer, stages: list[MockStage], rng: random.Random, skill: float):
         self.sequencer, self.stages, self.rng, self.skill = sequencer, stages, rng, skill
-        self.written: dict[int, Written] = {}
+        self.written: dict[int, DecodeState] = {}
         self.openings: dict[int, Opening] = {}
         self.log: dict[int, list[int]] = {}
         self.ends: dict[int, object] = {}
@@ -91,7 +91,7 @@ class MockRing:
             self._finish(self.flying.popleft())
             return True
         if frame is None and self.late:
-            self.sequencer.offer(self.late.pop(self.rng.randrange(len(self.late))))
+            self.sequencer.add_drafts(self.late.pop(self.rng.randrange(len(self.late))))
             return True
         if frame is None and (deadline := self.sequencer.deadline()) is not None:
             self.now = max(self.now, deadline)
@@ -103,14 +103,14 @@ class MockRing:
         assert all(one == seen[0] for one in seen)
         for opening in frame.openings:
             if opening.decodes:
-                self.written[opening.sequence] = Written(opening)
+                self.written[opening.sequence] = DecodeState(opening)
         outcomes = tuple(self._judge(frame, seen[0]))
         for sequence in frame.closings:
             self.written.pop(sequence, None)
         overtaken = self.rng.random() < 0.3  # the result, by the drafts that build on it
         for said in ("drafts", "result") if overtaken else ("result", "drafts"):
             if said == "result":
-                self.sequencer.learn(Result(1, frame.number, outcomes), self.now)
+                self.sequencer.apply_result(Result(1, frame.number, outcomes), self.now)
             else:
                 self._draft([outcome for outcome in outcomes if not outcome.end])
 
@@ -123,10 +123,10 @@ class MockRing:
             if written is None or (isinstance(segment, Chunk) and not segment.final):
                 continue
             if isinstance(segment, Chunk):
-                outcome = judge_prompt(written, target_of(rows[-1]))
+                outcome = accept_prompt(written, target_of(rows[-1]))
             else:
                 targets: list[int | None] = [target_of(row) for row in rows]
-                outcome = judge_tree(written, segment.step, segment.tree, targets)
+                outcome = accept_tree(written, segment.step, segment.tree, targets)
             self._record(outcome, rows)
             outcomes.append(outcome)
         return outcomes
@@ -145,7 +145,7 @@ class MockRing:
         if self.rng.random() < 0.2:
             self.late.append(message)
         elif drafts and self.rng.random() < 0.9:
-            self.sequencer.offer(message)
+            self.sequencer.add_drafts(message)
 
     def _tree(self, context: list[int]) -> Tree:
         """A random tree; each child is the true next token with probability `skill`."""

@@ -2,22 +2,22 @@
 
 import pytest
 
-from specsot_worker.flow import Flow
+from specsot_worker.flow import PipelineDepth
 
 FLAT = ((1, 0.010), (256, 0.010))
 KNEE = ((1, 0.010), (64, 0.010), (128, 0.020), (256, 0.040))
 STEEP = ((1, 0.001), (256, 0.256))
 
 
-def flow_of(curve, stages=4, hops=0.0, row=0.0, shares=None) -> Flow:
+def flow_of(curve, stages=4, hops=0.0, row=0.0, shares=None) -> PipelineDepth:
     """A flow that has seen laps of one row and of many, as `curve` says; hops take `row` more a row."""
-    flow = Flow(stages, curve)
+    flow = PipelineDepth(stages, curve)
     shares = shares or [1 / stages] * stages
     table = dict(curve)
     for rows in (1, max(table)):
         for _ in range(60):
             spent = [table[rows] * share for share in shares]
-            flow.returned(rows, spent, sum(spent) + hops + row * rows, alone=True)
+            flow.record_lap(rows, spent, sum(spent) + hops + row * rows, alone=True)
     return flow
 
 
@@ -37,19 +37,19 @@ def flow_of(curve, stages=4, hops=0.0, row=0.0, shares=None) -> Flow:
 def test_a_family_is_spread_past_the_knee_or_where_rows_travel_long(
     curve, hops, row, rows, branches, most, parts
 ):
-    assert flow_of(curve, 4, hops, row).spread(rows, branches, most) == parts
+    assert flow_of(curve, 4, hops, row).frames_per_family(rows, branches, most) == parts
 
 
 def test_a_spread_changes_only_for_a_clear_gain_and_ends_where_there_is_none():
     flat, steep = flow_of(FLAT), flow_of(STEEP)
     flat.parts = 2
-    assert flat.spread(96, 6, 4) == 1, "each frame costs something that no curve tells"
-    assert steep.spread(240, 6, 4) == 4
-    assert flow_of(KNEE).spread(100, 6, 4) == 2
+    assert flat.frames_per_family(96, 6, 4) == 1, "each frame costs something that no curve tells"
+    assert steep.frames_per_family(240, 6, 4) == 4
+    assert flow_of(KNEE).frames_per_family(100, 6, 4) == 2
     little, wavering = flow_of(KNEE, hops=0.03), flow_of(KNEE, hops=0.03)
     wavering.parts = 2
-    assert little.spread(98, 6, 4) == 1, "two would be an eighth better"
-    assert wavering.spread(98, 6, 4) == 2, "and are kept"
+    assert little.frames_per_family(98, 6, 4) == 1, "two would be an eighth better"
+    assert wavering.frames_per_family(98, 6, 4) == 2, "and are kept"
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_a_spread_changes_only_for_a_clear_gain_and_ends_where_there_is_none():
     ],
 )
 def test_as_many_frames_fly_as_fit_into_a_lap(stages, hops, shares, limit, most):
-    assert flow_of(FLAT, stages, hops, shares=shares).most(limit - 1, limit) == most
+    assert flow_of(FLAT, stages, hops, shares=shares).max_frames(limit - 1, limit) == most
 
 
 def test_before_anything_is_known_the_least_fly():
-    assert Flow(4, FLAT).most(4, 5) == 4
+    assert PipelineDepth(4, FLAT).max_frames(4, 5) == 4
 
 
 @pytest.mark.parametrize(
@@ -79,30 +79,30 @@ def test_before_anything_is_known_the_least_fly():
     ],
 )
 def test_chunks_are_as_long_as_brings_a_prompt_through_soonest(curve, stages, rows, chunk):
-    size = Flow(stages, curve).chunk(rows, 512)
+    size = PipelineDepth(stages, curve).chunk_rows(rows, 512)
     assert size == chunk or (size >= rows and chunk >= rows)
 
 
 def test_what_laps_really_take_corrects_what_was_measured_beforehand():
     """Stages that share their cores: two frames take more than twice as long each, so a spread loses."""
     flow = flow_of(STEEP, 2)
-    flow.returned(240, (0.12, 0.12), 0.24, alone=True)
-    assert flow.spread(240, 4, 2) == 2
+    flow.record_lap(240, (0.12, 0.12), 0.24, alone=True)
+    assert flow.frames_per_family(240, 4, 2) == 2
     for _ in range(60):
-        flow.returned(120, (0.2, 0.2), 0.4, alone=False)
-    assert flow.spread(240, 4, 2) == 1
+        flow.record_lap(120, (0.2, 0.2), 0.4, alone=False)
+    assert flow.frames_per_family(240, 4, 2) == 1
 
 
 def test_two_slow_laps_of_a_process_that_begins_are_forgotten_at_once():
     flow = flow_of(FLAT)
     for seconds in (0.1, 0.08, *[0.01] * 3):
-        flow.returned(6, [seconds / 4] * 4, seconds, alone=True)
-    assert flow.spread(6, 6, 4) == 1
+        flow.record_lap(6, [seconds / 4] * 4, seconds, alone=True)
+    assert flow.frames_per_family(6, 6, 4) == 1
 
 
 def test_a_lap_with_others_in_flight_says_nothing_about_the_way():
     flow = flow_of(FLAT, 2, 0.001)
-    before = flow.most(2, 99)
+    before = flow.max_frames(2, 99)
     for _ in range(60):
-        flow.returned(1, (0.005, 0.005), 5.0, alone=False)
-    assert flow.most(2, 99) == before
+        flow.record_lap(1, (0.005, 0.005), 5.0, alone=False)
+    assert flow.max_frames(2, 99) == before

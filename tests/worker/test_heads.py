@@ -52,10 +52,10 @@ def dense(decoder, heads: HeadWindows) -> torch.Tensor:
 @pytest.mark.parametrize("layout", ["packed", "batched"])
 def test_heads_see_what_one_dense_mask_shows_them(decoder, layout: Layout):
     """Beside a sequence that sees all. A hidden key has weight 0, whatever else a head sees."""
-    from specsot_worker.stage import Stage
+    from specsot_worker.stage import DecoderStage
 
     whole = HeadWindows((((0, MAX_TOKENS),) * 2,) * 2)
-    stage, policies = Stage(decoder, 40, PAGE, layout), (HEADS, None)
+    stage, policies = DecoderStage(decoder, 40, PAGE, layout), (HEADS, None)
     writers = [Writer(sequence, random.Random(sequence)) for sequence in (1, 2)]
     openings = tuple(Opening(writer.sequence, 60, heads=heads) for writer, heads in zip(writers, policies))
     feed(writers, stage, 60, openings)

@@ -6,14 +6,14 @@ import pytest
 from specsot.constraint import Habits
 from specsot.frames import Chunk, End, Growth, Opening
 from specsot.tree import Tree, chain
-from specsot_worker.judge import Written, judge_prompt, judge_tree
+from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
 from specsot_worker.nodes import grammar_masks
 
 TREE = Tree((5, 6, 7, 8, 9), (0, 0, 0, 1, 3))  # 5 -> 6 -> 8 -> 9, 5 -> 7
 
 
 def written(limit=100, stop_ids=(), grammar=None):
-    return Written(Opening(3, 4, limit=limit, stop_ids=stop_ids), grammar)
+    return DecodeState(Opening(3, 4, limit=limit, stop_ids=stop_ids), grammar)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def written(limit=100, stop_ids=(), grammar=None):
     ],
 )
 def test_a_child_is_accepted_iff_it_is_the_target(targets, accepted, tokens):
-    outcome = judge_tree(written(), 2, TREE, targets)
+    outcome = accept_tree(written(), 2, TREE, targets)
     assert (outcome.accepted, outcome.tokens, outcome.end) == (accepted, tokens, None)
 
 
@@ -41,41 +41,41 @@ def test_a_child_is_accepted_iff_it_is_the_target(targets, accepted, tokens):
     ],
 )
 def test_text_is_cut_behind_the_first_token_that_ends_it(more, tokens, end):
-    outcome = judge_tree(written(**more), 1, TREE, [6, 8, 0, 9, 4])
+    outcome = accept_tree(written(**more), 1, TREE, [6, 8, 0, 9, 4])
     assert (outcome.tokens, outcome.end) == (tokens, end)
     assert len(outcome.accepted) <= len(tokens)
 
 
 def test_a_row_without_numbers_fails_its_sequence_alone():
-    assert judge_prompt(written(), None).end is End.FAILED
+    assert accept_prompt(written(), None).end is End.FAILED
     alone = written()
-    once_more = judge_tree(alone, 1, TREE, [None] * 5)
+    once_more = accept_tree(alone, 1, TREE, [None] * 5)
     assert (once_more.accepted, once_more.tokens, once_more.end) == ((), (), None), "a draft may have done it"
-    assert judge_tree(alone, 2, chain((5,)), [None]).end is End.FAILED
-    unreached = judge_tree(written(), 1, TREE, [1, None, None, None, None])
+    assert accept_tree(alone, 2, chain((5,)), [None]).end is End.FAILED
+    unreached = accept_tree(written(), 1, TREE, [1, None, None, None, None])
     assert unreached.end is None
 
 
 def test_a_draft_without_numbers_is_not_accepted_but_decides_as_a_root():
-    outcome = judge_tree(written(), 2, TREE, [6, 8, 0, None, 0])
+    outcome = accept_tree(written(), 2, TREE, [6, 8, 0, None, 0])
     assert (outcome.accepted, outcome.tokens, outcome.end) == ((0, 1), (6, 8), None)
 
 
 def test_who_fed_its_root_once_more_may_do_so_again_later():
     one = written()
     for step in (1, 3):
-        assert judge_tree(one, step, TREE, [None] * 5).end is None
-        assert judge_tree(one, step + 1, chain((5,)), [7]).tokens == (7,)
+        assert accept_tree(one, step, TREE, [None] * 5).end is None
+        assert accept_tree(one, step + 1, chain((5,)), [7]).tokens == (7,)
 
 
 def test_a_repaired_sequence_recalls_what_it_wrote():
-    again = Written(Opening(3, 10, generated=3, limit=5))
-    again.recall(0, (1, 2, 3, 4))
+    again = DecodeState(Opening(3, 10, generated=3, limit=5))
+    again.read_prompt(0, (1, 2, 3, 4))
     assert again.remaining == 5
-    again.recall(4, (5, 6, 7, 8, 9, 10))
+    again.read_prompt(4, (5, 6, 7, 8, 9, 10))
     assert again.tokens == [8, 9, 10]
-    assert judge_prompt(again, 11).end is None
-    assert judge_tree(again, 1, chain([11]), [12]).end is End.LENGTH
+    assert accept_prompt(again, 11).end is None
+    assert accept_tree(again, 1, chain([11]), [12]).end is End.LENGTH
 
 
 class Countdown:
@@ -102,12 +102,12 @@ class Countdown:
 
 def test_the_grammars_end_ends_the_sequence_and_a_broken_rule_fails_it():
     grammar = written(grammar=Countdown(6))
-    assert judge_prompt(grammar, 6).end is None
-    outcome = judge_tree(grammar, 1, chain([6, 5, 4, 3]), [5, 4, 3, 2])
+    assert accept_prompt(grammar, 6).end is None
+    outcome = accept_tree(grammar, 1, chain([6, 5, 4, 3]), [5, 4, 3, 2])
     assert (outcome.tokens, outcome.end) == ((5, 4, 3, 2), None)
-    outcome = judge_tree(grammar, 2, chain([2, 1, 0]), [1, 0, 9])
+    outcome = accept_tree(grammar, 2, chain([2, 1, 0]), [1, 0, 9])
     assert (outcome.tokens, outcome.end) == ((1, 0), End.GRAMMAR)
-    assert judge_prompt(written(grammar=Countdown(6)), 3).end is End.FAILED
+    assert accept_prompt(written(grammar=Countdown(6)), 3).end is End.FAILED
 
 
 def test_every_node_is_masked_by_its_own_state():
@@ -124,10 +124,10 @@ def test_every_node_is_masked_by_its_own_state():
 def test_what_is_forced_is_told_up_to_the_last_token_that_may_be_written():
     """Of drafted sequences alone: nobody drafts for the others."""
     for limit, forced in ((100, (5, 4, 3, 2, 1, 0)), (4, (5, 4)), (2, ()), (1, ())):
-        assert judge_prompt(written(limit=limit, grammar=Countdown(6)), 6).forced == forced
-    undrafted = Written(Opening(3, 4, limit=100, drafted=False), Countdown(6))
-    assert judge_prompt(undrafted, 6).forced == ()
-    assert judge_prompt(written(), 6).forced == ()
+        assert accept_prompt(written(limit=limit, grammar=Countdown(6)), 6).forced == forced
+    undrafted = DecodeState(Opening(3, 4, limit=100, drafted=False), Countdown(6))
+    assert accept_prompt(undrafted, 6).forced == ()
+    assert accept_prompt(written(), 6).forced == ()
 
 
 class Wordy(Countdown):
@@ -146,5 +146,5 @@ class Wordy(Countdown):
 def test_forced_stretches_are_spelled_as_the_base_spelled_them_before():
     habits, rules = Habits(), Wordy(6)
     assert habits.forced(rules, 6) == (6,)
-    assert judge_prompt(Written(Opening(1, 4, limit=9), rules, habits), 16).end is None
+    assert accept_prompt(DecodeState(Opening(1, 4, limit=9), rules, habits), 16).end is None
     assert habits.forced(rules, 6) == (16,)

@@ -7,7 +7,7 @@ import numpy as np
 from specsot.frames import Growth, Opening
 from specsot.tree import Tree
 from specsot.vocabulary import Vocabulary, describe
-from specsot_worker.judge import Written
+from specsot_worker.judge import DecodeState
 from specsot_worker.nodes import grammar_masks
 
 
@@ -41,8 +41,8 @@ def tree_of(*nodes: tuple[int, int]) -> Growth:
     return Growth(1, 1, 5, (), Tree(tokens, parents))
 
 
-def written(grammar: Counting, limit: int = 9) -> Written:
-    one = Written(Opening(1, 5, limit=limit), grammar)
+def written(grammar: Counting, limit: int = 9) -> DecodeState:
+    one = DecodeState(Opening(1, 5, limit=limit), grammar)
     one.write((0,))
     return one
 
@@ -75,5 +75,5 @@ def test_forbidden_nodes_finished_ones_and_those_behind_the_limit_have_none() ->
 
 
 def test_free_text_has_no_masks() -> None:
-    free = Written(Opening(1, 5, limit=9), None)
+    free = DecodeState(Opening(1, 5, limit=9), None)
     assert list(grammar_masks(tree_of((0, 0), (1, 0)), free)) == [None, None]

@@ -7,9 +7,9 @@ import pytest
 from specsot.frames import Chunk, Draft, Drafts, Fork, Frame, Growth, Open, Opening, Outcome, Result
 from specsot.pages import PageTable
 from specsot.tree import chain
-from specsot_worker.flow import Flow
-from specsot_worker.patience import SLOW, Patience
-from specsot_worker.sequencer import Budget, Sequencer
+from specsot_worker.flow import PipelineDepth
+from specsot_worker.patience import SLOW_TREE_FACTOR, DraftTimeout
+from specsot_worker.sequencer import FrameBudget, Sequencer
 
 FLAT = ((1, 0.010), (512, 0.010))
 STEEP = ((1, 0.001), (512, 0.512))
@@ -17,31 +17,31 @@ TIMEOUT = 5.0  # seconds for a tree, at most
 USUAL = 0.1  # seconds that trees take here
 
 
-def stage_0(rows: int = 64, flow: Flow | None = None) -> Sequencer:
-    return Sequencer(1, Budget(rows, 3, 9), PageTable(96, 64), Patience(TIMEOUT), flow)
+def stage_0(rows: int = 64, flow: PipelineDepth | None = None) -> Sequencer:
+    return Sequencer(1, FrameBudget(rows, 3, 9), PageTable(96, 64), DraftTimeout(TIMEOUT), flow)
 
 
 def begin(sequencer: Sequencer, families: dict[int, int]) -> None:
     """By sequence its family: all have answered their prompts at 0.0."""
-    sequencer.obey(Open(Opening(1, 3, decodes=False), (1, 2, 3), 9999))
+    sequencer.apply_order(Open(Opening(1, 3, decodes=False), (1, 2, 3), 9999))
     for sequence, family in families.items():
         opening = Opening(sequence, 4, fork=Fork(1, 3), limit=99, family=family)
-        sequencer.obey(Open(opening, (4,), 9999))
+        sequencer.apply_order(Open(opening, (4,), 9999))
     assert sequencer.compose(0.0) is not None
     prompts = sequencer.compose(0.0)
     assert prompts is not None
     outcomes = tuple(Outcome(sequence, 0, (), (5,)) for sequence in families)
-    sequencer.learn(Result(1, prompts.number, outcomes), 0.0)
+    sequencer.apply_result(Result(1, prompts.number, outcomes), 0.0)
 
 
 def offer(sequencer: Sequencer, step: int, now: float, *sequences: int) -> None:
-    sequencer.offer(Drafts(1, tuple(Draft(one, step, chain([5, 5])) for one in sequences)), now)
+    sequencer.add_drafts(Drafts(1, tuple(Draft(one, step, chain([5, 5])) for one in sequences)), now)
 
 
 def answer(sequencer: Sequencer, frame: Frame, now: float) -> None:
     grown = [one for one in frame.segments if isinstance(one, Growth)]
     outcomes = tuple(Outcome(one.sequence, one.step, (0,), (5,)) for one in grown)
-    sequencer.learn(Result(1, frame.number, outcomes), now)
+    sequencer.apply_result(Result(1, frame.number, outcomes), now)
 
 
 def next_of(sequencer: Sequencer, now: float) -> list[int] | None:
@@ -79,8 +79,8 @@ def test_nobody_waits_for_anothers_slow_branch():
         answer(sequencer, frame, now)
     offer(sequencer, 9, now + USUAL, 2, 3)
     assert next_of(sequencer, now + USUAL) is None, "it may come yet"
-    late = now + 1.01 * SLOW * USUAL
-    assert sequencer.deadline() == pytest.approx(now + SLOW * USUAL)
+    late = now + 1.01 * SLOW_TREE_FACTOR * USUAL
+    assert sequencer.deadline() == pytest.approx(now + SLOW_TREE_FACTOR * USUAL)
     assert next_of(sequencer, late) == [2, 3]
     assert next_of(sequencer, late) is None, "the slow one waits for its own tree"
     offer(sequencer, 9, late + 1.0, 4)
@@ -89,8 +89,8 @@ def test_nobody_waits_for_anothers_slow_branch():
 
 @pytest.mark.parametrize(("curve", "least", "most"), [(FLAT, 512, 512), (STEEP, 1, 128)])
 def test_how_long_chunks_are_comes_from_measured_times(curve, least, most):
-    sequencer = stage_0(512, Flow(4, curve))
-    sequencer.obey(Open(Opening(1, 512), tuple(range(512)), 9999))
+    sequencer = stage_0(512, PipelineDepth(4, curve))
+    sequencer.apply_order(Open(Opening(1, 512), tuple(range(512)), 9999))
     frame = sequencer.compose(0.0)
     assert frame is not None
     (chunk,) = frame.segments

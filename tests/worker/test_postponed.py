@@ -18,8 +18,8 @@ from specsot.links import Arrival  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
 from specsot.pages import PageTable  # noqa: E402
 from specsot_worker.features import FeatureStore  # noqa: E402
-from specsot_worker.part import WorkerPart  # noqa: E402
-from specsot_worker.verdict import LastStage  # noqa: E402
+from specsot_worker.part import Worker  # noqa: E402
+from specsot_worker.verdict import Verifier  # noqa: E402
 
 SIZE = 16  # tokens of the vocabulary
 HELD, FREE = 1, 2
@@ -56,7 +56,7 @@ class Rows:
 
     def tap(self, layer: int, weight: object) -> None: ...
 
-    def prepare(self) -> None: ...
+    def capture(self) -> None: ...
 
     def run(self, frame):
         places = arrange(self.table, frame).positions
@@ -71,12 +71,12 @@ class Provider:
     def __init__(self, grammar: object) -> None:
         self.grammar = grammar
 
-    def stage(self, configuration: Configuration, layers: Range) -> Rows:
+    def make_stage(self, configuration: Configuration, layers: Range) -> Rows:
         return Rows(configuration)
 
-    def judge(self, stage: Rows, configuration: Configuration) -> LastStage:
+    def make_verifier(self, stage: Rows, configuration: Configuration) -> Verifier:
         store = FeatureStore(configuration.pages, configuration.page_rows, 2, torch.int64, "cpu")
-        return LastStage(self.logits, self.find, store)
+        return Verifier(self.logits, self.find, store)
 
     def find(self, opening: Opening):
         if opening.form and isinstance(self.grammar, Exception):
@@ -117,7 +117,7 @@ class Lone:
 
     def __init__(self, grammar: object) -> None:
         self.said = Said()
-        self.part = WorkerPart(Provider(grammar), self.said, Here(), clock=lambda: 0.0)
+        self.part = Worker(Provider(grammar), self.said, Here(), clock=lambda: 0.0)
 
     async def open(self, sequence: int, **more) -> None:
         prompt = tuple(range(sequence, sequence + 9))  # takes two frames

@@ -71,9 +71,9 @@ def writer_of(sequence: int, pruning: Pruning) -> Writer:
 
 @pytest.mark.parametrize(("policies", "layout"), CASES, ids=["packed", "batched"])
 def test_pruning_gives_what_one_dense_mask_gives(decoder, policies: tuple[Pruning, Pruning], layout: Layout):
-    from specsot_worker.stage import Stage
+    from specsot_worker.stage import DecoderStage
 
-    stage = Stage(decoder, 60, PAGE, layout)
+    stage = DecoderStage(decoder, 60, PAGE, layout)
     writers = [writer_of(number, policy) for number, policy in enumerate(policies, 1)]
     openings = tuple(
         Opening(writer.sequence, 60, pruning=policy) for writer, policy in zip(writers, policies)
@@ -86,10 +86,10 @@ def test_pruning_gives_what_one_dense_mask_gives(decoder, policies: tuple[Prunin
 
 @pytest.mark.parametrize("skip", [0, 1])
 def test_what_no_layer_keeps_is_given_back(decoder, skip: int):
-    from specsot_worker.stage import Stage
+    from specsot_worker.stage import DecoderStage
 
     pruning = Pruning(0.5, 32, skip)
-    stage, writer = Stage(decoder, 16, PAGE), writer_of(1, pruning)
+    stage, writer = DecoderStage(decoder, 16, PAGE), writer_of(1, pruning)
     write([writer], stage, 20, 1, (Opening(1, 20, pruning=pruning),))
     held = []
     while writer.fed < len(TEXT):
@@ -101,9 +101,9 @@ def test_what_no_layer_keeps_is_given_back(decoder, skip: int):
 
 
 def test_what_is_pruned_is_not_forked(decoder):
-    from specsot_worker.stage import Stage
+    from specsot_worker.stage import DecoderStage
 
-    stage, pruning = Stage(decoder, 16, PAGE), Pruning(0.5, 32, 0)
+    stage, pruning = DecoderStage(decoder, 16, PAGE), Pruning(0.5, 32, 0)
     writer = writer_of(1, pruning)
     write([writer], stage, 20, 1, (Opening(1, 20, pruning=pruning),))
     with pytest.raises(NotFound, match="sequence 1 cannot be forked: its heads keep different rows"):

@@ -18,8 +18,8 @@ from specsot.frames import Frame, Result
 from specsot.links import Arrival
 from specsot.members import Configuration, Range, Stage
 from specsot.pages import PageTable
-from specsot_worker.part import WorkerPart
-from specsot_worker.verdict import Verdict
+from specsot_worker.part import Worker
+from specsot_worker.verdict import VerifiedFrame
 
 STAGES = tuple(Stage(f"w{n}", f"w{n}:1", Range(n, n + 1)) for n in range(2))
 
@@ -35,21 +35,21 @@ class Last:
         self.broken = 0
         self.said: asyncio.Queue[int] = asyncio.Queue()
 
-    def stage(self, configuration: Configuration, layers: Range) -> Any:
-        return SimpleNamespace(table=self.table, run=self.run, prepare=lambda: None)
+    def make_stage(self, configuration: Configuration, layers: Range) -> Any:
+        return SimpleNamespace(table=self.table, run=self.run, capture=lambda: None)
 
     def run(self, frame: Frame) -> Frame:
         self.launched.append(frame.number)
         return replace(frame, seconds=(0.1, 0.1))
 
-    def judge(self, stage: Any, configuration: Configuration) -> Any:
-        return SimpleNamespace(judge=self.say, late=False, waits=False)
+    def make_verifier(self, stage: Any, configuration: Configuration) -> Any:
+        return SimpleNamespace(verify=self.say, pending_ready=False, has_pending=False)
 
-    def say(self, frame: Frame) -> Verdict:
+    def say(self, frame: Frame) -> VerifiedFrame:
         assert self.may_be_said.wait(30)
         if frame.number == self.broken:
             raise Unavailable("its rows never came")
-        return Verdict(Result(1, frame.number, (), frame.seconds), ())
+        return VerifiedFrame(Result(1, frame.number, (), frame.seconds), ())
 
     async def dial(self, *where: Any) -> Any:
         return self
@@ -66,7 +66,7 @@ async def ring():
     """The last stage and its part, in an epoch, with three frames at its door."""
     last = Last()
     with ThreadPoolExecutor(1) as compute, ThreadPoolExecutor(1) as reading:
-        part = WorkerPart(last, last, compute, reading=reading)  # type: ignore[arg-type]
+        part = Worker(last, last, compute, verify_thread=reading)  # type: ignore[arg-type]
         master = SimpleNamespace(send=_hear)
         await part.configure(Configuration(1, "w1", STAGES, 4, 4, 1), master)  # type: ignore[arg-type]
         for number in (1, 2, 3):
@@ -79,7 +79,7 @@ async def ring():
 async def _hear(message: Any) -> None: ...
 
 
-async def _settle_for_ever(part: WorkerPart) -> None:
+async def _settle_for_ever(part: Worker) -> None:
     while True:
         await part.settle()
         await asyncio.sleep(0)

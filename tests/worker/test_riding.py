@@ -20,9 +20,9 @@ from specsot.links import Arrival, Exchange, Inbox, Lost
 from specsot.members import Configuration, Head, Leaving, Range, Ready, Registration, Stage, Tap
 from specsot.membership import take_part
 from specsot.pages import PageTable
-from specsot_worker.early import Early
-from specsot_worker.part import WorkerPart, _Epoch  # pyright: ignore[reportPrivateUsage]
-from specsot_worker.place import Links, belongs
+from specsot_worker.early import EarlyArrivals
+from specsot_worker.part import Worker, _WorkerEpoch  # pyright: ignore[reportPrivateUsage]
+from specsot_worker.place import RingLinks, may_send
 
 STAGES = tuple(Stage(f"w{n}", f"w{n}:1", Range(2 * n, 2 * n + 2)) for n in range(3))
 
@@ -41,13 +41,13 @@ class Recorder:
     async def close(self) -> None: ...
 
 
-def last_stage() -> tuple[WorkerPart, Recorder]:
+def last_stage() -> tuple[Worker, Recorder]:
     """The last of three, as it stands in an epoch; all it knows of stage 0 is a link."""
     first = Recorder()
     configuration = Configuration(1, "w2", STAGES, 9, 9, 9, drafter="d:1", comm_mode="ring")
-    links = Links(None, first, Recorder(), Recorder())
-    part: Any = WorkerPart(SimpleNamespace(name="w2"), None, None)  # type: ignore[arg-type]
-    part._now = _Epoch(configuration, None, links, set(), None, None, Deadline(()))  # type: ignore[arg-type]
+    links = RingLinks(None, first, Recorder(), Recorder())
+    part: Any = Worker(SimpleNamespace(name="w2"), None, None)  # type: ignore[arg-type]
+    part._active = _WorkerEpoch(configuration, None, links, set(), None, None, Deadline(()))  # type: ignore[arg-type]
     return part, first
 
 
@@ -81,7 +81,7 @@ async def test_stage_0_is_told_once_that_the_drafter_is_lost() -> None:
 def test_every_message_comes_from_whose_it_is(you: str, message: object, senders: str) -> None:
     configuration = Configuration(1, you, STAGES, 9, 9, 9, drafter="d:1")
     everybody = ("w0", "w1", "w2", "d", "master")
-    assert [one for one in everybody if belongs(configuration, Arrival(one, message))] == senders.split()
+    assert [one for one in everybody if may_send(configuration, Arrival(one, message))] == senders.split()
 
 
 async def test_a_lost_stage_ends_the_epoch() -> None:
@@ -96,7 +96,7 @@ class OneLayerRange:
 
     name, table, layers, loaded, vocabulary = "w0", PageTable(4, 16), Range(0, 2), 0, 100
 
-    def stage(self, configuration: Configuration, layers: Range) -> OneLayerRange:
+    def make_stage(self, configuration: Configuration, layers: Range) -> OneLayerRange:
         return self
 
     def registration(self) -> Registration:
@@ -104,7 +104,7 @@ class OneLayerRange:
 
     def tap(self, layer: int, weight: object) -> None: ...
 
-    def prepare(self) -> None: ...
+    def capture(self) -> None: ...
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -114,7 +114,7 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
     for name in ("w0:1", "w1:1"):
         exchange.listen(name)
     provider: Any = OneLayerRange()
-    part, inbox = WorkerPart(provider, exchange.dialer("w0"), ThreadPoolExecutor(1)), Inbox()
+    part, inbox = Worker(provider, exchange.dialer("w0"), ThreadPoolExecutor(1)), Inbox()
     configuration = Configuration(3, "w0", STAGES, 4, 16, 8, drafter="d:1", head=Head((1,), 16))
 
     async def connect(registration: Registration) -> Recorder:
@@ -131,18 +131,18 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
 
 
 def test_what_comes_too_early_is_bounded_by_count_and_bytes() -> None:
-    few, small = Early(most=2), Early(most_bytes=100)
+    few, small = EarlyArrivals(max_arrivals=2), EarlyArrivals(max_bytes=100)
     for epoch in (1, 2, 2):
-        few.keep(epoch, Arrival("d", Drafts(epoch)))
-    assert [one.message for one in few.take(2)] == [Drafts(2)]
-    few.keep(1, Arrival("d", Drafts(1)))
-    assert few.take(1) == [], "it is over"
+        few.hold(epoch, Arrival("d", Drafts(epoch)))
+    assert [one.message for one in few.release(2)] == [Drafts(2)]
+    few.hold(1, Arrival("d", Drafts(1)))
+    assert few.release(1) == [], "it is over"
     taps = [Arrival("d", Tap(epoch, 0, torch.ones(20))) for epoch in (1, 2)]
     for tap in taps:
-        small.keep(tap.message.epoch, tap)
-    assert [small.take(epoch) for epoch in (1, 2)] == [taps[:1], []]
-    small.keep(3, taps[1])
-    assert small.take(3) == taps[1:], "there is room again"
+        small.hold(tap.message.epoch, tap)
+    assert [small.release(epoch) for epoch in (1, 2)] == [taps[:1], []]
+    small.hold(3, taps[1])
+    assert small.release(3) == taps[1:], "there is room again"
 
 
 @pytest.mark.parametrize(("mode", "to"), [("p2p", "w0"), ("ring", "w2")])

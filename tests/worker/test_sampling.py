@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specsot.params import Sampling  # noqa: E402
-from specsot_worker.penalties import adjust  # noqa: E402
-from specsot_worker.sampling import Wish, choose, draw, weigh  # noqa: E402
+from specsot_worker.penalties import apply_penalties  # noqa: E402
+from specsot_worker.sampling import DrawRequest, choose_tokens, draw_tokens, sampling_weights  # noqa: E402
 from tests.exact import distribute  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -34,18 +34,18 @@ PROCESSORS = [
 
 
 def wish(position=0, seed=11, ordinal=0, **sampling):
-    return Wish(Sampling(**sampling), seed, ordinal, position)
+    return DrawRequest(Sampling(**sampling), seed, ordinal, position)
 
 
 def adjusted(logits, sampling, times):
     row = logits.clone()
-    adjust(row, sampling, times)
+    apply_penalties(row, sampling, times)
     return row
 
 
 def chances(logits, sampling):
     """What is drawn from, as dense probabilities [V]."""
-    tokens, weights = weigh(logits[None], sampling)
+    tokens, weights = sampling_weights(logits[None], sampling)
     dense = weights[0].double()
     if tokens is not None:
         dense = torch.zeros(logits.numel(), dtype=torch.float64).scatter_(0, tokens[0], dense)
@@ -68,7 +68,7 @@ def test_law_2_the_sampled_distribution_is_the_targets(processors):
     logits = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 1.5
     want = distribute(logits, sampling, TIMES)
     rows = adjusted(logits, sampling, TIMES).expand(DRAWS, -1)
-    chosen = choose(rows, [wish(position, **processors) for position in range(DRAWS)])
+    chosen = choose_tokens(rows, [wish(position, **processors) for position in range(DRAWS)])
     counts = torch.bincount(torch.tensor(chosen), minlength=40).double()
     assert counts[want == 0].sum() == 0
     assert chi_square_p(counts, want * DRAWS) > 1e-5
@@ -133,14 +133,19 @@ def test_a_row_is_drawn_the_same_alone_and_among_others():
     logits = torch.randn(64, 3001, generator=torch.Generator().manual_seed(4))
     for processors in PROCESSORS:
         sampling = Sampling(**processors)
-        together, alone = weigh(logits, sampling)[1][17], weigh(logits[17:18], sampling)[1][0]
+        together, alone = (
+            sampling_weights(logits, sampling)[1][17],
+            sampling_weights(logits[17:18], sampling)[1][0],
+        )
         assert torch.equal(together[together > 0], alone[alone > 0])
 
 
 def test_a_draw_depends_on_seed_ordinal_and_position_alone():
     logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
     places = [(1, 0, 5), (1, 0, 5), (2, 0, 5), (1, 1, 5), (1, 0, 6)]
-    drawn = choose(logits.expand(5, -1), [wish(p, seed=s, ordinal=o, temperature=1.0) for s, o, p in places])
+    drawn = choose_tokens(
+        logits.expand(5, -1), [wish(p, seed=s, ordinal=o, temperature=1.0) for s, o, p in places]
+    )
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) > 2
 
@@ -148,9 +153,9 @@ def test_a_draw_depends_on_seed_ordinal_and_position_alone():
 def test_rows_are_chosen_each_by_its_own_wish():
     logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(2))
     wishes = [wish(), wish(4, temperature=1.0), wish(), wish(4, temperature=1.0, top_k=1)]
-    assert choose(logits, wishes) == [
+    assert choose_tokens(logits, wishes) == [
         int(logits[0].argmax()),
-        *choose(logits[1:2], wishes[1:2]),
+        *choose_tokens(logits[1:2], wishes[1:2]),
         int(logits[2].argmax()),
         int(logits[3].argmax()),
     ]
@@ -161,31 +166,31 @@ def test_rows_that_are_not_numbers_choose_nothing_and_disturb_no_other():
     logits[0, 2] = float("nan")
     logits[1] = float("-inf")
     logits[2, 3] = 1.0
-    assert choose(logits, [wish(temperature=0.5), wish(), wish()]) == [None, None, 3]
+    assert choose_tokens(logits, [wish(temperature=0.5), wish(), wish()]) == [None, None, 3]
 
 
 @pytest.mark.parametrize("more", [{}, dict(top_k=4), dict(top_p=0.99), dict(min_p=0.5)], ids=str)
 def test_masked_tokens_are_never_drawn(more):
     logits = torch.zeros(300, 6)
     logits[:, ::2] = float("-inf")
-    drawn = choose(logits, [wish(position, temperature=2.0, **more) for position in range(300)])
+    drawn = choose_tokens(logits, [wish(position, temperature=2.0, **more) for position in range(300)])
     assert set(drawn) == {1, 3, 5}
 
 
 @pytest.mark.parametrize("more", [{}, dict(top_p=0.9)], ids=str)
 def test_the_ends_of_the_cdf_are_tokens_that_may_be_drawn(more):
     logits = torch.tensor([[float("-inf"), 0.3, 0.1, 0.2, float("-inf")]]).expand(2, -1)
-    assert draw(logits, Sampling(1.0, **more), [0.0, 1 - 2**-53]) == [1, 3]
+    assert draw_tokens(logits, Sampling(1.0, **more), [0.0, 1 - 2**-53]) == [1, 3]
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-9, 1e9, 1e300])
 def test_temperatures_of_any_size_draw_something(temperature):
     logits = torch.tensor([[-50.0, 30.0, float("-inf"), 29.9]]).expand(200, -1)
-    drawn = set(choose(logits, [wish(position, temperature=temperature) for position in range(200)]))
+    drawn = set(choose_tokens(logits, [wish(position, temperature=temperature) for position in range(200)]))
     assert drawn == ({1} if temperature < 1 else {0, 1, 3})
 
 
 def test_logits_of_any_type_are_drawn_from():
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(3)).bfloat16()
-    wanted = choose(logits.float(), [wish(temperature=0.7, top_p=0.9)])
-    assert choose(logits, [wish(temperature=0.7, top_p=0.9)]) == wanted
+    wanted = choose_tokens(logits.float(), [wish(temperature=0.7, top_p=0.9)])
+    assert choose_tokens(logits, [wish(temperature=0.7, top_p=0.9)]) == wanted

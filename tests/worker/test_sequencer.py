@@ -20,8 +20,8 @@ from specsot.frames import (
 )
 from specsot.pages import PageTable
 from specsot.tree import chain
-from specsot_worker.patience import MOST_KEPT, Patience
-from specsot_worker.sequencer import Budget, Sequencer
+from specsot_worker.patience import MAX_UNSENT_ROWS, DraftTimeout
+from specsot_worker.sequencer import FrameBudget, Sequencer
 from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 
@@ -29,7 +29,7 @@ PAGES, ROWS = 96, 8
 
 
 def ring_of(rng: random.Random, flight: int = 1, rows: int = 40, skill: float = 0.7) -> MockRing:
-    sequencer = Sequencer(1, Budget(rows, flight, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer = Sequencer(1, FrameBudget(rows, flight, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     return MockRing(sequencer, [MockStage(PageTable(PAGES, ROWS)) for _ in range(2)], rng, skill)
 
 
@@ -58,18 +58,20 @@ def test_law_1_branches_forked_from_a_prefix_write_what_plain_decoding_writes(fl
         rng = random.Random(seed)
         ring = ring_of(rng, flight, rng.choice([5, 17, 64]), skill)
         prefix = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 30))]
-        ring.sequencer.obey(order_of(1, prefix, 1, decodes=False))
+        ring.sequencer.apply_order(order_of(1, prefix, 1, decodes=False))
         wanted = {}
         for sequence in range(2, 2 + rng.randrange(1, 7)):
             suffix = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 12))]
             limit = rng.randrange(1, 40)
             drafted = rng.random() < 0.8
-            ring.sequencer.obey(order_of(sequence, suffix, limit, Fork(1, len(prefix)), drafted=drafted))
+            ring.sequencer.apply_order(
+                order_of(sequence, suffix, limit, Fork(1, len(prefix)), drafted=drafted)
+            )
             wanted[sequence] = write_plainly(prefix + suffix, limit)
         run(ring)
         assert ring.log == wanted
         assert set(ring.ends.values()) == {End.LENGTH}
-        ring.sequencer.obey(Close(1))
+        ring.sequencer.apply_order(Close(1))
         run(ring)
         assert_empty(ring)
 
@@ -80,12 +82,12 @@ def test_law_4_and_5_cancels_at_any_time_disturb_nobody_and_leave_no_page(seed):
     ring = ring_of(rng, rng.choice([1, 2, 3]))
     prompts = {s: [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 40))] for s in range(1, 9)}
     for sequence, prompt in prompts.items():
-        ring.sequencer.obey(order_of(sequence, prompt, 30))
+        ring.sequencer.apply_order(order_of(sequence, prompt, 30))
     doomed = rng.sample(sorted(prompts), 4)
     while doomed or not ring.sequencer.idle:
         moved = ring.turn()
         if doomed and (not moved or rng.random() < 0.1):
-            ring.sequencer.obey(Close(doomed.pop()))
+            ring.sequencer.apply_order(Close(doomed.pop()))
     run(ring)
     for sequence, tokens in ring.log.items():
         assert tokens == write_plainly(prompts[sequence], 30)[: len(tokens)]
@@ -97,15 +99,15 @@ def test_law_4_and_5_cancels_at_any_time_disturb_nobody_and_leave_no_page(seed):
 def test_the_row_budget_and_the_credits_hold(seed):
     ring = ring_of(random.Random(seed), flight=2, rows=11)
     for sequence in range(1, 9):
-        ring.sequencer.obey(order_of(sequence, [sequence % VOCABULARY] * 25, 20))
+        ring.sequencer.apply_order(order_of(sequence, [sequence % VOCABULARY] * 25, 20))
     run(ring)
     assert max(sum(map(rows_of, frame.segments)) for frame in ring.frames) <= 11
     assert len(ring.log) == 8
 
 
 def test_at_most_one_tree_of_a_sequence_flies():
-    sequencer = Sequencer(1, Budget(64, 4, 9), PageTable(PAGES, ROWS), Patience(1.0))
-    sequencer.obey(order_of(1, [1, 2, 3], 10, drafted=False))
+    sequencer = Sequencer(1, FrameBudget(64, 4, 9), PageTable(PAGES, ROWS), DraftTimeout(1.0))
+    sequencer.apply_order(order_of(1, [1, 2, 3], 10, drafted=False))
     prompt = sequencer.compose(0.0)
     assert prompt is not None
     assert sequencer.compose(0.0) is None
@@ -115,12 +117,12 @@ def test_a_sequence_pauses_at_its_lease_and_goes_on_with_a_new_one():
     ring = ring_of(random.Random(1))
     prompt = [1, 2, 3]
     opening = Opening(1, 3, limit=50)
-    ring.sequencer.obey(Open(opening, tuple(prompt), lease=10))
+    ring.sequencer.apply_order(Open(opening, tuple(prompt), lease=10))
     run(ring)
     paused = len(ring.log[1])
     assert 7 <= paused < 7 + 10
     assert not ring.sequencer.idle
-    ring.sequencer.obey(Lease(1, 1000))
+    ring.sequencer.apply_order(Lease(1, 1000))
     run(ring)
     assert ring.log[1] == write_plainly(prompt, 50)
     assert_empty(ring)
@@ -128,7 +130,7 @@ def test_a_sequence_pauses_at_its_lease_and_goes_on_with_a_new_one():
 
 def test_a_fork_of_a_sequence_that_is_gone_is_reported_not_hung():
     ring = ring_of(random.Random(1))
-    ring.sequencer.obey(order_of(5, [1], 3, Fork(4, 2)))
+    ring.sequencer.apply_order(order_of(5, [1], 3, Fork(4, 2)))
     run(ring)
     rejected = ring.sequencer.rejections()
     assert [(one.sequence, one.end) for one in rejected] == [(5, End.FAILED)]
@@ -138,7 +140,7 @@ def test_a_fork_of_a_sequence_that_is_gone_is_reported_not_hung():
 def test_without_pages_an_opening_waits_for_its_turn():
     ring = ring_of(random.Random(3))
     for sequence in range(1, 30):
-        ring.sequencer.obey(order_of(sequence, [sequence % VOCABULARY] * 30, 10))
+        ring.sequencer.apply_order(order_of(sequence, [sequence % VOCABULARY] * 30, 10))
     run(ring)
     assert len(ring.log) == 29
     assert all(len(tokens) == 10 for tokens in ring.log.values())
@@ -146,30 +148,30 @@ def test_without_pages_an_opening_waits_for_its_turn():
 
 
 def test_a_silent_drafter_costs_one_timeout_not_one_per_lap():
-    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
     ring = MockRing(sequencer, [MockStage(PageTable(PAGES, ROWS))], random.Random(1), 0.0)
     ring._draft = lambda outcomes: None
-    sequencer.obey(order_of(1, [1, 2], 30))
+    sequencer.apply_order(order_of(1, [1, 2], 30))
     run(ring)
     assert ring.now == pytest.approx(0.5)
     assert ring.log[1] == write_plainly([1, 2], 30)
 
 
 def test_stale_results_and_drafts_change_nothing():
-    sequencer = Sequencer(2, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
-    sequencer.obey(order_of(1, [1, 2], 30))
+    sequencer = Sequencer(2, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2], 30))
     frame = sequencer.compose(0.0)
     assert frame is not None
-    sequencer.learn(Result(1, frame.number), 0.0)
+    sequencer.apply_result(Result(1, frame.number), 0.0)
     assert sequencer.compose(0.0) is None
-    sequencer.offer(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
+    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
     assert sequencer.deadline() is None
 
 
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
-    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
-    sequencer.obey(order_of(1, [1, 2], 30))
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2], 30))
     for step, root in enumerate((3, 5)):  # behind the prompt, and behind a tree
         frame = sequencer.compose(0.0)
         assert frame is not None
@@ -178,11 +180,11 @@ def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
             Drafts(1, (Draft(1, step + 1, chain([root, 4])),)),
         )
         if overtaken:
-            sequencer.offer(drafts)
-        sequencer.learn(result, 0.0)
+            sequencer.add_drafts(drafts)
+        sequencer.apply_result(result, 0.0)
         if not overtaken:
             assert sequencer.compose(0.0) is None
-            sequencer.offer(drafts)
+            sequencer.add_drafts(drafts)
     grown = sequencer.compose(0.0)
     assert grown is not None
     (growth,) = grown.segments
@@ -191,13 +193,13 @@ def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
 
 
 def test_of_two_drafts_for_one_step_the_first_wins():
-    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
-    sequencer.obey(order_of(1, [1, 2], 30))
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2], 30))
     frame = sequencer.compose(0.0)
     assert frame is not None
-    sequencer.learn(Result(1, frame.number, (Outcome(1, 0, (), (3,)),)), 0.0)
-    sequencer.offer(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
-    sequencer.offer(Drafts(1, (Draft(1, 1, chain([3, 5, 6])),)))
+    sequencer.apply_result(Result(1, frame.number, (Outcome(1, 0, (), (3,)),)), 0.0)
+    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 4])),)))
+    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3, 5, 6])),)))
     grown = sequencer.compose(0.0)
     assert grown is not None
     (growth,) = grown.segments
@@ -207,9 +209,9 @@ def test_of_two_drafts_for_one_step_the_first_wins():
 
 def answered(vocabulary: int = VOCABULARY) -> Sequencer:
     """A prompt was answered with token 3; its sequence waits for the tree of step 1."""
-    table, patience = PageTable(PAGES, ROWS), Patience(0.5)
-    sequencer = Sequencer(1, Budget(64, 1, 9), table, patience, vocabulary=vocabulary)
-    sequencer.obey(order_of(1, [1, 2], 30))
+    table, patience = PageTable(PAGES, ROWS), DraftTimeout(0.5)
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), table, patience, vocabulary=vocabulary)
+    sequencer.apply_order(order_of(1, [1, 2], 30))
     first_answer(sequencer)
     return sequencer
 
@@ -218,7 +220,7 @@ def answered(vocabulary: int = VOCABULARY) -> Sequencer:
 def test_a_tree_that_no_base_could_ask_for_counts_as_missed(tokens):
     sequencer = answered()
     assert sequencer.compose(0.0) is None
-    sequencer.offer(Drafts(1, (Draft(1, 1, chain(tokens)),)), 0.0)
+    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain(tokens)),)), 0.0)
     frame = sequencer.compose(0.0)
     assert frame is not None, "nobody waits any longer for a drafter that has spoken"
     (growth,) = frame.segments
@@ -228,12 +230,12 @@ def test_a_tree_that_no_base_could_ask_for_counts_as_missed(tokens):
 
 def test_a_wrong_early_tree_does_not_shut_out_the_right_one_that_comes_early_too():
     sequencer = answered()
-    sequencer.offer(Drafts(1, (Draft(1, 1, chain([3])),)))
+    sequencer.add_drafts(Drafts(1, (Draft(1, 1, chain([3])),)))
     frame = sequencer.compose(0.0)
     assert frame is not None
     for root in (6, 5):
-        sequencer.offer(Drafts(1, (Draft(1, 2, chain([root, 4])),)))
-    sequencer.learn(Result(1, frame.number, (Outcome(1, 1, (0,), (5,)),)), 0.0)
+        sequencer.add_drafts(Drafts(1, (Draft(1, 2, chain([root, 4])),)))
+    sequencer.apply_result(Result(1, frame.number, (Outcome(1, 1, (0,), (5,)),)), 0.0)
     grown = sequencer.compose(0.0)
     assert grown is not None
     (growth,) = grown.segments
@@ -244,7 +246,7 @@ def test_a_wrong_early_tree_does_not_shut_out_the_right_one_that_comes_early_too
 @pytest.mark.parametrize("wrong", [VOCABULARY, -1])
 def test_a_prompt_with_ids_that_the_base_lacks_is_rejected_alone(wrong):
     sequencer = answered()
-    sequencer.obey(order_of(2, [1, wrong], 30))
+    sequencer.apply_order(order_of(2, [1, wrong], 30))
     assert [(one.sequence, one.end) for one in sequencer.rejections()] == [(2, End.FAILED)]
     frame = sequencer.compose(0.5)
     assert frame is not None
@@ -252,13 +254,13 @@ def test_a_prompt_with_ids_that_the_base_lacks_is_rejected_alone(wrong):
 
 
 def test_without_credits_nobody_is_hurried():
-    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
-    sequencer.obey(order_of(1, [1, 2], 30))
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2], 30))
     first = sequencer.compose(0.0)
     assert first is not None
-    sequencer.learn(Result(1, first.number, (Outcome(1, 0, (), (3,)),)), 0.0)
+    sequencer.apply_result(Result(1, first.number, (Outcome(1, 0, (), (3,)),)), 0.0)
     assert sequencer.deadline() == 0.5
-    sequencer.obey(order_of(2, [1, 2], 30))
+    sequencer.apply_order(order_of(2, [1, 2], 30))
     assert sequencer.compose(0.1) is None, "the tree is worth waiting for; what came rides with it"
     assert sequencer.compose(0.6) is not None
     assert sequencer.compose(9.0) is None
@@ -267,34 +269,34 @@ def test_without_credits_nobody_is_hurried():
 
 def test_nobody_wakes_up_for_a_patience_that_is_lost():
     """A branch of a family of which another is under way: only the result helps, looking again does not."""
-    sequencer = Sequencer(1, Budget(2, 3, 1), PageTable(PAGES, ROWS), Patience(0.5))
-    sequencer.obey(order_of(1, [1, 2], 9, decodes=False))
+    sequencer = Sequencer(1, FrameBudget(2, 3, 1), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2], 9, decodes=False))
     for sequence in (2, 3):
-        sequencer.obey(order_of(sequence, [4], 9, Fork(1, 2)))
+        sequencer.apply_order(order_of(sequence, [4], 9, Fork(1, 2)))
     frames = [sequencer.compose(0.0) for _ in range(2)]
     assert frames[1] is not None
-    sequencer.learn(Result(1, frames[1].number, (Outcome(2, 0, (), (3,)),)), 0.0)
+    sequencer.apply_result(Result(1, frames[1].number, (Outcome(2, 0, (), (3,)),)), 0.0)
     assert sequencer.deadline() == 0.5
-    sequencer.learn(Result(1, frames[1].number, (Outcome(3, 0, (), (3,)),)), 0.2)
+    sequencer.apply_result(Result(1, frames[1].number, (Outcome(3, 0, (), (3,)),)), 0.2)
     assert sequencer.compose(0.5) is None
     assert sequencer.deadline() == 0.7
     assert sequencer.compose(0.7) is not None
 
 
 def test_a_family_goes_out_whole():
-    sequencer = Sequencer(1, Budget(64, 3, 9), PageTable(PAGES, ROWS), Patience(0.5))
-    sequencer.obey(order_of(1, [1, 2, 3], 1, decodes=False))
+    sequencer = Sequencer(1, FrameBudget(64, 3, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2, 3], 1, decodes=False))
     for sequence in (2, 3):
-        sequencer.obey(order_of(sequence, [4], 9, Fork(1, 3)))
+        sequencer.apply_order(order_of(sequence, [4], 9, Fork(1, 3)))
     prefix = sequencer.compose(0.0)
     branches = sequencer.compose(0.0)
     assert prefix is not None
     assert branches is not None
     outcomes = (Outcome(2, 0, (), (5,)), Outcome(3, 0, (), (6,)))
-    sequencer.learn(Result(1, branches.number, outcomes), 0.0)
-    sequencer.offer(Drafts(1, (Draft(2, 1, chain([5, 5])),)))
+    sequencer.apply_result(Result(1, branches.number, outcomes), 0.0)
+    sequencer.add_drafts(Drafts(1, (Draft(2, 1, chain([5, 5])),)))
     assert sequencer.compose(0.1) is None, "the other branch still waits for its tree"
-    sequencer.offer(Drafts(1, (Draft(3, 1, chain([6])),)))
+    sequencer.add_drafts(Drafts(1, (Draft(3, 1, chain([6])),)))
     frame = sequencer.compose(0.2)
     assert frame is not None
     assert [segment.sequence for segment in frame.segments] == [2, 3]
@@ -305,7 +307,7 @@ def first_answer(sequencer: Sequencer, forced: tuple[int, ...] = ()) -> None:
     """A prompt of two tokens passes; its sequence waits for its first tree then, if it may."""
     frame = sequencer.compose(0.0)
     assert frame is not None
-    sequencer.learn(Result(1, frame.number, (Outcome(1, 0, (), (3,), forced=forced),)), 0.0)
+    sequencer.apply_result(Result(1, frame.number, (Outcome(1, 0, (), (3,), forced=forced),)), 0.0)
 
 
 def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) -> tuple[bool, int] | None:
@@ -316,67 +318,67 @@ def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) ->
     (growth,) = frame.segments
     assert isinstance(growth, Growth)
     outcome = Outcome(1, growth.step, (0,), (3,), forced=forced)
-    sequencer.learn(Result(1, frame.number, (outcome,)), now)
+    sequencer.apply_result(Result(1, frame.number, (outcome,)), now)
     return frame.resting, len(growth.tree)
 
 
 def test_a_resting_drafter_hears_nothing_and_is_not_waited_for_until_a_lap_before_its_trial():
-    sequencer = Sequencer(1, Budget(64, 1, 9), PageTable(PAGES, ROWS), Patience(0.5))
-    sequencer.obey(order_of(1, [1, 2], 30))
+    sequencer = Sequencer(1, FrameBudget(64, 1, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2], 30))
     first_answer(sequencer)
     assert sequencer.compose(0.1) is None
-    sequencer.offer(Drafts(1, (), rest=3))
+    sequencer.add_drafts(Drafts(1, (), rest=3))
     assert [lap(sequencer) for _ in range(4)] == [(True, 1), (True, 1), (True, 1), (False, 1)]
     assert lap(sequencer) is None, "now its tree is worth waiting for"
     assert lap(sequencer, now=0.6) == (False, 1)
 
 
 def test_a_rest_counts_drafted_trees_alone_and_its_backlog_is_bounded():
-    patience = Patience(0.5)
-    patience.rest(5)
-    patience.spend(0, 40)
+    patience = DraftTimeout(0.5)
+    patience.start_rest(5)
+    patience.record_launch(0, 40)
     assert patience.resting
-    patience.spend(4, 4)
+    patience.record_launch(4, 4)
     assert patience.resting
-    patience.spend(1, 1)
+    patience.record_launch(1, 1)
     assert not patience.resting
-    patience.rest(10**6)
-    patience.spend(1, MOST_KEPT)
+    patience.start_rest(10**6)
+    patience.record_launch(1, MAX_UNSENT_ROWS)
     assert not patience.resting
 
 
 def test_nobody_rests_for_a_drafter_that_is_gone():
-    patience = Patience(0.5)
-    patience.rest(9)
-    patience.end()
+    patience = DraftTimeout(0.5)
+    patience.start_rest(9)
+    patience.drafter_left()
     assert not patience.resting
 
 
 def test_what_is_forced_is_fed_when_no_tree_comes_and_never_beyond_the_slots():
-    sequencer = Sequencer(1, Budget(64, 1, 4), PageTable(PAGES, ROWS), Patience(0.5))
-    sequencer.obey(order_of(1, [1, 2], 30))
+    sequencer = Sequencer(1, FrameBudget(64, 1, 4), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2], 30))
     first_answer(sequencer, forced=(4, 5))
-    sequencer.offer(Drafts(1, (), rest=2))
+    sequencer.add_drafts(Drafts(1, (), rest=2))
     assert lap(sequencer, forced=(4, 5, 6, 4, 5, 6)) == (True, 3)
     assert lap(sequencer, forced=(4, 5)) == (True, 4)
     assert lap(sequencer, forced=(4, 5)) == (False, 3)
-    sequencer.offer(Drafts(1, (Draft(1, 4, chain([3, 6])),)))
+    sequencer.add_drafts(Drafts(1, (Draft(1, 4, chain([3, 6])),)))
     assert lap(sequencer) == (False, 2), "a tree that came is better"
 
 
 def test_families_of_one_prefix_do_not_wait_for_each_other():
-    sequencer = Sequencer(1, Budget(64, 3, 9), PageTable(PAGES, ROWS), Patience(0.5))
-    sequencer.obey(order_of(1, [1, 2, 3], 1, decodes=False))
+    sequencer = Sequencer(1, FrameBudget(64, 3, 9), PageTable(PAGES, ROWS), DraftTimeout(0.5))
+    sequencer.apply_order(order_of(1, [1, 2, 3], 1, decodes=False))
     for sequence in (2, 3):
-        sequencer.obey(order_of(sequence, [4], 9, Fork(1, 3), family=sequence, drafted=False))
+        sequencer.apply_order(order_of(sequence, [4], 9, Fork(1, 3), family=sequence, drafted=False))
     assert sequencer.compose(0.0) is not None
     prompts = sequencer.compose(0.0)
     assert prompts is not None
-    sequencer.learn(Result(1, prompts.number, (Outcome(2, 0, (), (5,)),)), 0.0)
+    sequencer.apply_result(Result(1, prompts.number, (Outcome(2, 0, (), (5,)),)), 0.0)
     first = sequencer.compose(0.0)
     assert first is not None
     assert [segment.sequence for segment in first.segments] == [2]
-    sequencer.learn(Result(1, prompts.number, (Outcome(3, 0, (), (6,)),)), 0.0)
+    sequencer.apply_result(Result(1, prompts.number, (Outcome(3, 0, (), (6,)),)), 0.0)
     second = sequencer.compose(0.0)
     assert second is not None, "the other family's tree is still under way"
     assert [segment.sequence for segment in second.segments] == [3]

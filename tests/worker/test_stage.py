@@ -19,10 +19,10 @@ PAGE, LAYERS = 16, Range(1, 3)
 def stages(tmp_path):
     """Makes stages of the same weights, without an embedding: rows come in as the test likes."""
     from specsot.model.decoder import Decoder
-    from specsot_worker.stage import Stage
+    from specsot_worker.stage import DecoderStage
 
     decoder = Decoder.load(write_base(tmp_path / "base"), LAYERS, torch.float32, "cpu")
-    return lambda layout: (Stage(decoder, 4, PAGE, layout), decoder.config.hidden)
+    return lambda layout: (DecoderStage(decoder, 4, PAGE, layout), decoder.config.hidden)
 
 
 def prompts(number: int, lengths: dict[int, int], hidden: torch.Tensor, closings: tuple[int, ...] = ()):
@@ -59,9 +59,11 @@ def test_this_test_would_notice(stages):
 def test_a_token_that_the_base_lacks_is_an_error_of_the_frame_not_of_the_process(tmp_path, token: int):
     from specsot.errors import WireError
     from specsot.model.decoder import Decoder
-    from specsot_worker.stage import Stage
+    from specsot_worker.stage import DecoderStage
 
-    stage = Stage(Decoder.load(write_base(tmp_path / "base"), Range(0, 1), torch.float32, "cpu"), 4, PAGE)
+    stage = DecoderStage(
+        Decoder.load(write_base(tmp_path / "base"), Range(0, 1), torch.float32, "cpu"), 4, PAGE
+    )
     frame = Frame(1, 1, (Opening(1, 2),), (Chunk(1, 0, (5, token), True),))
     with pytest.raises(WireError, match="token ids beyond"):
         stage.run(frame)
@@ -78,10 +80,10 @@ def test_a_frame_that_no_graph_has_room_for_is_counted_and_told_once(stages):
     plain, _ = stages("packed")
     rows = torch.randn(5, hidden, generator=torch.Generator().manual_seed(1))
     wanted = plain.run(prompts(1, {1: 5}, rows.clone())).hidden
-    assert plain.missed == 0, "where there are no graphs none is missed"
-    slow._laps = NoRoom()
+    assert plain.uncaptured == 0, "where there are no graphs none is missed"
+    slow._graphs = NoRoom()
     with structlog.testing.capture_logs() as told:
         for number in (1, 2, 3):
             assert torch.equal(slow.run(prompts(number, {number: 5}, rows.clone())).hidden, wanted)
-    assert slow.missed == 3
+    assert slow.uncaptured == 3
     assert [entry["rows"] for entry in told] == [5]

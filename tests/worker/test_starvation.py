@@ -7,9 +7,9 @@ import pytest
 from specsot.frames import Chunk, Draft, Drafts, Fork, Frame, Growth, Open, Opening, Outcome, Result
 from specsot.pages import PageTable
 from specsot.tree import Tree
-from specsot_worker.flow import CHUNKS, Flow
-from specsot_worker.patience import Patience
-from specsot_worker.sequencer import PREFILL_SHARE, Budget, Sequencer
+from specsot_worker.flow import CHUNK_DIVISORS, PipelineDepth
+from specsot_worker.patience import DraftTimeout
+from specsot_worker.sequencer import PREFILL_SHARE, FrameBudget, Sequencer
 from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 
@@ -19,15 +19,17 @@ PROMPT = 40  # rows
 class Laps:
     """A ring of one frame at a time, whose drafter always sends trees of so many nodes."""
 
-    def __init__(self, rows: int, nodes: int = 1, flow: Flow | None = None) -> None:
-        patience = Patience(1.0, nodes > 1)
+    def __init__(self, rows: int, nodes: int = 1, flow: PipelineDepth | None = None) -> None:
+        patience = DraftTimeout(1.0, nodes > 1)
         self.nodes, self.now, self.written = nodes, 0.0, dict[int, int]()
-        self.sequencer = Sequencer(1, Budget(rows, 1, max(nodes, 1)), PageTable(1 << 14, 16), patience, flow)
+        self.sequencer = Sequencer(
+            1, FrameBudget(rows, 1, max(nodes, 1)), PageTable(1 << 14, 16), patience, flow
+        )
 
     def open(self, sequence: int, prompt: int = 1, fork: Fork | None = None, **more) -> None:
         length = prompt + (fork.length if fork else 0)
         opening = Opening(sequence, length, fork=fork, limit=10**6, drafted=self.nodes > 1, **more)
-        self.sequencer.obey(Open(opening, (5,) * prompt, 1 << 30))
+        self.sequencer.apply_order(Open(opening, (5,) * prompt, 1 << 30))
 
     def turn(self) -> Frame:
         self.now += 1.0
@@ -37,11 +39,11 @@ class Laps:
         outcomes = tuple(_outcome(one) for one in judged)
         for one in judged:
             self.written[one.sequence] = self.written.get(one.sequence, 0) + 1
-        self.sequencer.learn(Result(1, frame.number, outcomes), self.now)
+        self.sequencer.apply_result(Result(1, frame.number, outcomes), self.now)
         if self.nodes > 1:
             tree = Tree((7,) * self.nodes, (0,) * self.nodes)
             drafts = tuple(Draft(one.sequence, one.step + 1, tree) for one in outcomes)
-            self.sequencer.offer(Drafts(1, drafts), self.now)
+            self.sequencer.add_drafts(Drafts(1, drafts), self.now)
         return frame
 
 
@@ -92,13 +94,13 @@ def test_branches_of_a_prefix_begin_beside_full_trees():
 
 def test_with_several_stages_a_chunk_may_be_shorter_but_comes_with_every_frame():
     rows = 64
-    laps = Laps(rows, 16, Flow(2, ((1, 1.0), (rows, 2.0))))
+    laps = Laps(rows, 16, PipelineDepth(2, ((1, 1.0), (rows, 2.0))))
     for sequence in range(1, 9):
         laps.open(sequence)
     for _ in range(5):
         laps.turn()
     laps.open(100, PROMPT)
-    for _ in range(within([PROMPT], rows // CHUNKS[-1])):
+    for _ in range(within([PROMPT], rows // CHUNK_DIVISORS[-1])):
         laps.turn()
     assert laps.written.get(100)
 
@@ -150,13 +152,13 @@ def test_where_rows_run_short_every_tree_is_whole_now_and_then():
 @pytest.mark.parametrize("seed", seeds(8, quick=3))
 def test_law_1_prompts_that_come_while_others_write_change_no_text(seed):
     rng = random.Random(seed)
-    budget = Budget(rng.choice([2, 5, 9, 17]), rng.choice([1, 2, 3]), 9)
-    sequencer = Sequencer(1, budget, PageTable(96, 8), Patience(0.5))
+    budget = FrameBudget(rng.choice([2, 5, 9, 17]), rng.choice([1, 2, 3]), 9)
+    sequencer = Sequencer(1, budget, PageTable(96, 8), DraftTimeout(0.5))
     ring = MockRing(sequencer, [MockStage(PageTable(96, 8)) for _ in range(2)], rng, 0.7)
     wanted = {}
     for sequence in range(1, 9):
         prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 40))]
-        sequencer.obey(Open(Opening(sequence, len(prompt), limit=20), tuple(prompt), 10**6))
+        sequencer.apply_order(Open(Opening(sequence, len(prompt), limit=20), tuple(prompt), 10**6))
         wanted[sequence] = write_plainly(prompt, 20)
         for _ in range(rng.randrange(12)):
             ring.turn()

@@ -11,12 +11,12 @@ from specsot.frames import Chance, Opening, Outcome  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from specsot.tree import Tree, path, single  # noqa: E402
 from specsot.verify import accept  # noqa: E402
-from specsot_worker.chances import add_chances  # noqa: E402
-from specsot_worker.history import History  # noqa: E402
-from specsot_worker.judge import Written, judge_tree  # noqa: E402
-from specsot_worker.penalties import adjust  # noqa: E402
-from specsot_worker.sampling import Wish, choose  # noqa: E402
-from specsot_worker.targets import Question, find_targets  # noqa: E402
+from specsot_worker.chances import add_logprobs  # noqa: E402
+from specsot_worker.history import TokenCounts  # noqa: E402
+from specsot_worker.judge import DecodeState, accept_tree  # noqa: E402
+from specsot_worker.penalties import apply_penalties  # noqa: E402
+from specsot_worker.sampling import DrawRequest, choose_tokens  # noqa: E402
+from specsot_worker.targets import TargetQuery, find_targets  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -42,8 +42,8 @@ def write_plainly(prompt, count, sampling, ordinal):
     for _ in range(count):
         row = model(text)
         written = text[len(prompt) :]
-        adjust(row, sampling, {token: written.count(token) for token in text})
-        (token,) = choose(row[None], [Wish(sampling, 7, ordinal, len(text))])
+        apply_penalties(row, sampling, {token: written.count(token) for token in text})
+        (token,) = choose_tokens(row[None], [DrawRequest(sampling, 7, ordinal, len(text))])
         text.append(token)
     return text[len(prompt) :]
 
@@ -61,12 +61,12 @@ def tree_around(root, truth, rng):
 
 
 def question(written, row, tree, place, masks=None):
-    return Question(written, row, tree, place, masks or [None] * len(tree))
+    return TargetQuery(written, row, tree, place, masks or [None] * len(tree))
 
 
 def opened(prompt, sampling, ordinal, **more):
     opening = Opening(ordinal, len(prompt), sampling=sampling, seed=7, ordinal=ordinal, limit=1000, **more)
-    return Written(opening, history=History(prompt) if sampling.penalises else None)
+    return DecodeState(opening, history=TokenCounts(prompt) if sampling.penalises else None)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -93,7 +93,7 @@ def test_law_1_any_tree_in_any_company_writes_what_plain_decoding_writes(seed):
                 rows.append(model([*prompts[n], *done, *below]))
         targets = find_targets(torch.stack(rows), [one for _, one in asked])
         for (n, one), found in zip(asked, targets):
-            outcome = judge_tree(sequences[n], 1, one.tree, found)
+            outcome = accept_tree(sequences[n], 1, one.tree, found)
             deepest = max(deepest, len(outcome.tokens))
     assert [written.tokens[:count] for written in sequences] == plain
     assert deepest > 3, "deep paths must really have been accepted"
@@ -163,7 +163,8 @@ def test_what_a_grammar_allows_is_masked_nowhere(monkeypatch):
     """Only rows whose best token is forbidden are looked at once more."""
     looked = []
     monkeypatch.setattr(
-        "specsot_worker.targets.choose", lambda rows, wishes: looked.append(len(rows)) or choose(rows, wishes)
+        "specsot_worker.targets.choose_tokens",
+        lambda rows, requests: looked.append(len(rows)) or choose_tokens(rows, requests),
     )
     tree = Tree((0, 5, 6, 7), (0, 0, 1, 2))
     logits = torch.zeros(4, V)
@@ -200,7 +201,7 @@ def test_chances_are_the_models_own_whatever_chose_the_token():
         Outcome(3, 0, (), (8,)),
         Outcome(4, 1, (0,), (9,)),
     ]
-    told = add_chances(outcomes, asked, logits)
+    told = add_logprobs(outcomes, asked, logits)
     truth = logits.log_softmax(-1)
     for outcome, rows, count in zip(told, ([0, 1], [3], [4], [5]), (3, None, 0, V)):
         wanted = 0 if count is None else len(rows)
@@ -217,7 +218,7 @@ def test_chances_are_the_models_own_whatever_chose_the_token():
 def test_a_sequence_that_failed_has_no_chances():
     asked = question(opened([1], Sampling(), 1, logprobs=2), 0, single(1), 1)
     failed = Outcome(1, 1, (0,), ())
-    assert add_chances([failed], [asked], torch.zeros(1, V)) == [failed]
+    assert add_logprobs([failed], [asked], torch.zeros(1, V)) == [failed]
 
 
 def test_the_walk_and_acceptance_agree():

@@ -10,8 +10,8 @@ from specsot.frames import Chunk, Fork, Frame, Growth, Opening, Outcome  # noqa:
 from specsot.params import Window  # noqa: E402
 from specsot.tree import Tree, chain  # noqa: E402
 from specsot_worker.features import FeatureStore  # noqa: E402
-from specsot_worker.pace import Pace  # noqa: E402
-from specsot_worker.teaching import AT_ONCE, Teaching  # noqa: E402
+from specsot_worker.pace import LapClock  # noqa: E402
+from specsot_worker.teaching import MAX_ROWS_PER_LAP, FeatureStream  # noqa: E402
 
 WIDTH = 3
 
@@ -22,7 +22,7 @@ class Script:
     def __init__(self) -> None:
         self.texts: dict[int, list[int]] = {}
         self.store = FeatureStore(400, 8, WIDTH, torch.float32, "cpu")
-        self.teaching = Teaching(self.texts, self.store)
+        self.teaching = FeatureStream(self.texts, self.store)
         self.lap = 0
         self.committed: dict[int, int] = {}
         self.step: dict[int, int] = {}
@@ -57,7 +57,7 @@ class Script:
             1, self.lap, tuple(openings), segments, tuple(closings), None,
             torch.tensor(rows) if rows else None, (0.5,), resting,
         )  # fmt: skip
-        return self.teaching.tell(frame, outcomes, float(self.lap))
+        return self.teaching.advance(frame, outcomes, float(self.lap))
 
     def chunk(self, sequence, count, final=True):
         first = self.committed.get(sequence, 0)
@@ -177,11 +177,11 @@ def test_a_drafter_that_is_back_hears_everything_anew_and_shared_prefixes_once()
     for branch in branches:
         script.committed[branch.sequence] = 6
     hear(script.tell(script.chunk(2, 3), script.chunk(3, 3), openings=branches), known)
-    script.teaching.begin(False)
+    script.teaching.restart(False)
     for _ in range(4):
         assert script.tell(script.grow(2), script.grow(3), openings=[]) == ()
     script.tell(script.chunk(4, 3), openings=[Opening(4, 3)])
-    script.teaching.begin()
+    script.teaching.restart()
     messages = script.tell(script.grow(2), script.grow(3), script.grow(4))
     assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) == 6 + 2 * (3 + 5) + 3 + 1
     again = hear(messages, {})
@@ -193,27 +193,27 @@ def test_a_drafter_that_is_back_hears_everything_anew_and_shared_prefixes_once()
 
 def test_what_is_told_at_once_is_bounded_and_those_who_lack_least_come_first():
     script = Script()
-    script.teaching.begin(False)
+    script.teaching.restart(False)
     script.tell(script.chunk(1, 2500), openings=[Opening(1, 2500)])
     script.tell(script.chunk(2, 4), openings=[Opening(2, 4)])
-    script.teaching.begin()
+    script.teaching.restart()
     heard, counts = {}, []
     for _ in range(4):
         messages = script.tell(script.grow(1), script.grow(2))
         hear(messages, heard)
         counts.append([len(heard[1]), len(heard[2])])
-        assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) <= AT_ONCE
+        assert sum(len(lesson.tokens) for told in messages for lesson in told.lessons) <= MAX_ROWS_PER_LAP
     assert counts == [[507, 5], [1018, 6], [1529, 7], [2040, 8]]
 
 
 def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
     script = Script()
-    script.teaching.begin(False)
+    script.teaching.restart(False)
     script.tell(script.chunk(1, 6, final=False), openings=[Opening(1, 6, decodes=False)])
     script.committed[2] = 6
     script.tell(script.chunk(2, 3), openings=[Opening(2, 9, Fork(1, 6))])
     script.tell(closings=[1])
-    script.teaching.begin()
+    script.teaching.restart()
     (told,) = script.tell(script.grow(2))
     assert [(one.sequence, one.fork) for one in told.openings] == [(2, None)]
     assert told.lessons[0].start == 0
@@ -222,11 +222,11 @@ def test_forks_of_what_is_closed_and_was_never_told_are_told_whole():
 
 def test_who_left_its_features_behind_a_window_is_not_drafted_any_more():
     script = Script()
-    script.teaching.begin(False)
+    script.teaching.restart(False)
     script.tell(script.chunk(1, 40), openings=[Opening(1, 40, window=Window(sinks=4, recent=16))])
     for _ in range(30):
         script.tell(script.grow(1))
-    script.teaching.begin()
+    script.teaching.restart()
     assert [told.lessons for told in script.tell(script.grow(1))] == [()]
     assert script.store.free_pages == 400
 
@@ -285,18 +285,18 @@ def lap(*sizes, resting=False):
 
 
 def test_a_plain_lap_is_the_median_of_those_nobody_waited_in():
-    pace, now = Pace(), 0.0
+    pace, now = LapClock(), 0.0
     for seconds in (3.0, 2.0, 2.0, 90.0, 2.0):
         now += seconds
-        assert pace.wall(lap(1, 1, resting=True), now) == 0.0
-    assert pace.wall(lap(1, 1), now + 2.0) == 2.0
-    assert pace.wall(lap(1, 1), now + 9.0) == 2.0, "the ring waited before this one"
-    assert pace.wall(lap(1), now + 12.0) == 0.0, "nothing is known of such laps"
+        assert pace.lap_seconds(lap(1, 1, resting=True), now) == 0.0
+    assert pace.lap_seconds(lap(1, 1), now + 2.0) == 2.0
+    assert pace.lap_seconds(lap(1, 1), now + 9.0) == 2.0, "the ring waited before this one"
+    assert pace.lap_seconds(lap(1), now + 12.0) == 0.0, "nothing is known of such laps"
 
 
 def test_a_lap_with_trees_is_itself_and_prompts_are_no_laps():
-    pace = Pace()
-    pace.wall(lap(1), 1.0)
-    assert pace.wall(lap(3), 4.0) == 3.0
-    assert pace.wall(lap(3, 0), 5.0) == 0.0
-    assert pace.wall(lap(3), 7.0) == 2.0
+    pace = LapClock()
+    pace.lap_seconds(lap(1), 1.0)
+    assert pace.lap_seconds(lap(3), 4.0) == 3.0
+    assert pace.lap_seconds(lap(3, 0), 5.0) == 0.0
+    assert pace.lap_seconds(lap(3), 7.0) == 2.0

@@ -58,9 +58,9 @@ def dense(decoder, window: Window) -> torch.Tensor:
 @pytest.mark.parametrize("layout", ["packed", "batched"])
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: f"{window.sinks}+{window.recent}")
 def test_windows_give_what_one_dense_mask_gives(decoder, window: Window, layout: Layout):
-    from specsot_worker.stage import Stage
+    from specsot_worker.stage import DecoderStage
 
-    expected, stage = dense(decoder, window), Stage(decoder, 40, PAGE, layout)
+    expected, stage = dense(decoder, window), DecoderStage(decoder, 40, PAGE, layout)
     writers = [Writer(sequence, random.Random(sequence)) for sequence in (1, 2)]
     openings = tuple(Opening(writer.sequence, 60, window=window) for writer in writers)
     feed(writers, stage, 60, openings)
@@ -69,9 +69,9 @@ def test_windows_give_what_one_dense_mask_gives(decoder, window: Window, layout:
 
 
 def test_windows_hold_memory_flat(decoder):
-    from specsot_worker.stage import Stage
+    from specsot_worker.stage import DecoderStage
 
-    window, stage = Window(4, 24), Stage(decoder, 8, PAGE)
+    window, stage = Window(4, 24), DecoderStage(decoder, 8, PAGE)
     (writer,) = writers = [Writer(1, random.Random(1))]
     write(writers, stage, 1, 1, (Opening(1, 1, window=window),))
     held = 0
@@ -82,9 +82,9 @@ def test_windows_hold_memory_flat(decoder):
 
 
 def test_a_fork_looks_through_the_window_of_its_source(decoder):
-    from specsot_worker.stage import Stage
+    from specsot_worker.stage import DecoderStage
 
-    window, stage = Window(4, 24), Stage(decoder, 40, PAGE)
+    window, stage = Window(4, 24), DecoderStage(decoder, 40, PAGE)
     source, fork = Writer(1, random.Random(1)), Writer(2, random.Random(2))
     write([source], stage, 100, 1, (Opening(1, 100, decodes=False, window=window),))
     for number in range(2, 50):

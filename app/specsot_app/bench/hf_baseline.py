@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from specsot.errors import Unavailable
-from specsot_app.hush import hushed
+from specsot_app.quiet_logs import no_import_warnings
 
 Ids = tuple[int, ...]
 MOST_SAID = 200  # characters of an error
@@ -128,7 +128,7 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with hushed():
+    with no_import_warnings():
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     model.generation_config.eos_token_id = None
     return model.to(device).eval()

@@ -12,8 +12,8 @@ from specsot.frames import Drafts, Frame, Outcome, Result
 from specsot.members import Configuration
 from specsot.pages import PageTable
 from specsot_app.bench.core.samples import LapSample
-from specsot_drafter.watching import Watch as DrafterWatch
-from specsot_worker.watching import Watch as WorkerWatch
+from specsot_drafter.watching import DrafterObserver as DrafterWatch
+from specsot_worker.watching import WorkerObserver as WorkerWatch
 
 Clock = Callable[[], float]
 
@@ -46,7 +46,7 @@ class LapRecorder(WorkerWatch):
     def formed(self, configuration: Configuration, table: PageTable) -> None:
         self._table = table
 
-    def worked(self, frame: Frame, seconds: float) -> None:
+    def computed(self, frame: Frame, seconds: float) -> None:
         """The table is as the frame left it: what it reserved is held, what a window hides is gone."""
         table = self._table
         assert table is not None

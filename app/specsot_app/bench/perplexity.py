@@ -20,7 +20,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.precision import check_device, resolve_dtype
 from specsot.model.quantization import check_quantization
 from specsot.params import HeadWindows, Pruning, Window
-from specsot_worker.stage import Stage
+from specsot_worker.stage import DecoderStage
 
 PAGE_ROWS, CHUNK = 256, 256  # rows of a page, and of a frame
 
@@ -72,7 +72,7 @@ def losses(decoder: Decoder, tokens: Sequence[int], policy: Policy = None, first
 
 def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator[tuple[int, torch.Tensor]]:
     """Of every stretch of the text its start, and the logits [rows, V] behind each of its tokens."""
-    stage = Stage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
+    stage = DecoderStage(decoder, -(-(len(tokens) + CHUNK) // PAGE_ROWS), PAGE_ROWS)
     opening = Opening(1, len(tokens), decodes=False, drafted=False, **_named(policy))
     start = number = 0
     while start < len(tokens):

@@ -24,10 +24,10 @@ from specsot_app.bench.core.methods import PLAIN, Method, MethodTable
 from specsot_app.bench.core.samples import Recording
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
 from specsot_app.bench.scores import Scores
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Wanted, demo, model_directory
-from specsot_app.hush import hush
-from specsot_app.running import run
-from specsot_app.terminal.progress import counting
+from specsot_app.quiet_logs import quiet_logs
+from specsot_app.terminal.show import counting_bar
 
 Row = dict[str, object]
 Answers = dict[tuple[str, int], list[Recording]]
@@ -111,9 +111,9 @@ def read_reference(file: Path | None) -> str:
 
 def measure(task: TableRun) -> tuple[Row, list[Row]]:
     """Settings and rows of a whole run."""
-    hush()
+    quiet_logs()
     scores = Scores(task.models, task.reference)  # first: a text that cannot be read is known at once
-    settings, answers, left_out = run(_write(task))
+    settings, answers, left_out = run_until_signal(_write(task))
     return settings, _rows(task, answers, scores) + left_out
 
 
@@ -145,7 +145,7 @@ async def write_rounds(
     answers: Answers = {(method.name, tokens): [] for method, tokens in wanted}
     broken: dict[tuple[str, int], str] = {}
     began = clock()
-    with counting(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
+    with counting_bar(sys.stderr, "answers", len(wanted) * task.course.rounds) as count:
         for number in range(task.course.rounds):
             if number and (clock() - began) * (number + 1) / number > task.seconds:
                 break  # half a round is no comparison
@@ -194,7 +194,7 @@ def _asked(method: Method, lengths: Sequence[int], missing: set[object]) -> Sequ
 async def _warm_up(task: TableRun, stands: Runners) -> dict[str, str]:
     """Everything is loaded and has written once; returns what cannot, and why."""
     failed: dict[str, str] = {}
-    with counting(sys.stderr, "loading", len(task.course.methods)) as count:
+    with counting_bar(sys.stderr, "loading", len(task.course.methods)) as count:
         for method in task.course.methods:
             lacks = task.models.lacks(method)
             try:
@@ -232,7 +232,7 @@ def _too_long(task: TableRun, stands: Runners, tokens: int) -> str | None:
 def _rows(task: TableRun, answers: Answers, scores: Scores) -> list[Row]:
     """By length, then in the methods' order."""
     runs = runs_of(answers, task.course)
-    with counting(sys.stderr, "perplexity", len(runs)) as count:
+    with counting_bar(sys.stderr, "perplexity", len(runs)) as count:
         found: list[Row] = []
         for one in runs:
             found.append(row_of(one, plain_of(runs, one.tokens), scores.quality(one)))

@@ -31,12 +31,12 @@ from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import source as drafters
-from specsot_drafter.part import DrafterPart
+from specsot_drafter.part import Drafter
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 from specsot_worker import source as workers
-from specsot_worker.part import WorkerPart
+from specsot_worker.part import Worker
 
 PAGE_ROWS = 256  # of a page, as the services have it
 ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches it needs fewer
@@ -91,7 +91,7 @@ class Runners:
             models.base, dtype=models.dtype, device=models.device, kv_memory=memory,
             quantization=models.quantization, kv_cache_dtype=models.kv_dtype,
         )  # fmt: skip
-        self._worker = workers.Source(options, "worker-0")
+        self._worker = workers.StageLoader(options, "worker-0")
         self._prompts = Prompts(models.base, Text(models.base))
         self._rival: HfBaseline | None = None
 
@@ -165,11 +165,11 @@ class Runners:
         ledger = LapRecorder(self._row_bytes(models.base, models.kv_dtype), follower)
 
         def worker(name: str, dialer: Dialer, compute: Executor) -> Part:
-            return WorkerPart(self._worker, dialer, compute, watch=ledger)
+            return Worker(self._worker, dialer, compute, observer=ledger)
 
         def drafting(name: str, dialer: Dialer, compute: Executor) -> Part:
             assert source is not None
-            return DrafterPart(source, dialer, compute, follower)
+            return Drafter(source, dialer, compute, follower)
 
         parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
         told = LocalOptions(
@@ -186,7 +186,7 @@ class Runners:
 
     def _drafter(
         self, drafter: DrafterName, options: DraftOptions
-    ) -> tuple[drafters.Source | None, DraftRecorder | None]:
+    ) -> tuple[drafters.DraftLoader | None, DraftRecorder | None]:
         models, folder = self.models, self.models.drafts(drafter)
         if folder is None:
             return None, None
@@ -196,7 +196,7 @@ class Runners:
             draft_model=folder, draft_dtype=models.draft_dtype, draft_quantization=models.draft_quantization,
             drafting=options,
         )  # fmt: skip
-        source = drafters.Source(drafts, "drafter")
+        source = drafters.DraftLoader(drafts, "drafter")
         weights = drafts_of(WeightFiles(folder), self._drafting)
         return source, DraftRecorder(source.registration().row_bytes, weights)
 

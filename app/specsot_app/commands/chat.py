@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsot.params import Ask
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.commands import options
 from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
 
 if TYPE_CHECKING:
-    from specsot_app.terminal.keyboard import Keyboard
+    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.line_input import LineInput
     from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Talk
 
 TERMINATED = 143
 
@@ -89,15 +89,14 @@ def chat(
         models_of(wanted)  # what cannot be is told before anything is loaded
     asked = options.asked_by(ctx.params) | {"model": model if master else None}
     ask_of("What cannot be asked?", **asked)
-    from specsot_app.terminal.keyboard import keyboard_of
-    from specsot_app.terminal.progress import opening
-    from specsot_app.terminal.show import Streams
-    from specsot_app.terminal.talk import Talk
+    from specsot_app.terminal.chat import Conversation
+    from specsot_app.terminal.line_input import input_from
+    from specsot_app.terminal.show import Streams, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
-    keyboard, talk = keyboard_of(sys.stdin, sys.stdout), Talk(mode, system_prompt)
+    keyboard, talk = input_from(sys.stdin, sys.stdout), Conversation(mode, system_prompt)
     signal.signal(signal.SIGTERM, leave)
-    return converse(wanted, talk, asked, keyboard, streams, opening(sys.stderr))
+    return converse(wanted, talk, asked, keyboard, streams, open_with_progress(sys.stderr))
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -107,21 +106,21 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 def converse(
     wanted: Wanted,
-    talk: Talk,
+    talk: Conversation,
     asked: Mapping[str, Any],
-    keyboard: Keyboard,
+    keyboard: LineInput,
     streams: Streams,
     opener: Opener = open_fleet,
 ) -> int:
     """Open the fleet, talk, close the fleet."""
-    from specsot_app.background import Background
+    from specsot_app.event_loop import BackgroundLoop
     from specsot_app.terminal.chat import Chat
-    from specsot_app.terminal.show import manner_of
+    from specsot_app.terminal.show import format_for
 
-    def asker(talk: Talk, question: str) -> Ask:
+    def asker(talk: Conversation, question: str) -> Ask:
         return ask_of(talk.with_question(question), **{**asked, "mode": talk.mode})
 
-    background = Background()
+    background = BackgroundLoop()
     try:
         fleet = background.run(opener(wanted))
         try:
@@ -132,7 +131,7 @@ def converse(
                     f"{known[0].name} · {positions} positions · /help" if known else "/help", file=streams.err
                 )
             return Chat(
-                background, fleet, asker, keyboard, streams, manner_of(streams, False), positions
+                background, fleet, asker, keyboard, streams, format_for(streams, False), positions
             ).go_on(talk)
         finally:
             background.run(fleet.close())

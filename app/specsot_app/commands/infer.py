@@ -17,13 +17,13 @@ from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.forms import MAX_FORM_BYTES, refuse
 from specsot.params import Ask
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.commands import options
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
-from specsot_app.running import run
 
 if TYPE_CHECKING:
-    from specsot_app.terminal.show import Manner, Streams
+    from specsot_app.terminal.show import OutputFormat, Streams
 
 
 def infer(
@@ -106,11 +106,12 @@ def infer(
         "json_schema": read_schema(json_schema) if json_schema is not None else None,
     }
     ask = ask_of(question if question not in (None, "-") else read_question(), **asked)
-    from specsot_app.terminal.progress import opening
-    from specsot_app.terminal.show import Streams, manner_of
+    from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
-    return run(answer(ask, wanted, streams, manner_of(streams, json), opening(sys.stderr)))
+    return run_until_signal(
+        answer(ask, wanted, streams, format_for(streams, json), open_with_progress(sys.stderr))
+    )
 
 
 def read_question() -> str:
@@ -134,7 +135,7 @@ def read_schema(given: str) -> str:
 
 
 async def answer(
-    ask: Ask, wanted: Wanted, streams: Streams, manner: Manner, opener: Opener = open_fleet
+    ask: Ask, wanted: Wanted, streams: Streams, manner: OutputFormat, opener: Opener = open_fleet
 ) -> int:
     """Open the fleet, show the request, close the fleet; 1 when the request failed."""
     from specsot_app.terminal.show import show

@@ -13,8 +13,8 @@ import typer
 
 from specsot.info import Info
 from specsot_app.commands import options
+from specsot_app.event_loop import run_until_signal
 from specsot_app.reaching import Reach, reach_of
-from specsot_app.running import run
 
 HERE = "127.0.0.1:50050"
 
@@ -34,9 +34,9 @@ def info(
 
 def show(master: str, reach: Reach, json: bool) -> int:
     """Print what the master tells."""
-    from specsot_app.terminal.standing import lines_of
+    from specsot_app.terminal.status_view import lines_of
 
-    found = run(ask(master, reach))
+    found = run_until_signal(ask(master, reach))
     print(notation.dumps(dataclasses.asdict(found)) if json else "\n".join(lines_of(found)))
     return 0 if found.ready else 1
 

@@ -16,7 +16,7 @@ import typer
 from specsot.drafting import DraftMode, TunerName
 from specsot.members import CommMode, KvDtype, Layout, Quantization, Transport, WeightFormat
 from specsot.params import DrafterName, Mode
-from specsot_app.asking import OPTIONS
+from specsot_app.ask import OPTIONS
 from specsot_app.commands.health import TlsCa as TlsCa
 from specsot_app.fleets import Dtype, Kind, Wanted
 from specsot_app.presets import Preset, fleet_with, request_with

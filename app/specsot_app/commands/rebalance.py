@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsot_app.commands import info, options
+from specsot_app.event_loop import run_until_signal
 from specsot_app.reaching import Reach, reach_of
-from specsot_app.running import run
 
 if TYPE_CHECKING:
     from specsot.info import Info, Rebalanced
@@ -31,7 +31,7 @@ def rebalance(
 
     Returns when the ring is complete again. Exit status 1 where it has no room, or is not complete in time.
     """
-    done = run(form_anew(master, reach_of(tls_ca, token_file), wait))
+    done = run_until_signal(form_anew(master, reach_of(tls_ca, token_file), wait))
     print(f"epoch {done.epoch}{'' if done.changed else ', as it was'} · {done.plan}")
     return 0
 

@@ -19,13 +19,13 @@ from specsot.members import CommMode, Transport
 from specsot.model.config import read_config
 from specsot.params import Mode
 from specsot_app.commands import options
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Models, Wanted, models_of
 from specsot_app.places import check_stages, places_of
 from specsot_app.ranges import ranges_between
-from specsot_app.running import run
 
 if TYPE_CHECKING:
-    from specsot_app.children import Service
+    from specsot_app.child_process import Service
     from specsot_app.lineup import Serving
     from specsot_app.processes import Absent
 
@@ -129,7 +129,9 @@ def serve(
     here = hosts_here(place.host for place in places)
     serving = Serving(host, conduct, members, grace, replicas, places, here, certificates=certificates)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
-        run(keep(wanted, models, port, http_port_of(http_port), spread(serving, fleet_listen, insecure)))
+        run_until_signal(
+            keep(wanted, models, port, http_port_of(http_port), spread(serving, fleet_listen, insecure))
+        )
     return 0
 
 

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from specsot_app.commands import info, options
+from specsot_app.event_loop import run_until_signal
 from specsot_app.reaching import Reach, reach_of
-from specsot_app.running import run
 
 
 def status(
@@ -34,7 +34,7 @@ def status(
     if once or json or not sys.stdout.isatty():
         return info.show(master, reach, json)
     with suppress(KeyboardInterrupt):
-        run(keep_looking(master, reach, every))
+        run_until_signal(keep_looking(master, reach, every))
     return 0
 
 
@@ -42,7 +42,7 @@ async def keep_looking(master: str, reach: Reach, every: float) -> None:
     from rich.console import Console
 
     from specsot.rpc.client import connect
-    from specsot_app.terminal.watching import watch
+    from specsot_app.terminal.status_view import watch
 
     client = await connect(master, tls=reach.tls, token=reach.token)
     try:

@@ -65,7 +65,7 @@ def verify(
 
         return check(vectors)
     wanted = options.wanted_by(ctx.params)
-    from specsot_app.terminal.progress import opening
+    from specsot_app.terminal.show import open_with_progress
     from specsot_app.verify import pair
 
-    return pair.verify(wanted, prompts, max_new_tokens, near, json, opening(sys.stderr))
+    return pair.verify(wanted, prompts, max_new_tokens, near, json, open_with_progress(sys.stderr))

@@ -1,11 +1,12 @@
 """Speculation for those who have their models in memory: no services, no event loop, token ids in and out.
 
-Reached as `specsot.eagle`. The engines are those of the services, called one after the other.
+Reached as `specsot.eagle`. The engines are those of the services, called one after the other. Refuses to know
+text, links and clocks.
 """
 
 from specsot_app.eagle.api import Eagle
 from specsot_app.eagle.benchmark import EagleBenchmark
-from specsot_app.eagle.config import EagleConfig
-from specsot_app.eagle.stats import EagleStats, Piece, SequenceStats
+from specsot_app.eagle.generation import EagleStats, Piece, SequenceStats
+from specsot_app.eagle.inputs import EagleConfig
 
 __all__ = ["Eagle", "EagleBenchmark", "EagleConfig", "EagleStats", "Piece", "SequenceStats"]

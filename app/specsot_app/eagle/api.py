@@ -1,7 +1,4 @@
-"""`Eagle`: a target and its draft in memory, asked with token ids by plain calls.
-
-Refuses to know text, and how models were published.
-"""
+"""`Eagle`: a target and its draft in memory, asked with token ids by plain calls."""
 
 from __future__ import annotations
 
@@ -17,12 +14,17 @@ from specsot.kernels import TreeArrays, arrange_trees
 from specsot.members import AS_PUBLISHED, Overrides
 from specsot.tree import Tree
 from specsot_app.eagle.benchmark import EagleBenchmark, measure
-from specsot_app.eagle.config import EagleConfig
-from specsot_app.eagle.inputs import Ids, read_batch
-from specsot_app.eagle.models import Models, Reading, load_models
-from specsot_app.eagle.ring import SmallRing
-from specsot_app.eagle.stats import EagleStats, Piece
-from specsot_app.eagle.writing import Prompts, Wish, Writing, orders_of
+from specsot_app.eagle.generation import (
+    EagleStats,
+    Generation,
+    GenerationLimits,
+    LapLoop,
+    Piece,
+    Prompts,
+    orders_of,
+)
+from specsot_app.eagle.inputs import EagleConfig, Ids, read_batch
+from specsot_app.eagle.models import LoadOptions, TargetAndDraft, load_models
 
 MAX_NEW_TOKENS = 128
 DEFAULT = EagleConfig()
@@ -51,7 +53,7 @@ class Eagle:
         Raises ModelError, HeadMismatch, InvalidRequest.
         """
         self.config = config
-        self._models = load_models(draft, target, Reading(dtype, device, allow_pickle_bin, overrides))
+        self._models = load_models(draft, target, LoadOptions(dtype, device, allow_pickle_bin, overrides))
         head = self._models.draft
         if head is not None and config.topk > head.draft_vocab:
             raise InvalidRequest(f"topk is {config.topk}, the head drafts {head.draft_vocab} tokens", "topk")
@@ -129,10 +131,10 @@ class Eagle:
         if self._models.draft is None:
             raise InvalidRequest("nothing can be proposed without a draft", "draft")
         batch = read_batch(input_ids, attention_mask, self._models.target.config.vocab)
-        wish = Wish(self.config.num_steps + 2, seed)
+        wish = GenerationLimits(self.config.num_steps + 2, seed)
         self._check_room(batch.prompts, wish.limit)
         orders = orders_of(batch.prompts, self.config, wish, drafted=True)
-        ring = SmallRing(self._models, self.config.shape, orders, sum(map(len, batch.prompts)))
+        ring = LapLoop(self._models, self.config.shape, orders, sum(map(len, batch.prompts)))
         ring.turn()
         return self._arranged([ring.trees[sequence] for sequence in range(len(orders))], batch.prompts)
 
@@ -145,11 +147,11 @@ class Eagle:
 
     def _write(
         self, prompts: Prompts, limit: int, seed: int | None, eos: int | Sequence[int] | None
-    ) -> Writing:
+    ) -> Generation:
         return self._start(self._models, prompts, limit, secrets.randbits(63) if seed is None else seed, eos)
 
     def _run(
-        self, models: Models, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
+        self, models: TargetAndDraft, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
     ) -> EagleStats:
         writing = self._start(models, prompts, limit, seed, eos)
         for _ in writing.pieces():
@@ -157,14 +159,14 @@ class Eagle:
         return writing.stats
 
     def _start(
-        self, models: Models, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
-    ) -> Writing:
+        self, models: TargetAndDraft, prompts: Prompts, limit: int, seed: int, eos: int | Sequence[int] | None
+    ) -> Generation:
         if type(limit) is not int or limit < 1:
             raise InvalidRequest(f"max_new_tokens must be an integer > 0, got {limit!r}", "max_new_tokens")
         if not 0 <= seed < 2**63:
             raise InvalidRequest(f"seed must be in [0, 2**63), got {seed}", "seed")
         self._check_room(prompts, limit)
-        return Writing(models, self.config, prompts, Wish(limit, seed, self._stops(eos)))
+        return Generation(models, self.config, prompts, GenerationLimits(limit, seed, self._stops(eos)))
 
     def _check_room(self, prompts: Prompts, limit: int) -> None:
         positions = self._models.target.config.max_positions

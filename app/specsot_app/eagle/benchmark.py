@@ -1,7 +1,4 @@
-"""Speculation and plain decoding of the same target side by side, on the caller's own prompts.
-
-Refuses to know models: a run is a batch's prompts in, its figures out.
-"""
+"""Speculation and plain decoding of the same target side by side, on the caller's own prompts."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from dataclasses import dataclass
 from specsot.kernels import TreeStatistics
 from specsot.kernels.statistics import summarize
 from specsot_app.bench.core.pairing import Comparison, Sample, turns
-from specsot_app.eagle.stats import EagleStats
-from specsot_app.eagle.writing import Prompts
+from specsot_app.eagle.generation import EagleStats, Prompts
 
 Run = Callable[[Prompts], EagleStats]
 

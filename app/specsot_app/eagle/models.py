@@ -1,38 +1,40 @@
-"""From what a caller has (directories, loaded models, a head) to a target and a draft that fit each other.
-
-Refuses to know generation.
-"""
+"""Loads a target and a draft that fit each other, from directories or from models in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specsot.errors import HeadMismatch, InvalidRequest
+import torch
+from torch import Tensor
+
+from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Range
-from specsot.model.config import read_config
+from specsot.model.config import ModelConfig, make_config, read_config
 from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
+from specsot.model.weights import HeldWeights
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.heads.loading import fit_head
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class TargetAndDraft:
     """A target with all its layers, and its draft; None: plain decoding."""
 
     target: Decoder
     draft: DraftHead | None
 
     @property
-    def plain(self) -> Models:
+    def plain(self) -> TargetAndDraft:
         return replace(self, draft=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LoadOptions:
     """How directories are read. None leaves it to `auto` and the CPU.
 
     allow_pickle_bin: also read pytorch_model.bin (tensors only). overrides: see `Overrides`.
@@ -44,13 +46,13 @@ class Reading:
     overrides: Overrides = AS_PUBLISHED
 
 
-def load_models(draft: Any, target: Any, reading: Reading) -> Models:
+def load_models(draft: Any, target: Any, reading: LoadOptions) -> TargetAndDraft:
     """Raises ModelError and HeadMismatch for what cannot be used, InvalidRequest for what is no model."""
     loaded = _target(target, reading)
-    return Models(loaded, _draft(draft, loaded, reading))
+    return TargetAndDraft(loaded, _draft(draft, loaded, reading))
 
 
-def _target(target: Any, reading: Reading) -> Decoder:
+def _target(target: Any, reading: LoadOptions) -> Decoder:
     if isinstance(target, str | Path):
         return _read_target(Path(target), reading)
     for name in ("dtype", "device"):
@@ -63,22 +65,20 @@ def _target(target: Any, reading: Reading) -> Decoder:
             )
         return target
     if hasattr(target, "state_dict") and hasattr(target, "config"):
-        from specsot_app.eagle.adopting import adopt
-
-        return adopt(target)
+        return decoder_from_transformers(target)
     raise InvalidRequest(
         f"target must be a directory, a Decoder or a Transformers model, got {type(target).__name__}",
         "target",
     )
 
 
-def _read_target(directory: Path, reading: Reading) -> Decoder:
+def _read_target(directory: Path, reading: LoadOptions) -> Decoder:
     layers, device = Range(0, read_config(directory).layers), reading.device or "cpu"
     dtype = resolve_dtype(reading.dtype or "auto", device)
     return Decoder.load(directory, layers, dtype, device, reading.allow_pickle_bin)
 
 
-def _draft(draft: Any, target: Decoder, reading: Reading) -> DraftHead | None:
+def _draft(draft: Any, target: Decoder, reading: LoadOptions) -> DraftHead | None:
     if draft is None:
         return None
     if hasattr(draft, "tap_slices"):
@@ -86,7 +86,7 @@ def _draft(draft: Any, target: Decoder, reading: Reading) -> DraftHead | None:
     return fit_head(_checkpoint(draft, reading), target.edges, target.dtype, target.device, reading.overrides)
 
 
-def _checkpoint(draft: Any, reading: Reading) -> Checkpoint:
+def _checkpoint(draft: Any, reading: LoadOptions) -> Checkpoint:
     """A published head: its directory, or the module that it was loaded into elsewhere."""
     if isinstance(draft, str | Path):
         return Checkpoint.open(Path(draft), reading.allow_pickle_bin)
@@ -111,3 +111,43 @@ def _fitting(head: DraftHead, target: Decoder) -> DraftHead:
                 f"the target has {config.layers} layers and states of [{config.hidden}]"
             )
     return head
+
+
+@torch.inference_mode()
+def decoder_from_transformers(model: Any) -> Decoder:
+    """All layers of a causal language model of a supported family, in its dtype, on its device.
+
+    Embeddings, norms and single projections are the model's own storage; projections that are fused (and
+    on CPUs all that are packed) are copies. Raises ModelError for what is not supported.
+    """
+    config = config_of(model)
+    weights = HeldWeights(_on_one_device(_published(model), model), _name(model))
+    return Decoder(config, weights, Range(0, config.layers), model.dtype, torch.device(model.device))
+
+
+def config_of(model: Any) -> ModelConfig:
+    """What its config.json would say."""
+    generation = getattr(model, "generation_config", None)
+    said = generation.to_dict() if generation is not None else {}
+    return make_config(model.config.to_dict(), said, Path(_name(model)))
+
+
+def _published(model: Any) -> Mapping[str, Tensor]:
+    """Tensors by the names under which such models are published; some are held under others."""
+    held: dict[str, Tensor] = model.state_dict()
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # older ones hold them under their published names
+        return held
+    return revert_weight_conversion(model, held)
+
+
+def _on_one_device(held: Mapping[str, Tensor], model: Any) -> Mapping[str, Tensor]:
+    devices = sorted({str(tensor.device) for tensor in held.values()})
+    if len(devices) > 1:
+        raise ModelError(f"{_name(model)} is spread over {', '.join(devices)}; it must be on one device")
+    return held
+
+
+def _name(model: Any) -> str:
+    return type(model).__name__

@@ -13,14 +13,14 @@ from specsot.frames import Drafts, Frame, Open, Result
 from specsot.members import Configuration, TreeShape
 from specsot.pages import PageTable
 from specsot.tree import Tree
-from specsot_app.eagle.models import Models
+from specsot_app.eagle.models import TargetAndDraft
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.single import engine_of
+from specsot_drafter.single import make_engine
 from specsot_worker.features import FeatureStore
-from specsot_worker.patience import Patience
-from specsot_worker.sequencer import Budget, Sequencer
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage, Verdict
+from specsot_worker.patience import DraftTimeout
+from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import VerifiedFrame, Verifier
 
 EPOCH, PAGE_ROWS = 1, 256
 ROWS = 512  # of a frame at least: prompts are fed in stretches of so many
@@ -40,25 +40,27 @@ class SmallRing:
     trees: what the drafter proposed last, by sequence.
     """
 
-    def __init__(self, models: Models, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS) -> None:
+    def __init__(
+        self, models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS
+    ) -> None:
         """rows: of a frame at least; the trees of all sequences always fit into one."""
         slots = shape.slots if models.draft else 1
         pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
         rows = max(rows, len(orders) * shape.nodes)
-        self._stage = Stage(models.target, pages, PAGE_ROWS)
-        self._judge = LastStage(models.target.logits, _no_grammar, _store_for(models, pages))
-        table, budget = PageTable(pages, PAGE_ROWS), Budget(rows, flight=1, slots=slots)
-        self._sequencer = Sequencer(EPOCH, budget, table, Patience(0.0, models.draft is not None))
+        self._stage = DecoderStage(models.target, pages, PAGE_ROWS)
+        self._judge = Verifier(models.target.logits, _no_grammar, _store_for(models, pages))
+        table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, flight=1, slots=slots)
+        self._sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
         self._engine: DraftEngine | None = None
         self.trees: dict[int, Tree] = {}
         if models.draft is not None:
             for layer, weight in models.draft.tap_slices().items():
                 self._stage.tap(layer, weight)
             configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
-            self._engine = engine_of(models.draft, configuration)
-        self._stage.prepare()
+            self._engine = make_engine(models.draft, configuration)
+        self._stage.capture()
         for order in orders:
-            self._sequencer.obey(order)
+            self._sequencer.apply_order(order)
 
     def turn(self) -> Lap:
         """Feed everything that is ready in one forward; then draft below whatever was written.
@@ -68,21 +70,21 @@ class SmallRing:
         frame = self._sequencer.compose(0.0)
         if frame is None:
             raise ModelError("no sequence is left that could be fed")
-        verdict = self._judge.judge(self._stage.run(frame))
-        self._sequencer.learn(verdict.result, 0.0)
+        verdict = self._judge.verify(self._stage.run(frame))
+        self._sequencer.apply_result(verdict.result, 0.0)
         if self._engine is not None:
-            self._sequencer.offer(self._draft(self._engine, verdict))
+            self._sequencer.add_drafts(self._draft(self._engine, verdict))
         return Lap(frame, verdict.result)
 
-    def _draft(self, engine: DraftEngine, verdict: Verdict) -> Drafts:
+    def _draft(self, engine: DraftEngine, verdict: VerifiedFrame) -> Drafts:
         for features in verdict.features:
-            engine.learn(features)
+            engine.observe(features)
         drafts = engine.draft()
         self.trees = {draft.sequence: draft.tree for draft in drafts}
         return Drafts(EPOCH, drafts, engine.rest)
 
 
-def _store_for(models: Models, pages: int) -> FeatureStore | None:
+def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
     target, draft = models.target, models.draft
     return FeatureStore(pages, PAGE_ROWS, draft.width, target.dtype, target.device) if draft else None
 

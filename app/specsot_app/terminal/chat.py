@@ -1,25 +1,179 @@
-"""A conversation at a terminal or through a pipe: reads a line, does what it means, again.
-
-Refuses to know models and options; the fleet lives on a loop of its own, so that a prompt may wait.
-"""
+"""The chat of `specsot chat`: what a typed line means, the conversation so far, one question on its way."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import CancelledError
-from dataclasses import replace
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from specsot.errors import SpecsotError
-from specsot.events import Numbered, Reason
+from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
+from specsot.events import Numbered, Reason, Started
+from specsot.params import MODES, Ask, Message, Mode
 from specsot.view import View
-from specsot_app.background import Background
+from specsot_app.event_loop import BackgroundLoop
 from specsot_app.fleets import Fleet
-from specsot_app.terminal.answering import Answered, Answering, Asker
-from specsot_app.terminal.draw import in_short
-from specsot_app.terminal.keyboard import Keyboard
-from specsot_app.terminal.show import Manner, Streams, show
-from specsot_app.terminal.talk import Clear, Leave, Nothing, Question, SetMode, Stop, Talk, meaning_of
+from specsot_app.terminal.answer_view import in_short
+from specsot_app.terminal.line_input import LineInput
+from specsot_app.terminal.show import OutputFormat, Streams, show
+
+HELP = """\
+/mode auto|sot|direct  let the model choose; force a plan; answer without one
+/stop                  end the answer that is being written, as Ctrl-C does; what is there stays
+/clear                 forget the conversation
+/help                  this
+/exit                  leave, as Ctrl-D does"""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetMode:
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Stop: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Clear: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leave: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Nothing to do but to say this."""
+
+    reply: str = ""
+
+
+ChatCommand = Question | SetMode | Stop | Clear | Leave | Reply
+
+_ALONE: dict[str, ChatCommand] = {
+    "": Reply(),
+    "/stop": Stop(),
+    "/clear": Clear(),
+    "/help": Reply(HELP),
+    "/exit": Leave(),
+    "/quit": Leave(),
+}
+
+
+def parse_line(line: str) -> ChatCommand:
+    """Lines that begin with a slash are for us, all others for the model."""
+    said = line.strip()
+    word, _, rest = said.partition(" ")
+    if said in _ALONE:
+        return _ALONE[said]
+    if word == "/mode":
+        return _mode_of(rest.strip())
+    if word.startswith("/"):
+        return Reply(f"no command is called {said}; /help tells all")
+    return Question(said)
+
+
+def _mode_of(name: str) -> ChatCommand:
+    if name in MODES:
+        return SetMode(name)
+    return Reply(f"/mode takes one of {', '.join(MODES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What was said so far, oldest first: questions and answers take turns.
+
+    system: what the model is told before all of it.
+    """
+
+    mode: Mode = "auto"
+    system: str = ""
+    turns: tuple[Message, ...] = ()
+
+    def with_question(self, question: str) -> tuple[Message, ...]:
+        """What the model is sent."""
+        before = (Message("system", self.system),) if self.system else ()
+        return (*before, *self.turns, Message("user", question))
+
+    def answered(self, question: str, answer: str) -> Conversation:
+        """Without an answer, as if nothing had been asked."""
+        if not answer.strip():
+            return self
+        more = Message("user", question), Message("assistant", answer)
+        return replace(self, turns=(*self.turns, *more))
+
+    def without_oldest(self) -> Conversation:
+        """Without the oldest question and its answer."""
+        return replace(self, turns=self.turns[2:])
+
+
+Asker = Callable[[Conversation, str], Ask]
+Show = Callable[[AsyncGenerator[Numbered], int], Any]  # (events, how many exchanges were left out) -> View
+TOO_LARGE = "max_new_tokens"  # the field of a refusal because of the ring's memory
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredQuestion:
+    """talk: what was asked, and so without the oldest exchanges where they did not fit any more."""
+
+    talk: Conversation
+    view: View
+
+
+class RunningAnswer:
+    """`show` it once; `stop` it at any time."""
+
+    def __init__(self, fleet: Fleet, asker: Asker, show: Show) -> None:
+        self._fleet, self._asker, self._show = fleet, asker, show
+        self._task: asyncio.Task[Any] | None = None
+        self._request: str | None = None
+        self._stopping = False
+
+    async def show(self, talk: Conversation, question: str) -> AnsweredQuestion:
+        """Raises what asking raises; CancelledError when it was stopped before it began."""
+        self._task = asyncio.current_task()
+        fitting, first, rest = await self._begin(talk, question)
+        async with aclosing(rest):
+            left_out = (len(talk.turns) - len(fitting.turns)) // 2
+            return AnsweredQuestion(fitting, await self._show(self._noted(first, rest), left_out))
+
+    async def stop(self) -> None:
+        """What is written already still comes. Told twice, or before it began: at once."""
+        if self._request is not None and not self._stopping:
+            self._stopping = True
+            await self._fleet.cancel(self._request)
+        elif self._task is not None:
+            self._task.cancel()
+
+    async def _begin(
+        self, talk: Conversation, question: str
+    ) -> tuple[Conversation, Numbered, AsyncGenerator[Numbered]]:
+        """Leave the oldest exchanges out, one by one, while the model's context is too short for all."""
+        while True:
+            events = cast("AsyncGenerator[Numbered]", self._fleet.generate(self._asker(talk, question)))
+            try:
+                return talk, await anext(events), events
+            except InvalidRequest as error:
+                shorter = isinstance(error, ContextLengthExceeded) or error.field == TOO_LARGE
+                if not (shorter and talk.turns):
+                    raise
+                talk = talk.without_oldest()
+
+    async def _noted(self, first: Numbered, rest: AsyncGenerator[Numbered]) -> AsyncGenerator[Numbered]:
+        if isinstance(first.event, Started):
+            self._request = first.event.request
+        yield first
+        async for numbered in rest:
+            yield numbered
 
 
 class Chat:
@@ -27,24 +181,24 @@ class Chat:
 
     def __init__(
         self,
-        background: Background,
+        background: BackgroundLoop,
         fleet: Fleet,
         asker: Asker,
-        keyboard: Keyboard,
+        keyboard: LineInput,
         streams: Streams,
-        manner: Manner,
+        manner: OutputFormat,
         positions: int | None = None,
     ) -> None:
         self._background, self._fleet, self._asker = background, fleet, asker
         self._keyboard, self._streams, self._positions = keyboard, streams, positions
-        self._manner: Manner = manner
+        self._manner: OutputFormat = manner
         self._typed: deque[str] = deque()  # while an answer was written
         self._failed = False
 
-    def go_on(self, talk: Talk) -> int:
+    def go_on(self, talk: Conversation) -> int:
         """Until somebody leaves; 1 when a question was not answered."""
         while (line := self._next_line(talk)) is not None:
-            match meaning_of(line):
+            match parse_line(line):
                 case Question(text):
                     talk = self._answer(talk, text)
                 case SetMode(mode):
@@ -55,13 +209,13 @@ class Chat:
                     self._remark("forgotten")
                 case Stop():
                     self._remark("nothing is being written")
-                case Nothing(reply):
+                case Reply(reply):
                     self._remark(reply)
                 case Leave():
                     break
         return int(self._failed)
 
-    def _next_line(self, talk: Talk) -> str | None:
+    def _next_line(self, talk: Conversation) -> str | None:
         if self._typed:
             return self._typed.popleft()
         try:
@@ -70,12 +224,12 @@ class Chat:
             print(file=self._streams.err)
             return None
 
-    def _answer(self, talk: Talk, question: str) -> Talk:
+    def _answer(self, talk: Conversation, question: str) -> Conversation:
         """The conversation with this question and its answer, or without both where there is none."""
-        answering = Answering(self._fleet, self._asker, self._show)
+        answering = RunningAnswer(self._fleet, self._asker, self._show)
         work = self._background.start(answering.show(talk, question))
         for line in self._keyboard.during(work):
-            if isinstance(meaning_of(line), Stop):
+            if isinstance(parse_line(line), Stop):
                 self._background.start(answering.stop())
             else:
                 self._typed.append(line)
@@ -88,7 +242,7 @@ class Chat:
             self._remark(f"specsot: {error}")
         return talk
 
-    def _remember(self, answered: Answered, question: str) -> Talk:
+    def _remember(self, answered: AnsweredQuestion, question: str) -> Conversation:
         finished = answered.view.finished
         self._failed = self._failed or finished is None or finished.reason is Reason.FAILED
         return answered.talk.answered(question, answered.view.merged)

@@ -1,24 +1,24 @@
-"""Follows one request and shows it: live panels, plain text, or JSON lines.
-
-Refuses to know fleets and options; it reads numbered events and writes to the two streams it is given.
-"""
+"""Follows one request's events to a terminal, a pipe or as JSON lines; progress bars while models load."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from specsot.events import MergedText, Numbered
 from specsot.lines import line_of
 from specsot.view import View, advance
-from specsot_app.terminal.draw import Figures, Size, conclude, draw, figures
+from specsot_app.fleets import Fleet, Opener, Wanted, open_fleet
+from specsot_app.terminal.answer_view import Figures, Size, conclude, draw, figures
 
 Summary = Callable[[View], Figures]
-Manner = Literal["live", "plain", "json"]
+OutputFormat = Literal["live", "plain", "json"]
 FRAMES_PER_SECOND = 8
 
 
@@ -30,7 +30,7 @@ class Streams:
     err: TextIO
 
 
-def manner_of(streams: Streams, json: bool) -> Manner:
+def format_for(streams: Streams, json: bool) -> OutputFormat:
     """JSON when asked for, panels on a terminal that can move its cursor, plain text otherwise."""
     if json:
         return "json"
@@ -39,7 +39,7 @@ def manner_of(streams: Streams, json: bool) -> Manner:
 
 
 async def show(
-    events: AsyncIterator[Numbered], manner: Manner, streams: Streams, summary: Summary = figures
+    events: AsyncIterator[Numbered], manner: OutputFormat, streams: Streams, summary: Summary = figures
 ) -> View:
     """Read the events to their end, showing each; returns what was seen."""
     match manner:
@@ -75,7 +75,7 @@ async def show_plain(events: AsyncIterator[Numbered], streams: Streams, summary:
     return view
 
 
-class Picture:
+class LiveView:
     """What the live screen asks for at its own pace: the newest view, at the screen's present size."""
 
     def __init__(self, console: Console) -> None:
@@ -88,9 +88,41 @@ class Picture:
 
 async def show_live(events: AsyncIterator[Numbered], console: Console, summary: Summary = figures) -> View:
     """Panels while the request runs; then the answer and the summary stay."""
-    picture = Picture(console)
+    picture = LiveView(console)
     with Live(picture, console=console, transient=True, refresh_per_second=FRAMES_PER_SECOND):
         async for numbered in events:
             picture.view = advance(picture.view, numbered.event)
     console.print(conclude(picture.view, summary(picture.view)))
     return picture.view
+
+
+def bars(err: TextIO) -> Progress:
+    """Gone when they are done."""
+    console = Console(file=err)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+
+@contextmanager
+def counting_bar(err: TextIO, what: str, total: int) -> Generator[Callable[[], None]]:
+    """A bar that the yielded function moves on by one."""
+    with bars(err) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)
+
+
+def open_with_progress(err: TextIO) -> Opener:
+    """open_fleet, with a bar while it loads."""
+
+    async def opener(wanted: Wanted) -> Fleet:
+        if wanted.master is not None:
+            return await open_fleet(wanted)
+        with bars(err) as progress:
+            task = progress.add_task("loading", total=None)
+
+            def watch(what: str, there: int, total: int) -> None:
+                progress.update(task, description=f"loading {what}", completed=there, total=total)
+
+            return await open_fleet(wanted, watch)
+
+    return opener

@@ -1,1 +1,4 @@
-"""Checks that a user can run: whether base, head and decoding do what they must."""
+"""`specsot verify`: fleets' answers against Transformers', a head against its base, builds against vectors.
+
+Refuses to know how answers are served.
+"""

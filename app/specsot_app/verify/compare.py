@@ -1,7 +1,4 @@
-"""One comparison with what was recorded: it holds, or where it first does not.
-
-Refuses to know what is compared.
-"""
+"""One comparison with a recorded value: it holds, or where it first does not."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from torch import Tensor
 
 from specsot.tree import Tree, path
 
-CLOSE = 1e-4  # absolute, states and logits in fp32
-CLOSE_CHANCE = 1e-5  # absolute, probabilities
+STATE_TOLERANCE = 1e-4  # absolute, states and logits in fp32
+CHANCE_TOLERANCE = 1e-5  # absolute, probabilities
 # Scores nearer than this may be ordered otherwise, and at the final cut another node may be kept. Of 8,544
 # trees that EAGLE's published code and ours grew from the same text one differed, by one node, at a gap of
 # 5.7e-6; of 1,443 with tied tokens 372 did, all of them below this.
-SHAKY = 2e-5
-FEW = 4  # one path of so many
+SCORE_TIE = 2e-5
+TIED_PATHS = 4  # one path of so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Check:
         return f"ok   {self.name} ({self.note})" if self.note else f"ok   {self.name}"
 
 
-def check_close(name: str, ours: Tensor, recorded: Tensor, within: float = CLOSE) -> Check:
+def check_close(name: str, ours: Tensor, recorded: Tensor, within: float = STATE_TOLERANCE) -> Check:
     """Numbers, element by element; what is not a number is never close."""
     if ours.shape != recorded.shape:
         return Check(name, f"shape: ours {list(ours.shape)}, recorded {list(recorded.shape)}")
@@ -72,9 +69,14 @@ def check_tree(name: str, ours: Tree, recorded: Tree, gap: float | None) -> Chec
         return exact
     missing = sorted(token_paths(recorded) - token_paths(ours))
     tie = "scores of unknown distance" if gap is None else f"scores that differ by {gap:.1e}"
-    if len(ours) == len(recorded) and not missing and (gap is None or gap < SHAKY):
+    if len(ours) == len(recorded) and not missing and (gap is None or gap < SCORE_TIE):
         return Check(name, note=f"the same paths in another order, at {tie}")
-    if len(ours) == len(recorded) and len(missing) * FEW <= len(recorded) and gap is not None and gap < SHAKY:
+    if (
+        len(ours) == len(recorded)
+        and len(missing) * TIED_PATHS <= len(recorded)
+        and gap is not None
+        and gap < SCORE_TIE
+    ):
         return Check(name, note=f"all but {len(missing)} of {len(recorded)} paths, at {tie}")
     lost = f"; path {list(missing[0])} is missing" if missing else ""
     return Check(name, f"node {exact.difference.removeprefix('first at ')}{lost}; decided at {tie}")

@@ -1,7 +1,4 @@
-"""The smallest ring, turned by hand: one stage, one drafter, and a caller who says what is accepted.
-
-Refuses to know why something is accepted, links and clocks. Uses the very engines the services use.
-"""
+"""A stage and a drafter lap by lap, where the caller says what is accepted, on the services' engines."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from specsot.model.decoder import Decoder
 from specsot.tree import Tree, single
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.single import engine_of
-from specsot_worker.stage import Stage
+from specsot_drafter.single import make_engine
+from specsot_worker.stage import DecoderStage
 
 EPOCH, PAGE_ROWS = 1, 64
-PLENTY = 1 << 20  # tokens a sequence may write: no run here ends by its limit
+UNLIMITED = 1 << 20  # tokens a sequence may write: no run here ends by its limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class Accepted:
 
 
 @dataclass(slots=True)
-class _Text:
+class _Sequence:
     """One sequence as stage 0 would see it. tree: what the drafter proposes, or its root alone."""
 
     committed: int = 0
@@ -42,7 +39,7 @@ class _Text:
     tree: Tree = field(default_factory=lambda: single(0))
 
 
-class Laps:
+class DrivenLaps:
     """Prompts are fed once; then trees, lap by lap. head None: every tree is its root, plain decoding."""
 
     def __init__(
@@ -50,17 +47,17 @@ class Laps:
     ) -> None:
         """prompts: lengths of the texts to come; most: how many tokens any of them may grow by."""
         rows = sum(-(-(length + most + shape.slots) // PAGE_ROWS) for length in prompts)
-        self._stage = Stage(base, rows, PAGE_ROWS)
+        self._stage = DecoderStage(base, rows, PAGE_ROWS)
         self._logits, self._engine = base.logits, None
         if head is not None:
             for layer, weight in head.tap_slices().items():
                 self._stage.tap(layer, weight)
             slots = shape.slots * len(prompts)
-            self._engine = engine_of(
+            self._engine = make_engine(
                 head, Configuration(EPOCH, "drafter", (), rows, PAGE_ROWS, slots, shape=shape)
             )
-        self._stage.prepare()
-        self._texts: dict[int, _Text] = {}
+        self._stage.capture()
+        self._texts: dict[int, _Sequence] = {}
         self._fed: dict[int, tuple[Segment, Tensor | None]] = {}
         self._openings: tuple[Opening, ...] = ()
         self._lap = 0
@@ -73,9 +70,9 @@ class Laps:
     def prefill(self, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Feed whole prompts side by side; returns the logits [V] behind each."""
         self._openings = tuple(
-            Opening(sequence, len(tokens), limit=PLENTY) for sequence, tokens in prompts.items()
+            Opening(sequence, len(tokens), limit=UNLIMITED) for sequence, tokens in prompts.items()
         )
-        self._texts |= {sequence: _Text() for sequence in prompts}
+        self._texts |= {sequence: _Sequence() for sequence in prompts}
         chunks = [Chunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
         return {sequence: rows[-1] for sequence, rows in self._run(chunks).items()}
 
@@ -124,7 +121,7 @@ class Laps:
 
     def _teach(self, engine: DraftEngine, lessons: Sequence[Lesson], fused: Sequence[Tensor]) -> None:
         rows = torch.cat(tuple(fused))
-        engine.learn(
+        engine.observe(
             Features(EPOCH, self._lap, self._openings, tuple(lessons), (), rows, fed=len(rows), seconds=0.0)
         )
         for draft in engine.draft():

@@ -19,13 +19,13 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.tree import single
 from specsot_app.verify.compare import Check, check_close, check_same, largest
-from specsot_app.verify.laps import Accepted, Laps
-from specsot_app.verify.passes import feed_base, feed_head
-from specsot_app.verify.record import Case, PromptRecord
-from specsot_drafter.growth import Ground, Growth
+from specsot_app.verify.laps import Accepted, DrivenLaps
+from specsot_app.verify.record import PromptRecord, ReferenceCase
+from specsot_app.verify.reference import feed_base, feed_head
+from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import Final, blocks
+from specsot_drafter.heads.fusion import FinalHidden, identity_slices
 
 PLAIN = TreeShape(depth=0, top_k=1, nodes=1, fixed=True)
 
@@ -56,7 +56,7 @@ class Witness:
         return outputs
 
 
-def check_base(case: Case, base: Decoder, head: EagleHead) -> Iterator[Check]:
+def check_base(case: ReferenceCase, base: Decoder, head: EagleHead) -> Iterator[Check]:
     """Tapped states, logits and plain greedy text of the base alone."""
     texts = plain_texts(base, case.prompts)
     for i, prompt in enumerate(case.prompts):
@@ -66,7 +66,7 @@ def check_base(case: Case, base: Decoder, head: EagleHead) -> Iterator[Check]:
         yield check_same(f"p{i} base_greedy_ids", texts[i], prompt.greedy)
 
 
-def check_head(case: Case, head: EagleHead) -> Iterator[Check]:
+def check_head(case: ReferenceCase, head: EagleHead) -> Iterator[Check]:
     """The head over whole prompts, from recorded states."""
     for i, prompt in enumerate(case.prompts):
         followers = (*prompt.tokens[1:], *prompt.greedy[:1])
@@ -79,7 +79,7 @@ def check_head(case: Case, head: EagleHead) -> Iterator[Check]:
         yield check_close(f"p{i} head_logits_last", last, case.tensor(f"p{i}.head_logits_last"))
 
 
-def check_steps(case: Case, head: EagleHead) -> Iterator[Check]:
+def check_steps(case: ReferenceCase, head: EagleHead) -> Iterator[Check]:
     """Every recorded draft step: frontier tokens, positions, features in and out."""
     for i in range(len(case.prompts)):
         for setting in _settings_with_steps(case, i):
@@ -92,7 +92,7 @@ def check_steps(case: Case, head: EagleHead) -> Iterator[Check]:
                     )
 
 
-def head_pass(case: Case, head: EagleHead, i: int, room: int = 0) -> tuple[Tensor, KVPages]:
+def head_pass(case: ReferenceCase, head: EagleHead, i: int, room: int = 0) -> tuple[Tensor, KVPages]:
     """The head over prompt i: outputs [n, hidden], and its KV in one page with `room` for more."""
     tokens = torch.tensor(_followers(case.prompts[i]))
     return feed_head(head, tokens, recorded_features(case, head, i), room)
@@ -103,7 +103,7 @@ def _followers(prompt: PromptRecord) -> tuple[int, ...]:
     return (*prompt.tokens[1:], prompt.greedy[0])
 
 
-def recorded_features(case: Case, head: EagleHead, i: int) -> Tensor:
+def recorded_features(case: ReferenceCase, head: EagleHead, i: int) -> Tensor:
     """[n, hidden] as the head takes them. EAGLE-1's are recorded so, EAGLE-3's as states side by side."""
     name = f"p{i}.prompt_features"
     recorded, slices = case.tensor(name), tuple(head.tap_slices().values())
@@ -112,7 +112,7 @@ def recorded_features(case: Case, head: EagleHead, i: int) -> Tensor:
         raise ModelError(
             f"{case.directory}: {name} is {list(recorded.shape)}, this head needs {list(wanted)}"
         )
-    if isinstance(head.fusion, Final):
+    if isinstance(head.fusion, FinalHidden):
         return recorded
     states = recorded.chunk(len(slices), dim=1)
     return head.features(torch.stack([state @ part.T for state, part in zip(states, slices)]).sum(0))
@@ -121,7 +121,7 @@ def recorded_features(case: Case, head: EagleHead, i: int) -> Tensor:
 def plain_texts(base: Decoder, prompts: Sequence[PromptRecord]) -> list[list[int]]:
     """Greedy text behind every prompt, as long as recorded, one token a lap."""
     most = max((len(prompt.greedy) for prompt in prompts), default=0)
-    laps = Laps(base, None, PLAIN, [len(prompt.tokens) for prompt in prompts], most)
+    laps = DrivenLaps(base, None, PLAIN, [len(prompt.tokens) for prompt in prompts], most)
     logits = laps.prefill({i: prompt.tokens for i, prompt in enumerate(prompts)})
     texts: list[list[int]] = [[] for _ in prompts]
     for _ in range(most):
@@ -135,20 +135,24 @@ def plain_texts(base: Decoder, prompts: Sequence[PromptRecord]) -> list[list[int
 
 def _states(base: Decoder, head: EagleHead, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """A prompt's tapped states side by side [n, taps * H] (EAGLE-1: its features), and its last logits."""
-    hidden, states = feed_base(base, torch.tensor(tokens), blocks(head.taps, base.config.hidden, base.dtype))
-    return head.features(states) if isinstance(head.fusion, Final) else states, base.logits(hidden[-1:])[0]
+    hidden, states = feed_base(
+        base, torch.tensor(tokens), identity_slices(head.taps, base.config.hidden, base.dtype)
+    )
+    return head.features(states) if isinstance(head.fusion, FinalHidden) else states, base.logits(
+        hidden[-1:]
+    )[0]
 
 
-def _settings_with_steps(case: Case, i: int) -> list[str]:
+def _settings_with_steps(case: ReferenceCase, i: int) -> list[str]:
     return [name for name in case.shapes if any(key.startswith(f"p{i}.{name}.draft") for key in case.tensors)]
 
 
-def _draft_steps(case: Case, head: EagleHead, i: int, shape: TreeShape) -> list[dict[str, Tensor]]:
+def _draft_steps(case: ReferenceCase, head: EagleHead, i: int, shape: TreeShape) -> list[dict[str, Tensor]]:
     room = shape.slots
     outputs, kv = head_pass(case, head, i, room)
     witness, rows = Witness(head), len(outputs)
-    ground = Ground(rows, (0,), range(rows, rows + room), rows)
-    Growth(cast(DraftHead, witness), kv, [ground], shape.top_k).run(outputs[-1:], shape.depth + 1)
+    ground = TreeRoom(rows, (0,), range(rows, rows + room), rows)
+    TreeGrowth(cast(DraftHead, witness), kv, [ground], shape.top_k).run(outputs[-1:], shape.depth + 1)
     return witness.steps
 
 

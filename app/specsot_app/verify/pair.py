@@ -1,36 +1,139 @@
-"""`specsot verify`: a fleet's answers beside a reference's, and its head beside its base.
+"""Verifies a model pair: asks a fleet, reads its answers again with the reference, measures the head.
 
-Refuses to know how answers are made and measured; it takes one step behind the other, so that only one
-copy of the model is in memory at a time.
+One step behind the other, so that only one copy of the model is in memory at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
+from specsot.errors import InvalidRequest, Unavailable
+from specsot.events import Finished, Numbered, Reason
 from specsot.model.config import read_config
 from specsot.model.precision import resolve_dtype
-from specsot.params import DrafterName
-from specsot_app.fleets import Opener, Wanted, models_of, open_fleet, overrides_of
-from specsot_app.hush import hush
-from specsot_app.running import run
-from specsot_app.terminal.progress import counting
-from specsot_app.verify.questions import choose_questions
-from specsot_app.verify.reference import Itself, Reference
-from specsot_app.verify.report import Answer, Report, as_json, lines_of
-from specsot_app.verify.served import Served, ask_all
-from specsot_app.verify.trials import Pair, try_head
+from specsot.params import DrafterName, Message
+from specsot_app.ask import ask_of
+from specsot_app.event_loop import run_until_signal
+from specsot_app.fleets import Fleet, Opener, Wanted, demo, models_of, open_fleet, overrides_of
+from specsot_app.quiet_logs import quiet_logs
+from specsot_app.terminal.show import counting_bar
+from specsot_app.verify.head_fit import ModelPair, measure_fit
+from specsot_app.verify.reference import OnePassReference, TransformersReference
+from specsot_app.verify.report import CheckedAnswer, Report, as_json, lines_of
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
+
+QUESTIONS = (
+    "Explain how photosynthesis works.",
+    "Write a short story about a lighthouse keeper who finds a letter.",
+    "What are the main differences between TCP and UDP?",
+    "Write a Python function that returns the n-th Fibonacci number, and explain it.",
+    "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Think step by step.",
+    "请用三句话介绍长城。",
+)
+DEMO_STRIDE = 127  # the demo's topics stand in the order of the alphabet
+
+
+def choose_questions(file: Path | None, of_demo: bool) -> tuple[str, ...]:
+    """The file's, one a line; else some that the demo was trained on, or some for any model.
+
+    Raises InvalidRequest for a file that cannot be read or is empty.
+    """
+    if file is not None:
+        return read_questions(file)
+    if not of_demo:
+        return QUESTIONS
+    topics = read_questions(demo() / "topics.txt")
+    return tuple(topics[number * DEMO_STRIDE % len(topics)] for number in range(len(QUESTIONS)))
+
+
+def read_questions(file: Path) -> tuple[str, ...]:
+    """One a line; empty lines do not count."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"prompts: {file}: {_reason(error)}", field="prompts") from None
+    asked = tuple(line.strip() for line in lines if line.strip())
+    if not asked:
+        raise InvalidRequest(f"prompts: {file}: no prompt in it", field="prompts")
+    return asked
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
+
+
+SIDE_BY_SIDE = 4  # questions under way at once: what a batch does to an answer is part of what is verified
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAnswer:
+    """One greedy answer.
+
+    prompt, tokens: ids; the end token is in neither. ended: the model ended it by itself.
+    per_lap: tokens a lap, 1.0 where nothing is drafted.
+    """
+
+    question: str
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    ended: bool
+    per_lap: float
+
+
+async def ask_all(
+    fleet: Fleet,
+    prompts: Prompts,
+    questions: Sequence[str],
+    drafter: DrafterName,
+    tokens: int,
+    step: Callable[[], None],
+) -> list[FleetAnswer]:
+    """Every question once, `tokens` tokens at most, in the order of the questions; a step for each."""
+    places = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def one(question: str) -> FleetAnswer:
+        async with places:
+            served = await _ask(fleet, prompts, question, drafter, tokens)
+        step()
+        return served
+
+    tasks = [asyncio.ensure_future(one(question)) for question in questions]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _ask(
+    fleet: Fleet, prompts: Prompts, question: str, drafter: DrafterName, tokens: int
+) -> FleetAnswer:
+    ask = ask_of(question, mode="direct", drafter=drafter, temperature=0.0, max_new_tokens=tokens)
+    finished: Finished | None = None
+    async with aclosing(cast("AsyncGenerator[Numbered]", fleet.generate(ask))) as events:
+        async for numbered in events:
+            if isinstance(numbered.event, Finished):
+                finished = numbered.event
+    if finished is None or finished.reason not in (Reason.STOP, Reason.LENGTH):
+        raise Unavailable(f"no whole answer came to {question!r}")
+    prompt = prompts.chat((Message("user", question),))
+    ended = finished.reason is Reason.STOP
+    return FleetAnswer(question, prompt, finished.tokens, ended, finished.statistics.mean_accepted)
+
 
 STAGES = 2  # so that a split is verified too
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class VerifyOptions:
     """wanted: the fleet, and where its models lie on this machine (a master elsewhere has its own copies).
 
     tokens: of each answer. near: top-2 gap below which a difference is a matter of rounding.
@@ -51,7 +154,7 @@ def verify(
     opener: Opener = open_fleet,
 ) -> int:
     """Print what was found; 0: every answer is the reference's and the head fits, 1: not so."""
-    task = Task(_put_to_the_test(wanted), choose_questions(file, wanted.model is None), tokens, near)
+    task = VerifyOptions(_put_to_the_test(wanted), choose_questions(file, wanted.model is None), tokens, near)
     report = examine(task, opener)
     text = Text(models_of(wanted).base)
     if as_object:
@@ -61,17 +164,17 @@ def verify(
     return 0 if report.holds else 1
 
 
-def examine(task: Task, opener: Opener) -> Report:
+def examine(task: VerifyOptions, opener: Opener) -> Report:
     """Ask the fleet, then the reference, then the head. Raises what opening and loading raise."""
-    hush()
+    quiet_logs()
     models, drafter = models_of(task.wanted), _drafter(task.wanted)
-    served = run(_serve(task, drafter, opener))
+    served = run_until_signal(_serve(task, drafter, opener))
     answers = _compare(task, served)
     fit = None
     spoken = [(one.prompt, one.tokens) for one in served if one.tokens]
     if models.draft is not None and drafter == "eagle" and spoken:
-        with counting(sys.stderr, "drafting them with the head", 1):
-            fit = try_head(_pair(task.wanted, models.base, models.draft), spoken)
+        with counting_bar(sys.stderr, "drafting them with the head", 1):
+            fit = measure_fit(_pair(task.wanted, models.base, models.draft), spoken)
     return Report(answers, task.near, drafter, fit, _rounding(task.wanted))
 
 
@@ -80,34 +183,34 @@ def _drafter(wanted: Wanted) -> DrafterName:
     return models_of(wanted).drafts if wanted.master is None else wanted.drafter or "eagle"
 
 
-async def _serve(task: Task, drafter: DrafterName, opener: Opener) -> list[Served]:
+async def _serve(task: VerifyOptions, drafter: DrafterName, opener: Opener) -> list[FleetAnswer]:
     base = models_of(task.wanted).base
     fleet = await opener(task.wanted)
     try:
         prompts = Prompts(base, Text(base))
-        with counting(sys.stderr, "asking the fleet", len(task.questions)) as step:
+        with counting_bar(sys.stderr, "asking the fleet", len(task.questions)) as step:
             return await ask_all(fleet, prompts, task.questions, drafter, task.tokens, step)
     finally:
         await fleet.close()
 
 
-def _compare(task: Task, served: list[Served]) -> tuple[Answer, ...]:
+def _compare(task: VerifyOptions, served: list[FleetAnswer]) -> tuple[CheckedAnswer, ...]:
     wanted, base = task.wanted, models_of(task.wanted).base
     reference = _reference(wanted, base)
     ends = Text(base).end_ids
-    answers: list[Answer] = []
-    with counting(sys.stderr, "reading the answers again", len(served)) as step:
+    answers: list[CheckedAnswer] = []
+    with counting_bar(sys.stderr, "reading the answers again", len(served)) as step:
         for one in served:
             found = reference.compare(one.prompt, one.tokens, ends if one.ended else None)
-            answers.append(Answer(one.question, len(one.tokens), one.per_lap, tuple(found)))
+            answers.append(CheckedAnswer(one.question, len(one.tokens), one.per_lap, tuple(found)))
             step()
     return tuple(answers)
 
 
-def _reference(wanted: Wanted, base: Path) -> Reference | Itself:
+def _reference(wanted: Wanted, base: Path) -> TransformersReference | OnePassReference:
     if _rounding(wanted):
-        return Itself(_pair(wanted, base, base).base())
-    return Reference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
+        return OnePassReference(_pair(wanted, base, base).base())
+    return TransformersReference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
 
 
 def _rounding(wanted: Wanted) -> str:
@@ -116,9 +219,9 @@ def _rounding(wanted: Wanted) -> str:
     return ", ".join(filter(None, (wanted.quantization, kept)))
 
 
-def _pair(wanted: Wanted, base: Path, draft: Path) -> Pair:
+def _pair(wanted: Wanted, base: Path, draft: Path) -> ModelPair:
     own = wanted.draft_dtype and resolve_dtype(wanted.draft_dtype, wanted.device)
-    return Pair(
+    return ModelPair(
         base,
         draft,
         resolve_dtype(wanted.dtype, wanted.device),

@@ -1,13 +1,11 @@
-"""A directory of reference vectors as values: a head, its base, and what the reference did with them.
-
-Refuses to know heads, engines and what is right. Whatever a file lacks or says wrongly is one clear line.
-"""
+"""Reads a directory of reference vectors; what a file lacks or says wrongly is one clear line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -16,7 +14,69 @@ from specsot.errors import ModelError, WireError
 from specsot.members import TreeShape
 from specsot.model.fields import read_json
 from specsot.tree import Tree
-from specsot_app.verify.part import Part
+
+
+class JsonField:
+    """where: the file and the way to the value, such as `vectors.json: prompts[0].prompt_ids`.
+
+    Each question raises ModelError where the value is of another kind.
+    """
+
+    __slots__ = ("_value", "where")
+
+    def __init__(self, value: Any, where: str) -> None:
+        self._value, self.where = value, where
+
+    def at(self, name: str) -> JsonField:
+        """A field that must be there."""
+        found = self.find(name)
+        if found is None:
+            raise ModelError(f"{self._way(name)} is missing")
+        return found
+
+    def find(self, name: str) -> JsonField | None:
+        """A field; None where it is absent or null."""
+        value = self._object().get(name)
+        return None if value is None else JsonField(value, self._way(name))
+
+    def items(self) -> Iterator[tuple[str, JsonField]]:
+        """The fields of an object."""
+        for name, value in self._object().items():
+            yield name, JsonField(value, self._way(name))
+
+    def parts(self) -> list[JsonField]:
+        """The elements of a list."""
+        return [JsonField(value, f"{self.where}[{i}]") for i, value in enumerate(self._list())]
+
+    def text(self) -> str:
+        return self._value if isinstance(self._value, str) else self._refuse("a string")
+
+    def integer(self) -> int:
+        return self._value if type(self._value) is int else self._refuse("an integer")
+
+    def number(self) -> float:
+        return float(self._value) if type(self._value) in (int, float) else self._refuse("a number")
+
+    def integers(self) -> tuple[int, ...]:
+        whole = all(type(value) is int for value in self._list())
+        return tuple(self._list()) if whole else self._refuse("a list of integers")
+
+    def numbers(self) -> tuple[float, ...]:
+        return tuple(part.number() for part in self.parts())
+
+    def _object(self) -> dict[str, Any]:
+        return self._value if isinstance(self._value, dict) else self._refuse("an object")
+
+    def _list(self) -> list[Any]:
+        return self._value if isinstance(self._value, list) else self._refuse("a list")
+
+    def _way(self, name: str) -> str:
+        """The file's name is followed by a colon, a field by a dot."""
+        return f"{self.where}.{name}" if ": " in self.where else f"{self.where}: {name}"
+
+    def _refuse(self, wanted: str) -> NoReturn:
+        raise ModelError(f"{self.where} must be {wanted}, got {str(self._value)[:60]!r}")
+
 
 GAPS = ("min_rank_gap", "min_select_gap")
 VECTORS, TENSORS = "vectors.json", "vectors.safetensors"
@@ -92,7 +152,7 @@ class SamplingRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ReferenceCase:
     """All of one directory. algo: eagle1, eagle2, eagle3, or None where the record does not say."""
 
     directory: Path
@@ -112,11 +172,11 @@ class Case:
         return self.tensors[name]
 
 
-def read_case(directory: Path) -> Case:
+def read_case(directory: Path) -> ReferenceCase:
     """Raises ModelError with the file and the field."""
     source = directory / VECTORS
-    record = Part(read_json(source), str(source))
-    return Case(
+    record = JsonField(read_json(source), str(source))
+    return ReferenceCase(
         directory=directory,
         base=directory / record.at("base").text(),
         head=directory / record.at("head").text(),
@@ -138,7 +198,7 @@ def _tensors(source: Path) -> dict[str, Tensor]:
         raise ModelError(f"{source}: {' '.join(str(error).split())[:200]}") from None
 
 
-def _shape(part: Part) -> TreeShape:
+def _shape(part: JsonField) -> TreeShape:
     """total_token counts the root, as our nodes do."""
     depth, top_k, nodes = (part.at(name).integer() for name in ("depth", "top_k", "total_token"))
     if depth < 0 or top_k < 1 or nodes < 1:
@@ -146,7 +206,7 @@ def _shape(part: Part) -> TreeShape:
     return TreeShape(depth, top_k, nodes, fixed=True)
 
 
-def _prompt(part: Part) -> PromptRecord:
+def _prompt(part: JsonField) -> PromptRecord:
     tokens = part.at("prompt_ids").integers()
     greedy = part.at("base_greedy_ids").integers()
     if not tokens or not greedy:
@@ -154,7 +214,7 @@ def _prompt(part: Part) -> PromptRecord:
     return PromptRecord(tokens, greedy, {name: _run(run) for name, run in part.at("runs").items()})
 
 
-def _run(part: Part) -> RunRecord:
+def _run(part: JsonField) -> RunRecord:
     trees = part.find("trees")
     return RunRecord(
         lengths=part.at("accept_lengths").integers(),
@@ -168,7 +228,7 @@ def _run(part: Part) -> RunRecord:
     )
 
 
-def _tree(part: Part) -> TreeRecord:
+def _tree(part: JsonField) -> TreeRecord:
     """The reference says -1 for the root's parent, and pads its rows with it."""
     tokens, parents = part.at("tokens").integers(), part.at("parents").integers()
     rows = part.find("retrieve_indices")
@@ -190,7 +250,7 @@ def _unpadded(row: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(node for node in row if node >= 0)
 
 
-def _sampling(part: Part) -> SamplingRecord:
+def _sampling(part: JsonField) -> SamplingRecord:
     if part.at("temperature").number() <= 0:
         raise ModelError(f"{part.where}.temperature must be > 0")
     return SamplingRecord(
@@ -204,7 +264,7 @@ def _sampling(part: Part) -> SamplingRecord:
     )
 
 
-def _round(part: Part) -> RoundRecord:
+def _round(part: JsonField) -> RoundRecord:
     return RoundRecord(
         tree=_tree(part),
         uniforms=part.at("uniforms").numbers(),
@@ -215,6 +275,6 @@ def _round(part: Part) -> RoundRecord:
     )
 
 
-def _number(part: Part, name: str, default: float) -> float:
+def _number(part: JsonField, name: str, default: float) -> float:
     found = part.find(name)
     return found.number() if found else default

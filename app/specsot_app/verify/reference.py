@@ -1,34 +1,63 @@
-"""What a text is compared with: where greedy decoding by itself would have written something else.
-
-Refuses to know who wrote the text. Transformers decides, which knows nothing of SpecSoT's engine; about a
-base whose matrices or KV rows are rounded only the base itself can, for nobody else rounds as it does.
-"""
+"""Finds the tokens of a text that greedy decoding by the reference would not have chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from specsot.errors import ModelError
+from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
-from specsot_app.hush import hushed
-from specsot_app.verify.passes import read_base
-from specsot_app.verify.report import Difference
+from specsot.model.kv import KVPages
+from specsot_app.quiet_logs import no_import_warnings
+from specsot_app.verify.report import TokenDifference
+from specsot_drafter.heads.eagle import EagleHead
 
 
-class Reference:
+def read_base(base: Decoder, tokens: Tensor) -> Tensor:
+    """The states [n, H] behind the last layer."""
+    return _through_base(base, tokens, {})[0]
+
+
+def feed_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """The same, and the sum [n, Hd] over the taps."""
+    hidden, fused = _through_base(base, tokens, taps)
+    assert fused is not None
+    return hidden, fused
+
+
+def _through_base(base: Decoder, tokens: Tensor, taps: Mapping[int, Tensor]) -> tuple[Tensor, Tensor | None]:
+    rows = len(tokens)
+    plan = base.plan([Span(rows, 0, rows, (0,))], rows, "packed")
+    places = torch.arange(rows, device=base.device)
+    slices = {layer: part.to(base.device, base.dtype) for layer, part in taps.items()}
+    return base.forward(base.embed(tokens), places, places, plan, base.make_kv(1, rows), slices)
+
+
+def feed_head(head: EagleHead, tokens: Tensor, features: Tensor, room: int = 0) -> tuple[Tensor, KVPages]:
+    """Outputs [n, hidden] from features [n, hidden], and the KV in a page with `room` for more rows."""
+    rows = len(tokens)
+    kv = KVPages(head.layers, 1, rows + room, head.kv_heads, head.head_dim, head.dtype, head.device)
+    span = Span(rows, 0, rows, (0,))  # every row sees itself and all before it
+    plan = plan_attention([span], rows + room, head.group, "packed", head.dtype, head.device)
+    places = torch.arange(rows, device=head.device)
+    return head.forward(tokens, features, places, places, plan, kv), kv
+
+
+class TransformersReference:
     """A model as Transformers loads and runs it."""
 
     def __init__(self, model: Path, dtype: torch.dtype, device: str) -> None:
         """Raises ModelError where Transformers cannot load it."""
         logging.disable_progress_bar()
         try:
-            with hushed():
+            with no_import_warnings():
                 loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True)
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             line = str(error).strip().partition("\n")[0]
@@ -38,7 +67,7 @@ class Reference:
     @torch.inference_mode()
     def compare(
         self, prompt: Sequence[int], written: Sequence[int], ends: Collection[int] | None
-    ) -> list[Difference]:
+    ) -> list[TokenDifference]:
         """Every token that is not the reference's choice behind the tokens before it.
 
         With none, greedy decoding by the reference writes exactly this. ends: one of these must come
@@ -49,7 +78,7 @@ class Reference:
         return _differences(logits.float(), written, ends)
 
 
-class Itself:
+class OnePassReference:
     """A model as SpecSoT reads a whole text, in one pass without drafts."""
 
     def __init__(self, base: Decoder) -> None:
@@ -58,7 +87,7 @@ class Itself:
     @torch.inference_mode()
     def compare(
         self, prompt: Sequence[int], written: Sequence[int], ends: Collection[int] | None
-    ) -> list[Difference]:
+    ) -> list[TokenDifference]:
         """As `Reference.compare`."""
         hidden = read_base(self._base, torch.tensor([*prompt, *written], device=self._base.device))
         return _differences(self._base.logits(hidden[len(prompt) - 1 :]).float(), written, ends)
@@ -66,12 +95,12 @@ class Itself:
 
 def _differences(
     logits: torch.Tensor, written: Sequence[int], ends: Collection[int] | None
-) -> list[Difference]:
+) -> list[TokenDifference]:
     """logits: [written + 1, V], before each token and behind the last."""
     first, second = logits.topk(2).values.unbind(-1)
     choices, gaps = logits.argmax(-1).tolist(), (first - second).tolist()
     wrong = [at for at, token in enumerate(written) if choices[at] != token]
-    found = [Difference(at, written[at], choices[at], gaps[at]) for at in wrong]
+    found = [TokenDifference(at, written[at], choices[at], gaps[at]) for at in wrong]
     if ends is not None and choices[-1] not in ends:
-        found.append(Difference(len(written), None, choices[-1], gaps[-1]))
+        found.append(TokenDifference(len(written), None, choices[-1], gaps[-1]))
     return found

@@ -1,23 +1,106 @@
-"""What a verification of a model pair found: as lines, as JSON, as an exit status.
-
-Pure. Refuses to know how it was found.
-"""
+"""What `specsot verify` found: acceptance of the head, differing tokens, as lines and as JSON. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
-from specsot_app.verify.fit import Acceptance, Fit, flags_of
+from specsot.members import Overrides
 
-SHARE = 0.01  # of all tokens may be near ties that fell the other way
+USUAL_ROPE_THETAS = (10000.0, 500000.0, 1000000.0)  # what published heads were trained with
+# Of laps that accept any draft: heads that are wired up wrongly stay below, others do not.
+LEAST_ACCEPTANCE = 0.2
+LEAST_GAIN = 0.02  # nats per token by which another setting must explain the base's text better
+GAIN_ERRORS = 4.0  # standard errors of that difference
+LEAST_SPEEDUP = 1.03  # tokens a lap must rise by this factor with it
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """lengths: accepted drafts of every lap."""
+
+    lengths: tuple[int, ...]
+
+    @property
+    def per_lap(self) -> float:
+        """Tokens a lap, bonus included (tau)."""
+        return 1 + statistics.fmean(self.lengths) if self.lengths else 1.0
+
+    @property
+    def by_depth(self) -> tuple[float, ...]:
+        """Share of laps that accept at least 1, 2, ... drafts."""
+        laps = max(len(self.lengths), 1)
+        deepest = max(self.lengths, default=0)
+        return tuple(sum(n >= depth for n in self.lengths) / laps for depth in range(1, deepest + 1))
+
+    @property
+    def any(self) -> float:
+        """Share of laps that accept something."""
+        return self.by_depth[0] if self.by_depth else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFit:
+    """as_is: under the head's own setting; better: under `trial`, where one explains the base better."""
+
+    as_is: Acceptance
+    trial: Overrides | None = None
+    better: Acceptance | None = None
+
+    @property
+    def verdict(self) -> Literal["fits", "off", "unfit"]:
+        """off: one setting is wrong, and `trial` says which."""
+        if self.better is not None and self.better.per_lap >= LEAST_SPEEDUP * self.as_is.per_lap:
+            return "off"
+        return "fits" if self.as_is.any >= LEAST_ACCEPTANCE else "unfit"
+
+
+def think_of_trials(
+    own: Overrides, taps: tuple[int, ...] | None, layers: int, base_theta: float
+) -> tuple[Overrides, ...]:
+    """What is worth trying: every tap one layer off, and other bases of the head's rotary positions.
+
+    own: what is set already. taps: None for a head that taps nothing but the last state.
+    """
+    moved = [tuple(tap + step for tap in taps) for step in (-1, 1)] if taps else []
+    layered = [replace(own, aux_layers=tried) for tried in moved if tried[0] >= 0 and tried[-1] <= layers]
+    thetas = dict.fromkeys((USUAL_ROPE_THETAS[0], base_theta, *USUAL_ROPE_THETAS[1:]))
+    return (*layered, *(replace(own, rope_theta=theta) for theta in thetas))
+
+
+def as_flags(trial: Overrides) -> str:
+    """As a user asks for it."""
+    layers, theta = trial.aux_layers, trial.rope_theta
+    named = [] if layers is None else [f"--aux-layers {','.join(map(str, layers))}"]
+    return " ".join([*named, *([] if theta is None else [f"--drafter-rope-theta {theta:.10g}"])])
+
+
+def choose_trial(own: Sequence[float], others: Mapping[Overrides, Sequence[float]]) -> Overrides | None:
+    """The setting that explains the same text best, if it does so beyond doubt.
+
+    own, others: log-probability the head gives each token of the base's text, token by token.
+    """
+    gains = {trial: [b - a for a, b in zip(own, told)] for trial, told in others.items()}
+    sure = {trial: statistics.fmean(gain) for trial, gain in gains.items() if _is_sure(gain)}
+    return max(sure, key=lambda trial: sure[trial], default=None)
+
+
+def _is_sure(gain: Sequence[float]) -> bool:
+    if len(gain) < 2:
+        return False
+    mean, error = statistics.fmean(gain), statistics.stdev(gain) / len(gain) ** 0.5
+    return mean > LEAST_GAIN and mean > GAIN_ERRORS * error
+
+
+MOST_TIES = 0.01  # of all tokens may be near ties that fell the other way
 
 Spell = Callable[[int], str]  # a token id as text
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TokenDifference:
     """At token `at` of an answer. ours None: the answer ended there.
 
     gap: how far apart the reference's two largest logits are; rounding decides where it is tiny.
@@ -30,13 +113,13 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CheckedAnswer:
     """One question's answer beside the reference. per_lap: tokens a lap of the fleet."""
 
     question: str
     tokens: int
     per_lap: float
-    differences: tuple[Difference, ...]
+    differences: tuple[TokenDifference, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +130,17 @@ class Report:
     rounding: what the base is held in, where it read the answers itself; empty: Transformers did.
     """
 
-    answers: tuple[Answer, ...]
+    answers: tuple[CheckedAnswer, ...]
     near: float
     drafter: str
-    fit: Fit | None = None
+    fit: HeadFit | None = None
     rounding: str = ""
 
     @property
     def reference(self) -> str:
         return f"the base in {self.rounding} by itself" if self.rounding else "Transformers"
 
-    def first(self, answer: Answer) -> Difference | None:
+    def first(self, answer: CheckedAnswer) -> TokenDifference | None:
         """The first difference that rounding does not explain."""
         return next((one for one in answer.differences if one.gap >= self.near), None)
 
@@ -74,7 +157,7 @@ class Report:
     def identical(self) -> bool:
         """No difference but ties, and few of them."""
         honest = not any(self.first(answer) for answer in self.answers)
-        return honest and self.ties <= max(1, SHARE * self.tokens)
+        return honest and self.ties <= max(1, MOST_TIES * self.tokens)
 
     @property
     def idle(self) -> bool:
@@ -100,24 +183,24 @@ def lines_of(report: Report, spell: Spell) -> Iterator[str]:
         f"({report.tokens} tokens, {report.ties} near ties fell the other way)"
     )
     if same == len(report.answers) and not report.identical:
-        yield f"FAIL: so many near ties are no accident; at most {SHARE:.0%} of the tokens may be"
+        yield f"FAIL: so many near ties are no accident; at most {MOST_TIES:.0%} of the tokens may be"
     if report.idle:
         yield f"note: no draft of {report.drafter} was accepted here, so only the split was put to the test"
     if report.fit is not None:
         yield from _lines_of_fit(report.fit)
 
 
-def _spell(one: Difference, reference: str, spell: Spell) -> str:
+def _spell(one: TokenDifference, reference: str, spell: Spell) -> str:
     ours = "ended" if one.ours is None else f"wrote {one.ours} {spell(one.ours)!r}"
     theirs = f"{reference} {one.theirs} {spell(one.theirs)!r}"
     return f"at token {one.at}: {ours}, {theirs}; its two best logits are {one.gap:.1e} apart"
 
 
-def _lines_of_fit(fit: Fit) -> Iterator[str]:
+def _lines_of_fit(fit: HeadFit) -> Iterator[str]:
     yield f"accepted  {_shares(fit.as_is)}"
     if fit.verdict == "off" and fit.trial is not None and fit.better is not None:
-        yield f"          {_shares(fit.better)} with {flags_of(fit.trial)}"
-        yield f"the head is OFF by one setting: run it with {flags_of(fit.trial)}"
+        yield f"          {_shares(fit.better)} with {as_flags(fit.trial)}"
+        yield f"the head is OFF by one setting: run it with {as_flags(fit.trial)}"
     elif fit.verdict == "unfit":
         yield "the head does NOT FIT this base: hardly a draft is accepted, and no other layers or theta help"
     else:
@@ -146,7 +229,7 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _fit_as_json(fit: Fit) -> dict[str, Any]:
+def _fit_as_json(fit: HeadFit) -> dict[str, Any]:
     better = None
     if fit.trial is not None and fit.better is not None:
         better = {**asdict(fit.trial), **_accepted_as_json(fit.better)}

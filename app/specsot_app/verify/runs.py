@@ -1,7 +1,4 @@
-"""Whole generations against recorded ones: trees, accepted lengths, ids; and replays of sampled rounds.
-
-Refuses to know what base and head compute; it is told by the laps.
-"""
+"""Whole generations against recorded ones: trees, accepted lengths, ids; replays of sampled rounds."""
 
 from __future__ import annotations
 
@@ -17,21 +14,21 @@ from specsot.residual import Floats, leaf_rows, residual_walk, trial_rows, warp
 from specsot.tree import Tree, children, depths
 from specsot.verify import accept
 from specsot_app.verify.compare import (
-    CLOSE_CHANCE,
-    SHAKY,
+    CHANCE_TOLERANCE,
+    SCORE_TIE,
     Check,
     check_close,
     check_same,
     check_tree,
     largest,
 )
-from specsot_app.verify.laps import Accepted, Laps
-from specsot_app.verify.record import Case, RoundRecord, RunRecord, SamplingRecord, TreeRecord
+from specsot_app.verify.laps import Accepted, DrivenLaps
+from specsot_app.verify.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
 from specsot_drafter.heads.eagle import EagleHead
 
 
 @dataclass(slots=True)
-class Run:
+class GreedyRun:
     """What we did behind one prompt, by round; written: all accepted roots and drafts."""
 
     committed: list[int] = field(default_factory=list[int])
@@ -48,7 +45,7 @@ class Run:
         self.written += (tree.tokens[node] for node in accepted.nodes)
 
 
-def check_runs(case: Case, base: Decoder, head: EagleHead) -> Iterator[Check]:
+def check_runs(case: ReferenceCase, base: Decoder, head: EagleHead) -> Iterator[Check]:
     """Every setting, all prompts side by side."""
     for setting in case.shapes:
         records = {i: prompt.runs[setting] for i, prompt in enumerate(case.prompts) if setting in prompt.runs}
@@ -58,28 +55,28 @@ def check_runs(case: Case, base: Decoder, head: EagleHead) -> Iterator[Check]:
 
 
 def generate(
-    case: Case, base: Decoder, head: EagleHead, setting: str, rounds: dict[int, int]
-) -> dict[int, Run]:
+    case: ReferenceCase, base: Decoder, head: EagleHead, setting: str, rounds: dict[int, int]
+) -> dict[int, GreedyRun]:
     """Greedy generation behind these prompts, so many rounds each."""
     prompts = {i: case.prompts[i].tokens for i in rounds}
     shape = case.shapes[setting]
     most = max(rounds.values(), default=0) * (shape.depth + 2)
-    laps = Laps(base, head, shape, [len(tokens) for tokens in prompts.values()], most)
+    laps = DrivenLaps(base, head, shape, [len(tokens) for tokens in prompts.values()], most)
     begin(laps, prompts)
-    runs = {i: Run() for i in rounds}
+    runs = {i: GreedyRun() for i in rounds}
     for lap in range(max(rounds.values(), default=0)):
         for i, (tree, verdict) in take_lap(laps, [i for i in rounds if lap < rounds[i]]).items():
             runs[i].note(len(prompts[i]) + len(runs[i].written), tree, verdict)
     return runs
 
 
-def begin(laps: Laps, prompts: Mapping[int, Sequence[int]]) -> None:
+def begin(laps: DrivenLaps, prompts: Mapping[int, Sequence[int]]) -> None:
     """Feed prompts, and take the likeliest token behind each."""
     logits = laps.prefill(prompts)
     laps.accept({i: Accepted((0,), largest(row.view(1, -1))[0]) for i, row in logits.items()})
 
 
-def take_lap(laps: Laps, going: Iterable[int]) -> dict[int, tuple[Tree, Accepted]]:
+def take_lap(laps: DrivenLaps, going: Iterable[int]) -> dict[int, tuple[Tree, Accepted]]:
     """One greedy lap of these texts: the tree of each, and what of it was accepted."""
     trees = {i: laps.trees[i] for i in going}
     verdicts = {i: judge(trees[i], largest(rows)) for i, rows in laps.verify(trees).items()}
@@ -93,7 +90,7 @@ def judge(tree: Tree, targets: Sequence[int]) -> Accepted:
     return Accepted(nodes, targets[nodes[-1]])
 
 
-def _check_run(name: str, run: Run, record: RunRecord) -> Iterator[Check]:
+def _check_run(name: str, run: GreedyRun, record: RunRecord) -> Iterator[Check]:
     for number, (tree, committed, wanted) in enumerate(zip(run.trees, run.committed, record.trees), start=1):
         yield from _check_tree(f"{name} tree {number}", tree, committed, wanted, leaf_rows(tree))
     lengths = [len(nodes) - 1 for nodes in run.paths]
@@ -135,7 +132,7 @@ def _check_best(name: str, ours: Sequence[int], record: RunRecord, recorded: Seq
     """
     firm = _firm(record)
     exact = check_same(name, ours[:firm], recorded[:firm])
-    loose = len(recorded) if record.rank_gap >= SHAKY else firm
+    loose = len(recorded) if record.rank_gap >= SCORE_TIE else firm
     apart = [r for r in range(firm, min(loose, len(ours))) if ours[r] != recorded[r]]
     if exact.difference is not None or len(ours) != len(recorded) or len(apart) > 1:
         return check_same(name, ours[:loose], recorded[:loose])
@@ -147,10 +144,10 @@ def _check_best(name: str, ours: Sequence[int], record: RunRecord, recorded: Seq
 
 def _firm(record: RunRecord) -> int:
     """In how many first rounds the reference's trees are beyond doubt."""
-    if min(record.rank_gap, record.cut_gap) >= SHAKY:
+    if min(record.rank_gap, record.cut_gap) >= SCORE_TIE:
         return len(record.lengths)
     firm = 0
-    while firm < len(record.trees) and (record.trees[firm].gap or 0.0) >= SHAKY:
+    while firm < len(record.trees) and (record.trees[firm].gap or 0.0) >= SCORE_TIE:
         firm += 1
     return firm
 
@@ -160,7 +157,7 @@ def _best_row(rows: Sequence[tuple[int, ...]], nodes: tuple[int, ...]) -> int:
     return next(i for i, row in enumerate(rows) if row[: len(nodes)] == nodes) if len(nodes) > 1 else 0
 
 
-def check_replays(case: Case, base: Decoder, head: EagleHead) -> Iterator[Check]:
+def check_replays(case: ReferenceCase, base: Decoder, head: EagleHead) -> Iterator[Check]:
     """Sampled generations, led along what the reference drew."""
     for j, record in enumerate(case.sampling):
         if not 0 <= record.prompt < len(case.prompts) or record.setting not in case.shapes:
@@ -168,11 +165,13 @@ def check_replays(case: Case, base: Decoder, head: EagleHead) -> Iterator[Check]
         yield from _replay(case, base, head, j, record)
 
 
-def _replay(case: Case, base: Decoder, head: EagleHead, j: int, record: SamplingRecord) -> Iterator[Check]:
+def _replay(
+    case: ReferenceCase, base: Decoder, head: EagleHead, j: int, record: SamplingRecord
+) -> Iterator[Check]:
     if not record.rounds:
         return
     prompt, shape = case.prompts[record.prompt].tokens, case.shapes[record.setting]
-    laps = Laps(base, head, shape, [len(prompt)], len(record.rounds) * (shape.depth + 2))
+    laps = DrivenLaps(base, head, shape, [len(prompt)], len(record.rounds) * (shape.depth + 2))
     laps.prefill({j: prompt})
     laps.accept({j: Accepted((0,), record.rounds[0].tree.tree.tokens[0])})
     committed = len(prompt)
@@ -206,7 +205,7 @@ def _check_walk(name: str, wanted: RoundRecord, chances: Floats, left: Tensor) -
     yield check_same(f"{name} uniforms used", [walk.drawn], [len(wanted.uniforms)])
     if wanted.best is not None:
         yield check_same(f"{name} best_candidate", [_best_row(rows, walk.accepted)], [wanted.best])
-    yield check_close(f"{name} sample_p", torch.from_numpy(walk.final), left, CLOSE_CHANCE)
+    yield check_close(f"{name} sample_p", torch.from_numpy(walk.final), left, CHANCE_TOLERANCE)
     possible = 0 <= wanted.bonus < len(walk.final) and walk.final[wanted.bonus] > 0
     yield Check(f"{name} bonus_token", None if possible else f"{wanted.bonus} has no chance of being drawn")
 

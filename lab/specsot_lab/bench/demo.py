@@ -20,13 +20,13 @@ from rich.table import Table
 from specsot.events import Finished
 from specsot.model.precision import resolve_dtype
 from specsot.params import Ask
-from specsot_app.asking import ask_of
+from specsot_app.ask import ask_of
 from specsot_app.bench.core.pairing import Comparison, Run, Sample, as_json, compare
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.results import Row, write_results
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
-from specsot_app.running import run
-from specsot_app.terminal.progress import counting
+from specsot_app.terminal.show import counting_bar
 from specsot_master.prompts import Prompts, messages_of
 from specsot_master.text import Text
 
@@ -55,7 +55,7 @@ class TimedAnswer:
 
 def measure(runs: int, wanted: Wanted, output: Path | None) -> int:
     """Run everything, print the table, write JSON where asked to. wanted: the precision of all our fleets."""
-    comparisons = run(_measure(runs, wanted))
+    comparisons = run_until_signal(_measure(runs, wanted))
     Console().print(table_of(comparisons))
     if output is not None:
         write_results(output, "demo", settings_of(runs, wanted), as_json(comparisons))
@@ -78,7 +78,7 @@ class Series:
 
 
 async def _measure(runs: int, wanted: Wanted) -> list[Comparison]:
-    with counting(sys.stderr, "measuring", COMPARISONS * 2 * runs) as step:
+    with counting_bar(sys.stderr, "measuring", COMPARISONS * 2 * runs) as step:
         series = Series(runs, wanted, step)
         rooms = _against_transformers, _drafted, _planned, _apart
         return [one for room in rooms for one in await room(series)]

@@ -32,8 +32,8 @@ from specsot_lab.bench.gpu_rivals import measure_rivals
 from specsot_lab.bench.gpu_served import measure_served
 from specsot_lab.bench.gpu_speculation import measure_speculation
 from specsot_lab.bench.synthetic_models import Telling, config_of
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
 
 Row = dict[str, object]
 
@@ -164,15 +164,15 @@ def measure_verify(decoder: Decoder, text: int, one: float, speeds: Speeds) -> I
 
 def laps_of(decoder: Decoder, text: int) -> list[float]:
     """Seconds of each lap of a plain decoding, from one result in the host's hands to the next."""
-    stage = Stage(decoder, -(-(text + LAPS) // PAGE) + 1, PAGE)
-    stage.prepare()
-    judge = LastStage(decoder.logits, lambda _: None)
+    stage = DecoderStage(decoder, -(-(text + LAPS) // PAGE) + 1, PAGE)
+    stage.capture()
+    judge = Verifier(decoder.logits, lambda _: None)
     prompt = tuple(range(text))
     opening = (Opening(1, text, limit=LAPS + 2, drafted=False),)
     for start in range(0, text, CHUNK):
         tokens = prompt[start : start + CHUNK]
         chunk = Chunk(1, start, tokens, start + CHUNK >= text)
-        verdict = judge.judge(stage.run(Frame(1, 1, opening, (chunk,))))
+        verdict = judge.verify(stage.run(Frame(1, 1, opening, (chunk,))))
         opening = ()
     times: list[float] = []
     keep: tuple[int, ...] = ()
@@ -180,7 +180,7 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
         token = verdict.result.outcomes[0].tokens[-1]  # pyright: ignore[reportPossiblyUnboundVariable]
         begun = time.perf_counter()
         growth = Growth(1, lap + 1, text + lap, keep, single(token))
-        verdict = judge.judge(stage.run(Frame(1, lap + 2, (), (growth,))))
+        verdict = judge.verify(stage.run(Frame(1, lap + 2, (), (growth,))))
         times.append(time.perf_counter() - begun)
         keep = (0,)
     return times[LAPS // 4 :]

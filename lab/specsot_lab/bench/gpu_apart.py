@@ -138,7 +138,7 @@ async def _member(
         dialer = DirectDialer(place.name, dialer, rows)
     decoder, thread = spread.load(number), ThreadPoolExecutor(1)
     reading = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
-    part = LaneWorker(Held(place.name, decoder), dialer, thread, reading=reading)
+    part = LaneWorker(Held(place.name, decoder), dialer, thread, verify_thread=reading)
     life = asyncio.create_task(take_part(part, inbox, joining(heard), leaving))
     try:
         yield inbox

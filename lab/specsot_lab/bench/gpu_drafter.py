@@ -14,7 +14,7 @@ from specsot.members import TreeShape
 def replay() -> None:
     """Every EAGLE drafter of this process errs as is published from now on."""
     from specsot_drafter import ways
-    from specsot_drafter.drafters.eagle import EagleDrafter
+    from specsot_drafter.drafters.eagle import EagleProposer
     from specsot_drafter.heads.eagle3 import Eagle3Head
     from specsot_lab.bench.gpu_replay import Replay, scaled_ranks
     from specsot_lab.bench.gpu_speculation import DEPTH, NODES, TAU, TOP_K
@@ -22,10 +22,10 @@ def replay() -> None:
     ranks = scaled_ranks(TAU, TOP_K, DEPTH + 1, NODES)
 
     def replaying(head: Eagle3Head, shape: TreeShape, pages: int, page_rows: int) -> Replay:
-        inner = EagleDrafter(head, shape, pages, page_rows)
+        inner = EagleProposer(head, shape, pages, page_rows)
         return Replay(inner, ranks[: shape.top_k], len(head.parts.table), shape.top_k, shape.nodes - 1)
 
-    ways.EagleDrafter = replaying  # pyright: ignore[reportAttributeAccessIssue]
+    ways.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main() -> int:

@@ -19,14 +19,14 @@ from specsot.model.linear import Linear
 from specsot.model.norms import Norm
 from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch
-from specsot_drafter.descent import Descents, Seed
-from specsot_drafter.extension import Stretch
+from specsot_drafter.descent import GraphInput, TreeGraphs
+from specsot_drafter.extension import DueRows
 from specsot_drafter.heads.eagle3 import Eagle3Head, Eagle3Parts
 from specsot_drafter.heads.fused import FusedHead
-from specsot_drafter.heads.fusion import Summed
-from specsot_drafter.heads.layers import Layers
+from specsot_drafter.heads.fusion import SummedTaps
+from specsot_drafter.heads.layers import HeadLayers
 from specsot_drafter.heads.shapes import HeadShape
-from specsot_drafter.memory import Memory
+from specsot_drafter.memory import DraftPages
 from specsot_lab.bench.gpu_floors import Speeds, floor_of_draft
 from specsot_lab.bench.gpu_profile import kernels_of
 from specsot_lab.bench.synthetic_models import MadeUp
@@ -71,20 +71,20 @@ def _measure_head(
     yield {"what": f"profile of a draft, head in {said}", "depth": max(DEPTHS), "us": kernels}
 
 
-def descents_behind(head: Eagle3Head, text: int) -> tuple[Descents, Seed]:
+def descents_behind(head: Eagle3Head, text: int) -> tuple[TreeGraphs, GraphInput]:
     """Graphs over a memory that holds one text, of which DUE rows are not computed yet."""
     from specsot.kernels.gpu.growing import grow
 
     levels = max(DEPTHS) + 1
-    memory = Memory(head, -(-(text + levels * TOP_K) // PAGE) + 1, PAGE)
+    memory = DraftPages(head, -(-(text + levels * TOP_K) // PAGE) + 1, PAGE)
     memory.table.open(1)
     memory.table.reserve(1, text)
     memory.features.normal_()
     memory.kv.layers[0].normal_()
-    ground = memory.ground(1, text, levels * TOP_K)
+    ground = memory.reserve_tree(1, text, levels * TOP_K)
     assert ground is not None
-    seed = Seed(Stretch(1, text - DUE, tuple(range(DUE)), True), ground)
-    return Descents(FusedHead(head), memory, TOP_K, levels, Graphs(), grow, (1,)), seed
+    seed = GraphInput(DueRows(1, text - DUE, tuple(range(DUE)), True), ground)
+    return TreeGraphs(FusedHead(head), memory, TOP_K, levels, Graphs(), grow, (1,)), seed
 
 
 def head_shape(config: ModelConfig) -> HeadShape:
@@ -109,11 +109,11 @@ def made_up_head(decoder: Decoder, shape: HeadShape, kind: Quantization | None =
     ones = torch.ones(shape.hidden, dtype=decoder.dtype, device=device)
     taps = (2, config.layers // 2, config.layers - 3)
     parts = Eagle3Parts(
-        fusion=Summed(taps, fetch("fc.weight", (shape.hidden, 3 * config.hidden)), None),
+        fusion=SummedTaps(taps, fetch("fc.weight", (shape.hidden, 3 * config.hidden)), None),
         table=decoder.edges.embedding(),
         token_norm=Norm(ones, config.eps),
         feature_norm=Norm(ones, config.eps),
-        layers=Layers(fetch, shape, rotary, config.eps),
+        layers=HeadLayers(fetch, shape, rotary, config.eps),
         norm=Norm(ones, config.eps),
         lm_head=Linear(fetch("lm_head.weight", (shape.vocab, shape.hidden)), None, kind),
         offsets=None,

@@ -26,9 +26,9 @@ from specsot.membership import Connect, take_part
 from specsot.model.decoder import Decoder
 from specsot.tree import Tree
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
-from specsot_worker.part import WorkerPart
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage
+from specsot_worker.part import Worker
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
 
 EPOCH, CHUNK = 1, 256
 PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
@@ -38,7 +38,7 @@ PATIENCE = 60.0  # seconds for a frame; kernels are compiled with the first of i
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """See `Provider`: a range that is loaded already."""
+    """See `StageProvider`: a range that is loaded already."""
 
     name: str
     decoder: Decoder
@@ -51,19 +51,19 @@ class Held:
     def loaded(self) -> int:
         return self.decoder.config.layers
 
-    def load_ahead(self) -> bool:
+    def preload(self) -> bool:
         return False
 
     def registration(self) -> Registration:
         config = self.decoder.config
         return Registration("worker", self.name, self.name, "", config.layers, config.max_positions, 0, 0)
 
-    def stage(self, configuration: Configuration, layers: object) -> Stage:
+    def make_stage(self, configuration: Configuration, layers: object) -> DecoderStage:
         stand_on(str(self.decoder.device))
-        return Stage(self.decoder, configuration.pages, configuration.page_rows)
+        return DecoderStage(self.decoder, configuration.pages, configuration.page_rows)
 
-    def judge(self, stage: object, configuration: Configuration) -> LastStage:
-        return LastStage(self.decoder.logits, lambda _: None)
+    def make_verifier(self, stage: object, configuration: Configuration) -> Verifier:
+        return Verifier(self.decoder.logits, lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class _Uplink:
     async def close(self) -> None: ...
 
 
-class LaneWorker(WorkerPart):
+class LaneWorker(Worker):
     """Its first stage takes frames as they are made here; there is no sequencer."""
 
     def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:

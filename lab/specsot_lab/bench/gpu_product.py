@@ -50,8 +50,8 @@ from specsot_lab.bench.gpu_speculation import (
 )
 from specsot_lab.bench.gpu_turns import PAGE, PLAINLY, Asked, Clock, Drafting, Held, Part, Ring
 from specsot_lab.bench.prompt_lengths import PLAN_PROMPT, POINT_PROMPT
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
 
 PROMPTS = (1024, 8192, 32768)
 PAGE_ROWS = (64, 128, 256, 64)  # the first once more: what two runs of the same differ by
@@ -95,18 +95,18 @@ def measure_prompts(decoder: Decoder, frame: int = ROWS) -> Iterator[Row]:
 
 def prompt_seconds(decoder: Decoder, text: int, frame: int, times: int = 5) -> list[float]:
     """Of each of so many prompts; one before them is not told."""
-    stage, seconds = Stage(decoder, text // PAGE + 2, PAGE), list[float]()
-    judge = LastStage(decoder.logits, lambda _: None)
-    stage.prepare()
+    stage, seconds = DecoderStage(decoder, text // PAGE + 2, PAGE), list[float]()
+    judge = Verifier(decoder.logits, lambda _: None)
+    stage.capture()
     for number in range(1, times + 2):
         opening, begun = (Opening(number, text, limit=4, drafted=False),), time.perf_counter()
         for start in range(0, text, frame):
             tokens = tuple(range(start, min(start + frame, text)))
             chunk = Chunk(number, start, tokens, start + frame >= text)
-            verdict, opening = judge.judge(stage.run(Frame(1, number, opening, (chunk,)))), ()
+            verdict, opening = judge.verify(stage.run(Frame(1, number, opening, (chunk,)))), ()
         assert verdict.result.outcomes[0].tokens  # pyright: ignore[reportPossiblyUnboundVariable]
         seconds.append(time.perf_counter() - begun)
-        judge.judge(stage.run(Frame(1, number, (), (), (number,))))
+        judge.verify(stage.run(Frame(1, number, (), (), (number,))))
     return seconds[1:]
 
 

@@ -18,11 +18,11 @@ from functools import cache
 import numpy as np
 
 from specsot.frames import Features
-from specsot_drafter.drafters.eagle import EagleDrafter
-from specsot_drafter.grammar import sift
-from specsot_drafter.rules import Always
-from specsot_drafter.selection import Deserves, Flags, Floats, Ints, Offer, best_each
-from specsot_drafter.texts import Text
+from specsot_drafter.drafters.eagle import EagleProposer
+from specsot_drafter.grammar import filter_candidates
+from specsot_drafter.rules import FixedBudget
+from specsot_drafter.selection import Candidates, Flags, Floats, Ints, KeepGrowing, best_each
+from specsot_drafter.texts import DraftSequence
 from specsot_lab.bench.acceptance import even_ranks, even_runs
 
 CHANCES = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)  # of a node's children, best first
@@ -36,9 +36,11 @@ Ranks = tuple[float, ...]
 
 
 class Replay:
-    """See `Drafter`. What an EAGLE head would draft if it were right as often as is said."""
+    """See `Proposer`. What an EAGLE head would draft if it were right as often as is said."""
 
-    def __init__(self, inner: EagleDrafter, right: float | Ranks, vocabulary: int, k: int, most: int) -> None:
+    def __init__(
+        self, inner: EagleProposer, right: float | Ranks, vocabulary: int, k: int, most: int
+    ) -> None:
         """right: the chance that a level holds the right token, where the level above did; or that each guess
         of a node is it. most: candidates of a tree that are looked at where a grammar holds its text.
         """
@@ -54,33 +56,35 @@ class Replay:
     def free_pages(self) -> int:
         return self._inner.free_pages
 
-    def due(self, texts: Sequence[Text]) -> int:
-        return self._inner.due(texts)
+    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
+        return self._inner.due_rows(sequences)
 
-    def open(self, text: Text) -> None:
-        self._inner.open(text)
+    def open(self, sequence: DraftSequence) -> None:
+        self._inner.open(sequence)
 
-    def hear(self, batch: Features) -> None:
-        self._inner.hear(batch)
+    def observe(self, batch: Features) -> None:
+        self._inner.observe(batch)
 
     def close(self, sequence: int) -> None:
         self._inner.close(sequence)
 
-    def most_levels(self, text: Text) -> int:
-        return self._inner.most_levels(text)
+    def max_levels(self, sequence: DraftSequence) -> int:
+        return self._inner.max_levels(sequence)
 
     def catch_up(self) -> None:
         self._inner.catch_up()
 
-    def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
+    def propose(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Candidates | None:
         """The head's own offer, for its time; then the known one, which grammars sift, too."""
-        real = self._inner.offer(texts, levels, deserves)
+        real = self._inner.propose(sequences, levels, keep_growing)
         if real is None:
             return None
         known = grown(self._k, real.levels, self._chances)
-        scores, parents = repeated(self._k, real.levels, self._chances, len(texts))
-        tokens = self._tokens([text.tokens[-1] for text in texts], known)
-        return sift(Offer(tokens, scores, parents, known.depths), texts, self._most)
+        scores, parents = repeated(self._k, real.levels, self._chances, len(sequences))
+        tokens = self._tokens([text.tokens[-1] for text in sequences], known)
+        return filter_candidates(Candidates(tokens, scores, parents, known.depths), sequences, self._most)
 
     def _tokens(self, roots: Sequence[int], bush: Bush) -> Ints:
         """The right tokens where the next draw says; wrong ones everywhere else."""
@@ -105,7 +109,7 @@ def _by_rank(ranks: Ranks, levels: int) -> Iterator[Draw]:
 
 @dataclass(frozen=True, slots=True)
 class Bush:
-    """A tree's candidates without tokens, as `Offer` has them.
+    """A tree's candidates without tokens, as `Candidates` has them.
 
     below: of each candidate that is fed (p + 1), and of the root (0), the first of its children.
     wrong: what is added to a root's token to miss every right one.
@@ -174,8 +178,8 @@ def _surer(power: float) -> Ranks:
     return tuple((chances / chances.sum())[:-1].tolist())
 
 
-class Shared(Always):
+class Shared(FixedBudget):
     """Every tree as large as its shape, or as its share of all rows where that is less."""
 
-    def choose(self, values: Floats, levels: int, most: int) -> Flags:
+    def select(self, values: Floats, levels: int, most: int) -> Flags:
         return best_each(values, min(self._each, most // len(values)))

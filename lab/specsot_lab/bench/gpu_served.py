@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from specsot.params import Ask, DrafterName, Limits, Sampling
-from specsot_app.children import Child, Service, start
+from specsot_app.child_process import ChildProcess, Service, start
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Models, Wanted, demo
 from specsot_app.lineup import PRIVATE, services_of
 from specsot_app.processes import end_all, free_port, keep_quiet, miss_nobody, ready_client, unless_one_ends
 from specsot_app.reaching import Reach
-from specsot_app.running import run
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.gpu_checkpoints import write_base, write_head
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes
@@ -67,7 +67,7 @@ def measure_served(name: str, device: str = "cuda", clients: tuple[int, ...] = C
         base = write_base(Path(folder) / "base", SHAPES[name], lent, device)
         head = write_head(Path(folder) / "head", SHAPES[name], device)
         for drafts in FLEETS:
-            yield from run(_measure(base, head, device, clients, drafts))
+            yield from run_until_signal(_measure(base, head, device, clients, drafts))
 
 
 def _folder() -> str | None:
@@ -123,7 +123,7 @@ async def fleet_of(base: Path, head: Path, device: str, drafts: Drafts) -> Async
     models, port, http = Models(base, head, (), "eagle"), free_port(), free_port()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
-        children: list[Child] = []
+        children: list[ChildProcess] = []
         stack.push_async_callback(end_all, children)
         services = services_of(wanted, models, port, folder, http, serving)
         services = [_replaying(one) for one in services] if drafts.right else services

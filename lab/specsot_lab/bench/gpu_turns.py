@@ -23,16 +23,16 @@ from specsot.pages import PageTable
 from specsot.params import Sampling
 from specsot.skeleton import PlanRules
 from specsot.vocabulary import Vocabulary
-from specsot_drafter.drafters.eagle import EagleDrafter
+from specsot_drafter.drafters.eagle import EagleProposer
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.rules import Rule, rule_of
+from specsot_drafter.rules import BudgetPolicy, make_budget
 from specsot_lab.bench.gpu_replay import Ranks, Replay, Shared
 from specsot_worker.features import FeatureStore
-from specsot_worker.patience import Patience
-from specsot_worker.sequencer import Budget, Sequencer
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage
+from specsot_worker.patience import DraftTimeout
+from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
 
 EPOCH, PAGE = 1, 64
 PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit
@@ -151,14 +151,14 @@ class Ring:
         pages = pages * PAGE // asked.page
         self._decoder, self._pages, self._rows, self._drafting = decoder, pages, rows, drafting
         self.asked = asked
-        self.stage, self._drafter = Stage(decoder, pages, asked.page), None
+        self.stage, self._drafter = DecoderStage(decoder, pages, asked.page), None
         if drafting:
             for layer, weight in drafting.head.tap_slices().items():
                 self.stage.tap(layer, weight)
             shape = drafting.shape
-            inner = EagleDrafter(drafting.head, shape, pages, asked.page)
+            inner = EagleProposer(drafting.head, shape, pages, asked.page)
             self._drafter = Replay(inner, drafting.right, decoder.config.vocab, shape.top_k, shape.nodes - 1)
-        self.stage.prepare()
+        self.stage.capture()
         self._ids = count(1)
 
     def run(self, text: int, sequences: int, laps: int, forked: bool = False) -> Clock:
@@ -168,7 +168,7 @@ class Ring:
         turning = self._turning()
         orders = list(self._orders(text, sequences, forked))
         for order in orders:
-            turning.sequencer.obey(order)
+            turning.sequencer.apply_order(order)
         warm, clock = Clock(), Clock()
         while clock.laps < laps:
             fed = turning.turn(clock if warm.laps == WARM else warm)
@@ -184,7 +184,7 @@ class Ring:
         """
         turning, source, drafted = self._turning(), next(self._ids), self._drafting is not None
         prefix = _prefix(source, text, drafted)
-        turning.sequencer.obey(prefix)
+        turning.sequencer.apply_order(prefix)
         fed = 0
         while fed < text:
             fed += sum(map(rows_of, turning.turn(Clock()).segments))
@@ -193,7 +193,7 @@ class Ring:
             for number, limit in enumerate(part.lengths):
                 fork = Fork(source, text)
                 held = self._held(number) if part.held else None
-                turning.sequencer.obey(self._order(part.own, number, fork, limit, held))
+                turning.sequencer.apply_order(self._order(part.own, number, fork, limit, held))
             turning.finish(len(part.lengths), clock)
         turning.close((prefix,))
         return clock
@@ -235,29 +235,29 @@ class Ring:
         drafting, decoder, page, held = self._drafting, self._decoder, self.asked.page, self.asked.held
         table, grammars = PageTable(self._pages, page), held.grammar if held else _free
         if drafting is None or self._drafter is None:
-            sequencer = Sequencer(EPOCH, Budget(self._rows, 1, 1), table, Patience(0.0, False))
-            return Turning(self.stage, LastStage(decoder.logits, grammars), sequencer, None)
+            sequencer = Sequencer(EPOCH, FrameBudget(self._rows, 1, 1), table, DraftTimeout(0.0, False))
+            return Turning(self.stage, Verifier(decoder.logits, grammars), sequencer, None)
         shape, rows, curve = drafting.shape, drafting.rows, drafting.curve
         configuration = Configuration(
             EPOCH, "drafter", (), self._pages, page, shape.slots, rows, shape=shape, curve=curve
         )
-        rule: Rule = Shared(shape)
+        rule: BudgetPolicy = Shared(shape)
         if not shape.fixed:
-            rule = rule_of("measured", shape, curve, drafting.level, self._drafter.widths)
+            rule = make_budget("measured", shape, curve, drafting.level, self._drafter.widths)
         engine = DraftEngine(
             {"eagle": (self._drafter, rule)}, configuration, held.vocabulary if held else None
         )
-        sequencer = Sequencer(EPOCH, Budget(self._rows, 1, shape.slots), table, Patience(0.0, True))
+        sequencer = Sequencer(EPOCH, FrameBudget(self._rows, 1, shape.slots), table, DraftTimeout(0.0, True))
         store = FeatureStore(self._pages, page, drafting.head.width, decoder.dtype, decoder.device)
-        return Turning(self.stage, LastStage(decoder.logits, grammars, store), sequencer, engine)
+        return Turning(self.stage, Verifier(decoder.logits, grammars, store), sequencer, engine)
 
 
 @dataclass(slots=True)
 class Turning:
     """Everything that lives for one run. ended: how many sequences have."""
 
-    stage: Stage
-    judge: LastStage
+    stage: DecoderStage
+    judge: Verifier
     sequencer: Sequencer
     engine: DraftEngine | None
     ended: int = 0
@@ -269,17 +269,17 @@ class Turning:
             frame = self.sequencer.compose(0.0)
         assert frame is not None
         with clock.at("verify"):
-            verdict = self.judge.judge(self.stage.run(frame))
+            verdict = self.judge.verify(self.stage.run(frame))
         with clock.at("compose"):
-            self.sequencer.learn(verdict.result, 0.0)
+            self.sequencer.apply_result(verdict.result, 0.0)
         if self.engine is not None:
             with clock.at("learn"):
                 for features in verdict.features:
-                    self.engine.learn(features)
+                    self.engine.observe(features)
             with clock.at("draft"):
                 drafts = Drafts(EPOCH, self.engine.draft(), self.engine.rest)
             with clock.at("compose"):
-                self.sequencer.offer(drafts)
+                self.sequencer.add_drafts(drafts)
         clock.note(frame, verdict.result, time.perf_counter() - begun)
         self.ended += sum(one.end is not None for one in verdict.result.outcomes)
         return frame
@@ -293,7 +293,7 @@ class Turning:
     def close(self, orders: Sequence[Open]) -> None:
         """End these, forks first."""
         for order in reversed(orders):
-            self.sequencer.obey(Close(order.opening.sequence))
+            self.sequencer.apply_order(Close(order.opening.sequence))
         self.turn(Clock())
 
 

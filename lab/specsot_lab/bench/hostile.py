@@ -28,10 +28,10 @@ from specsot.errors import InvalidRequest
 from specsot.info import Info
 from specsot.process.member import QUIET
 from specsot_app.bench.results import Row, write_results
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import models_of
 from specsot_app.processes import ProcessFleet, free_port
-from specsot_app.running import run
-from specsot_app.terminal.progress import counting
+from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.attacks import KINDS
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel
@@ -104,7 +104,7 @@ def measure(load: LoadOptions, kinds: Sequence[str], memory: bool, output: Path 
     load = replace(load, clients=(CLIENTS,), requests=TIMES * load.requests)
     if memory:
         return _measure_memory(load, kinds, output)
-    info, found = run(_measure(load, kinds))
+    info, found = run_until_signal(_measure(load, kinds))
     Console().print(table_of(found))
     if output is not None:
         write_results(output, "hostile", settings_of(load, info), [one.row() for one in found])
@@ -115,7 +115,7 @@ async def _measure(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[
     async with attacked_fleet(load) as (_, doors):
         numbers, found = itertools.count(), list[AttackResult]()
         await ask_at_once(doors.grpc, CLIENTS, islice(numbers, WARMING), load.ask)
-        with counting(sys.stderr, "attacks", len(kinds)) as done:
+        with counting_bar(sys.stderr, "attacks", len(kinds)) as done:
             calm = await level_of(load, doors, numbers)
             for kind in kinds:
                 found.append(one := await under(kind, load, doors, numbers, calm))
@@ -160,7 +160,7 @@ async def attacked_fleet(load: LoadOptions) -> AsyncGenerator[tuple[ProcessFleet
 
 
 async def start(kind: str, doors: Doors, count: int = ENDLESS) -> Process:
-    leashed = ("-m", "specsot_app.leash", str(os.getpid()), "specsot_lab.bench.attacks")
+    leashed = ("-m", "specsot_app.die_with_parent", str(os.getpid()), "specsot_lab.bench.attacks")
     asked = (kind, doors.grpc, doors.http, str(count))
     return await asyncio.create_subprocess_exec(sys.executable, *leashed, *asked, stdout=PIPE)
 
@@ -178,7 +178,7 @@ async def told_by(process: Process) -> Row:
 
 
 def _measure_memory(load: LoadOptions, kinds: Sequence[str], output: Path | None) -> int:
-    info, looks = run(_look(load, kinds))
+    info, looks = run_until_signal(_look(load, kinds))
     return report("hostile-memory", settings_of(load, info), looks, output)
 
 
@@ -186,7 +186,7 @@ async def _look(load: LoadOptions, kinds: Sequence[str]) -> tuple[Info, list[Mem
     """Attempts of every kind in turn; slow clients make as many as the others."""
     async with attacked_fleet(load) as (fleet, doors):
         looks, step = list[MemorySample](), STEPS[0]
-        with counting(sys.stderr, "attacking", len(STEPS)) as looked:
+        with counting_bar(sys.stderr, "attacking", len(STEPS)) as looked:
             for requests in STEPS:
                 for kind in kinds:
                     await told_by(await start(kind, doors, step // len(kinds)))

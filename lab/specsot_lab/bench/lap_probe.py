@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from specsot.frames import Frame, Result
 from specsot.members import Configuration
 from specsot.pages import PageTable
-from specsot_worker.place import index_of
-from specsot_worker.watching import Watch
+from specsot_worker.place import stage_index
+from specsot_worker.watching import WorkerObserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class LapTimes:
     seconds: tuple[float, ...]
 
 
-class LapProbe(Watch):
+class LapProbe(WorkerObserver):
     """At one worker. changed: called for every lap that is back. stage: which one it is, once that is known.
 
     flying: when each frame left stage 0. queued: seconds that frames waited here.
@@ -39,7 +39,7 @@ class LapProbe(Watch):
         self.flying: dict[int, float] = {}
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
-        self.stage = index_of(configuration)
+        self.stage = stage_index(configuration)
 
     def launched(self, frame: Frame, now: float) -> Frame:
         self.flying[frame.number] = now
@@ -47,7 +47,7 @@ class LapProbe(Watch):
         self.closed += len(frame.closings)
         return frame
 
-    def waited(self, frame: Frame, seconds: float) -> None:
+    def dequeued(self, frame: Frame, seconds: float) -> None:
         self.queued += seconds
 
     def returned(self, result: Result, now: float) -> None:

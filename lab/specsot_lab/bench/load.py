@@ -22,10 +22,10 @@ from specsot.info import Info
 from specsot.params import Ask, Limits, Mode
 from specsot.rpc.client import connect
 from specsot_app.bench.results import Row, write_results
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Wanted, models_of
 from specsot_app.processes import ProcessFleet
 from specsot_app.reaching import Reach
-from specsot_app.running import run
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel
 
@@ -62,7 +62,7 @@ class LoadOptions:
 
 def measure(load: LoadOptions, output: Path | None) -> int:
     """Every level, as a table, and as JSON where asked to. 1 when a level had no answer at all."""
-    info, levels = run(_measure(load))
+    info, levels = run_until_signal(_measure(load))
     Console().print(table_of(levels))
     if output is not None:
         write_results(output, "load", settings_of(load, info), [level.row() for level in levels])

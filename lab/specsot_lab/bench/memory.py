@@ -22,11 +22,11 @@ from specsot.errors import InvalidRequest
 from specsot.info import Info
 from specsot.process.member import QUIET
 from specsot_app.bench.results import Row, write_results
-from specsot_app.children import Child
+from specsot_app.child_process import ChildProcess
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import models_of
 from specsot_app.processes import ProcessFleet
-from specsot_app.running import run
-from specsot_app.terminal.progress import counting
+from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.load import LoadOptions, info_of, settings_of
 
@@ -59,7 +59,7 @@ def measure(load: LoadOptions, output: Path | None) -> int:
     if load.wanted.master is not None:
         raise InvalidRequest("memory: only of a fleet that is started here, not of --master", "memory")
     load = replace(load, tokens=SHORT, clients=(AT_ONCE,), requests=STEPS[-1])
-    info, looks = run(_measure(load))
+    info, looks = run_until_signal(_measure(load))
     return report("memory", settings_of(load, info), looks, output)
 
 
@@ -76,7 +76,7 @@ async def _measure(load: LoadOptions) -> tuple[Info, list[MemorySample]]:
     fleet = await ProcessFleet.start(load.wanted, models_of(load.wanted))
     try:
         address, numbers, looks = fleet.children[0].service.address, itertools.count(), list[MemorySample]()
-        with counting(sys.stderr, "asking", len(STEPS)) as looked:
+        with counting_bar(sys.stderr, "asking", len(STEPS)) as looked:
             for before, step in pairwise((0, *STEPS)):
                 level = await ask_at_once(address, AT_ONCE, islice(numbers, step - before), load.ask)
                 unanswered = len(level.heard) - len(level.answered)
@@ -88,7 +88,7 @@ async def _measure(load: LoadOptions) -> tuple[Info, list[MemorySample]]:
         await fleet.close()
 
 
-def resident(children: Sequence[Child]) -> dict[str, int]:
+def resident(children: Sequence[ChildProcess]) -> dict[str, int]:
     """Bytes by process name. Raises InvalidRequest where there is no /proc."""
     return {child.service.name: resident_of(child.pid) for child in children}
 

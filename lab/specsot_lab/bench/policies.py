@@ -25,7 +25,7 @@ from specsot.params import Pruning, Window
 from specsot_app.bench.perplexity import Policy, load_whole, losses, rows_seen
 from specsot_app.bench.results import write_results
 from specsot_app.bench.rounds import read_reference
-from specsot_app.terminal.progress import counting
+from specsot_app.terminal.show import counting_bar
 from specsot_master.text import Text
 
 POLICIES: tuple[tuple[str, Policy], ...] = (
@@ -85,7 +85,7 @@ def measure(reading: ReadingOptions, output: Path | None) -> int:
     heads = read_heads(reading.model, decoder.config)
     named = POLICIES if heads is None else (*POLICIES, ("head-aware", heads))
     scores: list[PolicyScore] = []
-    with counting(sys.stderr, "policies", len(named)) as count:
+    with counting_bar(sys.stderr, "policies", len(named)) as count:
         for name, policy in named:
             scores.append(_score(decoder, pieces, name, policy))
             count()

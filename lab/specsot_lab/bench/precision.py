@@ -30,9 +30,9 @@ from specsot.model.weights import WeightFiles
 from specsot.params import Message
 from specsot_app.bench.perplexity import losses
 from specsot_app.bench.results import write_results
-from specsot_app.terminal.progress import counting
-from specsot_app.verify.questions import choose_questions
-from specsot_app.verify.trials import draft
+from specsot_app.terminal.show import counting_bar
+from specsot_app.verify.head_fit import draft
+from specsot_app.verify.pair import choose_questions
 from specsot_drafter.heads.loading import load_head
 from specsot_lab.bench.policies import ReadingOptions
 from specsot_master.prompts import Prompts
@@ -116,7 +116,7 @@ def measure(reading: ReadingOptions, writing: Writing | None, output: Path | Non
     every = precisions(names[resolve_dtype(reading.dtype, reading.device)])
     wanted = [one for one in every if writing or one.draft_quantization is None]
     scores: list[PrecisionScore] = []
-    with counting(sys.stderr, "precisions", len(wanted)) as count:
+    with counting_bar(sys.stderr, "precisions", len(wanted)) as count:
         for base, ones in groupby(wanted, lambda one: one.base):
             for score in scores_of(_held_in(reading, base), writing, tuple(ones)):
                 scores.append(score)

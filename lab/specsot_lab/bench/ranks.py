@@ -23,15 +23,15 @@ from specsot.members import Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot_app.bench.results import write_results
-from specsot_drafter.drafters.eagle import EagleDrafter
+from specsot_drafter.drafters.eagle import EagleProposer
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.selection import Offer
-from specsot_drafter.texts import Text
+from specsot_drafter.selection import Candidates
+from specsot_drafter.texts import DraftSequence
 from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of
 from specsot_master.text import Text as Tokens
-from specsot_worker.stage import Stage
+from specsot_worker.stage import DecoderStage
 
 LEVELS, K = 8, 10  # of the published trees
 STEP = 7  # tokens from one tree to the next
@@ -45,7 +45,7 @@ class Counts:
     reached: list[int] = field(default_factory=lambda: [0] * LEVELS)
     right: list[list[int]] = field(default_factory=lambda: [[0] * K for _ in range(LEVELS)])
 
-    def note(self, offer: Offer, true: Sequence[int]) -> None:
+    def note(self, offer: Candidates, true: Sequence[int]) -> None:
         """true: the tokens behind the root."""
         for level, (guesses, token) in enumerate(zip(_guesses(offer, true), true)):
             self.reached[level] += 1
@@ -64,7 +64,7 @@ def _row(name: str, reached: int, right: Sequence[int]) -> dict[str, object]:
     return {"name": name, "reached": reached, "right by rank": shares, "right": round(sum(shares), 4)}
 
 
-def _guesses(offer: Offer, true: Sequence[int]) -> Iterator[list[int]]:
+def _guesses(offer: Candidates, true: Sequence[int]) -> Iterator[list[int]]:
     """The guesses below the true path, level by level, best first, as far as it was fed."""
     tokens, parents, above = offer.tokens[0].tolist(), offer.parents[0].tolist(), 0
     for token in true:
@@ -82,7 +82,7 @@ def _guesses(offer: Offer, true: Sequence[int]) -> Iterator[list[int]]:
 def record(decoder: Decoder, head: DraftHead, rows: Sequence[Row]) -> Counts:
     """Of all trees behind tokens that the base wrote."""
     counts, pages = Counts(), LONGEST // PAGE + 4
-    stage, shape = Stage(decoder, pages, PAGE), TreeShape(LEVELS - 1, K, 60)
+    stage, shape = DecoderStage(decoder, pages, PAGE), TreeShape(LEVELS - 1, K, 60)
     for layer, weight in head.tap_slices().items():
         stage.tap(layer, weight)
     for number, row in enumerate(rows, 1):
@@ -90,22 +90,22 @@ def record(decoder: Decoder, head: DraftHead, rows: Sequence[Row]) -> Counts:
         opening, chunk = Opening(number, len(tokens), decodes=False), Chunk(number, 0, tuple(tokens), True)
         features: Tensor | None = stage.run(Frame(1, number, (opening,), (chunk,))).fused
         assert features is not None, "the head taps nothing"
-        _follow(EagleDrafter(head, shape, pages, PAGE), tokens, row.learned.tolist(), features, counts)
+        _follow(EagleProposer(head, shape, pages, PAGE), tokens, row.learned.tolist(), features, counts)
         stage.run(Frame(1, number, (), (), (number,)))
     return counts
 
 
 def _follow(
-    drafter: EagleDrafter, tokens: list[int], written: list[bool], features: Tensor, counts: Counts
+    drafter: EagleProposer, tokens: list[int], written: list[bool], features: Tensor, counts: Counts
 ) -> None:
     """One conversation: taught in steps, a tree behind each."""
-    text, done = Text(Opening(1, 1, limit=1 << 20)), 0
+    text, done = DraftSequence(Opening(1, 1, limit=1 << 20)), 0
     drafter.open(text)
     for stop in range(written.index(True), len(tokens) - LEVELS, STEP):
         lesson = Lesson(1, done, tuple(tokens[done:stop]), tokens[stop], 1)
-        text.hear(lesson)
-        drafter.hear(Features(1, 1, (), (lesson,), (), features[done:stop]))
-        offer, done = drafter.offer([text], LEVELS), stop
+        text.observe(lesson)
+        drafter.observe(Features(1, 1, (), (lesson,), (), features[done:stop]))
+        offer, done = drafter.propose([text], LEVELS), stop
         if offer is not None and all(written[stop : stop + 1 + LEVELS]):
             counts.note(offer, tokens[stop + 1 : stop + 1 + LEVELS])
 

@@ -28,15 +28,15 @@ from specsot.params import Message
 from specsot.process.options import DraftModelOptions, ModelOptions
 from specsot.skeleton import PlanRules, Point
 from specsot_app.bench.results import describe_machine, named, write_results
+from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import demo
-from specsot_app.hush import hush
-from specsot_app.mock.members import Mock
-from specsot_app.running import run
-from specsot_app.terminal.progress import counting
+from specsot_app.quiet_logs import quiet_logs
+from specsot_app.simulator.members import Simulator
+from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
 from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go
-from specsot_worker.watching import Watch
+from specsot_worker.watching import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
 STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on
@@ -113,10 +113,10 @@ def wanted(
 def measure(what: RingOptions, output: Path | None) -> int:
     """Run everything, then show it; when something breaks, what was measured before. Raises Unavailable,
     Different."""
-    hush()
+    quiet_logs()
     found = list[RingRuns]()
     try:
-        run(_measure(what, found), exact_loop)
+        run_until_signal(_measure(what, found), exact_loop)
     finally:
         _show(what, [distance.row(way) for distance in found for way in WAYS], output)
     return 0
@@ -175,7 +175,7 @@ def settings_of(wanted: RingOptions) -> dict[str, object]:
 async def _measure(wanted: RingOptions, found: list[RingRuns]) -> None:
     """A ring for every distance: what members have learned at one is wrong at the next."""
     plan = wanted.plan()
-    with counting(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(WAYS)) as step:
+    with counting_bar(sys.stderr, "measuring", len(plan) * (wanted.rounds + 1) * len(WAYS)) as step:
         for name, stages, rtt in plan:
             site, task = set_up(name, stages, replace(wanted, tokens=wanted.written(rtt)))
             async with ring_of(site, rtt / 2000) as ring:
@@ -198,16 +198,16 @@ def set_up(name: str, stages: int, wanted: RingOptions) -> tuple[Site, RingTask]
             return mock_ring(stages, wanted, _mock())
 
 
-def _mock() -> Mock:
-    return Mock(
+def _mock() -> Simulator:
+    return Simulator(
         demo() / "base", layer=LAYER, growth=GROWTH, skill=SKILL, shape=SHAPE, width=HIDDEN, fused=FUSED
     )
 
 
-def mock_ring(stages: int, wanted: RingOptions, mock: Mock) -> tuple[Site, RingTask]:
+def mock_ring(stages: int, wanted: RingOptions, mock: Simulator) -> tuple[Site, RingTask]:
     """Stages of known cost. What they write is known beforehand."""
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: Watch) -> Part:
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
         return mock.worker(name, name, dialer, compute, watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
@@ -227,18 +227,18 @@ def demo_ring(stages: int, wanted: RingOptions) -> tuple[Site, RingTask]:
     """The demo model and its head, asked for the branches of a plan."""
     base, head = demo() / "base", demo() / "eagle3"
 
-    def worker(name: str, dialer: Dialer, compute: Executor, watch: Watch) -> Part:
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.source import Source
+    def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
+        from specsot_worker.part import Worker
+        from specsot_worker.source import StageLoader
 
-        return WorkerPart(Source(ModelOptions(base, dtype="fp32"), name), dialer, compute, watch=watch)
+        return Worker(StageLoader(ModelOptions(base, dtype="fp32"), name), dialer, compute, observer=watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader
 
         options = DraftModelOptions(base, dtype="fp32", draft_model=head)
-        return DrafterPart(Source(options, name), dialer, compute)
+        return Drafter(DraftLoader(options, name), dialer, compute)
 
     prefix, suffixes = _branch_turns(base, wanted.branches)
     return Site(base, stages, worker, drafter), RingTask(prefix, suffixes, wanted.tokens, 2 * wanted.tokens)

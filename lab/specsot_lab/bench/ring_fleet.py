@@ -29,9 +29,9 @@ from specsot.rpc.serve import open_door
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe, LapTimes
 from specsot_master.fleet import Fleet, RingConfig
-from specsot_worker.watching import Watch
+from specsot_worker.watching import WorkerObserver
 
-WorkerMaker = Callable[[str, Dialer, Executor, Watch], Part]
+WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], Part]
 DrafterMaker = Callable[[str, Dialer, Executor], Part]
 Clock = Callable[[], float]
 FAR = 4096  # tokens that a sequence might write: it is closed long before
@@ -274,7 +274,9 @@ async def _move_away(ring: RingFleet, port: int, stack: AsyncExitStack) -> str:
     return proxy.address
 
 
-def _with_watch(make: WorkerMaker, watch: Watch, name: str, dialer: Dialer, compute: Executor) -> Part:
+def _with_watch(
+    make: WorkerMaker, watch: WorkerObserver, name: str, dialer: Dialer, compute: Executor
+) -> Part:
     return make(name, dialer, compute, watch)
 
 

@@ -15,7 +15,7 @@ import typer
 
 from specsot.errors import InvalidRequest
 from specsot_app.commands import options
-from specsot_app.running import run
+from specsot_app.event_loop import run_until_signal
 
 if TYPE_CHECKING:
     from specsot_lab.eval.judge import Judge
@@ -59,7 +59,7 @@ def eval(
     token_file: options.TokenFile = None,
 ) -> int:
     """Ask a task's prompts directly and with a plan; tell quality, speed and where planning pays."""
-    from specsot_app.terminal.progress import opening
+    from specsot_app.terminal.show import open_with_progress
     from specsot_lab.eval.records import Folder
     from specsot_lab.eval.running import Run, evaluate, warmed
     from specsot_lab.eval.settings import settings_of
@@ -76,7 +76,9 @@ def eval(
     if fresh:
         settings_of(what.wanted, max_new_tokens)  # a run that cannot begin forgets nothing
         what.folder.forget()
-    return run(evaluate(what, sys.stdout, sys.stderr, warmed(opening(sys.stderr)), referee))
+    return run_until_signal(
+        evaluate(what, sys.stdout, sys.stderr, warmed(open_with_progress(sys.stderr)), referee)
+    )
 
 
 def judge_of(url: str | None, name: str | None, environment: Mapping[str, str] = os.environ) -> Judge | None:

@@ -13,8 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.params import Ask, Message, Mode
 from specsot.view import View, advance
-from specsot_app.answers import Answer, answer_of
-from specsot_app.asking import ask_of
+from specsot_app.ask import Answer, answer_of, ask_of
 from specsot_app.fleets import Fleet
 from specsot_lab.eval.records import Record
 from specsot_lab.eval.tasks import Prompt, score

@@ -14,7 +14,7 @@ from specsot.params import Mode
 from specsot_app.bench.results import named, write_results
 from specsot_app.fleets import Fleet, Opener, Wanted
 from specsot_app.presets import request_with
-from specsot_app.terminal.progress import counting
+from specsot_app.terminal.show import counting_bar
 from specsot_lab.eval.aggregate import CategoryRow, Pair, pairs_of, sum_up
 from specsot_lab.eval.answering import about, answer_to, is_broken_off
 from specsot_lab.eval.judge import Judge, has_failed, judge_pair
@@ -102,7 +102,7 @@ async def ask_all(run: Run, err: TextIO, opener: Opener) -> list[Record]:
         fleet = await opener(run.wanted)
         try:
             run.folder.begin(settings_of(run.wanted, run.tokens) | await served_by(fleet, run.wanted))
-            with counting(err, "answers", len(left)) as count:
+            with counting_bar(err, "answers", len(left)) as count:
                 for prompt, mode, key in left:
                     kept[key] = await answer_to(fleet, prompt, mode, options)
                     append(run.folder.records, kept[key])
@@ -125,7 +125,7 @@ async def judge_all(folder: Folder, judge: Judge, pairs: Sequence[Pair], err: Te
     wanted = [(direct, sot, key_of(direct | {"mode": None})) for direct, sot in pairs]
     left = [one for one in wanted if one[2] not in kept]
     try:
-        with counting(err, "verdicts", len(left)) as count:
+        with counting_bar(err, "verdicts", len(left)) as count:
             for direct, sot, key in left:
                 kept[key] = await judge_pair(judge, direct, sot)
                 append(folder.verdicts, kept[key])

@@ -17,8 +17,8 @@ from torch import Tensor
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.model.config import ModelConfig
 from specsot_drafter.heads.checkpoint import Checkpoint
-from specsot_drafter.heads.shapes import kind_of, read_offsets, read_shape, refuse_what_differs
-from specsot_drafter.heads.taps import FIELD, LEAST_LAYERS, choose_taps
+from specsot_drafter.heads.shapes import check_supported, kind_of, read_offsets, read_shape
+from specsot_drafter.heads.taps import MIN_LAYERS, TAPS_FIELD, choose_taps
 from specsot_lab.train.head import LAYER, NAMES, HeadSizes, LearningHead
 from specsot_lab.train.settings import HeadPlan
 
@@ -99,7 +99,7 @@ def write_head(
 
 def _config(frame: HeadFormat, base: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     sizes = frame.sizes
-    usual = {} if frame.taps == _usual(base.layers) else {FIELD: list(frame.taps)}
+    usual = {} if frame.taps == _usual(base.layers) else {TAPS_FIELD: list(frame.taps)}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -127,7 +127,7 @@ def read_head(directory: Path, base: ModelConfig) -> tuple[HeadFormat, dict[str,
     Raises HeadMismatch for one that is built otherwise than those written here.
     """
     found = Checkpoint.open(directory)
-    refuse_what_differs(found)
+    check_supported(found)
     shape = read_shape(found, base)
     fields = found.settings
     names = {name: name.replace(f"{LAYER}.", "layers.0.") for name in NAMES}
@@ -159,4 +159,4 @@ def read_head(directory: Path, base: ModelConfig) -> tuple[HeadFormat, dict[str,
 
 def _usual(layers: int) -> tuple[int, ...] | None:
     """The reference's taps, for bases that are deep enough."""
-    return (2, layers // 2, layers - 3) if layers >= LEAST_LAYERS else None
+    return (2, layers // 2, layers - 3) if layers >= MIN_LAYERS else None

@@ -18,7 +18,7 @@ from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
 from specsot.model.norms import Norm
 from specsot.model.precision import resolve_dtype
-from specsot_app.terminal.progress import bars
+from specsot_app.terminal.show import bars
 from specsot_lab.train import rows as stock
 from specsot_lab.train.answers import Watch
 from specsot_lab.train.head import LearningHead, begin, take

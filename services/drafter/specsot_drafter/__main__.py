@@ -33,11 +33,11 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
     require_torch()
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.observing import watch_of
-        from specsot_drafter.part import DrafterPart
-        from specsot_drafter.source import Source
+        from specsot_drafter.observing import drafter_observer
+        from specsot_drafter.part import Drafter
+        from specsot_drafter.source import DraftLoader
 
-        return DrafterPart(Source(config.draft, name, address), dialer, compute, watch_of(seen))
+        return Drafter(DraftLoader(config.draft, name, address), dialer, compute, drafter_observer(seen))
 
     with observed("drafter", config.service) as seen:
         await serve_member(make, config.service, config.member, leaving)

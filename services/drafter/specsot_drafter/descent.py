@@ -22,30 +22,30 @@ from specsot.model.attention import AttentionPlan, Span, plan_with_kernel
 from specsot.model.fitting import graph_bytes
 from specsot.model.laps import Capture, bucket_of
 from specsot.model.staging import Numbers, Staging, size_of, views
-from specsot_drafter.extension import Stretch
-from specsot_drafter.growth import Ground
+from specsot_drafter.extension import DueRows
+from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads.fused import FusedHead
-from specsot_drafter.memory import Memory
-from specsot_drafter.selection import Offer
+from specsot_drafter.memory import DraftPages
+from specsot_drafter.selection import Candidates
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
 
-TREES = (1, 2, 4, 8, 16, 32, 64)  # of one run; of more there are several
+GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)  # of one run; of more there are several
 
 Grow = Callable[[Tensor, int, int, int, Pool, Frontier | None, Tensor | None], Frontier]
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class GraphInput:
     """What one tree grows from: rows that are due, the last of them asked for, and room behind them."""
 
-    due: Stretch
-    ground: Ground
+    due: DueRows
+    room: TreeRoom
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class GraphSize:
     """Of a graph: so many trees of `k` nodes a level, and `levels` levels, behind at most `due` rows each."""
 
     trees: int
@@ -74,80 +74,82 @@ class Size:
         return self.grown // WORD + 1
 
 
-class Descents:
+class TreeGraphs:
     """All graphs over one memory, by how many trees and levels."""
 
     @torch.inference_mode()
     def __init__(
         self,
         head: FusedHead,
-        memory: Memory,
+        pages: DraftPages,
         k: int,
         levels: int,
         capture: Capture,
         grow: Grow,
-        trees: Sequence[int] = TREES,
+        trees: Sequence[int] = GRAPH_TREES,
     ) -> None:
         """levels: at most. grow: a level's choice, see `kernels.growing`. Takes a second or two on a GPU."""
-        self.due, self._memory = due_of(k, levels), memory
+        self.due, self._pages = max_due_rows(k, levels), pages
         sizes = [
-            Size(many, k, deep, self.due)
+            GraphSize(many, k, deep, self.due)
             for many in sorted(trees, reverse=True)
             for deep in range(levels, 0, -1)
         ]
-        self._descents = {
-            (size.trees, size.levels): _Descent(head, memory, size, capture, grow) for size in sizes
+        self._graphs = {
+            (size.trees, size.levels): _TreeGraph(head, pages, size, capture, grow) for size in sizes
         }
         self._trees = tuple(trees)
-        self._staging = Staging(max(one.size for one in self._descents.values()), head.device)
+        self._staging = Staging(max(one.size for one in self._graphs.values()), head.device)
 
     @torch.inference_mode()
-    def run(self, seeds: Sequence[Seed], levels: int) -> Offer | None:
+    def run(self, inputs: Sequence[GraphInput], levels: int) -> Candidates | None:
         """All candidates of `levels` levels, as `Growth` offers them; None where no graph has room."""
-        most, offers = max(self._trees), list[Offer]()
-        for first in range(0, len(seeds), most):
-            some = seeds[first : first + most]
-            descent = self._descents.get((bucket_of(len(some), self._trees) or 0, levels))
-            offer = descent.run(some, self._staging) if descent else None
+        most, offers = max(self._trees), list[Candidates]()
+        for first in range(0, len(inputs), most):
+            some = inputs[first : first + most]
+            graph = self._graphs.get((bucket_of(len(some), self._trees) or 0, levels))
+            offer = graph.run(some, self._staging) if graph else None
             if offer is None:
                 return None
             offers.append(offer)
         return offers[0] if len(offers) == 1 else _stacked(offers)
 
 
-def _stacked(offers: Sequence[Offer]) -> Offer:
+def _stacked(offers: Sequence[Candidates]) -> Candidates:
     """One behind the other, of as many levels each."""
     tokens, scores, parents = (
         np.concatenate(parts) for parts in zip(*((one.tokens, one.scores, one.parents) for one in offers))
     )
-    return Offer(tokens, scores, parents, offers[0].depths)
+    return Candidates(tokens, scores, parents, offers[0].depths)
 
 
-def due_of(k: int, levels: int) -> int:
+def max_due_rows(k: int, levels: int) -> int:
     """Rows of a tree that its graphs can catch up with: all that a tree of as many levels brings."""
     return max(k, levels + 1)
 
 
-def descents_of(head: FusedHead, k: int, levels: int) -> int:
+def tree_graph_bytes(head: FusedHead, k: int, levels: int) -> int:
     """Bytes that graphs of `k` nodes a level, and so many levels, take at most."""
     shape = head.shape
     heads = shape.heads, shape.kv_heads, shape.head_dim
     stream = 8 * shape.hidden + 3 * shape.intermediate + 2 * shape.vocab
     own = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
-    caught_up = -(-due_of(k, levels) // k) * (3 * shape.hidden + own)
+    caught_up = -(-max_due_rows(k, levels) // k) * (3 * shape.hidden + own)
     columns = stream + own + caught_up
-    return graph_bytes(max(TREES) * k, heads, columns, head.dtype.itemsize)
+    return graph_bytes(max(GRAPH_TREES) * k, heads, columns, head.dtype.itemsize)
 
 
-class _Descent:
+class _TreeGraph:
     """One graph, with the numbers it reads and the candidates it writes."""
 
-    def __init__(self, head: FusedHead, memory: Memory, size: Size, capture: Capture, grow: Grow) -> None:
+    def __init__(
+        self, head: FusedHead, pages: DraftPages, size: GraphSize, capture: Capture, grow: Grow
+    ) -> None:
         from specsot.kernels.gpu.attention import plan_over, room_for
 
-        self._head, self._memory, self._size, self._grow = head, memory, size, grow
-        rows, pages = size.rows, memory.kv.pages
-        self._room = room_for(rows, pages + rows, head.group)
+        self._head, self._pages, self._size, self._grow = head, pages, size, grow
+        rows, most_pages = size.rows, pages.kv.pages
+        self._room = room_for(rows, most_pages + rows, head.group)
         pieces, _, _, _, starts, parts, named = self._room.shapes
         own = (4, size.trees * size.due), (2, size.trees), (2, rows), (2, size.levels - 1, rows)
         shapes = (*own, pieces, starts, parts, named)
@@ -157,15 +159,15 @@ class _Descent:
         self._due[2].fill_(-1)
         self._grown[1].fill_(-1)
         whole = [tables[0], self._bases, self._bases, nothing.view(1, -1), *tables[1:]]
-        self._plan = plan_over(whole, self._room, memory.kv.page_rows, head.group)
+        self._plan = plan_over(whole, self._room, pages.kv.page_rows, head.group)
         self._flat = torch.zeros(size.trees * size.candidates * 5, dtype=torch.int32, device=head.device)
         on_gpu = head.device.type == "cuda"
         self._host = torch.empty(self._flat.shape, dtype=torch.int32, pin_memory=on_gpu)
         self._known: tuple[object, list[Numbers] | None] = ((), None)
-        self._replay, _ = capture(lambda: (self._descend(), None))
+        self._replay, _ = capture(lambda: (self._grow_trees(), None))
 
-    def run(self, seeds: Sequence[Seed], staging: Staging) -> Offer | None:
-        filled = self._fill(seeds)
+    def run(self, inputs: Sequence[GraphInput], staging: Staging) -> Candidates | None:
+        filled = self._fill(inputs)
         if filled is None:
             return None
         staging.send(filled, self._numbers)
@@ -173,11 +175,11 @@ class _Descent:
         self._host.copy_(self._flat, non_blocking=True)
         if self._flat.is_cuda:
             torch.cuda.current_stream(self._flat.device).synchronize()
-        pool, trees = _pool(self._host.clone(), self._size), len(seeds)
+        pool, trees = _pool(self._host.clone(), self._size), len(inputs)
         tokens, scores, parents = (each[:trees].numpy() for each in (pool.tokens, pool.scores, pool.parents))
-        return Offer(tokens, scores, parents, _depths(self._size))
+        return Candidates(tokens, scores, parents, _depths(self._size))
 
-    def _descend(self) -> Tensor:
+    def _grow_trees(self) -> Tensor:
         """What is captured: catch up, then level by level."""
         head, size, pool = self._head, self._size, _pool(self._flat, self._size)
         tokens, positions, slots, origins = self._due
@@ -186,7 +188,7 @@ class _Descent:
         )  # the plan's rows: k of a tree
         bases = self._bases
         due = self._seen(leads, bases, None)
-        features, kv = self._memory.features, self._memory.kv
+        features, kv = self._pages.features, self._pages.kv
         outputs = head.step(tokens, features, origins, positions, slots, due, kv, asked)
         outputs = outputs.view(size.trees, size.k, -1)[:, 0].contiguous()
         frontier: Frontier | None = None
@@ -208,31 +210,31 @@ class _Descent:
         plan: TreePlan = replace(self._plan, tables=(pieces, pages, leads, bases, own, *rest))
         return plan_with_kernel(plan)
 
-    def _fill(self, seeds: Sequence[Seed]) -> list[Numbers] | None:
+    def _fill(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
         """All numbers of a run; None where a tree's due rows or the pages do not fit."""
         size = self._size
-        tables = self._tables(seeds) if all(len(seed.due.tokens) <= size.due for seed in seeds) else None
+        tables = self._tables(inputs) if all(len(seed.due.tokens) <= size.due for seed in inputs) else None
         if tables is None:
             return None
         due, asked = np.zeros((4, size.trees * size.due), np.int32), np.zeros((2, size.trees), np.int32)
         rows, grown = np.zeros((2, size.rows), np.int32), np.zeros((2, size.levels - 1, size.rows), np.int32)
         due[2], grown[1] = -1, -1
-        for tree, seed in enumerate(seeds):
+        for tree, seed in enumerate(inputs):
             first, place = tree * size.due, slice(tree * size.k, (tree + 1) * size.k)
-            last = _fill_due(due[:, first : first + size.due], seed, self._memory)
+            last = _fill_due(due[:, first : first + size.due], seed, self._pages)
             asked[:, tree] = first + last, seed.due.stop
-            rows[0, place] = seed.ground.base
-            grown[0, :, place] = seed.ground.base + np.arange(size.levels - 1)[:, None]
-            grown[1, :, place] = np.reshape(seed.ground.slots[: size.grown], (-1, size.k))
+            rows[0, place] = seed.room.base
+            grown[0, :, place] = seed.room.base + np.arange(size.levels - 1)[:, None]
+            grown[1, :, place] = np.reshape(seed.room.slots[: size.grown], (-1, size.k))
         return [due, asked, rows, grown, *tables]
 
-    def _tables(self, seeds: Sequence[Seed]) -> list[Numbers] | None:
+    def _tables(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
         """Which pages are read; of whole pages, so that they stay the same for many laps."""
         from specsot.kernels.stretches import tabulate
 
-        size, page_rows = self._size, self._memory.kv.page_rows
-        floors = [seed.due.first // page_rows * page_rows for seed in seeds]
-        known = [(floor, seed.ground.pages) for floor, seed in zip(floors, seeds)]
+        size, page_rows = self._size, self._pages.kv.page_rows
+        floors = [seed.due.first // page_rows * page_rows for seed in inputs]
+        known = [(floor, seed.room.pages) for floor, seed in zip(floors, inputs)]
         if known != self._known[0]:
             blank = (0,) * size.k
             spans = [Span(size.k, at, len(pages) * page_rows - at, pages, blank) for at, pages in known]
@@ -241,16 +243,16 @@ class _Descent:
         return self._known[1]
 
 
-def _fill_due(rows: Numbers, seed: Seed, memory: Memory) -> int:
+def _fill_due(rows: Numbers, entry: GraphInput, pages: DraftPages) -> int:
     """A tree's rows of tokens, positions, slots and origins; returns the number of the last."""
-    due, many = seed.due, len(seed.due.tokens)
+    due, many = entry.due, len(entry.due.tokens)
     at = np.arange(due.first, due.stop)
     rows[0, :many], rows[1, :many] = due.tokens, at
-    rows[2, :many] = rows[3, :many] = memory.table.slots(due.sequence, due.first, due.stop)
+    rows[2, :many] = rows[3, :many] = pages.table.slots(due.sequence, due.first, due.stop)
     return many - 1
 
 
-def _pool(flat: Tensor, size: Size) -> Pool:
+def _pool(flat: Tensor, size: GraphSize) -> Pool:
     """Tokens and parents in 64 bits, scores in 32, one behind the other."""
     many = size.trees * size.candidates
     whole = flat[: 4 * many].view(torch.int64).view(2, size.trees, size.candidates)
@@ -258,5 +260,5 @@ def _pool(flat: Tensor, size: Size) -> Pool:
     return Pool(whole[0], scores, whole[1])
 
 
-def _depths(size: Size) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _depths(size: GraphSize) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.repeat(np.arange(1, size.levels + 1), [size.k] + [size.k * size.k] * (size.levels - 1))

@@ -18,14 +18,14 @@ from specsot.members import Configuration
 from specsot.params import DrafterName
 from specsot.tree import Tree
 from specsot.vocabulary import Vocabulary
-from specsot_drafter.drafters import Drafter
-from specsot_drafter.flights import ALONE, Flights
-from specsot_drafter.lanes import UNGROWN, Clock, Lane, hang, lone
-from specsot_drafter.rules import Rule
-from specsot_drafter.texts import Text, Texts
-from specsot_drafter.tuning import UNKNOWN, Returned, Spent
+from specsot_drafter.drafters import Proposer
+from specsot_drafter.flights import ROOT_ONLY, PendingTrees
+from specsot_drafter.lanes import IDLE_REST_LAPS, Clock, Speculator, forced_chain, graft_forced
+from specsot_drafter.rules import BudgetPolicy
+from specsot_drafter.texts import DraftSequence, DraftSequences
+from specsot_drafter.tuning import UNKNOWN_SECONDS, LapSeconds, TreeOutcome
 
-Ways = Mapping[DrafterName, tuple[Drafter, Rule]]
+Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 
 
 class DraftEngine:
@@ -38,10 +38,10 @@ class DraftEngine:
 
     def __init__(
         self,
-        ways: Ways,
+        proposers: Proposers,
         configuration: Configuration,
         vocabulary: Vocabulary | None = None,
-        blend: Drafter | None = None,
+        blend: Proposer | None = None,
         clock: Clock = time.perf_counter,
         ids: int | None = None,
     ) -> None:
@@ -51,43 +51,43 @@ class DraftEngine:
         """
         self._ids = ids
         self._rows, self._slots, self._clock = configuration.rows, configuration.shape.slots, clock
-        self.lanes = {
-            name: Lane(drafter, rule, None if drafter is blend else blend, clock)
-            for name, (drafter, rule) in ways.items()
+        self.speculators = {
+            name: Speculator(drafter, rule, None if drafter is blend else blend, clock)
+            for name, (drafter, rule) in proposers.items()
         }
-        self._default = next(iter(self.lanes))
-        self._drafters = list(
-            {id(one): one for one in (*(way[0] for way in ways.values()), blend) if one}.values()
+        self._default = next(iter(self.speculators))
+        self._proposers = list(
+            {id(one): one for one in (*(way[0] for way in proposers.values()), blend) if one}.values()
         )
         self._blend = blend
-        self._texts, self._flights = Texts(vocabulary), Flights()
+        self._sequences, self._pending = DraftSequences(vocabulary), PendingTrees()
         self._wanted: dict[int, Lesson] = {}
-        self._busy = 0.0  # seconds of drafting since the last lap came back
+        self._drafting_seconds = 0.0  # seconds of drafting since the last lap came back
         self.rest = 0
 
     @property
     def free_pages(self) -> int:
         """Pages nobody owns; all of them once every sequence is closed."""
-        return min(drafter.free_pages for drafter in self._drafters)
+        return min(drafter.free_pages for drafter in self._proposers)
 
     @torch.inference_mode()
-    def learn(self, batch: Features) -> None:
+    def observe(self, batch: Features) -> None:
         """Apply one frame's openings, lessons and closings. Sequences that were missed are ignored, and so
         are those with tokens that what drafts does not have.
         """
         for opening in batch.openings:
             self._open(opening)
-        self._settle(batch)
+        self._record_outcomes(batch)
         for lesson in batch.lessons:
-            if not self._knows(lesson):
+            if not self._valid_ids(lesson):
                 self._close(lesson.sequence)
-        for sequence in self._texts.hear(batch.lessons):
+        for sequence in self._sequences.observe(batch.lessons):
             self._close(sequence)
-        for drafter in self._drafters:
-            drafter.hear(batch)
+        for drafter in self._proposers:
+            drafter.observe(batch)
         for lesson in batch.lessons:
-            text = self._texts.find(lesson.sequence)
-            drafted = text is None or text.opening.drafted
+            known = self._sequences.find(lesson.sequence)
+            drafted = known is None or known.opening.drafted
             if drafted and lesson.step is not None and lesson.bonus is not None:
                 self._wanted[lesson.sequence] = lesson
         for sequence in batch.closings:
@@ -102,103 +102,112 @@ class DraftEngine:
             self._catch_up()
             return ()
         began, trees, rests = self._clock(), dict[int, Tree](), list[int]()
-        for lane, texts in self._by_lane(wanted):
-            levels = lane.plan(texts)
-            trees |= self._grow(lane, texts, levels, wanted) if levels else {}
-            rests.append(lane.rest)
-        self._busy = self._clock() - began if trees else 0.0
-        if not trees and all(lane.rule.adapts for lane in self.lanes.values()):
-            self.rest = min(rests, default=0) or UNGROWN * len(wanted)
+        for speculator, texts in self._by_speculator(wanted):
+            levels = speculator.plan_levels(texts)
+            trees |= self._grow(speculator, texts, levels, wanted) if levels else {}
+            rests.append(speculator.rest)
+        self._drafting_seconds = self._clock() - began if trees else 0.0
+        if not trees and all(lane.budget.adaptive for lane in self.speculators.values()):
+            self.rest = min(rests, default=0) or IDLE_REST_LAPS * len(wanted)
             return ()
         return tuple(self._draft(lesson, trees) for lesson in wanted.values())
 
     def _open(self, opening: Opening) -> None:
         try:
-            text = self._texts.open(opening)
+            opened = self._sequences.open(opening)
         except NotFound:
             return
-        lane = self._lane(text)
-        lane.drafter.open(text)
-        if lane.blend is not None:
-            lane.blend.open(text)
+        speculator = self._speculator(opened)
+        speculator.proposer.open(opened)
+        if speculator.blend is not None:
+            speculator.blend.open(opened)
 
-    def _knows(self, lesson: Lesson) -> bool:
+    def _valid_ids(self, lesson: Lesson) -> bool:
         tokens = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
         return self._ids is None or not tokens or (min(tokens) >= 0 and max(tokens) < self._ids)
 
     def _close(self, sequence: int) -> None:
-        self._texts.close(sequence)
-        self._flights.forget(sequence)
-        for drafter in self._drafters:
+        self._sequences.close(sequence)
+        self._pending.drop(sequence)
+        for drafter in self._proposers:
             drafter.close(sequence)
 
-    def _lane(self, text: Text | None) -> Lane:
-        name = text.opening.drafter if text else None
-        return self.lanes[name if name in self.lanes else self._default]
+    def _speculator(self, sequence: DraftSequence | None) -> Speculator:
+        name = sequence.opening.drafter if sequence else None
+        return self.speculators[name if name in self.speculators else self._default]
 
-    def _by_lane(self, wanted: Mapping[int, Lesson]) -> Iterator[tuple[Lane, list[Text]]]:
+    def _by_speculator(
+        self, wanted: Mapping[int, Lesson]
+    ) -> Iterator[tuple[Speculator, list[DraftSequence]]]:
         """The texts of those who want a tree, by the way they are drafted."""
-        found = [text for text in map(self._texts.find, wanted) if text]
-        for lane in self.lanes.values():
-            if texts := [text for text in found if self._lane(text) is lane]:
+        found = [text for text in map(self._sequences.find, wanted) if text]
+        for lane in self.speculators.values():
+            if texts := [text for text in found if self._speculator(text) is lane]:
                 yield lane, texts
 
     def _grow(
-        self, lane: Lane, texts: list[Text], levels: int, wanted: Mapping[int, Lesson]
+        self,
+        speculator: Speculator,
+        sequences: list[DraftSequence],
+        levels: int,
+        wanted: Mapping[int, Lesson],
     ) -> dict[int, Tree]:
         """Trees by sequence; what is sent is remembered until it comes back."""
-        flights = lane.grow(texts, levels, self._rows)
+        pending = speculator.grow(sequences, levels, self._rows)
         trees: dict[int, Tree] = {}
-        for text in texts:
-            if flight := flights.get(text.sequence):
-                forced = wanted[text.sequence].forced
-                trees[text.sequence] = tree = hang(flight.tree, forced, text, self._slots)
-                self._flights.send(text.sequence, replace(flight, tree=tree, forced=forced))
+        for text in sequences:
+            if flight := pending.get(text.id):
+                forced = wanted[text.id].forced
+                trees[text.id] = tree = graft_forced(flight.tree, forced, text, self._slots)
+                self._pending.add(text.id, replace(flight, tree=tree, forced=forced))
         return trees
 
     def _draft(self, lesson: Lesson, trees: Mapping[int, Tree]) -> Draft:
         assert lesson.step is not None
         assert lesson.bonus is not None
-        tree = trees.get(lesson.sequence) or lone(lesson.bonus, lesson.forced, self._slots)
+        tree = trees.get(lesson.sequence) or forced_chain(lesson.bonus, lesson.forced, self._slots)
         return Draft(lesson.sequence, lesson.step, tree)
 
     def _catch_up(self) -> None:
         """Nobody waits: what prompts left to do is done now, where it will be of use."""
-        for lane in self.lanes.values():
-            if lane.rule.drafting:
-                lane.drafter.catch_up()
+        for lane in self.speculators.values():
+            if lane.budget.drafting:
+                lane.proposer.catch_up()
 
-    def _settle(self, batch: Features) -> None:
+    def _record_outcomes(self, batch: Features) -> None:
         """Hear how the trees of this frame fared, before the texts move on."""
         if not batch.fed:  # it tells of no lap
             return
         lessons = [lesson for lesson in batch.lessons if lesson.step is not None and lesson.step > 1]
         if batch.rested:
             live = max(len(lessons), len(self._wanted), 1)
-            for lane in self.lanes.values():
+            for lane in self.speculators.values():
                 if lane.rest:
-                    lane.sleep(batch.rested, live)
+                    lane.record_rest(batch.rested, live)
         if batch.rested:
-            self._tell_of_plain(batch, lessons)
+            self._record_plain_laps(batch, lessons)
             return
-        trees = {lesson.sequence: self._flights.land(lesson) for lesson in lessons}
+        trees = {lesson.sequence: self._pending.resolve(lesson) for lesson in lessons}
         rows = sum(tree.rows for tree in trees.values())
         if rows > batch.fed:  # some came too late and were not sent
-            trees = dict.fromkeys(trees, ALONE)
-        spent = Spent(batch.seconds if rows == batch.fed else 0.0, batch.wall, self._busy)
-        self._busy = 0.0
-        self._tell(trees, spent)
+            trees = dict.fromkeys(trees, ROOT_ONLY)
+        spent = LapSeconds(batch.seconds if rows == batch.fed else 0.0, batch.wall, self._drafting_seconds)
+        self._drafting_seconds = 0.0
+        self._record_laps(trees, spent)
 
-    def _tell_of_plain(self, batch: Features, lessons: Sequence[Lesson]) -> None:
+    def _record_plain_laps(self, batch: Features, lessons: Sequence[Lesson]) -> None:
         """Behind a rest a lesson is of many laps, and not everybody has one; but none of them had a tree."""
-        self._busy = 0.0
-        lanes = {id(lane): lane for lane in (self._lane(self._texts.find(one.sequence)) for one in lessons)}
+        self._drafting_seconds = 0.0
+        lanes = {
+            id(lane): lane
+            for lane in (self._speculator(self._sequences.find(one.sequence)) for one in lessons)
+        }
         for lane in lanes.values():
-            lane.rule.settle([ALONE] * batch.fed, Spent(batch.seconds, batch.wall))
+            lane.budget.record_lap([ROOT_ONLY] * batch.fed, LapSeconds(batch.seconds, batch.wall))
 
-    def _tell(self, trees: Mapping[int, Returned], spent: Spent) -> None:
+    def _record_laps(self, trees: Mapping[int, TreeOutcome], spent: LapSeconds) -> None:
         """Every lane hears of its own; what the lap took is told where all of it is one lane's."""
-        laned = [(self._lane(self._texts.find(sequence)), tree) for sequence, tree in trees.items()]
-        for lane in self.lanes.values():
+        laned = [(self._speculator(self._sequences.find(sequence)), tree) for sequence, tree in trees.items()]
+        for lane in self.speculators.values():
             if mine := [tree for other, tree in laned if other is lane]:
-                lane.rule.settle(mine, spent if len(mine) == len(laned) else UNKNOWN)
+                lane.budget.record_lap(mine, spent if len(mine) == len(laned) else UNKNOWN_SECONDS)

@@ -13,10 +13,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from specsot.frames import Drafts
 from specsot.members import Configuration
 from specsot.process.figures import LAP, Looked
-from specsot_drafter.watching import Watch
+from specsot_drafter.watching import DrafterObserver
 
 
-class Figures(Watch):
+class DrafterMetrics(DrafterObserver):
     def __init__(self, registry: CollectorRegistry) -> None:
         self._trees = Counter("specsot:drafter_trees", "Trees sent, lone roots left out", registry=registry)
         self._nodes = Counter("specsot:drafter_nodes", "Their nodes beyond the roots", registry=registry)
@@ -24,7 +24,7 @@ class Figures(Watch):
         told = "Learning what came and drafting once"
         self._seconds = Histogram("specsot:drafter_draft_seconds", told, buckets=LAP, registry=registry)
         self._epoch: tuple[Configuration, Callable[[], int]] | None = None
-        registry.register(Looked(self._look))
+        registry.register(Looked(self._collect))
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         self._epoch = configuration, free
@@ -39,7 +39,7 @@ class Figures(Watch):
     def disbanded(self) -> None:
         self._epoch = None
 
-    def _look(self) -> Iterator[Metric]:
+    def _collect(self) -> Iterator[Metric]:
         if self._epoch is None:
             return
         configuration, free = self._epoch

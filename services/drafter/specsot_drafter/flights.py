@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from specsot.frames import Lesson
 from specsot.tree import Tree, children
-from specsot_drafter.tuning import Returned
+from specsot_drafter.tuning import TreeOutcome
 
-ALONE = Returned(0, 1, (), 0)  # a root without anything below
+ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PendingTree:
     """A tree that was sent.
 
     committed: tokens in front of its root. grown: levels that were grown for it.
@@ -27,36 +27,36 @@ class Flight:
 
     committed: int
     tree: Tree
-    grown: int
+    levels: int
     masses: tuple[float, ...]
-    own: int
+    own_nodes: int
     forced: tuple[int, ...] = ()
 
 
-class Flights:
+class PendingTrees:
     """By sequence the tree that was sent last."""
 
     def __init__(self) -> None:
-        self._flights: dict[int, Flight] = {}
+        self._trees: dict[int, PendingTree] = {}
 
-    def send(self, sequence: int, flight: Flight) -> None:
-        self._flights[sequence] = flight
+    def add(self, sequence: int, pending: PendingTree) -> None:
+        self._trees[sequence] = pending
 
-    def forget(self, sequence: int) -> None:
-        self._flights.pop(sequence, None)
+    def drop(self, sequence: int) -> None:
+        self._trees.pop(sequence, None)
 
-    def land(self, lesson: Lesson) -> Returned:
+    def resolve(self, lesson: Lesson) -> TreeOutcome:
         """What became of the sequence's tree, when this lesson tells it."""
-        flight = self._flights.pop(lesson.sequence, None)
-        if flight is None or flight.committed != lesson.start or lesson.bonus is None:
-            return ALONE
+        pending = self._trees.pop(lesson.sequence, None)
+        if pending is None or pending.committed != lesson.start or lesson.bonus is None:
+            return ROOT_ONLY
         written = lesson.tokens[1:]
-        own = len(written) if flight.own == len(flight.tree) else _own_depth(flight, written)
-        free = agreeing(flight.forced, written)
-        return Returned(flight.grown, len(flight.tree), flight.masses, len(written) - free, own)
+        own = len(written) if pending.own_nodes == len(pending.tree) else _own_depth(pending, written)
+        free = common_prefix(pending.forced, written)
+        return TreeOutcome(pending.levels, len(pending.tree), pending.masses, len(written) - free, own)
 
 
-def agreeing(ours: Sequence[int], theirs: Sequence[int]) -> int:
+def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """How many tokens two texts have in common, from their beginning on."""
     for place, (one, other) in enumerate(zip(ours, theirs)):
         if one != other:
@@ -64,11 +64,11 @@ def agreeing(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return min(len(ours), len(theirs))
 
 
-def _own_depth(flight: Flight, written: Sequence[int]) -> int:
+def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:
     """How deep the drafter's own nodes go along what was written."""
-    below, tokens, node = children(flight.tree.parents), flight.tree.tokens, 0
+    below, tokens, node = children(pending.tree.parents), pending.tree.tokens, 0
     for depth, token in enumerate(written):
-        found = [child for child in below[node] if child < flight.own and tokens[child] == token]
+        found = [child for child in below[node] if child < pending.own_nodes and tokens[child] == token]
         if not found:
             return depth
         node = found[0]

@@ -17,35 +17,37 @@ from torch import Tensor
 
 from specsot.constraint import Grammar
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.selection import Flags, Offer
-from specsot_drafter.standing import Standing
-from specsot_drafter.texts import Text
+from specsot_drafter.selection import Candidates, Flags
+from specsot_drafter.standing import GrammarState
+from specsot_drafter.texts import DraftSequence
 
 
 class GrammarGuide:
-    """Bars what the grammars forbid while trees grow (`growth.Guide`); free texts are left alone."""
+    """Bars what the grammars forbid while trees grow (`growth.GrowthGuide`); free texts are left alone."""
 
-    def __init__(self, head: DraftHead, standings: Sequence[Standing | None], rooms: Sequence[int]) -> None:
+    def __init__(
+        self, head: DraftHead, states: Sequence[GrammarState | None], remaining: Sequence[int]
+    ) -> None:
         """rooms: tokens each sequence may still write behind its root."""
-        self._standings, self._rooms = standings, rooms
+        self._grammar_states, self._remaining = states, remaining
         self._targets: NDArray[np.int64] = (
             head.to_target(torch.arange(head.draft_vocab, device=head.device)).cpu().numpy()
         )
-        self._states = [[standing.state if standing else None] for standing in standings]
+        self._states = [[standing.state if standing else None] for standing in states]
         self._depth = 0
 
-    def bar(self, log_probs: Tensor) -> Tensor:
+    def mask(self, log_probs: Tensor) -> Tensor:
         """[B, frontier, draft vocabulary]: -inf where a grammar forbids, the rest made to sum to one."""
-        for tree, standing in enumerate(self._standings):
+        for tree, standing in enumerate(self._grammar_states):
             if standing is not None:
                 allowed = torch.from_numpy(self._allowed(standing.grammar, tree)).to(log_probs.device)
                 log_probs[tree] = _renormalise(log_probs[tree].masked_fill(~allowed, -torch.inf))
         return log_probs
 
-    def follow(self, parents: Tensor, tokens: Tensor) -> None:
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
         """Move every constrained frontier down."""
         self._depth += 1
-        below = zip(self._standings, self._states, parents.tolist(), tokens.tolist())
+        below = zip(self._grammar_states, self._states, parents.tolist(), tokens.tolist())
         self._states = [
             [_advance(standing, states[parent], token) for parent, token in zip(origins, chosen)]
             if standing
@@ -55,13 +57,13 @@ class GrammarGuide:
 
     def _allowed(self, grammar: Grammar, tree: int) -> NDArray[np.bool_]:
         """[frontier, draft vocabulary] which drafts the grammar lets follow each frontier node."""
-        spare = self._rooms[tree] - self._depth
+        spare = self._remaining[tree] - self._depth
         rows = [_mask(grammar, state, spare) for state in self._states[tree]]
         return np.stack(rows)[:, self._targets]
 
 
-def _advance(standing: Standing, state: Any, token: int) -> Any:
-    return None if state is None else standing.grammar.advance(state, token)
+def _advance(grammar_state: GrammarState, state: Any, token: int) -> Any:
+    return None if state is None else grammar_state.grammar.advance(state, token)
 
 
 def _mask(grammar: Grammar, state: Any, spare: int) -> NDArray[np.bool_]:
@@ -76,42 +78,46 @@ def _renormalise(log_probs: Tensor) -> Tensor:
     return log_probs - total.masked_fill(total == -torch.inf, 0.0)
 
 
-def guide_of(head: DraftHead, texts: Sequence[Text]) -> GrammarGuide | None:
+def make_guide(head: DraftHead, sequences: Sequence[DraftSequence]) -> GrammarGuide | None:
     """What bars candidates for these texts; None where all of them are free."""
-    if not any(text.standing for text in texts):
+    if not any(text.grammar_state for text in sequences):
         return None
-    return GrammarGuide(head, [text.standing for text in texts], [text.room for text in texts])
+    return GrammarGuide(
+        head, [text.grammar_state for text in sequences], [text.remaining for text in sequences]
+    )
 
 
-def sift(offer: Offer, texts: Sequence[Text], most: int) -> Offer:
+def filter_candidates(
+    candidates: Candidates, sequences: Sequence[DraftSequence], max_nodes: int
+) -> Candidates:
     """What was grown without a guide, without what the grammars forbid: of each constrained tree at most the
-    `most` best candidates that may be.
+    `max_nodes` best candidates that may be.
     """
-    if not any(text.standing for text in texts):
-        return offer
-    scores = offer.scores.copy()
-    for row, text in enumerate(texts):
-        if text.standing:
-            scores[row, ~_may_be(offer, row, text, most)] = -np.inf
-    return replace(offer, scores=scores)
+    if not any(text.grammar_state for text in sequences):
+        return candidates
+    scores = candidates.scores.copy()
+    for row, text in enumerate(sequences):
+        if text.grammar_state:
+            scores[row, ~_allowed_candidates(candidates, row, text, max_nodes)] = -np.inf
+    return replace(candidates, scores=scores)
 
 
-def _may_be(offer: Offer, row: int, text: Text, most: int) -> Flags:
+def _allowed_candidates(candidates: Candidates, row: int, sequence: DraftSequence, max_nodes: int) -> Flags:
     """[n] flags, best first: no candidate is worth more than its parent. Budgets are not looked at.
 
     An end may be where the grammar goes on, too; nothing follows it.
     """
-    standing, ends = text.standing, text.opening.stop_ids
-    assert standing is not None
-    tokens, parents = offer.tokens[row].tolist(), offer.parents[row].tolist()
-    states, found = {0: standing.state}, np.zeros(len(tokens), dtype=np.bool_)
-    for each in np.argsort(-offer.scores[row], kind="stable").tolist():
-        if most == 0 or offer.scores[row, each] == -np.inf:
+    grammar_state, ends = sequence.grammar_state, sequence.opening.stop_ids
+    assert grammar_state is not None
+    tokens, parents = candidates.tokens[row].tolist(), candidates.parents[row].tolist()
+    states, found = {0: grammar_state.state}, np.zeros(len(tokens), dtype=np.bool_)
+    for each in np.argsort(-candidates.scores[row], kind="stable").tolist():
+        if max_nodes == 0 or candidates.scores[row, each] == -np.inf:
             break
         above = states.get(parents[each])
         if above is None:
             continue
-        states[each + 1] = standing.grammar.advance(above, tokens[each])
+        states[each + 1] = grammar_state.grammar.advance(above, tokens[each])
         found[each] = states[each + 1] is not None or tokens[each] in ends
-        most -= int(found[each])
+        max_nodes -= int(found[each])
     return found

@@ -15,18 +15,18 @@ import torch
 from specsot.members import Curve
 from specsot.model.kv import KVPages
 from specsot.model.laps import Graphs
-from specsot_drafter.descent import Descents, Seed
-from specsot_drafter.extension import Stretch
-from specsot_drafter.growth import Ground, Growth
+from specsot_drafter.descent import GraphInput, TreeGraphs
+from specsot_drafter.extension import DueRows
+from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
-from specsot_drafter.memory import Memory
+from specsot_drafter.memory import DraftPages
 
-ROWS = (1, 4, 16, 64)
-CONTEXT = 256  # committed rows in front of each measured tree
-LEVELS = 3
-LEAST, MOST = 5, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
-SECONDS = 0.3  # roughly, at most
+MEASURED_ROWS = (1, 4, 16, 64)
+CONTEXT_ROWS = 256  # committed rows in front of each measured tree
+MEASURED_LEVELS = 3
+MIN_TURNS, MAX_TURNS = 5, 12  # turns that are told; a GPU takes all the time there is, to reach its clock
+MAX_SECONDS = 0.3  # roughly, at most
 
 Grow = Callable[[int], object]  # grows so many levels
 
@@ -38,11 +38,11 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
     Medians, and sizes measured in turns, as the stages measure theirs: a disturbance hits all sizes, and
     no size is believed to cost more than a larger one did.
     """
-    growers = [_graphs(head, rows) or _grower(head, rows) for rows in ROWS]
-    most = MOST if head.device.type == "cpu" else math.inf
+    growers = [_graphs(head, rows) or _grower(head, rows) for rows in MEASURED_ROWS]
+    most = MAX_TURNS if head.device.type == "cpu" else math.inf
     taken = _take_turns(growers, clock, most)
     points: list[tuple[int, float]] = []
-    for rows, seconds in zip(reversed(ROWS), reversed(taken)):
+    for rows, seconds in zip(reversed(MEASURED_ROWS), reversed(taken)):
         level = statistics.median(seconds)
         points.append((rows, min(level, points[-1][1] if points else level)))
     return tuple(reversed(points))
@@ -51,12 +51,12 @@ def measure_levels(head: DraftHead, clock: Callable[[], float] = time.perf_count
 def _take_turns(growers: Sequence[Grow], clock: Callable[[], float], most: float) -> list[list[float]]:
     """Seconds per level behind the first, of each grower; the first turn warms up and is not told."""
     taken: list[list[float]] = [[] for _ in growers]
-    end, turn = clock() + SECONDS, 0
-    while turn <= LEAST or (turn <= most and clock() < end):
+    end, turn = clock() + MAX_SECONDS, 0
+    while turn <= MIN_TURNS or (turn <= most and clock() < end):
         for grow, seconds in zip(growers, taken):
-            one, many = (_time(grow, levels, clock) for levels in (1, LEVELS))
+            one, many = (_time(grow, levels, clock) for levels in (1, MEASURED_LEVELS))
             if turn:
-                seconds.append(max(many - one, many / LEVELS) / (LEVELS - 1))
+                seconds.append(max(many - one, many / MEASURED_LEVELS) / (MEASURED_LEVELS - 1))
         turn += 1
     return taken
 
@@ -70,17 +70,17 @@ def _time(grow: Grow, levels: int, clock: Callable[[], float]) -> float:
 def _grower(head: DraftHead, rows: int) -> Grow:
     """Grows trees whose levels have so many rows in all, each behind its own context."""
     trees, top_k = _shape(rows)
-    page_rows = CONTEXT + LEVELS * top_k
+    page_rows = CONTEXT_ROWS + MEASURED_LEVELS * top_k
     kv = KVPages(head.layers, trees, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device)
-    grounds = [_ground(tree, page_rows) for tree in range(trees)]
+    grounds = [_room_of(tree, page_rows) for tree in range(trees)]
     last = torch.ones(trees, head.hidden, dtype=head.dtype, device=head.device)
-    return lambda levels: Growth(head, kv, grounds, top_k).run(last, levels)
+    return lambda levels: TreeGrowth(head, kv, grounds, top_k).run(last, levels)
 
 
-def _ground(tree: int, page_rows: int) -> Ground:
+def _room_of(tree: int, page_rows: int) -> TreeRoom:
     """A page of its own."""
     first = tree * page_rows
-    return Ground(CONTEXT, (tree,), range(first + CONTEXT, first + page_rows), CONTEXT)
+    return TreeRoom(CONTEXT_ROWS, (tree,), range(first + CONTEXT_ROWS, first + page_rows), CONTEXT_ROWS)
 
 
 def _graphs(head: DraftHead, rows: int) -> Grow | None:
@@ -90,17 +90,17 @@ def _graphs(head: DraftHead, rows: int) -> Grow | None:
         return None
     from specsot.kernels.gpu.growing import grow
 
-    memory = Memory(head, trees, CONTEXT + LEVELS * top_k)
-    seeds = [_seed(memory, tree, top_k) for tree in range(trees)]
-    graphs = Descents(fused, memory, top_k, LEVELS, Graphs(), grow, (trees,))
+    memory = DraftPages(head, trees, CONTEXT_ROWS + MEASURED_LEVELS * top_k)
+    seeds = [_graph_input(memory, tree, top_k) for tree in range(trees)]
+    graphs = TreeGraphs(fused, memory, top_k, MEASURED_LEVELS, Graphs(), grow, (trees,))
     return lambda levels: graphs.run(seeds, levels)
 
 
-def _seed(memory: Memory, tree: int, top_k: int) -> Seed:
-    memory.table.open(tree)
-    ground = memory.ground(tree, CONTEXT, LEVELS * top_k)
+def _graph_input(pages: DraftPages, tree: int, top_k: int) -> GraphInput:
+    pages.table.open(tree)
+    ground = pages.reserve_tree(tree, CONTEXT_ROWS, MEASURED_LEVELS * top_k)
     assert ground is not None, "a page of its own"
-    return Seed(Stretch(tree, CONTEXT - 1, (0,), True), ground)
+    return GraphInput(DueRows(tree, CONTEXT_ROWS - 1, (0,), True), ground)
 
 
 def _shape(rows: int) -> tuple[int, int]:

@@ -12,11 +12,11 @@ from torch import Tensor
 from specsot.model.kv import KVPages, untouched_zeros
 from specsot.model.staging import indices
 from specsot.pages import PageTable
-from specsot_drafter.growth import Ground, find_ground
+from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead
 
 
-class Memory:
+class DraftPages:
     """Draft row j of a sequence lives in slot j of its pages; feature j lives in the same slot.
 
     features: [slots, hidden].
@@ -42,9 +42,9 @@ class Memory:
         origin, own = (self.table.slots(owner, length - 1, length)[0] for owner in (source, sequence))
         self.features[own] = self.features[origin]
 
-    def ground(self, sequence: int, base: int, rows: int) -> Ground | None:
+    def reserve_tree(self, sequence: int, base: int, rows: int) -> TreeRoom | None:
         """Room for `rows` grown rows behind the first `base` ones, or None where there is none."""
-        return find_ground(self.table, sequence, base, rows)
+        return reserve_room(self.table, sequence, base, rows)
 
     def trim(self, sequence: int, row: int) -> None:
         """Give back what a window hides from all rows from `row` on. Here a row sees all that is left."""
@@ -59,11 +59,11 @@ class Memory:
         for page in pages:
             self.kv.clear_page(page)
 
-    def remember(self, slots: Sequence[int], features: Tensor) -> None:
+    def store_features(self, slots: Sequence[int], features: Tensor) -> None:
         """Store [rows, hidden] true features at so many slots."""
         self.features[indices(slots, self.features.device)] = features.to(self.features.dtype)
 
-    def recall(self, slots: Tensor) -> Tensor:
+    def load_features(self, slots: Tensor) -> Tensor:
         """The true features [rows, hidden] at these slots."""
         return self.features[slots]
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from specsot.process.observing import Observation
 from specsot_drafter.spans import DraftSpans
-from specsot_drafter.watching import Watch, Watches
+from specsot_drafter.watching import DrafterObserver, DrafterObservers
 
 
-def watch_of(observation: Observation) -> Watch:
-    watches: list[Watch] = []
+def drafter_observer(observation: Observation) -> DrafterObserver:
+    watches: list[DrafterObserver] = []
     if observation.registry is not None:
-        from specsot_drafter.figures import Figures
+        from specsot_drafter.figures import DrafterMetrics
 
-        watches.append(Figures(observation.registry))
+        watches.append(DrafterMetrics(observation.registry))
     if observation.tracer.on:
         watches.append(DraftSpans(observation.tracer))
-    return Watches(watches) if watches else Watch()
+    return DrafterObservers(watches) if watches else DrafterObserver()

@@ -12,7 +12,7 @@ from specsot.members import Configuration, Registration
 from specsot_drafter.engine import DraftEngine
 
 
-class Provider(Protocol):
+class EngineProvider(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -22,4 +22,4 @@ class Provider(Protocol):
 
     def registration(self) -> Registration: ...
 
-    def engine(self, configuration: Configuration) -> DraftEngine: ...
+    def make_engine(self, configuration: Configuration) -> DraftEngine: ...

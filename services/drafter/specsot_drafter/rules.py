@@ -10,15 +10,15 @@ from typing import Protocol
 
 from specsot.drafting import TunerName
 from specsot.members import Curve, TreeShape
-from specsot_drafter.selection import Deserves, Flags, Floats, Offer, best_each
-from specsot_drafter.tuning import UNKNOWN, Returned, Spent, Tuner
+from specsot_drafter.selection import Candidates, Flags, Floats, KeepGrowing, best_each
+from specsot_drafter.tuning import UNKNOWN_SECONDS, LapSeconds, MeasuredBudget, TreeOutcome
 
-FIRST_DEPTH, LEAST_DEPTH, MOST_DEPTH = 5, 2, 10
-FIRST_MEAN, KEPT = 0.8, 0.9  # of the seed's running mean of acceptance
-POOR, RICH = 0.5, 0.85
+SEED_FIRST_DEPTH, SEED_MIN_DEPTH, SEED_MAX_DEPTH = 5, 2, 10
+SEED_FIRST_MEAN, SEED_DECAY = 0.8, 0.9  # of the seed's running mean of acceptance
+SEED_LOW, SEED_HIGH = 0.5, 0.85
 
 
-class Rule(Protocol):
+class BudgetPolicy(Protocol):
     """Decides for one drafter.
 
     rest:     for how many trees nothing shall be drafted, where the last plan said so.
@@ -27,13 +27,13 @@ class Rule(Protocol):
     """
 
     rest: int
-    adapts: bool
+    adaptive: bool
 
     @property
     def drafting(self) -> bool: ...
 
     @property
-    def asks(self) -> Deserves | None:
+    def keep_growing(self) -> KeepGrowing | None:
         """Who is to be asked before each level."""
         ...
 
@@ -41,25 +41,25 @@ class Rule(Protocol):
         """Levels that `live` trees may grow, at most `most`; `due` rows must be caught up with first."""
         ...
 
-    def values(self, offer: Offer) -> Floats:
+    def score(self, offer: Candidates) -> Floats:
         """[live, n] what every candidate is worth."""
         ...
 
-    def choose(self, values: Floats, levels: int, most: int) -> Flags:
+    def select(self, values: Floats, levels: int, most: int) -> Flags:
         """[live, n] which candidates to send, at most `most` in all."""
         ...
 
-    def rested(self, trees: int, live: int) -> None: ...
-    def settle(self, trees: Sequence[Returned], spent: Spent = UNKNOWN) -> None: ...
-    def note_growth(self, live: int, levels: int, due: int, seconds: float) -> None: ...
+    def record_rest(self, trees: int, live: int) -> None: ...
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None: ...
+    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None: ...
 
 
-class Always:
+class FixedBudget:
     """Every tree as large as its shape; for reference vectors and comparisons."""
 
-    adapts = False
+    adaptive = False
     drafting = True
-    asks: Deserves | None = None
+    keep_growing: KeepGrowing | None = None
     rest = 0
 
     def __init__(self, shape: TreeShape) -> None:
@@ -68,42 +68,44 @@ class Always:
     def plan_levels(self, live: int, most: int, due: int = 0) -> int:
         return most
 
-    def values(self, offer: Offer) -> Floats:
+    def score(self, offer: Candidates) -> Floats:
         return offer.scores
 
-    def choose(self, values: Floats, levels: int, most: int) -> Flags:
+    def select(self, values: Floats, levels: int, most: int) -> Flags:
         return best_each(values, self._each)
 
-    def rested(self, trees: int, live: int) -> None:
+    def record_rest(self, trees: int, live: int) -> None:
         """Nobody rests."""
 
-    def settle(self, trees: Sequence[Returned], spent: Spent = UNKNOWN) -> None:
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
         """Nothing is learned."""
 
-    def note_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
+    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
         """Costs do not matter."""
 
 
-class SeedRule(Always):
+class SeedBudget(FixedBudget):
     """A running mean of accepted over drafted tokens moves the depth: below 0.5 down, above 0.85 up."""
 
     def __init__(self, shape: TreeShape) -> None:
         super().__init__(shape)
-        self.depth, self.mean = FIRST_DEPTH, FIRST_MEAN
+        self.depth, self.mean = SEED_FIRST_DEPTH, SEED_FIRST_MEAN
 
     def plan_levels(self, live: int, most: int, due: int = 0) -> int:
         return min(self.depth, most)
 
-    def settle(self, trees: Sequence[Returned], spent: Spent = UNKNOWN) -> None:
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
         for tree in trees:
             if tree.grown:
-                self.mean = KEPT * self.mean + (1 - KEPT) * tree.accepted / tree.grown
-                step = (self.mean > RICH) - (self.mean < POOR)
-                self.depth = min(max(self.depth + step, LEAST_DEPTH), MOST_DEPTH)
+                self.mean = SEED_DECAY * self.mean + (1 - SEED_DECAY) * tree.accepted / tree.grown
+                step = (self.mean > SEED_HIGH) - (self.mean < SEED_LOW)
+                self.depth = min(max(self.depth + step, SEED_MIN_DEPTH), SEED_MAX_DEPTH)
 
 
-def rule_of(name: TunerName, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int]) -> Rule:
-    """lap, level: see `Tuner`. A fixed shape is always drafted whole."""
+def make_budget(
+    name: TunerName, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int]
+) -> BudgetPolicy:
+    """lap, level: see `MeasuredBudget`. A fixed shape is always drafted whole."""
     if shape.fixed or name == "fixed":
-        return Always(shape)
-    return SeedRule(shape) if name == "seed" else Tuner(shape, lap, level, widths)
+        return FixedBudget(shape)
+    return SeedBudget(shape) if name == "seed" else MeasuredBudget(shape, lap, level, widths)

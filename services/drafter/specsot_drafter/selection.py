@@ -17,11 +17,13 @@ from specsot.tree import Tree, children
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Deserves = Callable[[Floats, int], bool]  # whether a frontier [B, k] of scores at a depth is worth going on
+KeepGrowing = Callable[
+    [Floats, int], bool
+]  # whether a frontier [B, k] of scores at a depth is worth going on
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Candidates:
     """All candidates of B trees grown together, n per tree, parents before children.
 
     tokens:  [B, n] token ids of the base.
@@ -44,77 +46,85 @@ class Offer:
         return int(self.depths.max())
 
 
-def for_all(offer: Offer, present: Sequence[bool]) -> Offer:
+def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
     """The offer with a row without candidates for every tree that is not present in it."""
     if all(present):
-        return offer
+        return candidates
     rows = np.flatnonzero(present)
-    shape = (len(present), offer.tokens.shape[1])
-    scores, tokens = np.full(shape, -np.inf, offer.scores.dtype), np.zeros(shape, np.int64)
+    shape = (len(present), candidates.tokens.shape[1])
+    scores, tokens = np.full(shape, -np.inf, candidates.scores.dtype), np.zeros(shape, np.int64)
     parents = np.zeros(shape, np.int64)
-    scores[rows], tokens[rows], parents[rows] = offer.scores, offer.tokens, offer.parents
-    return Offer(tokens, scores, parents, offer.depths)
+    scores[rows], tokens[rows], parents[rows] = candidates.scores, candidates.tokens, candidates.parents
+    return Candidates(tokens, scores, parents, candidates.depths)
 
 
-def join(offer: Offer, values: Floats, chains: Offer, worths: Floats) -> tuple[Offer, Floats]:
+def merge_chains(
+    candidates: Candidates, values: Floats, chains: Candidates, chain_values: Floats
+) -> tuple[Candidates, Floats]:
     """An offer with chains hung into its trees; a node of both is worth what it is worth to either.
 
     values [B, n], worths [B, m]: what the candidates of each are worth, never more than their parents.
     Candidates n, n + 1, ... of the result are the chains' own; their scores say nothing.
     """
-    own = offer.tokens.shape[1]
-    nothing = np.full(worths.shape, -np.inf)
+    own = candidates.tokens.shape[1]
+    nothing = np.full(chain_values.shape, -np.inf)
     joined = np.concatenate((values, nothing), 1)
-    parents = np.concatenate((offer.parents, np.zeros_like(chains.parents)), 1)
-    for row in range(len(offer)):
+    parents = np.concatenate((candidates.parents, np.zeros_like(chains.parents)), 1)
+    for row in range(len(candidates)):
         parent, open_to = 0, np.isfinite(values[row])
-        for step in np.flatnonzero(np.isfinite(worths[row])).tolist():
-            alike = open_to & (offer.parents[row] == parent) & (offer.tokens[row] == chains.tokens[row, step])
+        for step in np.flatnonzero(np.isfinite(chain_values[row])).tolist():
+            alike = (
+                open_to
+                & (candidates.parents[row] == parent)
+                & (candidates.tokens[row] == chains.tokens[row, step])
+            )
             shared = np.flatnonzero(alike)
             number = int(shared[0]) if len(shared) else own + step
-            joined[row, number] = max(joined[row, number], worths[row, step])
+            joined[row, number] = max(joined[row, number], chain_values[row, step])
             if number >= own:
                 parents[row, number] = parent
             parent = number + 1
-    tokens = np.concatenate((offer.tokens, chains.tokens), 1)
-    scores = np.concatenate((offer.scores, nothing), 1)
-    return Offer(tokens, scores, parents, np.concatenate((offer.depths, chains.depths))), joined
+    tokens = np.concatenate((candidates.tokens, chains.tokens), 1)
+    scores = np.concatenate((candidates.scores, nothing), 1)
+    return Candidates(tokens, scores, parents, np.concatenate((candidates.depths, chains.depths))), joined
 
 
-def barred_below(offer: Offer, limits: Sequence[int]) -> Offer:
+def limit_depths(candidates: Candidates, limits: Sequence[int]) -> Candidates:
     """The offer without candidates deeper than each tree's limit."""
-    deep = offer.depths[None, :] > np.asarray(limits)[:, None]
-    return replace(offer, scores=np.where(deep, -np.inf, offer.scores)) if deep.any() else offer
+    deep = candidates.depths[None, :] > np.asarray(limits)[:, None]
+    return (
+        replace(candidates, scores=np.where(deep, -np.inf, candidates.scores)) if deep.any() else candidates
+    )
 
 
-def worth(offer: Offer, trust: Floats) -> Floats:
+def acceptance_chances(candidates: Candidates, trust: Floats) -> Floats:
     """[B, n] chances of acceptance: the head's probability times the trust [levels] in its depth."""
-    chances = np.minimum(np.exp(offer.scores) * trust[offer.depths - 1], 1.0)
-    return np.where(np.isfinite(offer.scores), chances, -np.inf)
+    chances = np.minimum(np.exp(candidates.scores) * trust[candidates.depths - 1], 1.0)
+    return np.where(np.isfinite(candidates.scores), chances, -np.inf)
 
 
-def masses(offer: Offer, chosen: Flags) -> Floats:
+def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
     """[B, levels] the head's probability of the chosen candidates, summed per depth."""
     rows, nodes = np.nonzero(chosen)
-    sums = np.zeros((len(chosen), offer.levels))
-    np.add.at(sums, (rows, offer.depths[nodes] - 1), np.exp(offer.scores[rows, nodes]))
+    sums = np.zeros((len(chosen), candidates.levels))
+    np.add.at(sums, (rows, candidates.depths[nodes] - 1), np.exp(candidates.scores[rows, nodes]))
     return sums
 
 
-def reference_trees(offer: Offer, roots: Sequence[int], nodes: int) -> tuple[Tree, ...]:
+def eagle2_trees(candidates: Candidates, roots: Sequence[int], nodes: int) -> tuple[Tree, ...]:
     """EAGLE-2's re-ranking: the nodes - 1 best candidates of each tree, in candidate order."""
-    return trees_of(offer, roots, best_each(offer.scores, nodes - 1))
+    return build_trees(candidates, roots, best_each(candidates.scores, nodes - 1))
 
 
-def trees_of(offer: Offer, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
+def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
     """One tree per root from its chosen candidates ([B, n], ancestor-closed)."""
-    return tuple(_tree(offer, row, root, chosen[row]) for row, root in enumerate(roots))
+    return tuple(_build_tree(candidates, row, root, chosen[row]) for row, root in enumerate(roots))
 
 
-def _tree(offer: Offer, row: int, root: int, chosen: Flags) -> Tree:
+def _build_tree(candidates: Candidates, row: int, root: int, chosen: Flags) -> Tree:
     picked = np.flatnonzero(chosen)
-    tokens = offer.tokens[row, picked].tolist()
-    parents = np.searchsorted(np.concatenate(([0], picked + 1)), offer.parents[row, picked]).tolist()
+    tokens = candidates.tokens[row, picked].tolist()
+    parents = np.searchsorted(np.concatenate(([0], picked + 1)), candidates.parents[row, picked]).tolist()
     return Tree((root, *tokens), (0, *parents))
 
 

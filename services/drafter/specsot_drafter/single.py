@@ -9,15 +9,15 @@ import time
 
 from specsot.members import Configuration, Curve
 from specsot.vocabulary import Vocabulary
-from specsot_drafter.drafters.eagle import EagleDrafter
+from specsot_drafter.drafters.eagle import EagleProposer
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.lanes import Clock
 from specsot_drafter.measure import measure_levels
-from specsot_drafter.rules import rule_of
+from specsot_drafter.rules import make_budget
 
 
-def engine_of(
+def make_engine(
     head: DraftHead,
     configuration: Configuration,
     vocabulary: Vocabulary | None = None,
@@ -28,6 +28,6 @@ def engine_of(
     shape = configuration.shape
     if curve is None:
         curve = () if shape.fixed else measure_levels(head)
-    drafter = EagleDrafter(head, shape, configuration.pages, configuration.page_rows)
-    rule = rule_of("measured", shape, configuration.curve, curve, drafter.widths)
+    drafter = EagleProposer(head, shape, configuration.pages, configuration.page_rows)
+    rule = make_budget("measured", shape, configuration.curve, curve, drafter.widths)
     return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary, clock=clock)

@@ -21,13 +21,13 @@ from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
 from specsot.process.options import DraftModelOptions
 from specsot.vocabulary import Vocabulary, read_vocabulary
-from specsot_drafter.drafters import Drafter
+from specsot_drafter.drafters import Proposer
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.rules import Rule, rule_of
-from specsot_drafter.ways import Way, numbers_of, ways_of
+from specsot_drafter.rules import BudgetPolicy, make_budget
+from specsot_drafter.ways import DraftBackend, make_backends, numbers_of
 
 
-class Source:
+class DraftLoader:
     """Loads everything once; every epoch gets a fresh engine over the same weights."""
 
     def __init__(
@@ -35,24 +35,24 @@ class Source:
         options: DraftModelOptions,
         name: str,
         address: str | None = None,
-        room: Callable[[str], int | None] = room_on,
+        free_memory: Callable[[str], int | None] = room_on,
     ) -> None:
-        """address: where peers reach it; None: by its name. room: free bytes of a device."""
+        """address: where peers reach it; None: by its name. free_memory: free bytes of a device."""
         self._options, self._name, self._address = options, name, address or name
-        self._room, self._loaded = room, False
+        self._free_memory, self._loaded = free_memory, False
         self._config = read_config(options.base)
         check_quantization(options.draft_quantization)
         self._fingerprint = fingerprint(options.base)
         stand_on(options.device)
-        self._ways = ways_of(options)
+        self._backends = make_backends(options)
 
     @property
     def name(self) -> str:
         return self._name
 
     @property
-    def _first(self) -> Way:
-        return next(iter(self._ways.values()))
+    def _first(self) -> DraftBackend:
+        return next(iter(self._backends.values()))
 
     @property
     def _ids(self) -> int:
@@ -66,7 +66,7 @@ class Source:
     def registration(self) -> Registration:
         """Loads and measures what drafts; a fraction of a second. Raises ModelError: no room for it."""
         config, way = self._config, self._first
-        self._check()
+        self._check_fit()
         _ = self._vocabulary  # now, not while somebody is being answered
         return Registration(
             kind="drafter",
@@ -79,20 +79,20 @@ class Source:
             row_bytes=way.row_bytes,
             curve=way.curve,
             head=way.head,
-            drafters=tuple(self._ways),
+            drafters=tuple(self._backends),
             shape=way.shape,
         )
 
-    def engine(self, configuration: Configuration) -> DraftEngine:
+    def make_engine(self, configuration: Configuration) -> DraftEngine:
         """The engine for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         vocabulary = self._vocabulary
         if vocabulary:
             warm(vocabulary)
         self._check_graphs(configuration)
-        ways: dict[DrafterName, tuple[Drafter, Rule]] = {}
-        for name, way in self._ways.items():
-            drafter = way.drafter(configuration)
-            ways[name] = drafter, self._rule(name, drafter, configuration)
+        ways: dict[DrafterName, tuple[Proposer, BudgetPolicy]] = {}
+        for name, way in self._backends.items():
+            drafter = way.make_proposer(configuration)
+            ways[name] = drafter, self._make_budget(name, drafter, configuration)
         blend = ways["ngram"][0] if self._options.drafting.blend else None
         return DraftEngine(ways, configuration, vocabulary, blend, ids=self._ids)
 
@@ -102,7 +102,7 @@ class Source:
         has_text = (self._options.base / "tokenizer.json").exists()
         return read_vocabulary(self._options.base, self._config.vocab) if has_text else None
 
-    def _check(self) -> None:
+    def _check_fit(self) -> None:
         """Before anything is loaded. What a head borrows of its base comes on top."""
         options = self._options
         if self._loaded or options.draft_model is None:
@@ -111,7 +111,7 @@ class Source:
         files = WeightFiles(options.draft, options.draft_format == "bin")
         held = Held(numbers_of(options).itemsize, options.draft_quantization)
         need = Need(drafts_of(files, held), options.page_bytes)
-        check_fit(f"{options.drafts} drafts", need, options.device, self._room(options.device))
+        check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 
     def _check_graphs(self, configuration: Configuration) -> None:
         """Before they are captured, where there are any."""
@@ -119,10 +119,12 @@ class Source:
         pages = configuration.pages * configuration.page_rows * way.row_bytes
         if graphs := way.graph_bytes(configuration):
             need = Need(0, pages, graphs)
-            check_fit(f"{options.drafts} drafts", need, options.device, self._room(options.device))
+            check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 
-    def _rule(self, name: DrafterName, drafter: Drafter, configuration: Configuration) -> Rule:
+    def _make_budget(
+        self, name: DrafterName, drafter: Proposer, configuration: Configuration
+    ) -> BudgetPolicy:
         shape, levels = configuration.shape, len(drafter.widths)
         own = TreeShape(levels, 1, levels + 2, shape.fixed) if name == "ngram" else shape
-        tuner, curve = self._options.drafting.tuner, self._ways[name].curve
-        return rule_of(tuner, own, configuration.curve, curve, drafter.widths)
+        tuner, curve = self._options.drafting.tuner, self._backends[name].curve
+        return make_budget(tuner, own, configuration.curve, curve, drafter.widths)

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from specsot.frames import Features
 from specsot.tracing import Tracer
-from specsot_drafter.watching import Watch
+from specsot_drafter.watching import DrafterObserver
 
 
-class DraftSpans(Watch):
+class DraftSpans(DrafterObserver):
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 

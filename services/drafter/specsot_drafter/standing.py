@@ -14,13 +14,13 @@ from specsot.frames import Opening
 
 
 @dataclass(slots=True)
-class Standing:
+class GrammarState:
     """Where one constrained sequence stands. state: None once it broke its grammar."""
 
     grammar: Grammar
     state: Any
 
-    def write(self, tokens: Sequence[int]) -> None:
+    def advance(self, tokens: Sequence[int]) -> None:
         """Go on behind tokens the sequence wrote itself."""
         for token in tokens:
             if self.state is not None:

@@ -14,11 +14,11 @@ from specsot.errors import NotFound
 from specsot.frames import Lesson, Opening
 from specsot.params import MAX_TOKENS
 from specsot.vocabulary import Vocabulary
-from specsot_drafter.standing import Standing, own_tokens
+from specsot_drafter.standing import GrammarState, own_tokens
 
 
 @dataclass(slots=True)
-class Text:
+class DraftSequence:
     """What is known of one sequence.
 
     tokens:    known tokens, the newest (the root of the next tree) not fed to the base yet.
@@ -29,24 +29,24 @@ class Text:
     opening: Opening
     tokens: list[int] = field(default_factory=list)
     committed: int = 0
-    coming: Future[Grammar] | None = None
-    _standing: Standing | None = None
+    compiling: Future[Grammar] | None = None
+    _grammar_state: GrammarState | None = None
 
     @property
-    def sequence(self) -> int:
+    def id(self) -> int:
         return self.opening.sequence
 
     @property
-    def standing(self) -> Standing | None:
+    def grammar_state(self) -> GrammarState | None:
         """Where its grammar stands behind the newest token; None for free text, and while that is coming."""
-        if self.coming and self.coming.done():
-            self.hold(Isolated(self.coming.result))
-        return self._standing
+        if self.compiling and self.compiling.done():
+            self.set_grammar(Isolated(self.compiling.result))
+        return self._grammar_state
 
-    def hold(self, grammar: Grammar) -> None:
+    def set_grammar(self, grammar: Grammar) -> None:
         """To this grammar, also what it wrote already."""
-        self._standing, self.coming = Standing(grammar, grammar.start()), None
-        self._standing.write(own_tokens(self.opening, 0, self.tokens))
+        self._grammar_state, self.compiling = GrammarState(grammar, grammar.start()), None
+        self._grammar_state.advance(own_tokens(self.opening, 0, self.tokens))
 
     @property
     def root(self) -> int | None:
@@ -54,12 +54,12 @@ class Text:
         return self.tokens[-1] if len(self.tokens) > self.committed else None
 
     @property
-    def room(self) -> int:
+    def remaining(self) -> int:
         """Tokens this sequence may still write behind its root."""
         written = self.opening.generated + self.committed + 1 - self.opening.prompt
         return self.opening.limit - written
 
-    def reach(self, positions: int) -> int:
+    def max_tokens(self, positions: int) -> int:
         """Tokens it may hold in all, where so many are known to a model; behind a window there is no end."""
         return MAX_TOKENS if self.opening.window else positions
 
@@ -68,54 +68,54 @@ class Text:
         continues = bool(lesson.tokens) and lesson.start == self.committed
         return continues and self.root in (None, lesson.tokens[0])
 
-    def hear(self, lesson: Lesson) -> None:
+    def observe(self, lesson: Lesson) -> None:
         """Take in committed tokens, and the one behind them."""
-        told = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
+        tokens = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
         first = len(self.tokens)
-        fresh = told[first - lesson.start :]
+        fresh = tokens[first - lesson.start :]
         self.tokens += fresh
         self.committed += len(lesson.tokens)
-        if self._standing:
-            self._standing.write(own_tokens(self.opening, first, fresh))
+        if self._grammar_state:
+            self._grammar_state.advance(own_tokens(self.opening, first, fresh))
 
 
-class Texts:
+class DraftSequences:
     """The texts of one epoch. One that cannot be followed any more is dropped."""
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         """vocabulary: to follow grammars with; without it all text counts as free."""
         self._vocabulary = vocabulary
-        self._texts: dict[int, Text] = {}
+        self._sequences: dict[int, DraftSequence] = {}
 
-    def find(self, sequence: int) -> Text | None:
-        return self._texts.get(sequence)
+    def find(self, sequence: int) -> DraftSequence | None:
+        return self._sequences.get(sequence)
 
-    def open(self, opening: Opening) -> Text:
+    def open(self, opening: Opening) -> DraftSequence:
         """Follow a sequence from its start, or from its fork. Raises NotFound for a fork of the unknown."""
-        text = Text(opening)
+        opened = DraftSequence(opening)
         if opening.fork and opening.fork.length:
             source = self.find(opening.fork.sequence)
             if source is None or source.committed < opening.fork.length:
                 raise NotFound(f"sequence {opening.sequence} forks what is not followed so far")
-            text.committed = opening.fork.length
-            text.tokens = source.tokens[: text.committed]
-        text.coming = grammar_of(self._vocabulary, opening, led=False) if self._vocabulary else None
-        self._texts[opening.sequence] = text
-        return text
+            opened.committed = opening.fork.length
+            opened.tokens = source.tokens[: opened.committed]
+        opened.compiling = grammar_of(self._vocabulary, opening, led=False) if self._vocabulary else None
+        self._sequences[opening.sequence] = opened
+        return opened
 
-    def hear(self, lessons: Sequence[Lesson]) -> list[int]:
+    def observe(self, lessons: Sequence[Lesson]) -> list[int]:
         """Take in what was committed. Returns the sequences that missed something: they are dropped."""
         missed: list[int] = []
         for lesson in lessons:
-            text = self.find(lesson.sequence)
-            if text is None:
+            known = self.find(lesson.sequence)
+            if known is None:
                 continue
-            if text.follows(lesson):
-                text.hear(lesson)
+            if known.follows(lesson):
+                known.observe(lesson)
             else:
                 missed.append(lesson.sequence)
                 self.close(lesson.sequence)
         return missed
 
     def close(self, sequence: int) -> None:
-        self._texts.pop(sequence, None)
+        self._sequences.pop(sequence, None)

@@ -14,12 +14,15 @@ from specsot.members import Curve
 
 Floats = NDArray[np.floating[Any]]
 
-FLAT = [(1, 1.0), (2, 1.0)]
-SLOWER, FASTER = 0.1, 0.3  # weight of one observation; a disturbance never makes anything faster
-WILDEST = 5.0  # times slower than the curve, beyond which an observation is not believed
+UNMEASURED = [(1, 1.0), (2, 1.0)]
+SLOWER_WEIGHT, FASTER_WEIGHT = (
+    0.1,
+    0.3,
+)  # weight of one observation; a disturbance never makes anything faster
+MAX_RATIO = 5.0  # times slower than the curve, beyond which an observation is not believed
 
 
-class Timing:
+class RowCurve:
     """A measured curve, never falling, straight between points and beyond the last; scaled by observation.
 
     Without points: one second whatever the rows, until the first observation says how long really.
@@ -27,7 +30,7 @@ class Timing:
 
     def __init__(self, curve: Curve) -> None:
         self.measured = bool(curve)
-        points = sorted(curve) or FLAT
+        points = sorted(curve) or UNMEASURED
         self._rows = np.array([rows for rows, _ in points], dtype=float)
         self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points], dtype=float))
         self._slope = self._last_slope()
@@ -38,13 +41,13 @@ class Timing:
         beyond = np.maximum(np.asarray(rows, dtype=float) - self._rows[-1], 0.0) * self._slope
         return self._scale * (np.interp(rows, self._rows, self._seconds) + beyond)
 
-    def note(self, expected: float, seconds: float) -> None:
+    def record(self, expected: float, seconds: float) -> None:
         """Something this curve said would take `expected` seconds took `seconds`: move it a little."""
         if expected <= 0 or seconds <= 0:
             return
         if self.measured:
-            ratio = min(seconds / expected, WILDEST)
-            self._scale *= 1 + (SLOWER if ratio > 1 else FASTER) * (ratio - 1)
+            ratio = min(seconds / expected, MAX_RATIO)
+            self._scale *= 1 + (SLOWER_WEIGHT if ratio > 1 else FASTER_WEIGHT) * (ratio - 1)
         else:
             self._scale *= seconds / expected
             self.measured = True

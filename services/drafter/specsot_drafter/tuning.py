@@ -18,25 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsot.members import Curve, TreeShape
-from specsot_drafter.acceptance import Acceptance
-from specsot_drafter.costs import Costs
-from specsot_drafter.purse import Purse
-from specsot_drafter.selection import Deserves, Flags, Offer, best_overall, ranked, worth
+from specsot_drafter.acceptance import AcceptanceRates
+from specsot_drafter.costs import CostModel
+from specsot_drafter.purse import RiskBudget
+from specsot_drafter.selection import Candidates, Flags, KeepGrowing, acceptance_chances, best_overall, ranked
 
 Floats = NDArray[np.floating[Any]]
 
-SLENDER = 1.0  # nodes per level and tree, before anything is known
-FIRST_REST, LONGEST_REST = 32, 1024  # laps
-MOST_RESTED = 8192  # trees of one rest, unless that is less than FIRST_REST laps: as stage 0 has it
-TRIAL = 4  # trees of one level that a trial takes
-UNPLAIN = 128  # laps with drafts after which one without shows what plain decoding takes now
-WILDEST = 2.0  # plain laps beyond which what a lap took by the clock is not believed
-STRANGEST = 3.0  # times what growing should take, beyond which that is not believed either
-WEIGHT = 0.2  # of one lap in what is typical
+FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known
+FIRST_REST_LAPS, MAX_REST_LAPS = 32, 1024  # laps
+MAX_REST_TREES = 8192  # trees of one rest, unless that is less than FIRST_REST laps: as stage 0 has it
+TRIAL_TREES = 4  # trees of one level that a trial takes
+PLAIN_PROBE_LAPS = 128  # laps with drafts after which one without shows what plain decoding takes now
+MAX_LAP_OVERRUN = 2.0  # plain laps beyond which what a lap took by the clock is not believed
+MAX_GROWTH_OVERRUN = 3.0  # times what growing should take, beyond which that is not believed either
+LAP_WEIGHT = 0.2  # of one lap in what is typical
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class TreeOutcome:
     """One tree that came back.
 
     grown:    levels grown for it; 0 when its root was sent alone.
@@ -54,7 +54,7 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class LapSeconds:
     """What one lap took, in seconds; 0 where it is not known.
 
     computed: by all stages, when nothing else was in the frame. wall: by the clock. growing: by the drafter.
@@ -65,17 +65,17 @@ class Spent:
     growing: float = 0.0
 
 
-UNKNOWN = Spent()
+UNKNOWN_SECONDS = LapSeconds()
 
 
-class Tuner:
+class MeasuredBudget:
     """Chooses levels and rows that maximise expected tokens per second of the whole lap.
 
     rest: for how many trees nothing shall be drafted; set by a plan that says so.
     drafting: whether trees were sent since the last rest.
     """
 
-    adapts = True
+    adaptive = True
 
     def __init__(
         self, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int] | None = None
@@ -83,27 +83,27 @@ class Tuner:
         """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
         widths: rows per tree that level 2, 3, ... takes; EAGLE's when absent.
         """
-        self.costs = Costs(lap, level, (shape.top_k,) * shape.depth if widths is None else widths)
-        self.acceptance = Acceptance(shape.depth + 1)
+        self.costs = CostModel(lap, level, (shape.top_k,) * shape.depth if widths is None else widths)
+        self.acceptance = AcceptanceRates(shape.depth + 1)
         self._each = shape.nodes - 1
         self.rest = 0
-        self._purse = Purse()
-        self._pause, self._fresh = FIRST_REST // 2, True
-        self._trial = self._unplain = 0
-        self._look = (
+        self._risk = RiskBudget()
+        self._rest_laps, self._first_lap = FIRST_REST_LAPS // 2, True
+        self._trial_trees = self._drafted_laps = 0
+        self._next_plain = (
             1  # laps with drafts until one without; the first look comes at once, the others are rare
         )
-        self._gain: float | None = None
-        self._bushes: dict[int, float] = {}
+        self._gained: float | None = None
+        self._nodes_by_live: dict[int, float] = {}
 
     @property
-    def asks(self) -> Deserves | None:
+    def keep_growing(self) -> KeepGrowing | None:
         """Who is to be asked before each level."""
-        return self.deserves
+        return self.pays_deeper
 
     @property
     def drafting(self) -> bool:
-        return self._gain is not None
+        return self._gained is not None
 
     def plan_levels(self, live: int, most: int, due: int = 0) -> int:
         """Levels that `live` trees may grow, at most `most`; 0: none, and `rest` says for how long.
@@ -113,130 +113,140 @@ class Tuner:
         self.rest = 0
         if not live or most <= 0:
             return 0
-        if self._unplain >= (self._look if self.costs.knows_plain(live) else 1):
-            self._unplain, self._look, self.rest = 0, UNPLAIN, live
+        if self._drafted_laps >= (self._next_plain if self.costs.knows_plain(live) else 1):
+            self._drafted_laps, self._next_plain, self.rest = 0, PLAIN_PROBE_LAPS, live
             return 0
-        plain, levels = self.costs.plain(live), np.arange(1, most + 1)
-        costs = self.costs.drafting(live, levels)
-        costs += self.costs.sending(live, live * levels * self._bush(live))
-        rates = (live + live * self.acceptance.expected()[:most]) / (plain + costs)
-        affordable = costs + self.costs.catching(due) <= self._stake(plain)
+        plain, levels = self.costs.plain_lap(live), np.arange(1, most + 1)
+        costs = self.costs.draft_seconds(live, levels)
+        costs += self.costs.tree_rows(live, live * levels * self._typical_nodes(live))
+        rates = (live + live * self.acceptance.expected_tokens()[:most]) / (plain + costs)
+        affordable = costs + self.costs.catchup(due) <= self._affordable_seconds(plain)
         if np.any(rates[affordable] * plain > live):
             return int(levels[affordable][-1])
-        if self._trial > 0 and affordable[0]:
-            self._trial -= live
+        if self._trial_trees > 0 and affordable[0]:
+            self._trial_trees -= live
             return 1
         if not np.any((1 + levels) * plain > plain + costs):  # not even if every guess were right
-            self._pause = LONGEST_REST
-        self._lie_down(live, plain, math.ceil(TRIAL / live) * float(costs[0]) + self.costs.catching(due))
+            self._rest_laps = MAX_REST_LAPS
+        self._start_rest(
+            live, plain, math.ceil(TRIAL_TREES / live) * float(costs[0]) + self.costs.catchup(due)
+        )
         return 0
 
-    def deserves(self, scores: Floats, depth: int) -> bool:
+    def pays_deeper(self, scores: Floats, depth: int) -> bool:
         """Whether one more level pays below a frontier of `depth`, as sure as this one is of itself.
 
         scores: [live, top_k] cumulative log-probabilities of the frontier. A level pays when it brings
         more tokens per second than the lap so far.
         """
         live = len(scores)
-        trust, chances = self.acceptance.trust(), self.acceptance.chances()
+        trust, chances = self.acceptance.trust(), self.acceptance.by_depth()
         reached = float(np.minimum(np.exp(scores).sum(1) * trust[depth - 1], 1.0).sum())
-        spent = self.costs.plain(live) + float(self.costs.drafting(live, depth))
-        return reached * chances[depth] > (live + reached * depth) / spent * self.costs.further(live, depth)
+        spent = self.costs.plain_lap(live) + float(self.costs.draft_seconds(live, depth))
+        return reached * chances[depth] > (live + reached * depth) / spent * self.costs.next_level(
+            live, depth
+        )
 
-    def values(self, offer: Offer) -> Floats:
+    def score(self, offer: Candidates) -> Floats:
         """[live, n] the chance of each candidate to be accepted, as far as its drafter can be trusted."""
-        return worth(offer, self.acceptance.trust())
+        return acceptance_chances(offer, self.acceptance.trust())
 
-    def choose(self, values: Floats, levels: int, most: int) -> Flags:
+    def select(self, values: Floats, levels: int, most: int) -> Flags:
         """[live, n] which candidates to send, at most `most` in all: as many as pay, the best of all."""
-        count = self.choose_rows(ranked(values, self._each), len(values), levels)
+        count = self.count_rows(ranked(values, self._each), len(values), levels)
         return best_overall(values, min(count, most), self._each)
 
-    def choose_rows(self, worth: Floats, live: int, levels: int) -> int:
+    def count_rows(self, worth: Floats, live: int, levels: int) -> int:
         """How many of the grown nodes to send, best first.
 
         worth: chances of acceptance of all nodes on offer, falling.
         """
-        plain = self.costs.plain(live)
-        spent = float(self.costs.drafting(live, levels))
-        extra = self.costs.sending(live, np.arange(len(worth) + 1))
+        plain = self.costs.plain_lap(live)
+        spent = float(self.costs.draft_seconds(live, levels))
+        extra = self.costs.tree_rows(live, np.arange(len(worth) + 1))
         tokens = live + np.concatenate(([0.0], np.cumsum(worth)))
         rates = tokens / (plain + spent + extra)
-        rates[1:][extra[1:] > max(self._stake(plain) - spent, 0.0)] = 0.0
+        rates[1:][extra[1:] > max(self._affordable_seconds(plain) - spent, 0.0)] = 0.0
         count = int(np.argmax(rates))
-        self._remember_bush(live, count / (live * levels))
+        self._record_nodes(live, count / (live * levels))
         return count
 
-    def rested(self, trees: int, live: int) -> None:
+    def record_rest(self, trees: int, live: int) -> None:
         """So many trees went without drafts; `live` of them a lap, as far as is known."""
-        self._purse.book(self.costs.plain(live), laps=trees / live)
-        if self._gain is None:
-            self._trial = TRIAL
-            self.acceptance.doubt()
+        self._risk.record(self.costs.plain_lap(live), laps=trees / live)
+        if self._gained is None:
+            self._trial_trees = TRIAL_TREES
+            self.acceptance.discount()
 
-    def note_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
+    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
         """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
-        self.costs.note_growth(live, levels, due, seconds)
+        self.costs.record_growth(live, levels, due, seconds)
 
-    def settle(self, trees: Sequence[Returned], spent: Spent = UNKNOWN) -> None:
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
         """A lap came back: learn from it, and book what it gained or lost against plain decoding."""
         if not trees:
             return
         live, rows = len(trees), sum(tree.rows for tree in trees)
         drafted = [tree for tree in trees if tree.grown]
-        self._note(live, rows, bool(drafted), spent)
-        plain, gained = self.costs.plain(live), 0.0
+        self._record_costs(live, rows, bool(drafted), spent)
+        plain, gained = self.costs.plain_lap(live), 0.0
         if drafted:
             gained = sum(tree.accepted for tree in drafted) / live * plain
-            gained -= self._extra(live, rows, drafted[0].grown, spent)
-            self._fresh = False
-            self._gain = (self._gain or 0.0) + gained
-        self._purse.book(plain, gained)
-        self._unplain = self._unplain + bool(spent.wall) if drafted else 0
+            gained -= self._extra_seconds(live, rows, drafted[0].grown, spent)
+            self._first_lap = False
+            self._gained = (self._gained or 0.0) + gained
+        self._risk.record(plain, gained)
+        self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
         for tree in drafted:
             own = tree.accepted if tree.own is None else tree.own
-            self.acceptance.note(tree.grown, tree.masses, own)
+            self.acceptance.record(tree.grown, tree.masses, own)
 
-    def _stake(self, plain: float) -> float:
+    def _affordable_seconds(self, plain: float) -> float:
         """Seconds that a lap with drafts may take longer than a plain one: what the purse holds, and what
         drafts bring so surely that it is no risk.
         """
-        return self._purse.holds(plain) + plain * self.acceptance.surely()
+        return self._risk.available(plain) + plain * self.acceptance.pessimistic_first()
 
-    def _note(self, live: int, rows: int, drafted: bool, spent: Spent) -> None:
+    def _record_costs(self, live: int, rows: int, drafted: bool, spent: LapSeconds) -> None:
         if spent.computed:
-            self.costs.note_lap(live, rows, spent.computed)
+            self.costs.record_lap(live, rows, spent.computed)
             if spent.wall:
                 hop = spent.wall - spent.computed - spent.growing
-                self.costs.note_hop(drafted, hop, spent.computed)
+                self.costs.record_hop(drafted, hop, spent.computed)
         if spent.wall and not drafted:
-            self.costs.note_plain(live, spent.wall)
+            self.costs.record_plain(live, spent.wall)
 
-    def _extra(self, live: int, rows: int, grown: int, spent: Spent) -> float:
+    def _extra_seconds(self, live: int, rows: int, grown: int, spent: LapSeconds) -> float:
         """Seconds that a lap with drafts took beyond a plain one; waiting for clients is cut off."""
-        plain = self.costs.plain(live)
-        sending = float(self.costs.sending(live, rows - live))
-        grew = float(self.costs.drafting(live, grown))
-        if self._fresh:  # caches are cold, kernels are loaded: what the first one takes no other will
+        plain = self.costs.plain_lap(live)
+        sending = float(self.costs.tree_rows(live, rows - live))
+        grew = float(self.costs.draft_seconds(live, grown))
+        if self._first_lap:  # caches are cold, kernels are loaded: what the first one takes no other will
             return grew + sending
-        believed = min(spent.growing, STRANGEST * grew)  # nor one that loads kernels for rows of its own
+        believed = min(
+            spent.growing, MAX_GROWTH_OVERRUN * grew
+        )  # nor one that loads kernels for rows of its own
         said = max(grew, believed) + sending
         wall = spent.wall - (spent.growing - believed)
-        return min(wall - plain, WILDEST * plain + said) if spent.wall else said
+        return min(wall - plain, MAX_LAP_OVERRUN * plain + said) if spent.wall else said
 
-    def _lie_down(self, live: int, plain: float, trial: float) -> None:
+    def _start_rest(self, live: int, plain: float, trial: float) -> None:
         """Rest twice as long as the last time, unless drafting had paid; and until a trial can be paid."""
-        if self._gain is not None:
-            self._pause = FIRST_REST if self._gain > plain else min(2 * self._pause, LONGEST_REST)
-        laps = min(max(FIRST_REST, self._pause, self._purse.laps_until(trial, plain)), LONGEST_REST)
-        self.rest = math.ceil(min(laps * live, max(MOST_RESTED, FIRST_REST * live)))
-        self._purse.book(plain, -self.costs.handover(), laps=0)
-        self._gain, self._trial, self._unplain = None, 0, 0
+        if self._gained is not None:
+            self._rest_laps = (
+                FIRST_REST_LAPS if self._gained > plain else min(2 * self._rest_laps, MAX_REST_LAPS)
+            )
+        laps = min(max(FIRST_REST_LAPS, self._rest_laps, self._risk.laps_until(trial, plain)), MAX_REST_LAPS)
+        self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
+        self._risk.record(plain, -self.costs.handover(), laps=0)
+        self._gained, self._trial_trees, self._drafted_laps = None, 0, 0
 
-    def _bush(self, live: int) -> float:
+    def _typical_nodes(self, live: int) -> float:
         """Typical nodes per level and tree with about so many trees."""
-        return self._bushes.get(live.bit_length(), SLENDER)
+        return self._nodes_by_live.get(live.bit_length(), FIRST_NODES_PER_LEVEL)
 
-    def _remember_bush(self, live: int, nodes: float) -> None:
-        before = self._bush(live)
-        self._bushes[live.bit_length()] = before + WEIGHT * (max(nodes, SLENDER / 4) - before)
+    def _record_nodes(self, live: int, nodes: float) -> None:
+        before = self._typical_nodes(live)
+        self._nodes_by_live[live.bit_length()] = before + LAP_WEIGHT * (
+            max(nodes, FIRST_NODES_PER_LEVEL / 4) - before
+        )

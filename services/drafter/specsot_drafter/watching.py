@@ -12,7 +12,7 @@ from specsot.frames import Drafts, Features
 from specsot.members import Configuration
 
 
-class Watch:
+class DrafterObserver:
     """Looks at nothing; those who do say so for the moments they care about."""
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
@@ -29,26 +29,26 @@ class Watch:
         """The epoch is over."""
 
 
-class Watches(Watch):
+class DrafterObservers(DrafterObserver):
     """Several as one."""
 
-    def __init__(self, watches: Sequence[Watch]) -> None:
-        self._watches = watches
+    def __init__(self, watches: Sequence[DrafterObserver]) -> None:
+        self._observers = watches
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
-        for watch in self._watches:
+        for watch in self._observers:
             watch.formed(configuration, free)
 
     def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
         stack = ExitStack()
-        for watch in self._watches:
+        for watch in self._observers:
             stack.enter_context(watch.drafting(lessons))
         return stack
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
-        for watch in self._watches:
+        for watch in self._observers:
             watch.drafted(drafts, seconds)
 
     def disbanded(self) -> None:
-        for watch in self._watches:
+        for watch in self._observers:
             watch.disbanded()

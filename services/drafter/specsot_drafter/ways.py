@@ -19,20 +19,20 @@ from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
 from specsot.params import DrafterName
 from specsot.process.options import DraftModelOptions
-from specsot_drafter.descent import descents_of
-from specsot_drafter.drafters import Drafter
-from specsot_drafter.drafters.beams import Beam, beam_of
-from specsot_drafter.drafters.eagle import EagleDrafter
-from specsot_drafter.drafters.model import ModelDrafter, ModelHead
-from specsot_drafter.drafters.ngram import NgramDrafter
+from specsot_drafter.descent import tree_graph_bytes
+from specsot_drafter.drafters import Proposer
+from specsot_drafter.drafters.beams import BeamShape, beam_shape
+from specsot_drafter.drafters.eagle import EagleProposer
+from specsot_drafter.drafters.model import DecoderHead, LanguageModelProposer
+from specsot_drafter.drafters.ngram import NgramProposer
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.likeness import check_tokenizers
 from specsot_drafter.measure import measure_levels
 
-CHAIN = 8  # tokens that an n-gram drafter suggests at most, where nothing is said
-LOOK: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
+NGRAM_TOKENS = 8  # tokens that an n-gram drafter suggests at most, where nothing is said
+NGRAM_CURVE: Curve = ((1, 2e-5), (64, 1e-3))  # seconds of looking into so many texts, before they are known
 
 
 def numbers_of(options: DraftModelOptions) -> torch.dtype:
@@ -40,7 +40,7 @@ def numbers_of(options: DraftModelOptions) -> torch.dtype:
     return resolve_dtype(options.drafter_dtype, options.device)
 
 
-class Way(Protocol):
+class DraftBackend(Protocol):
     """One way to draft, loaded.
 
     shape:     how large its trees may be, where that differs from what the ring would choose.
@@ -67,12 +67,12 @@ class Way(Protocol):
         """Memory that its captured graphs take at most."""
         ...
 
-    def drafter(self, configuration: Configuration) -> Drafter:
+    def make_proposer(self, configuration: Configuration) -> Proposer:
         """For one epoch, with empty pages."""
         ...
 
 
-class EagleWay:
+class EagleBackend:
     """With an EAGLE head."""
 
     def __init__(self, options: DraftModelOptions) -> None:
@@ -115,28 +115,28 @@ class EagleWay:
     def graph_bytes(self, configuration: Configuration) -> int:
         fused = fuse_head(self._head)
         shape = configuration.shape
-        return descents_of(fused, shape.top_k, shape.depth + 1) if fused else 0
+        return tree_graph_bytes(fused, shape.top_k, shape.depth + 1) if fused else 0
 
-    def drafter(self, configuration: Configuration) -> Drafter:
-        return EagleDrafter(self._head, configuration.shape, configuration.pages, configuration.page_rows)
+    def make_proposer(self, configuration: Configuration) -> Proposer:
+        return EagleProposer(self._head, configuration.shape, configuration.pages, configuration.page_rows)
 
 
-class ModelWay:
+class LanguageModelBackend:
     """With a small language model that has the base's tokenizer."""
 
     def __init__(self, options: DraftModelOptions) -> None:
-        self._options, self._beam = options, beam_of(options.drafting)
-        self.shape = _fixed(options, self._beam.shape)
+        self._options, self._beam = options, beam_shape(options.drafting)
+        self.shape = _fixed(options, self._beam.tree_shape)
 
     @cached_property
-    def _head(self) -> ModelHead:
+    def _head(self) -> DecoderHead:
         options = self._options
         base, small = read_config(options.base), read_config(options.draft)
         check_tokenizers(options.base, base.vocab, options.draft, small.vocab)
         pickled, whole = options.draft_format == "bin", Range(0, small.layers)
         numbers, kind = numbers_of(options), options.draft_quantization
         decoder = Decoder.load(options.draft, whole, numbers, options.device, pickled, quantization=kind)
-        return ModelHead(decoder, base.vocab, base.max_positions)
+        return DecoderHead(decoder, base.vocab, base.max_positions)
 
     @property
     def row_bytes(self) -> int:
@@ -160,20 +160,22 @@ class ModelWay:
     def graph_bytes(self, configuration: Configuration) -> int:
         return 0
 
-    def drafter(self, configuration: Configuration) -> Drafter:
-        return ModelDrafter(self._head, self._beam, configuration.pages, configuration.page_rows)
+    def make_proposer(self, configuration: Configuration) -> Proposer:
+        return LanguageModelProposer(self._head, self._beam, configuration.pages, configuration.page_rows)
 
 
-class NgramWay:
+class NgramBackend:
     """With nothing but the text."""
 
     row_bytes: int = 0
-    curve: Curve = LOOK
+    curve: Curve = NGRAM_CURVE
     head: Head | None = None
 
     def __init__(self, options: DraftModelOptions) -> None:
-        self._tokens = options.drafting.tokens or CHAIN
-        self.shape = _fixed(options, Beam(1, (1,) * (self._tokens - 1), 0.0, self._tokens + 1).shape)
+        self._tokens = options.drafting.tokens or NGRAM_TOKENS
+        self.shape = _fixed(
+            options, BeamShape(1, (1,) * (self._tokens - 1), 0.0, self._tokens + 1).tree_shape
+        )
 
     def tap_slices(self) -> dict[int, Tensor]:
         return {}
@@ -181,22 +183,22 @@ class NgramWay:
     def graph_bytes(self, configuration: Configuration) -> int:
         return 0
 
-    def drafter(self, configuration: Configuration) -> Drafter:
+    def make_proposer(self, configuration: Configuration) -> Proposer:
         """Its chains are no longer than there is room for, whoever's trees that was counted for."""
         most = max(min(self._tokens, configuration.shape.nodes - 1), 1)
-        return NgramDrafter(most, configuration.pages)
+        return NgramProposer(most, configuration.pages)
 
 
-def ways_of(options: DraftModelOptions) -> dict[DrafterName, Way]:
+def make_backends(options: DraftModelOptions) -> dict[DrafterName, DraftBackend]:
     """What a drafter offers, its own way first; a look into the text costs nothing and is always there."""
-    ways: dict[DrafterName, Way] = {}
+    ways: dict[DrafterName, DraftBackend] = {}
     if options.drafts == "eagle":
-        ways["eagle"] = EagleWay(options)
+        ways["eagle"] = EagleBackend(options)
     elif options.drafts == "model":
-        ways["model"] = ModelWay(options)
+        ways["model"] = LanguageModelBackend(options)
     elif options.drafts != "ngram":
         raise InvalidRequest(f"drafter must be eagle, model or ngram, got {options.drafts!r}", "drafter")
-    return {**ways, "ngram": NgramWay(options)}
+    return {**ways, "ngram": NgramBackend(options)}
 
 
 def _fixed(options: DraftModelOptions, shape: TreeShape | None) -> TreeShape | None:

@@ -33,17 +33,17 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
     require_torch()
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_worker.observing import watch_of
-        from specsot_worker.part import WorkerPart
-        from specsot_worker.provider import Provider
-        from specsot_worker.source import Source
+        from specsot_worker.observing import worker_observer
+        from specsot_worker.part import Worker
+        from specsot_worker.provider import StageProvider
+        from specsot_worker.source import StageLoader
 
-        source: Provider = Source(config.model, name, address, config.layers)
+        source: StageProvider = StageLoader(config.model, name, address, config.layers)
         if config.failpoint:
             source = config.failpoint.before(source)
         reading = ThreadPoolExecutor(1, "reading") if config.model.device.startswith("cuda") else None
-        watch = watch_of(seen, config.trace_laps)
-        return WorkerPart(source, dialer, compute, watch=watch, reading=reading)
+        watch = worker_observer(seen, config.trace_laps)
+        return Worker(source, dialer, compute, observer=watch, verify_thread=reading)
 
     with observed("worker", config.service) as seen:
         await serve_member(make, config.service, config.member, leaving)

@@ -12,27 +12,30 @@ from itertools import islice
 import torch
 
 from specsot.frames import Chance, Outcome
-from specsot_worker.targets import Question
+from specsot_worker.targets import TargetQuery
 
 
-def add_chances(
-    outcomes: Sequence[Outcome], questions: Sequence[Question], logits: torch.Tensor
+def add_logprobs(
+    outcomes: Sequence[Outcome], queries: Sequence[TargetQuery], logits: torch.Tensor
 ) -> list[Outcome]:
     """The outcomes, with a chance for each token of those that are asked for it. logits: [rows, V]."""
-    asked = [question.written.opening.logprobs for question in questions]
+    asked = [question.state.opening.logprobs for question in queries]
     rows, tokens, most = list[int](), list[int](), 0
-    for outcome, question, top in zip(outcomes, questions, asked):
+    for outcome, question, top in zip(outcomes, queries, asked):
         if top is not None:
             nodes = outcome.accepted or (0,)
             rows += [question.row + node for node in nodes[: len(outcome.tokens)]]
             tokens, most = tokens + list(outcome.tokens), max(most, top)
     if not rows:
         return list(outcomes)
-    chances = iter(measure_chances(logits[rows], tokens, most))
-    return [outcome if top is None else _told(outcome, chances, top) for outcome, top in zip(outcomes, asked)]
+    chances = iter(token_logprobs(logits[rows], tokens, most))
+    return [
+        outcome if top is None else _with_logprobs(outcome, chances, top)
+        for outcome, top in zip(outcomes, asked)
+    ]
 
 
-def measure_chances(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Chance]:
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Chance]:
     """For each row [rows, V] the chance of its token, and of the `top` likeliest."""
     logprobs = logits.float().log_softmax(-1)
     own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
@@ -43,7 +46,7 @@ def measure_chances(logits: torch.Tensor, tokens: Sequence[int], top: int) -> li
     ]
 
 
-def _told(outcome: Outcome, chances: Iterator[Chance], top: int) -> Outcome:
+def _with_logprobs(outcome: Outcome, chances: Iterator[Chance], top: int) -> Outcome:
     """With the next chances, each cut to what was asked for."""
     own = (Chance(one.logprob, one.top[:top]) for one in islice(chances, len(outcome.tokens)))
     return replace(outcome, chances=tuple(own))

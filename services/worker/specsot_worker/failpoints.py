@@ -18,8 +18,8 @@ from specsot.members import Configuration, Range, Registration
 from specsot.pages import PageTable
 
 if TYPE_CHECKING:  # a worker's flags are read before torch is imported
-    from specsot_worker.provider import LayerRange, Provider
-    from specsot_worker.verdict import LastStage
+    from specsot_worker.provider import StageProvider, StageRunner
+    from specsot_worker.verdict import Verifier
 
 
 def hang() -> None:
@@ -41,8 +41,8 @@ class Failpoint:
     frame: int
     whom: str | None = None
 
-    def before(self, provider: Provider) -> Provider:
-        return Failing(provider, self) if self.whom in (None, provider.name) else provider
+    def before(self, provider: StageProvider) -> StageProvider:
+        return FailingProvider(provider, self) if self.whom in (None, provider.name) else provider
 
 
 def failpoint(text: str) -> Failpoint:
@@ -54,10 +54,10 @@ def failpoint(text: str) -> Failpoint:
     return Failpoint(KINDS[found[2]], int(found[3]), found[1])
 
 
-class Failing:
+class FailingProvider:
     """A provider of layer ranges, one of which fails."""
 
-    def __init__(self, provider: Provider, failpoint: Failpoint) -> None:
+    def __init__(self, provider: StageProvider, failpoint: Failpoint) -> None:
         self._provider, self._failpoint, self._frames = provider, failpoint, 0
         self.name, self.vocabulary = provider.name, provider.vocabulary
 
@@ -68,14 +68,14 @@ class Failing:
     def registration(self) -> Registration:
         return self._provider.registration()
 
-    def stage(self, configuration: Configuration, layers: Range) -> LayerRange:
-        return _FailingRange(self._provider.stage(configuration, layers), self._count)
+    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner:
+        return _FailingStage(self._provider.make_stage(configuration, layers), self._count)
 
-    def load_ahead(self) -> bool:
-        return self._provider.load_ahead()
+    def preload(self) -> bool:
+        return self._provider.preload()
 
-    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
-        return self._provider.judge(stage, configuration)
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
+        return self._provider.make_verifier(stage, configuration)
 
     def _count(self) -> None:
         self._frames += 1
@@ -83,10 +83,10 @@ class Failing:
             self._failpoint.act()
 
 
-class _FailingRange:
-    """See `LayerRange`. before: is called first, with every frame."""
+class _FailingStage:
+    """See `StageRunner`. before: is called first, with every frame."""
 
-    def __init__(self, stage: LayerRange, before: Callable[[], None]) -> None:
+    def __init__(self, stage: StageRunner, before: Callable[[], None]) -> None:
         self._stage, self._before = stage, before
 
     @property
@@ -100,8 +100,8 @@ class _FailingRange:
     def tap(self, layer: int, weight: Any) -> None:
         self._stage.tap(layer, weight)
 
-    def prepare(self) -> None:
-        self._stage.prepare()
+    def capture(self) -> None:
+        self._stage.capture()
 
     def run(self, frame: Frame) -> Frame:
         self._before()

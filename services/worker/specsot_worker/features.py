@@ -20,7 +20,7 @@ from specsot.params import Window
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FeatureRows:
     """Positions start .. stop - 1 of one sequence."""
 
     sequence: int
@@ -29,12 +29,12 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class _PageSpan:
     """Where a sequence goes on: its rows first .. last - 1 lie so many slots `behind` their own numbers."""
 
     first: int
     last: int
-    behind: int
+    offset: int
 
 
 class FeatureStore:
@@ -46,7 +46,7 @@ class FeatureStore:
         self._table = PageTable(pages, page_rows)
         self._features = untouched_zeros((pages * page_rows, width), dtype, device)
         self._newest: tuple[list[int], Tensor] = [], self._features[:0]
-        self._pages: dict[int, _Page] = {}  # the table need not be asked for every row of a page
+        self._pages: dict[int, _PageSpan] = {}  # the table need not be asked for every row of a page
 
     @property
     def free_pages(self) -> int:
@@ -65,14 +65,14 @@ class FeatureStore:
         self._pages.pop(sequence, None)
         self._table.close(sequence)
 
-    def since(self, sequence: int) -> int:
+    def available_from(self, sequence: int) -> int:
         """From this position on everything is here: a window leaves behind what is in front of it."""
-        policy, gone = self._table.policy(sequence), -self._table.column(sequence, 0)
-        if not isinstance(policy, Window) or not gone:
+        policy, dropped = self._table.policy(sequence), -self._table.column(sequence, 0)
+        if not isinstance(policy, Window) or not dropped:
             return 0
-        return self._table.pages_for(policy.sinks) * self._table.page_rows + gone
+        return self._table.pages_for(policy.sinks) * self._table.page_rows + dropped
 
-    def reserve(self, rows: Rows) -> None:
+    def reserve(self, rows: FeatureRows) -> None:
         """Room for what comes next of a sequence. Raises NotFound, Overloaded."""
         sequence, table = rows.sequence, self._table
         page = self._pages.get(sequence)
@@ -82,29 +82,29 @@ class FeatureStore:
         table.reserve(sequence, rows.stop)
         last = table.pages_for(rows.stop) * table.page_rows
         behind = table.slots(sequence, last - 1, last)[0] - last + 1
-        self._pages[sequence] = _Page(last - table.page_rows, last, behind)
+        self._pages[sequence] = _PageSpan(last - table.page_rows, last, behind)
 
-    def keep(self, parts: Sequence[Rows], features: Tensor, rows: list[int] | None = None) -> None:
+    def store(self, parts: Sequence[FeatureRows], features: Tensor, rows: list[int] | None = None) -> None:
         """Rows of all parts, for which there is room: these of `features` [n, width], or all of them."""
         slots = self._slots(parts)
         numbers = slots if rows is None else [slots, rows]
         index = indices(numbers, self._features.device)  # one copy to the device
-        kept = features if rows is None else features[index[1]]
-        self._features[index if rows is None else index[0]] = kept
-        self._newest = slots, kept
+        stored = features if rows is None else features[index[1]]
+        self._features[index if rows is None else index[0]] = stored
+        self._newest = slots, stored
 
-    def recall(self, parts: Sequence[Rows]) -> Tensor:
+    def load(self, parts: Sequence[FeatureRows]) -> Tensor:
         """[rows of all parts, width]."""
         slots, newest = self._slots(parts), self._newest
         self._newest = [], self._features[:0]  # whose they were may write over them soon
         return newest[1] if slots == newest[0] else self._features[indices(slots, self._features.device)]
 
-    def _slots(self, parts: Sequence[Rows]) -> list[int]:
+    def _slots(self, parts: Sequence[FeatureRows]) -> list[int]:
         slots: list[int] = []
         for one in parts:
             page = self._pages.get(one.sequence)
             if page and page.first <= one.start:
-                slots += range(one.start + page.behind, one.stop + page.behind)
+                slots += range(one.start + page.offset, one.stop + page.offset)
             else:
                 slots += self._table.slots(one.sequence, one.start, one.stop)
         return slots

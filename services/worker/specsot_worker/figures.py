@@ -14,39 +14,43 @@ from specsot.frames import Frame, Result, rows_of
 from specsot.members import Configuration
 from specsot.pages import PageTable
 from specsot.process.figures import LAP, Looked
-from specsot_worker.watching import Watch
+from specsot_worker.watching import WorkerObserver
 
 
-class Figures(Watch):
+class WorkerMetrics(WorkerObserver):
     def __init__(self, registry: CollectorRegistry) -> None:
         self._frames = Counter("specsot:worker_frames", "Frames computed here", registry=registry)
         self._rows = Counter("specsot:worker_rows", "Rows computed here", registry=registry)
-        self._compute = _seconds("worker_compute_seconds", "Compute of one frame here", registry)
-        self._queue = _seconds("worker_queue_seconds", "How long a frame lay here before its turn", registry)
-        self._lap = _seconds("worker_lap_seconds", "One lap, from stage 0 and back to it", registry)
-        self._hop = _seconds("worker_hop_seconds", "Mean of a lap's hops: links, and waiting there", registry)
-        self._flying: dict[int, float] = {}
+        self._compute = _histogram("worker_compute_seconds", "Compute of one frame here", registry)
+        self._queue = _histogram(
+            "worker_queue_seconds", "How long a frame lay here before its turn", registry
+        )
+        self._lap = _histogram("worker_lap_seconds", "One lap, from stage 0 and back to it", registry)
+        self._hop = _histogram(
+            "worker_hop_seconds", "Mean of a lap's hops: links, and waiting there", registry
+        )
+        self._in_flight: dict[int, float] = {}
         self._configuration: Configuration | None = None
         self._table: PageTable | None = None
-        registry.register(Looked(self._look))
+        registry.register(Looked(self._collect))
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
         self._configuration, self._table = configuration, table
 
     def launched(self, frame: Frame, now: float) -> Frame:
-        self._flying[frame.number] = now
+        self._in_flight[frame.number] = now
         return frame
 
-    def waited(self, frame: Frame, seconds: float) -> None:
+    def dequeued(self, frame: Frame, seconds: float) -> None:
         self._queue.observe(seconds)
 
-    def worked(self, frame: Frame, seconds: float) -> None:
+    def computed(self, frame: Frame, seconds: float) -> None:
         self._frames.inc()
         self._rows.inc(sum(map(rows_of, frame.segments)))
         self._compute.observe(seconds)
 
     def returned(self, result: Result, now: float) -> None:
-        began = self._flying.pop(result.number, None)
+        began = self._in_flight.pop(result.number, None)
         if began is None:
             return
         self._lap.observe(now - began)
@@ -54,10 +58,10 @@ class Figures(Watch):
             self._hop.observe(max(now - began - sum(result.seconds), 0.0) / len(result.seconds))
 
     def disbanded(self) -> None:
-        self._flying.clear()
+        self._in_flight.clear()
         self._configuration = self._table = None
 
-    def _look(self) -> Iterator[Metric]:
+    def _collect(self) -> Iterator[Metric]:
         configuration, table = self._configuration, self._table
         if configuration is None or table is None:
             return
@@ -67,10 +71,10 @@ class Figures(Watch):
             ("worker_kv_pages_free", "KV pages that no sequence has here", table.free),
         ):
             yield GaugeMetricFamily(f"specsot:{name}", about, value)
-        yield _range(configuration)
+        yield _layers_gauge(configuration)
 
 
-def _range(configuration: Configuration) -> Metric:
+def _layers_gauge(configuration: Configuration) -> Metric:
     mine = next(stage for stage in configuration.stages if stage.name == configuration.you)
     labels = {"worker": mine.name, "layers": str(mine.layers), "stage": str(configuration.stages.index(mine))}
     gauge = GaugeMetricFamily("specsot:worker_layers", "How many layers it runs", labels=tuple(labels))
@@ -78,5 +82,5 @@ def _range(configuration: Configuration) -> Metric:
     return gauge
 
 
-def _seconds(name: str, about: str, registry: CollectorRegistry) -> Histogram:
+def _histogram(name: str, about: str, registry: CollectorRegistry) -> Histogram:
     return Histogram(f"specsot:{name}", about, buckets=LAP, registry=registry)

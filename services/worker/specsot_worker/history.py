@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class History:
+class TokenCounts:
     """One sequence's past. Tokens of the prompt count as standing there, not as written."""
 
     def __init__(self, prompt: Iterable[int] = ()) -> None:
-        self._times = dict.fromkeys(prompt, 0)
+        self._counts = dict.fromkeys(prompt, 0)
 
-    def read(self, tokens: Iterable[int]) -> None:
+    def add_prompt(self, tokens: Iterable[int]) -> None:
         """More of the prompt."""
         for token in tokens:
-            self._times.setdefault(token, 0)
+            self._counts.setdefault(token, 0)
 
-    def write(self, token: int) -> None:
-        self._times[token] = self._times.get(token, 0) + 1
+    def add(self, token: int) -> None:
+        self._counts[token] = self._counts.get(token, 0) + 1
 
-    def times(self, trail: Iterable[int] = ()) -> dict[int, int]:
+    def counts(self, trail: Iterable[int] = ()) -> dict[int, int]:
         """How often each token that stands there was written, as if `trail` had been written too."""
-        times = self._times.copy()
+        counts = self._counts.copy()
         for token in trail:
-            times[token] = times.get(token, 0) + 1
-        return times
+            counts[token] = counts.get(token, 0) + 1
+        return counts

@@ -11,11 +11,11 @@ from specsot.constraint import LONGEST_STRETCH, Grammar, Habits, Isolated
 from specsot.frames import End, Opening, Outcome
 from specsot.tree import Tree
 from specsot.verify import accept
-from specsot_worker.history import History
+from specsot_worker.history import TokenCounts
 
 
 @dataclass(slots=True)
-class Written:
+class DecodeState:
     """What the last stage remembers of a decoding sequence.
 
     tokens: everything it wrote, the newest (not fed yet) included.
@@ -28,16 +28,16 @@ class Written:
     opening: Opening
     grammar: Grammar | None = None
     habits: Habits = field(default_factory=Habits)
-    history: History | None = None
+    history: TokenCounts | None = None
     tokens: list[int] = field(default_factory=list)
     state: object | None = None
     retried: bool = False
 
     def __post_init__(self) -> None:
         if self.grammar:
-            self.hold(self.grammar)
+            self.set_grammar(self.grammar)
 
-    def hold(self, grammar: Grammar) -> None:
+    def set_grammar(self, grammar: Grammar) -> None:
         """To this grammar, before anything was written."""
         self.grammar, self.state = grammar, grammar.start()
 
@@ -56,7 +56,7 @@ class Written:
         for token in tokens:
             self.tokens.append(token)
             if self.history:
-                self.history.write(token)
+                self.history.add(token)
             if end := self._end_at(token):
                 return end
         return None
@@ -67,11 +67,11 @@ class Written:
             return ()
         return self.habits.forced(self.grammar, self.state, min(self.remaining - 1, LONGEST_STRETCH))
 
-    def recall(self, start: int, tokens: tuple[int, ...]) -> None:
+    def read_prompt(self, start: int, tokens: tuple[int, ...]) -> None:
         """Take prompt tokens fed at `start`; the last of a prompt it may have written before a repair."""
         given = max(self.opening.prompt - self.opening.generated - start, 0)
         if self.history:
-            self.history.read(tokens[:given])
+            self.history.add_prompt(tokens[:given])
         self.write(tokens[given:])
 
     def _end_at(self, token: int) -> End | None:
@@ -87,31 +87,31 @@ class Written:
         return End.LENGTH if self.remaining <= 0 else None
 
 
-def judge_prompt(written: Written, target: int | None) -> Outcome:
+def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
     """The first token behind a prompt."""
     if target is None:
-        return Outcome(written.opening.sequence, 0, (), (), End.FAILED)
-    end = written.write((target,))
-    return Outcome(written.opening.sequence, 0, (), (target,), end, forced=() if end else written.forced())
+        return Outcome(state.opening.sequence, 0, (), (), End.FAILED)
+    end = state.write((target,))
+    return Outcome(state.opening.sequence, 0, (), (target,), end, forced=() if end else state.forced())
 
 
-def judge_tree(written: Written, step: int, tree: Tree, targets: list[int | None]) -> Outcome:
+def accept_tree(state: DecodeState, step: int, tree: Tree, targets: list[int | None]) -> Outcome:
     """Accept along the targets, write the accepted tokens and the bonus, cut at an end.
 
     A draft whose own logits are not numbers is not accepted: its token is the bonus, and decides as a root.
     It may have spoilt the root's logits too: then nothing is accepted, and the root is fed once more, alone.
     """
-    sequence = written.opening.sequence
+    sequence = state.opening.sequence
     *above, last = accept(tree, [-1 if target is None else target for target in targets])
     if above and targets[last] is None:
         last = above.pop()
     accepted, bonus = (*above, last), targets[last]
     if bonus is None:
-        again, written.retried = not written.retried, True
+        again, state.retried = not state.retried, True
         return Outcome(sequence, step, (), ()) if again else Outcome(sequence, step, (0,), (), End.FAILED)
-    written.retried = False
-    before = len(written.tokens)
-    end = written.write((*(tree.tokens[node] for node in accepted[1:]), bonus))
-    tokens = tuple(written.tokens[before:])
-    forced = () if end else written.forced()
+    state.retried = False
+    before = len(state.tokens)
+    end = state.write((*(tree.tokens[node] for node in accepted[1:]), bonus))
+    tokens = tuple(state.tokens[before:])
+    forced = () if end else state.forced()
     return Outcome(sequence, step, accepted[: len(tokens)], tokens, end, forced=forced)

@@ -12,14 +12,14 @@ from typing import Protocol
 import torch
 
 
-class Lapse(Protocol):
+class StageTimer(Protocol):
     """Asked in this order for every frame."""
 
     def begin(self) -> None:
         """Its turn has come."""
         ...
 
-    def here(self) -> None:
+    def mark_input(self) -> None:
         """Its rows are here, or the device will have them before it goes on."""
         ...
 
@@ -28,7 +28,7 @@ class Lapse(Protocol):
         ...
 
 
-class HostLapse:
+class HostTimer:
     """From the frame's turn to the end of what the host does for it."""
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class HostLapse:
     def begin(self) -> None:
         self._begun = time.perf_counter()
 
-    def here(self) -> None: ...
+    def mark_input(self) -> None: ...
 
     def end(self, rows: int) -> float:
         return time.perf_counter() - self._begun
 
 
-class DeviceLapse(HostLapse):
+class DeviceTimer(HostTimer):
     """A stage on a GPU that hands its rows on while they are computed: what the device took for the last
     frame of about as many rows that is over. Until there is one, what the host took.
     """
@@ -51,25 +51,25 @@ class DeviceLapse(HostLapse):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._stream = torch.cuda.current_stream(device)
-        self._here = self._mark()
+        self._input_event = self._mark()
         self._running: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._took: dict[int, float] = {}
+        self._measured: dict[int, float] = {}
 
-    def here(self) -> None:
-        self._here = self._mark()
+    def mark_input(self) -> None:
+        self._input_event = self._mark()
 
     def end(self, rows: int) -> float:
         if not rows:
             return super().end(rows)
-        self._look()
-        self._running.append((rows.bit_length(), self._here, self._mark()))
-        return self._took.get(rows.bit_length()) or super().end(rows)
+        self._poll()
+        self._running.append((rows.bit_length(), self._input_event, self._mark()))
+        return self._measured.get(rows.bit_length()) or super().end(rows)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """What is over by now."""
         while self._running and self._running[0][2].query():
             size, here, over = self._running.popleft()
-            self._took[size] = here.elapsed_time(over) / 1e3
+            self._measured[size] = here.elapsed_time(over) / 1e3
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -77,7 +77,7 @@ class DeviceLapse(HostLapse):
         return event
 
 
-class LastLapse(HostLapse):
+class LastStageTimer(HostTimer):
     """The last stage behind others, on a GPU: it waits for its result anyway, so the host's clock will do.
     But it starts when the rows have come: before that, others were at work.
     """
@@ -85,19 +85,19 @@ class LastLapse(HostLapse):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._stream = torch.cuda.current_stream(device)
-        self._came = torch.cuda.Event()
+        self._input_event = torch.cuda.Event()
 
-    def here(self) -> None:
-        self._came.record(self._stream)
+    def mark_input(self) -> None:
+        self._input_event.record(self._stream)
 
     def end(self, rows: int) -> float:
         """Waits, now that all is launched. What the device takes from then on is counted by the judge."""
-        self._came.synchronize()
+        self._input_event.synchronize()
         return 0.0
 
 
-def lapse_on(device: torch.device, first: bool, last: bool) -> Lapse:
+def make_timer(device: torch.device, first: bool, last: bool) -> StageTimer:
     """For a stage that runs the first layer, the last one, both or none."""
     if device.type != "cuda" or (first and last):
-        return HostLapse()
-    return LastLapse(device) if last else DeviceLapse(device)
+        return HostTimer()
+    return LastStageTimer(device) if last else DeviceTimer(device)

@@ -13,7 +13,7 @@ from specsot.tree import Tree, chain, shallow
 
 
 @dataclass(slots=True)
-class Live:
+class SequenceState:
     """A sequence's place in its own life.
 
     fed:       prompt tokens composed into frames so far, the forked part included.
@@ -41,13 +41,13 @@ class Live:
     keep: tuple[int, ...] = ()
     in_flight: bool = False
     tree: Tree | None = None
-    early: Tree | None = None
-    waiting: float | None = None
+    early_tree: Tree | None = None
+    waiting_since: float | None = None
     forced: tuple[int, ...] = ()
-    told: bool = True
-    returned: float | None = None
+    drafter_informed: bool = True
+    returned_at: float | None = None
     turn: int = 0
-    alone: bool = False
+    root_only: bool = False
     family: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,12 +61,12 @@ class Live:
         return self.fed == self.opening.prompt
 
     @property
-    def growable(self) -> bool:
+    def can_decode(self) -> bool:
         """It has a root, its last result is in, and its lease reaches that far."""
         return self.root is not None and not self.in_flight and self.committed < self.lease
 
     @property
-    def wants(self) -> int:
+    def wanted_rows(self) -> int:
         """Nodes of the tree that it would feed now."""
         return len(self.tree) if self.tree else 1 + len(self.forced)
 
@@ -87,49 +87,51 @@ class Live:
         tree, levels = self.tree or chain((self.root, *self.forced)), levels_of(self.opening, self.committed)
         tree = _cut(tree if levels is None else shallow(tree, levels), rows)
         growth = Growth(self.opening.sequence, self.step, self.committed, self.keep, tree)
-        self.in_flight, self.tree, self.waiting, self.alone = True, None, None, False
+        self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
         return growth
 
-    def send(self, resting: bool) -> bool:
+    def mark_sent(self, resting: bool) -> bool:
         """It rides in a frame that goes out now. Returns whether that uses up a tree of a rest."""
-        self.told = not resting
+        self.drafter_informed = not resting
         return self.opening.drafted and self.in_flight
 
-    def learn(self, outcome: Outcome, now: float) -> None:
+    def apply_outcome(self, outcome: Outcome, now: float) -> None:
         """Take the result of the final prompt chunk or of the tree in flight."""
         self.committed += len(outcome.accepted)
         self.keep = outcome.accepted
         if outcome.tokens:
             self.root = outcome.tokens[-1]
-        self.alone = not outcome.tokens
+        self.root_only = not outcome.tokens
         self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
-        self.waiting = now if self.opening.drafted and self.told and not self.alone else None
-        self.returned = now
-        early, self.early = self.early, None
+        self.waiting_since = (
+            now if self.opening.drafted and self.drafter_informed and not self.root_only else None
+        )
+        self.returned_at = now
+        early, self.early_tree = self.early_tree, None
         if early:
-            self.offer(self.step, early)
+            self.offer_tree(self.step, early)
 
     def contradicts(self, draft: Draft) -> bool:
         """It is for the tree that comes next, but grows from another token than was written."""
         return draft.step == self.step and not self.in_flight and draft.tree.tokens[0] != self.root
 
-    def offer(self, step: int, tree: Tree) -> bool:
+    def offer_tree(self, step: int, tree: Tree) -> bool:
         """Take a draft if it is for the tree that comes next, where the first one wins, or behind that.
 
         Drafts and results come from different members: a draft may overtake the result that it builds on.
         """
         if step == self.step + 1:
-            self.early = tree  # its root is not known yet: it is checked when it is used
+            self.early_tree = tree  # its root is not known yet: it is checked when it is used
             return True
-        timely = not (self.in_flight or self.alone) and step == self.step and self.tree is None
+        timely = not (self.in_flight or self.root_only) and step == self.step and self.tree is None
         if not timely or tree.tokens[0] != self.root:
             return False
-        self.tree, self.waiting = tree, None
+        self.tree, self.waiting_since = tree, None
         return True
 
 
-def open_live(order: Open) -> Live:
-    return Live(order.opening, order.tokens, order.lease)
+def new_sequence(order: Open) -> SequenceState:
+    return SequenceState(order.opening, order.tokens, order.lease)
 
 
 def _cut(tree: Tree, nodes: int) -> Tree:

@@ -14,17 +14,17 @@ import numpy as np
 from specsot.constraint import Grammar
 from specsot.frames import Chunk, Growth
 from specsot.tree import Tree, depths, single
-from specsot_worker.judge import Written
+from specsot_worker.judge import DecodeState
 
 Masks = Sequence[np.ndarray | None]
 
 
-def grammar_masks(segment: Chunk | Growth, written: Written) -> Masks:
+def grammar_masks(segment: Chunk | Growth, state: DecodeState) -> Masks:
     """Allowed tokens behind each judged row, or None where anything goes."""
     tree = single(segment.tokens[-1]) if isinstance(segment, Chunk) else segment.tree
-    if written.grammar is None or written.state is None:
+    if state.grammar is None or state.state is None:
         return [None] * len(tree)
-    return TreeMasks(written.grammar, written.state, written.remaining, tree)
+    return TreeMasks(state.grammar, state.state, state.remaining, tree)
 
 
 class TreeMasks(Masks):
@@ -37,7 +37,7 @@ class TreeMasks(Masks):
         self._grammar, self._tree = grammar, tree
         self._left = [remaining - depth for depth in depths(tree.parents)]
         self._states: dict[int, object | None] = {0: root}
-        self._made: dict[int, np.ndarray | None] = {}
+        self._masks: dict[int, np.ndarray | None] = {}
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -50,9 +50,9 @@ class TreeMasks(Masks):
         if isinstance(index, slice):
             return [self[node] for node in range(*index.indices(len(self)))]
         node = range(len(self))[index]
-        if node not in self._made:
-            self._made[node] = self._make(node)
-        return self._made[node]
+        if node not in self._masks:
+            self._masks[node] = self._make(node)
+        return self._masks[node]
 
     def _make(self, node: int) -> np.ndarray | None:
         state, spare = self._state(node), self._left[node]

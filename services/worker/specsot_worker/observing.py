@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from specsot.process.observing import Observation
 from specsot_worker.spans import LapSpans
-from specsot_worker.watching import Watch, Watches
+from specsot_worker.watching import WorkerObserver, WorkerObservers
 
 
-def watch_of(observation: Observation, every: int) -> Watch:
+def worker_observer(observation: Observation, every: int) -> WorkerObserver:
     """every: of laps that carry a traced request one is traced."""
-    watches: list[Watch] = []
+    watches: list[WorkerObserver] = []
     if observation.registry is not None:
-        from specsot_worker.figures import Figures
+        from specsot_worker.figures import WorkerMetrics
 
-        watches.append(Figures(observation.registry))
+        watches.append(WorkerMetrics(observation.registry))
     if observation.tracer.on:
         watches.append(LapSpans(observation.tracer, every))
-    return Watches(watches) if watches else Watch()
+    return WorkerObservers(watches) if watches else WorkerObserver()

@@ -10,10 +10,10 @@ from collections import deque
 
 from specsot.frames import Frame, Growth
 
-RECENT = 15  # laps
+RECENT_LAPS = 15  # laps
 
 
-class Pace:
+class LapClock:
     """Seconds per lap: of one with trees its own; of one without, what such laps take when nobody drafts.
 
     A lap is from a sequence's verdict to its next, however many other frames are judged between.
@@ -21,11 +21,11 @@ class Pace:
 
     def __init__(self) -> None:
         self._plain: dict[int, deque[float]] = {}
-        self._judged: dict[int, tuple[float, bool]] = {}  # by sequence: when, and whether in a rest
+        self._verified: dict[int, tuple[float, bool]] = {}  # by sequence: when, and whether in a rest
 
-    def wall(self, frame: Frame, now: float) -> float:
+    def lap_seconds(self, frame: Frame, now: float) -> float:
         """Note that `frame` was judged at `now` (seconds); 0 where nothing is known of such laps."""
-        before = [self._judged.get(one.sequence) for one in frame.segments]
+        before = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
         sizes = [len(one.tree) for one in frame.segments if isinstance(one, Growth)]
         known = [one for one in before if one is not None]
@@ -34,13 +34,13 @@ class Pace:
         seconds = now - max(at for at, _ in known)
         if sum(sizes) > len(sizes):
             return seconds
-        laps = self._plain.setdefault(len(sizes), deque(maxlen=RECENT))
+        laps = self._plain.setdefault(len(sizes), deque(maxlen=RECENT_LAPS))
         if all(rested for _, rested in known):
             laps.append(seconds)
         return statistics.median(laps) if laps and not frame.resting else 0.0
 
     def _note(self, frame: Frame, now: float) -> None:
         for one in frame.segments:
-            self._judged[one.sequence] = now, frame.resting
+            self._verified[one.sequence] = now, frame.resting
         for sequence in frame.closings:
-            self._judged.pop(sequence, None)
+            self._verified.pop(sequence, None)

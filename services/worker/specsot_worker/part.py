@@ -23,39 +23,39 @@ from specsot.members import Configuration, Ready, Registration, Rejoined, Stage,
 from specsot.membership import telling
 from specsot.pages import PageTable
 from specsot.tasks import start
-from specsot_worker.early import Early
-from specsot_worker.flow import Flow
-from specsot_worker.patience import Patience
-from specsot_worker.place import Links, belongs, connect, index_of, own_taps
-from specsot_worker.provider import LayerRange, Provider
-from specsot_worker.reading import Launched, Reading, launch
-from specsot_worker.sequencer import Budget, Sequencer
-from specsot_worker.verdict import LastStage, Verdict
-from specsot_worker.watching import Watch
+from specsot_worker.early import EarlyArrivals
+from specsot_worker.flow import PipelineDepth
+from specsot_worker.patience import DraftTimeout
+from specsot_worker.place import RingLinks, connect, may_send, own_taps, stage_index
+from specsot_worker.provider import StageProvider, StageRunner
+from specsot_worker.reading import AsyncVerifier, LaunchedFrame, launch_frame
+from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_worker.verdict import VerifiedFrame, Verifier
+from specsot_worker.watching import WorkerObserver
 
 log = structlog.get_logger()
 
-GLANCE = 0.01  # seconds
+POLL_SECONDS = 0.01  # seconds
 
 
 @dataclass(slots=True)
-class _Epoch:
+class _WorkerEpoch:
     """Everything that lives exactly as long as one epoch."""
 
     configuration: Configuration
-    stage: LayerRange
-    links: Links
+    stage: StageRunner
+    links: RingLinks
     missing_taps: set[int]
     sequencer: Sequencer | None
-    judge: LastStage | None
+    verifier: Verifier | None
     deadline: Deadline
     drafter_lost: bool = False
-    returning: Link | None = None  # to a drafter that is back
-    reading: Reading | None = None  # who awaits verdicts, where that is not who computes
+    returning_drafter: Link | None = None  # to a drafter that is back
+    async_verifier: AsyncVerifier | None = None  # who awaits verdicts, where that is not who computes
 
 
-class WorkerPart:
-    """One worker. `compute` runs tensor work, one job at a time, off the event loop; `watch` follows it.
+class Worker:
+    """One worker. `compute` runs tensor work, one job at a time, off the event loop; `observer` follows it.
 
     reading: another thread, in which the last stage behind others awaits verdicts. For GPUs: they compute
              what is launched meanwhile.
@@ -63,294 +63,306 @@ class WorkerPart:
 
     def __init__(
         self,
-        source: Provider,
+        loader: StageProvider,
         dialer: Dialer,
         compute: Executor,
         clock: Callable[[], float] = time.monotonic,
-        watch: Watch | None = None,
-        reading: Executor | None = None,
+        observer: WorkerObserver | None = None,
+        verify_thread: Executor | None = None,
     ) -> None:
-        self._source, self._dialer, self._reading = source, dialer, reading
-        self._compute = Compute(source.name, compute)
-        self._clock, self._watch = clock, watch or Watch()
-        self._now: _Epoch | None = None
-        self._early = Early()
-        self._beside: set[asyncio.Task[None]] = set()  # nobody waits for these
-        self._ahead: asyncio.Task[None] | None = None  # loads what it may be asked for
+        self._loader, self._dialer, self._verify_thread = loader, dialer, verify_thread
+        self._compute = Compute(loader.name, compute)
+        self._clock, self._observer = clock, observer or WorkerObserver()
+        self._active: _WorkerEpoch | None = None
+        self._early_arrivals = EarlyArrivals()
+        self._background: set[asyncio.Task[None]] = set()  # nobody waits for these
+        self._preloading: asyncio.Task[None] | None = None  # loads what it may be asked for
 
     @property
     def epoch(self) -> int:
-        return self._now.configuration.epoch if self._now else 0
+        return self._active.configuration.epoch if self._active else 0
 
     @property
     def free_pages(self) -> int | None:
         """KV pages that no sequence owns, by this stage's own table; None outside an epoch."""
-        return self._now.stage.table.free if self._now else None
+        return self._active.stage.table.free if self._active else None
 
     async def registration(self) -> Registration:
-        return await self._compute.run(self._source.registration)
+        return await self._compute.run(self._loader.registration)
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the range, make pages, dial; Ready goes out once every tap is here too."""
-        if self._ahead:
-            self._ahead.cancel()
-        index = index_of(configuration)
-        mine = configuration.stages[index]
-        async with telling(uplink, configuration.epoch, lambda: self._source.loaded, len(mine.layers) + 1):
-            await self._begin(configuration, index, mine, uplink)
+        if self._preloading:
+            self._preloading.cancel()
+        index = stage_index(configuration)
+        own = configuration.stages[index]
+        async with telling(uplink, configuration.epoch, lambda: self._loader.loaded, len(own.layers) + 1):
+            await self._form(configuration, index, own, uplink)
         await self._ready_if_complete()
-        for arrival in self._early.take(configuration.epoch):
+        for arrival in self._early_arrivals.release(configuration.epoch):
             await self.handle(arrival)
 
-    async def _begin(self, configuration: Configuration, index: int, mine: Stage, uplink: Link) -> None:
-        if self._reading:  # what is still read of the epoch before holds its memory
-            await Compute(self._source.name, self._reading).run(lambda: None)
-        stage = await self._compute.run(self._source.stage, configuration, mine.layers)
+    async def _form(self, configuration: Configuration, index: int, own: Stage, uplink: Link) -> None:
+        if self._verify_thread:  # what is still read of the epoch before holds its memory
+            await Compute(self._loader.name, self._verify_thread).run(lambda: None)
+        stage = await self._compute.run(self._loader.make_stage, configuration, own.layers)
         links = await connect(configuration, self._dialer, uplink)
         last = index == len(configuration.stages) - 1
-        judge = await self._compute.run(self._source.judge, stage, configuration) if last else None
-        self._now = _Epoch(
+        verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
+        self._active = _WorkerEpoch(
             configuration,
             stage,
             links,
-            set(own_taps(configuration, mine)),
-            _sequencer(configuration, self._source.vocabulary) if index == 0 else None,
-            judge,
+            set(own_taps(configuration, own)),
+            _make_sequencer(configuration, self._loader.vocabulary) if index == 0 else None,
+            verifier,
             Deadline(configuration.curve),
         )
-        if judge and index and self._reading:
-            self._now.reading = Reading(self._source.name, self._reading, self._read)
-        self._watch.formed(configuration, stage.table)
+        if verifier and index and self._verify_thread:
+            self._active.async_verifier = AsyncVerifier(
+                self._loader.name, self._verify_thread, self._verify_launched
+            )
+        self._observer.formed(configuration, stage.table)
 
     def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
-        return belongs(configuration, arrival)
+        return may_send(configuration, arrival)
 
     async def handle(self, arrival: Arrival) -> None:
         """Take one message; frames run at once, everything else waits for `settle`."""
-        now, message = self._now, arrival.message
+        active, message = self._active, arrival.message
         if isinstance(message, StandBy):
-            self._ahead = self._do_beside(self._load_ahead())
+            self._preloading = self._in_background(self._preload())
             return
         epoch = getattr(message, "epoch", self.epoch)
         if epoch > self.epoch:
-            self._early.keep(epoch, arrival)
-        if now is None or epoch != self.epoch:
+            self._early_arrivals.hold(epoch, arrival)
+        if active is None or epoch != self.epoch:
             return
-        if not self._believes(now.configuration, arrival):
+        if not self._believes(active.configuration, arrival):
             log.warning("out of its role", sender=arrival.sender, message=type(message).__name__)
             return
         match message:
             case Frame():
                 if arrival.at is not None:
-                    self._watch.waited(message, max(self._clock() - arrival.at, 0.0))
-                await self._pass_on(now, message)
-            case Result() if now.sequencer:
-                self._learn(now.sequencer, message)
-            case Drafts() if now.sequencer:
-                now.sequencer.offer(message, self._clock())
-            case Drafts() if now.links.sequencer:
-                await now.links.sequencer.send(message)  # the drafter speaks to its neighbour alone
-            case Open() | Close() | Lease() if now.sequencer:
-                now.sequencer.obey(message)
+                    self._observer.dequeued(message, max(self._clock() - arrival.at, 0.0))
+                await self._run_frame(active, message)
+            case Result() if active.sequencer:
+                self._apply_result(active.sequencer, message)
+            case Drafts() if active.sequencer:
+                active.sequencer.add_drafts(message, self._clock())
+            case Drafts() if active.links.sequencer:
+                await active.links.sequencer.send(message)  # the drafter speaks to its neighbour alone
+            case Open() | Close() | Lease() if active.sequencer:
+                active.sequencer.apply_order(message)
             case Tap():
-                await self._take_tap(now, message)
-            case Rejoined() if now.judge:
-                self._do_beside(self._dial_drafter(now, message.address))
+                await self._take_tap(active, message)
+            case Rejoined() if active.verifier:
+                self._in_background(self._dial_drafter(active, message.address))
             case Lost():
-                await self._lose(now, message)
+                await self._handle_loss(active, message)
             case _:
                 pass
 
     async def settle(self) -> float | None:
         """Judge what had to wait; compose and run the next frame, if this is stage 0 and one is due."""
-        now = self._now
-        if now is None:
+        active = self._active
+        if active is None:
             return None
-        reads = now.reading is not None and now.reading.busy()
-        if not reads:
-            await self._come_between(now)
-        glance = GLANCE if reads or (now.judge and now.judge.waits) else None
-        waits = [wait for wait in (await self._lead(now), glance) if wait is not None]
+        verifying = active.async_verifier is not None and active.async_verifier.busy()
+        if not verifying:
+            await self._between_verdicts(active)
+        poll = POLL_SECONDS if verifying or (active.verifier and active.verifier.has_pending) else None
+        waits = [wait for wait in (await self._launch_next(active), poll) if wait is not None]
         return min(waits, default=None)
 
-    async def _come_between(self, now: _Epoch) -> None:
+    async def _between_verdicts(self, active: _WorkerEpoch) -> None:
         """Two verdicts."""
-        if now.returning:
-            self._take_back(now, now.returning)
-        if now.judge and now.judge.late:
-            await self._announce(now, await (now.reading or self._compute).run(now.judge.judge_late))
+        if active.returning_drafter:
+            self._readmit_drafter(active, active.returning_drafter)
+        if active.verifier and active.verifier.pending_ready:
+            await self._announce(
+                active, await (active.async_verifier or self._compute).run(active.verifier.verify_pending)
+            )
 
-    async def _lead(self, now: _Epoch) -> float | None:
+    async def _launch_next(self, active: _WorkerEpoch) -> float | None:
         """Compose and run the next frame, if this is stage 0 and one is due."""
-        if now.sequencer is None or now.missing_taps:
+        if active.sequencer is None or active.missing_taps:
             return None
-        frame = now.sequencer.compose(self._clock())
-        await self._report_rejections(now)
+        frame = active.sequencer.compose(self._clock())
+        await self._report_rejections(active)
         if frame is not None:
-            await self._pass_on(now, self._watch.launched(frame, self._clock()))
+            await self._run_frame(active, self._observer.launched(frame, self._clock()))
             return 0.0
-        deadline = now.sequencer.deadline()
+        deadline = active.sequencer.deadline()
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     async def disband(self) -> None:
-        now, self._now = self._now, None
-        if now is not None:
-            self._watch.disbanded()
-            if now.reading:
-                now.reading.close()
-            await part_with(now.links.close())
+        active, self._active = self._active, None
+        if active is not None:
+            self._observer.disbanded()
+            if active.async_verifier:
+                active.async_verifier.close()
+            await part_with(active.links.close())
 
-    async def _pass_on(self, now: _Epoch, frame: Frame) -> None:
+    async def _run_frame(self, active: _WorkerEpoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
-        if now.judge is None:
-            passed = await self._work(now, frame, now.stage.run, frame)
-            self._worked(now, frame, passed.seconds[-1])
-            assert now.links.following is not None
-            await now.links.following.send(passed)
+        if active.verifier is None:
+            passed = await self._compute_frame(active, frame, active.stage.run, frame)
+            self._record_compute(active, frame, passed.seconds[-1])
+            assert active.links.next_stage is not None
+            await active.links.next_stage.send(passed)
             return
-        if now.reading:
-            now.reading.add(await self._compute.run(launch, now.stage, frame, within=_patience(now, frame)))
+        if active.async_verifier:
+            active.async_verifier.submit(
+                await self._compute.run(launch_frame, active.stage, frame, within=_time_limit(active, frame))
+            )
             return
-        verdict = await self._work(now, frame, _run_and_judge, now.stage, now.judge, frame)
-        self._worked(now, frame, verdict.result.seconds[-1])
-        await self._announce(now, verdict)
+        verified = await self._compute_frame(
+            active, frame, _run_and_verify, active.stage, active.verifier, frame
+        )
+        self._record_compute(active, frame, verified.result.seconds[-1])
+        await self._announce(active, verified)
 
-    async def _read(self, launched: Launched) -> None:
+    async def _verify_launched(self, launched: LaunchedFrame) -> None:
         """While later frames are launched."""
-        now = self._now
-        assert now is not None
-        assert now.reading is not None
-        assert now.judge is not None
-        with self._watch.working(launched.frame):
-            verdict = await now.reading.run(now.judge.judge, launched, _patience(now, launched.frame))
-        self._worked(now, launched.frame, verdict.result.seconds[-1])
-        await self._announce(now, verdict)
-        await self._come_between(now)
+        active = self._active
+        assert active is not None
+        assert active.async_verifier is not None
+        assert active.verifier is not None
+        with self._observer.computing(launched.frame):
+            verified = await active.async_verifier.run(
+                active.verifier.verify, launched, _time_limit(active, launched.frame)
+            )
+        self._record_compute(active, launched.frame, verified.result.seconds[-1])
+        await self._announce(active, verified)
+        await self._between_verdicts(active)
 
-    async def _work(self, now: _Epoch, frame: Frame, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _compute_frame(
+        self, active: _WorkerEpoch, frame: Frame, work: Callable[..., Any], *arguments: Any
+    ) -> Any:
         """Compute a frame, in the time that its rows may take. Raises Hung."""
-        with self._watch.working(frame):
-            return await self._compute.run(work, *arguments, within=_patience(now, frame))
+        with self._observer.computing(frame):
+            return await self._compute.run(work, *arguments, within=_time_limit(active, frame))
 
-    def _worked(self, now: _Epoch, frame: Frame, seconds: float) -> None:
-        now.deadline.took(_rows(frame), seconds)
-        self._watch.worked(frame, seconds)
+    def _record_compute(self, active: _WorkerEpoch, frame: Frame, seconds: float) -> None:
+        active.deadline.took(_rows(frame), seconds)
+        self._observer.computed(frame, seconds)
 
-    async def _announce(self, now: _Epoch, verdict: Verdict) -> None:
+    async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
         """Stage 0 first (the next lap waits for it), then the drafter, then the master."""
-        if now.sequencer:
-            self._learn(now.sequencer, verdict.result)
-        elif now.links.sequencer:
-            await now.links.sequencer.send(verdict.result)
-        await self._teach(now, verdict)
-        await now.links.master.send(verdict.result)
+        if active.sequencer:
+            self._apply_result(active.sequencer, verified.result)
+        elif active.links.sequencer:
+            await active.links.sequencer.send(verified.result)
+        await self._send_features(active, verified)
+        await active.links.master.send(verified.result)
 
-    def _learn(self, sequencer: Sequencer, result: Result) -> None:
+    def _apply_result(self, sequencer: Sequencer, result: Result) -> None:
         now = self._clock()
-        sequencer.learn(result, now)
-        self._watch.returned(result, now)
+        sequencer.apply_result(result, now)
+        self._observer.returned(result, now)
 
-    async def _teach(self, now: _Epoch, verdict: Verdict) -> None:
+    async def _send_features(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
         """Features to the drafter; a lost drafter stops nobody."""
-        if (link := now.links.drafter) is None:
+        if (link := active.links.drafter) is None:
             return
         try:
-            for features in verdict.features:
+            for features in verified.features:
                 await link.send(features)
         except Unavailable as error:
-            self._teach_anew(now, None)
-            await self._lose(now, Lost("drafter", str(error), self.epoch))
+            self._restart_features(active, None)
+            await self._handle_loss(active, Lost("drafter", str(error), self.epoch))
 
-    async def _dial_drafter(self, now: _Epoch, address: str) -> None:
+    async def _dial_drafter(self, active: _WorkerEpoch, address: str) -> None:
         """While the ring goes on."""
         try:
-            link = await self._dialer.dial(address, now.configuration.epoch, "drafter")
+            link = await self._dialer.dial(address, active.configuration.epoch, "drafter")
         except SpecsotError as error:
             log.warning("the drafter cannot be reached", at=address, reason=str(error))
             return
-        if now is self._now:
-            now.returning = link
+        if active is self._active:
+            active.returning_drafter = link
         else:
             await link.close()
 
-    def _take_back(self, now: _Epoch, link: Link) -> None:
+    def _readmit_drafter(self, active: _WorkerEpoch, link: Link) -> None:
         """Between two frames: from now on it is told everything, a stretch with every lap."""
-        now.returning, now.drafter_lost = None, False
-        self._teach_anew(now, link)
+        active.returning_drafter, active.drafter_lost = None, False
+        self._restart_features(active, link)
 
-    def _teach_anew(self, now: _Epoch, drafter: Link | None) -> None:
-        assert now.judge is not None
-        if now.links.drafter is not None:
-            self._do_beside(now.links.drafter.close())
-        now.links = replace(now.links, drafter=drafter)
-        now.judge.teach_anew(drafter is not None)
+    def _restart_features(self, active: _WorkerEpoch, drafter: Link | None) -> None:
+        assert active.verifier is not None
+        if active.links.drafter is not None:
+            self._in_background(active.links.drafter.close())
+        active.links = replace(active.links, drafter=drafter)
+        active.verifier.restart_features(drafter is not None)
 
-    async def _load_ahead(self) -> None:
+    async def _preload(self) -> None:
         """Bit by bit, so that a configuration finds the compute thread free."""
         try:
-            while await self._compute.run(self._source.load_ahead):
+            while await self._compute.run(self._loader.preload):
                 pass
             log.info("loaded ahead", until="a range is assigned")
         except SpecsotError as error:
             log.warning("nothing more is loaded ahead", reason=str(error))
 
-    def _do_beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = start(work)
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
-    async def _take_tap(self, now: _Epoch, tap: Tap) -> None:
+    async def _take_tap(self, active: _WorkerEpoch, tap: Tap) -> None:
         """Another stage's rides on to it."""
-        if now.configuration.tapping(tap.layer).name != now.configuration.you:
-            if now.links.onward:
-                await now.links.onward.send(tap)
+        if active.configuration.tapping(tap.layer).name != active.configuration.you:
+            if active.links.downstream:
+                await active.links.downstream.send(tap)
             return
-        if tap.layer in now.missing_taps:
-            await self._compute.run(now.stage.tap, tap.layer, tap.weight)
-            now.missing_taps.discard(tap.layer)
+        if tap.layer in active.missing_taps:
+            await self._compute.run(active.stage.tap, tap.layer, tap.weight)
+            active.missing_taps.discard(tap.layer)
             await self._ready_if_complete()
 
     async def _ready_if_complete(self) -> None:
-        now = self._now
-        if now and not now.missing_taps:
-            await self._compute.run(now.stage.prepare)
-            await now.links.master.send(Ready(now.configuration.epoch))
+        active = self._active
+        if active and not active.missing_taps:
+            await self._compute.run(active.stage.capture)
+            await active.links.master.send(Ready(active.configuration.epoch))
 
-    async def _lose(self, now: _Epoch, lost: Lost) -> None:
+    async def _handle_loss(self, active: _WorkerEpoch, lost: Lost) -> None:
         """A lost drafter is done without, and stage 0 is told; a lost stage ends the epoch."""
-        if lost.peer in {stage.name for stage in now.configuration.stages}:
+        if lost.peer in {stage.name for stage in active.configuration.stages}:
             raise Unavailable(f"lost {lost.peer}: {lost.reason}")
-        if now.missing_taps:
+        if active.missing_taps:
             raise Unavailable(f"lost the drafter before its taps came: {lost.reason}")
-        told, now.drafter_lost = now.drafter_lost, True
-        if now.sequencer:
-            now.sequencer.lose_drafter()
-        elif now.links.sequencer and not told:
-            await now.links.sequencer.send(lost)
+        known, active.drafter_lost = active.drafter_lost, True
+        if active.sequencer:
+            active.sequencer.lose_drafter()
+        elif active.links.sequencer and not known:
+            await active.links.sequencer.send(lost)
 
-    async def _report_rejections(self, now: _Epoch) -> None:
-        assert now.sequencer is not None
-        if rejected := now.sequencer.rejections():
-            await now.links.master.send(Result(self.epoch, 0, rejected))
+    async def _report_rejections(self, active: _WorkerEpoch) -> None:
+        assert active.sequencer is not None
+        if rejected := active.sequencer.rejections():
+            await active.links.master.send(Result(self.epoch, 0, rejected))
 
 
-def _patience(now: _Epoch, frame: Frame) -> float:
-    return now.deadline.seconds(_rows(frame))
+def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
+    return active.deadline.seconds(_rows(frame))
 
 
 def _rows(frame: Frame) -> int:
     return sum(map(rows_of, frame.segments))
 
 
-def _run_and_judge(stage: LayerRange, judge: LastStage, frame: Frame) -> Verdict:
-    return judge.judge(stage.run(frame))
+def _run_and_verify(stage: StageRunner, verifier: Verifier, frame: Frame) -> VerifiedFrame:
+    return verifier.verify(stage.run(frame))
 
 
-def _sequencer(configuration: Configuration, vocabulary: int | None) -> Sequencer:
-    budget = Budget(configuration.rows, configuration.flight, configuration.slots)
+def _make_sequencer(configuration: Configuration, vocabulary: int | None) -> Sequencer:
+    budget = FrameBudget(configuration.rows, configuration.flight, configuration.slots)
     table = PageTable(configuration.pages, configuration.page_rows)
-    patience = Patience(configuration.draft_timeout, configuration.drafter is not None)
+    draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)
     stages = len(configuration.stages)
-    flow = Flow(stages, configuration.curve) if stages > 1 else None
-    return Sequencer(configuration.epoch, budget, table, patience, flow, vocabulary)
+    depth = PipelineDepth(stages, configuration.curve) if stages > 1 else None
+    return Sequencer(configuration.epoch, budget, table, draft_timeout, depth, vocabulary)

@@ -15,28 +15,28 @@ from specsot.members import MASTER, Configuration, Kind, Rejoined, Stage, Tap
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class RingLinks:
     """Where this stage sends. None: the receiver is this process itself, or does not exist.
 
     following: the next stage. sequencer: stage 0, for results. drafter: features. master: results.
     """
 
-    following: Link | None
+    next_stage: Link | None
     sequencer: Link | None
     drafter: Link | None
     master: Link
 
     @property
-    def onward(self) -> Link | None:
+    def downstream(self) -> Link | None:
         """The next stage; the ring is closed: behind the last one comes stage 0."""
-        return self.following or self.sequencer
+        return self.next_stage or self.sequencer
 
     async def close(self) -> None:
-        links = (self.following, self.sequencer, self.drafter)
+        links = (self.next_stage, self.sequencer, self.drafter)
         await asyncio.gather(*(link.close() for link in links if link is not None))
 
 
-def index_of(configuration: Configuration) -> int:
+def stage_index(configuration: Configuration) -> int:
     """This worker's number among the stages. Raises Refused when it is none of them."""
     for index, stage in enumerate(configuration.stages):
         if stage.name == configuration.you:
@@ -50,12 +50,12 @@ def own_taps(configuration: Configuration, stage: Stage) -> frozenset[int]:
     return frozenset(tap for tap in taps if configuration.tapping(tap) == stage)
 
 
-def belongs(configuration: Configuration, arrival: Arrival) -> bool:
+def may_send(configuration: Configuration, arrival: Arrival) -> bool:
     """It comes from whoever may send such a message to this stage, by its name and by its certificate.
 
     Who has no name in the configuration drafts, or is nobody.
     """
-    index, names = index_of(configuration), [stage.name for stage in configuration.stages]
+    index, names = stage_index(configuration), [stage.name for stage in configuration.stages]
     sender = arrival.sender
     if not arrival.of("worker" if sender in names else "drafter" if sender != MASTER else MASTER):
         return False
@@ -74,16 +74,16 @@ def belongs(configuration: Configuration, arrival: Arrival) -> bool:
             return True
 
 
-async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> Links:
+async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> RingLinks:
     """Dial whom this stage talks to. Raises Unavailable naming who cannot be reached."""
-    index, stages = index_of(configuration), configuration.stages
+    index, stages = stage_index(configuration), configuration.stages
     last = index == len(stages) - 1
 
     async def dial(address: str | None, kind: Kind = "worker") -> Link | None:
         return await dialer.dial(address, configuration.epoch, kind) if address else None
 
-    return Links(
-        following=await dial(None if last else stages[index + 1].address),
+    return RingLinks(
+        next_stage=await dial(None if last else stages[index + 1].address),
         sequencer=await dial(stages[0].address if last and index else None),
         drafter=await dial(configuration.drafter if last else None, "drafter"),
         master=uplink,

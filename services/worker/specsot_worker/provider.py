@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from specsot.frames import Frame
 from specsot.members import Configuration, Range, Registration
 from specsot.pages import PageTable
-from specsot_worker.verdict import LastStage
+from specsot_worker.verdict import Verifier
 
 
-class LayerRange(Protocol):
+class StageRunner(Protocol):
     """One stage of one epoch, with its pages. Frames come strictly in order."""
 
     @property
@@ -26,7 +26,7 @@ class LayerRange(Protocol):
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
         ...
 
-    def prepare(self) -> None:
+    def capture(self) -> None:
         """Whatever makes later frames quicker; all taps are here."""
         ...
 
@@ -35,7 +35,7 @@ class LayerRange(Protocol):
         ...
 
 
-class Provider(Protocol):
+class StageProvider(Protocol):
     """Stages of any epoch, and the end of the ring."""
 
     @property
@@ -53,10 +53,10 @@ class Provider(Protocol):
 
     def registration(self) -> Registration: ...
 
-    def stage(self, configuration: Configuration, layers: Range) -> LayerRange: ...
+    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner: ...
 
-    def load_ahead(self) -> bool:
+    def preload(self) -> bool:
         """Load a little of what any later epoch may ask for; whether there is more, and room for it."""
         ...
 
-    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage: ...
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier: ...

@@ -16,82 +16,85 @@ import torch
 
 from specsot.compute import Compute
 from specsot.frames import Frame
-from specsot_worker.provider import LayerRange
-from specsot_worker.verdict import Verdict
+from specsot_worker.provider import StageRunner
+from specsot_worker.verdict import VerifiedFrame
 
-Read = Callable[["Launched"], Awaitable[None]]
+OnLaunched = Callable[["LaunchedFrame"], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedFrame:
     """A frame behind the last layer. over: a GPU's event, until which not all of its rows are there."""
 
     frame: Frame
     passed: Frame
-    over: Any
+    computed: Any
 
 
-def launch(stage: LayerRange, frame: Frame) -> Launched:
+def launch_frame(stage: StageRunner, frame: Frame) -> LaunchedFrame:
     passed = stage.run(frame)
-    over = None
+    computed = None
     if passed.hidden is not None and passed.hidden.is_cuda:
-        over = torch.cuda.current_stream(passed.hidden.device).record_event()
-    return Launched(frame, passed, over)
+        computed = torch.cuda.current_stream(passed.hidden.device).record_event()
+    return LaunchedFrame(frame, passed, computed)
 
 
-class Reading:
+class AsyncVerifier:
     """One epoch's frames are read in their order, one at a time, each as soon as it can be."""
 
-    def __init__(self, name: str, executor: Executor, read: Read) -> None:
+    def __init__(self, name: str, executor: Executor, on_launched: OnLaunched) -> None:
         """executor: of one thread. read: what to do with each frame."""
-        self._compute, self._read = Compute(name, executor), read
+        self._compute, self._on_launched = Compute(name, executor), on_launched
         self._stream: torch.cuda.Stream | None = None
-        self._waiting = asyncio.Queue[Launched]()
-        self._unread = 0
-        self._going_on = asyncio.create_task(self._go_on())
+        self._queue = asyncio.Queue[LaunchedFrame]()
+        self._unverified = 0
+        self._task = asyncio.create_task(self._verify_in_order())
 
     def busy(self) -> bool:
         """Frames are read, or wait to be. Raises what went wrong with one."""
-        if self._going_on.done():
-            self._going_on.result()
-        return self._unread > 0
+        if self._task.done():
+            self._task.result()
+        return self._unverified > 0
 
-    def add(self, launched: Launched) -> None:
-        self._unread += 1
-        self._waiting.put_nowait(launched)
+    def submit(self, launched: LaunchedFrame) -> None:
+        self._unverified += 1
+        self._queue.put_nowait(launched)
 
     async def run(
-        self, judge: Callable[..., Verdict], launched: Launched | None = None, within: float | None = None
-    ) -> Verdict:
+        self,
+        verify: Callable[..., VerifiedFrame],
+        launched: LaunchedFrame | None = None,
+        within: float | None = None,
+    ) -> VerifiedFrame:
         """See `Compute.run`."""
-        return await self._compute.run(self._judge, judge, launched, within=within)
+        return await self._compute.run(self._verify, verify, launched, within=within)
 
     def close(self) -> None:
         """Nothing more is read; whom that would have told what went wrong is not there any more."""
-        if not self._going_on.cancel() and not self._going_on.cancelled():
-            self._going_on.exception()
+        if not self._task.cancel() and not self._task.cancelled():
+            self._task.exception()
 
-    async def _go_on(self) -> None:
+    async def _verify_in_order(self) -> None:
         while True:
-            await self._read(await self._waiting.get())
-            self._unread -= 1
+            await self._on_launched(await self._queue.get())
+            self._unverified -= 1
 
-    def _judge(self, judge: Callable[..., Verdict], launched: Launched | None) -> Verdict:
+    def _verify(self, verify: Callable[..., VerifiedFrame], launched: LaunchedFrame | None) -> VerifiedFrame:
         """All that judges do on a device has a stream of its own: else it would wait for frames behind this
         one. Nobody else may use what is made there, so features leave as copies.
         """
-        with self._beside(launched):
-            verdict = judge(launched.passed) if launched else judge()
+        with self._side_stream(launched):
+            verified = verify(launched.passed) if launched else verify()
             features = tuple(
-                one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in verdict.features
+                one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in verified.features
             )
             if self._stream:
                 self._stream.synchronize()  # until then it reads what belongs to other streams
-            return replace(verdict, features=features)
+            return replace(verified, features=features)
 
-    def _beside(self, launched: Launched | None) -> AbstractContextManager[object]:
-        if launched and launched.over:
+    def _side_stream(self, launched: LaunchedFrame | None) -> AbstractContextManager[object]:
+        if launched and launched.computed:
             assert launched.passed.hidden is not None
             self._stream = self._stream or torch.cuda.Stream(launched.passed.hidden.device, priority=-1)
-            self._stream.wait_event(launched.over)
+            self._stream.wait_event(launched.computed)
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()

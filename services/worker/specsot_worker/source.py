@@ -31,9 +31,9 @@ from specsot.model.weights import WeightFiles
 from specsot.process.options import ModelOptions
 from specsot.vocabulary import Vocabulary, read_vocabulary
 from specsot_worker.features import FeatureStore
-from specsot_worker.provider import LayerRange
-from specsot_worker.stage import Stage
-from specsot_worker.verdict import LastStage
+from specsot_worker.provider import StageRunner
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import Verifier
 
 
 def rounding_of(options: ModelOptions) -> str:
@@ -43,7 +43,7 @@ def rounding_of(options: ModelOptions) -> str:
     return ", ".join(filter(None, (options.quantization, kept, grouped)))
 
 
-class Source:
+class StageLoader:
     """Loads what is asked for and keeps the last range, so that a new epoch starts at once, and another range
     loads only what it has besides.
     """
@@ -55,27 +55,32 @@ class Source:
         address: str | None = None,
         layers: Range | None = None,
         loaded: Loaded | None = None,
-        room: Callable[[str], int | None] = room_on,
+        free_memory: Callable[[str], int | None] = room_on,
         gpus: Callable[[str], dict[str, str]] = gpus_on,
     ) -> None:
         """address: where peers reach it; None: by its name. layers None: the master decides.
 
         loaded: hears of every layer that is loaded.
-        room: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs.
+        free_memory: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs.
         """
         self._options, self._name, self._address = options, name, address or name
-        self._layers, self._told, self._room, self._device = layers, loaded, room, options.device
+        self._layers, self._on_layer, self._free_memory, self._device = (
+            layers,
+            loaded,
+            free_memory,
+            options.device,
+        )
         self._gpus = gpus(options.device)
         self._config = read_config(options.base)
         stand_on(options.device)
         self._dtype = resolve_dtype(options.dtype, options.device)
         check_quantization(options.quantization)
-        self._held = Held(self._dtype.itemsize, options.quantization)
+        self._held_as = Held(self._dtype.itemsize, options.quantization)
         self._fingerprint = fingerprint(options.base)
         self._decoder: Decoder | None = None
         self._parts = Parts()
-        self._spare: int | None = None  # bytes that loading ahead leaves free, once it has begun
-        self.loaded = 0  # see Provider
+        self._preload_floor: int | None = None  # bytes that loading ahead leaves free, once it has begun
+        self.loaded = 0  # see StageProvider
         if layers and layers.last > self._config.layers:
             raise ModelError(f"layers {layers} asked for, {options.base} has {self._config.layers}")
 
@@ -91,7 +96,7 @@ class Source:
         """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
         config, memory = self._config, self._memory()
         if self._layers:
-            self._check(self._layers, self._options.page_bytes, self._graphs())
+            self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes())
         if self._layers is None:
             self._read_vocabulary()
         return Registration(
@@ -108,46 +113,52 @@ class Source:
             host=socket.gethostname(),
             gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
             memory=memory,
-            weights=bytes_of(self._files(), config, self._held),
+            weights=bytes_of(self._files(), config, self._held_as),
             number_bytes=self._dtype.itemsize,
             quantization=rounding_of(self._options),
         )
 
-    def stage(self, configuration: Configuration, layers: Range) -> Stage:
+    def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
         """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
-        self._settle_on(configuration.gpu)
+        self._move_to(configuration.gpu)
         width = configuration.width_at(layers)
         row = self._row_bytes * len(layers) + width * self._dtype.itemsize
         fused = configuration.head.width if configuration.head else 0
-        self._check(layers, configuration.pages * configuration.page_rows * row, self._graphs(fused))
-        return Stage(self._load(layers), configuration.pages, configuration.page_rows, configuration.layout)
+        self._check_fit(layers, configuration.pages * configuration.page_rows * row, self._graph_bytes(fused))
+        return DecoderStage(
+            self._load(layers), configuration.pages, configuration.page_rows, configuration.layout
+        )
 
-    def load_ahead(self) -> bool:
+    def preload(self) -> bool:
         """One more layer, while half of the memory that was free when it began, and its pages, stay free."""
-        free = self._room(self._device)
-        if self._spare is None:
-            self._spare = 0 if free is None else max(free // 2, self._options.page_bytes)
+        free = self._free_memory(self._device)
+        if self._preload_floor is None:
+            self._preload_floor = 0 if free is None else max(free // 2, self._options.page_bytes)
         missing = (index for index in range(self._config.layers) if index not in self._parts.blocks)
         index = next(missing, None)
-        if index is None or free is None or free - self._weights(Range(index, index + 1)) < self._spare:
+        if (
+            index is None
+            or free is None
+            or free - self._weight_bytes(Range(index, index + 1)) < self._preload_floor
+        ):
             return False
-        self._make(Range(index, index + 1))
+        self._load_decoder(Range(index, index + 1))
         return True
 
-    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
         """The end of the ring; needs the range that holds the last layer."""
         self._read_vocabulary()
         decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
         pages = configuration.pages, configuration.page_rows
         store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
-        return LastStage(decoder.logits, self._grammar, store)
+        return Verifier(decoder.logits, self._find_grammar, store)
 
     def _read_vocabulary(self) -> None:
         """Not within the first request, nor, where this may become the last stage, while somebody waits."""
         if (self._options.base / "tokenizer.json").exists():
             warm(self._token_bytes)
 
-    def _grammar(self, opening: Opening) -> Future[Grammar] | None:
+    def _find_grammar(self, opening: Opening) -> Future[Grammar] | None:
         held = opening.plan or opening.form
         return grammar_of(self._token_bytes, opening) if held else None
 
@@ -161,7 +172,7 @@ class Source:
         each = row_bytes(self._config.head_dim, self._dtype.itemsize, self._options.kv_cache_dtype)
         return 2 * self._config.kv_heads * each
 
-    def _settle_on(self, gpu: str | None) -> None:
+    def _move_to(self, gpu: str | None) -> None:
         """What is loaded elsewhere goes."""
         device = self._gpus.get(gpu or "", self._device)
         if device != self._device:
@@ -170,35 +181,35 @@ class Source:
 
     def _memory(self) -> int | None:
         """Bytes there would be for weights and pages if nothing were loaded yet; None where nobody knows."""
-        free = self._room(self._device)
-        loaded = self._held_of(range(self._config.layers))
-        return None if free is None else max(free + loaded - self._graphs(), 0)
+        free = self._free_memory(self._device)
+        loaded = self._loaded_bytes(range(self._config.layers))
+        return None if free is None else max(free + loaded - self._graph_bytes(), 0)
 
-    def _held_of(self, layers: Iterable[int]) -> int:
+    def _loaded_bytes(self, layers: Iterable[int]) -> int:
         """Bytes of those of these layers that are loaded."""
         files, here = self._files(), [one for one in layers if one in self._parts.blocks]
-        return sum(weights_of(files, self._config, Range(one, one + 1), self._held) for one in here)
+        return sum(weights_of(files, self._config, Range(one, one + 1), self._held_as) for one in here)
 
-    def _graphs(self, width: int = 0) -> int:
+    def _graph_bytes(self, width: int = 0) -> int:
         """Bytes. width: of the features they sum up."""
         captured = can_capture(self._config, torch.device(self._device), bool(rounding_of(self._options)))
         return laps_of(self._config, self._dtype.itemsize, width) if captured else 0
 
-    def _weights(self, layers: Range) -> int:
+    def _weight_bytes(self, layers: Range) -> int:
         """Bytes."""
-        return weights_of(self._files(), self._config, layers, self._held)
+        return weights_of(self._files(), self._config, layers, self._held_as)
 
     def _files(self) -> WeightFiles:
         return WeightFiles(self._options.base, self._options.model_format == "bin")
 
-    def _check(self, layers: Range, pages: int, graphs: int) -> None:
+    def _check_fit(self, layers: Range, pages: int, graphs: int) -> None:
         """Before anything is loaded; layers that are here already take no more."""
         if self._decoder is None or self._decoder.layers != layers:
             self._decoder = None
             self._parts.keep(layers, self._config)  # free the others before the new ones are loaded
-        weights = self._weights(layers) - self._held_of(range(layers.first, layers.last))
+        weights = self._weight_bytes(layers) - self._loaded_bytes(range(layers.first, layers.last))
         need = Need(weights, pages, graphs)
-        check_fit(f"layers {layers}", need, self._device, self._room(self._device))
+        check_fit(f"layers {layers}", need, self._device, self._free_memory(self._device))
 
     def _measure(self) -> Curve:
         return measure_rows(self._load(self._layers or Range(0, 1)))
@@ -208,16 +219,16 @@ class Source:
             self._decoder = None  # as in _check
             self._parts.keep(layers, self._config)
             self.loaded = 0
-            self._decoder = self._make(layers, self._hear)
-            self._spare = None
+            self._decoder = self._load_decoder(layers, self._on_layer)
+            self._preload_floor = None
         return self._decoder
 
-    def _make(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
+    def _load_decoder(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
         """Of parts that are here, and those that are not."""
         here = replace(self._options, device=self._device)
         return Decoder.of(here, layers, loaded=loaded, parts=self._parts)
 
-    def _hear(self, layers: int) -> None:
+    def _add_layer(self, layers: int) -> None:
         self.loaded = layers
-        if self._told:
-            self._told(layers)
+        if self._on_layer:
+            self._on_layer(layers)

@@ -14,16 +14,16 @@ from specsot.frames import Frame, Result, rows_of
 from specsot.members import Configuration
 from specsot.pages import PageTable
 from specsot.tracing import Span, Tracer
-from specsot_worker.watching import Watch
+from specsot_worker.watching import WorkerObserver
 
 
-class LapSpans(Watch):
+class LapSpans(WorkerObserver):
     """every: of laps one is traced; those that open a traced sequence always are."""
 
     def __init__(self, tracer: Tracer, every: int) -> None:
         self._tracer, self._every = tracer, every
         self._traced: dict[int, str] = {}
-        self._flying: dict[int, Span] = {}
+        self._in_flight: dict[int, Span] = {}
         self._layers = ""
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
@@ -39,18 +39,18 @@ class LapSpans(Watch):
             self._traced.pop(sequence, None)
         return frame
 
-    def working(self, frame: Frame) -> AbstractContextManager[object]:
+    def computing(self, frame: Frame) -> AbstractContextManager[object]:
         return self._stage(frame, frame.trace) if frame.trace else nullcontext()
 
     def returned(self, result: Result, now: float) -> None:
-        if span := self._flying.pop(result.number, None):
+        if span := self._in_flight.pop(result.number, None):
             brought = sum(len(outcome.tokens) for outcome in result.outcomes)
             span.end({"specsot.tokens": brought, "specsot.compute_seconds": sum(result.seconds)})
 
     def disbanded(self) -> None:
-        for span in self._flying.values():
+        for span in self._in_flight.values():
             span.end(error="the epoch ended")
-        self._flying.clear()
+        self._in_flight.clear()
         self._traced.clear()
 
     def _trace(self, frame: Frame) -> Frame:
@@ -66,7 +66,7 @@ class LapSpans(Watch):
             "specsot.sequences": len(carried),
         }
         span = self._tracer.begin("lap", contexts[0], contexts[1:], about)
-        self._flying[frame.number] = span
+        self._in_flight[frame.number] = span
         return replace(frame, trace=span.context)
 
     @contextmanager

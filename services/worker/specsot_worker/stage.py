@@ -21,14 +21,14 @@ from specsot.model.decoder import Decoder
 from specsot.model.kv import Moves
 from specsot.model.laps import Graphs, Laps, Rows
 from specsot.pages import PageTable, RowPruning
-from specsot_worker.lapse import lapse_on
+from specsot_worker.lapse import make_timer
 
 log = structlog.get_logger()
 
-AnySight = Sight | HeadSight | None
+AnyColumns = Sight | HeadSight | None
 
 
-class Stage:
+class DecoderStage:
     """One layer range with its pages. `run` takes frames strictly in order.
 
     missed: frames that ran kernel by kernel though there are graphs.
@@ -40,10 +40,10 @@ class Stage:
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
         self._taps: dict[int, torch.Tensor] = {}
-        self._laps: Laps | None = None
-        self.missed = 0
+        self._graphs: Laps | None = None
+        self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
-        self._lapse, self._last = lapse_on(decoder.device, first, last), last
+        self._timer, self._last = make_timer(decoder.device, first, last), last
 
     @property
     def table(self) -> PageTable:
@@ -56,12 +56,12 @@ class Stage:
     def tap(self, layer: int, weight: torch.Tensor) -> None:
         """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
         self._taps[layer] = weight.to(self._decoder.device, self._decoder.dtype)
-        self._laps = None
+        self._graphs = None
 
-    def prepare(self) -> None:
+    def capture(self) -> None:
         """Capture what can be captured, once every tap is here; takes seconds on a GPU."""
         if self._decoder.capturable:
-            self._laps = Laps(self._decoder, self._kv, self._taps, Graphs())
+            self._graphs = Laps(self._decoder, self._kv, self._taps, Graphs())
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:
@@ -69,48 +69,48 @@ class Stage:
 
         Raises WireError when the rows that came do not match the header.
         """
-        self._lapse.begin()
+        self._timer.begin()
         arrangement = arrange(self._table, frame)
-        moves = self._rearrange(frame, arrangement)
+        moves = self._change_pages(frame, arrangement)
         if not arrangement.slots:
-            self._wipe(arrangement)
-            return self._leave(frame, 0, None, None)
+            self._clear_freed(arrangement)
+            return self._finish(frame, 0, None, None)
         hidden, fused = self._forward(frame, arrangement, moves)
-        self._wipe(arrangement)
-        passed = self._leave(frame, len(arrangement.slots), hidden, fused)
+        self._clear_freed(arrangement)
+        passed = self._finish(frame, len(arrangement.slots), hidden, fused)
         if self._last and isinstance(frame.hidden, Underway):
             frame.hidden.check()  # here, where somebody waits for the device anyway
         return passed
 
-    def _leave(
+    def _finish(
         self, frame: Frame, rows: int, hidden: torch.Tensor | None, fused: torch.Tensor | None
     ) -> Frame:
-        seconds = (*frame.seconds, self._lapse.end(rows))
+        seconds = (*frame.seconds, self._timer.end(rows))
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
     def _forward(
         self, frame: Frame, arrangement: Arrangement, moves: Moves
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """By a graph where one fits; a graph sums up this stage's own taps alone."""
-        entry = self._enter(frame, len(arrangement.slots))
-        before = None if frame.fused is None else self._here(frame.fused)
-        self._lapse.here()
+        entry = self._entry_rows(frame, len(arrangement.slots))
+        before = None if frame.fused is None else self._to_device(frame.fused)
+        self._timer.mark_input()
         spans = [_span(place, place.sight_at(self.layers.last - 1)) for place in arrangement.places]
         rows = Rows(entry, arrangement.positions, arrangement.slots, spans, moves)
         whole = not any(span.sight for span in spans)
-        passed = self._laps.run(rows) if self._laps and whole else None
+        passed = self._graphs.run(rows) if self._graphs and whole else None
         if passed is None:
-            self._tell_of_slowness(len(arrangement.slots), len(arrangement.places), whole)
-            return self._step(rows, self._plans(arrangement.places), before)
+            self._warn_uncaptured(len(arrangement.slots), len(arrangement.places), whole)
+            return self._run_eager(rows, self._plans(arrangement.places), before)
         hidden, fused = passed
         if fused is None or before is None:
             return hidden, before if fused is None else fused
         return hidden, fused.add_(before)
 
-    def _tell_of_slowness(self, rows: int, sequences: int, whole: bool) -> None:
+    def _warn_uncaptured(self, rows: int, sequences: int, whole: bool) -> None:
         """Once, where graphs were prepared: without one a lap takes two or three times as long."""
-        self.missed += self._laps is not None
-        if self.missed == 1 and self._laps is not None:
+        self.uncaptured += self._graphs is not None
+        if self.uncaptured == 1 and self._graphs is not None:
             why = "no graph has room for it" if whole else "windows and pruned keys have none"
             log.warning("a frame runs without a graph", rows=rows, sequences=sequences, why=why)
 
@@ -118,7 +118,7 @@ class Stage:
         """For every layer its plan; layers in which rows see the same share one."""
         if not any(place.sight or place.heads for place in places):
             return [self._plan(places, (None,) * len(places))] * len(self.layers)
-        plans: dict[tuple[AnySight, ...], AttentionPlan] = {}
+        plans: dict[tuple[AnyColumns, ...], AttentionPlan] = {}
         by_layer = [
             tuple(place.sight_at(layer) for place in places)
             for layer in range(self.layers.first, self.layers.last)
@@ -128,11 +128,11 @@ class Stage:
                 plans[sights] = self._plan(places, sights)
         return [plans[sights] for sights in by_layer]
 
-    def _plan(self, places: Sequence[Place], sights: Sequence[AnySight]) -> AttentionPlan:
+    def _plan(self, places: Sequence[Place], sights: Sequence[AnyColumns]) -> AttentionPlan:
         spans = [_span(*each) for each in zip(places, sights)]
         return self._decoder.plan(spans, self._table.page_rows, self._layout)
 
-    def _step(
+    def _run_eager(
         self, rows: Rows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Kernel by kernel, as any device can."""
@@ -149,7 +149,7 @@ class Stage:
             fused,
         )
 
-    def _enter(self, frame: Frame, rows: int) -> list[int] | torch.Tensor:
+    def _entry_rows(self, frame: Frame, rows: int) -> list[int] | torch.Tensor:
         """The rows at this stage's door: tokens on the first stage, else the hidden rows that came."""
         if self._decoder.layers.first == 0:
             tokens = [token for segment in frame.segments for token in tokens_of(segment)]
@@ -162,25 +162,25 @@ class Stage:
         if hidden is None or tuple(hidden.shape) != (rows, self._decoder.config.hidden):
             shape = None if hidden is None else tuple(hidden.shape)
             raise WireError(f"frame {frame.number} has {rows} rows but hidden rows of shape {shape}")
-        return self._here(hidden)
+        return self._to_device(hidden)
 
-    def _here(self, rows: Payload) -> torch.Tensor:
+    def _to_device(self, rows: Payload) -> torch.Tensor:
         """On this stage's device, wherever they come from."""
         return rows.to(self._decoder.device, self._decoder.dtype)
 
-    def _behind(self, segment: Growth) -> list[int]:
+    def _rejected_slots(self, segment: Growth) -> list[int]:
         """Slots of its sequence's own pages from its root on: rejected drafts lie there."""
         table, sequence, row = self._table, segment.sequence, segment.committed
         rows = len(table.pages(sequence)) * table.page_rows - table.column(sequence, row)
         return table.slots(sequence, row, row + rows)
 
-    def _rearrange(self, frame: Frame, arrangement: Arrangement) -> Moves:
+    def _change_pages(self, frame: Frame, arrangement: Arrangement) -> Moves:
         """What comes before the rows; returns the moves that are left to whatever runs them."""
         for page in arrangement.trimmed:
             self._kv.clear_page(page)
         for segment in frame.segments:
             if isinstance(segment, Growth) and segment.once_more:
-                self._kv.clear_rows(self._behind(segment))
+                self._kv.clear_rows(self._rejected_slots(segment))
         for copy in arrangement.copies:
             self._kv.copy_page(copy.source, copy.target, copy.rows)
         if not arrangement.prunings:
@@ -199,11 +199,11 @@ class Stage:
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
             self._kv.keep_least(layer, sources, targets)
 
-    def _wipe(self, arrangement: Arrangement) -> None:
+    def _clear_freed(self, arrangement: Arrangement) -> None:
         """Last: the closing frame itself may still have written there."""
         for page in arrangement.freed:
             self._kv.clear_page(page)
 
 
-def _span(place: Place, sight: AnySight) -> Span:
+def _span(place: Place, sight: AnyColumns) -> Span:
     return Span(place.rows, place.base, place.rows, place.pages, place.visible, sight)

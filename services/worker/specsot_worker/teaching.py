@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 from specsot.errors import NotFound, Overloaded
 from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Outcome, Segment, rows_of
-from specsot_worker.features import FeatureStore, Rows
-from specsot_worker.pace import Pace
+from specsot_worker.features import FeatureRows, FeatureStore
+from specsot_worker.pace import LapClock
 
-AT_ONCE = 512  # rows of features that go along with one lap at most: as many as a frame has
+MAX_ROWS_PER_LAP = 512  # rows of features that go along with one lap at most: as many as a frame has
 
 
 @dataclass(slots=True)
-class _Course:
+class _DraftedSequence:
     """One sequence: what was committed, and what the drafter knows of that.
 
     told:  so many tokens; None: not even that it was opened.
@@ -28,65 +28,67 @@ class _Course:
 
     opening: Opening
     committed: int
-    told: int | None = None
+    sent: int | None = None
     step: int | None = None
     forced: tuple[int, ...] = ()
-    over: bool = False
+    ended: bool = False
 
     @property
     def lag(self) -> int:
         """Tokens it has and the drafter, which knows of it, has not."""
-        return 0 if self.told is None or self.over else self.committed - self.told
+        return 0 if self.sent is None or self.ended else self.committed - self.sent
 
 
-class Teaching:
+class FeatureStream:
     """Knows every drafted sequence, and how much of each the drafter does."""
 
-    def __init__(self, texts: Mapping[int, Sequence[int]], store: FeatureStore | None = None) -> None:
+    def __init__(self, tokens: Mapping[int, Sequence[int]], store: FeatureStore | None = None) -> None:
         """texts: the tokens of every open sequence, those not fed yet included. store: None where a drafter
         wants no features.
         """
-        self._texts, self._store = texts, store
-        self._courses: dict[int, _Course] = {}
-        self._gone: dict[int, int] = {}  # closed, which the drafter was not told: how much it knows of each
+        self._tokens, self._store = tokens, store
+        self._sequences: dict[int, _DraftedSequence] = {}
+        self._unsent_closings: dict[
+            int, int
+        ] = {}  # closed, which the drafter was not told: how much it knows of each
         self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []  # judged, and not noted yet
-        self._listens = True
-        self._rested = 0
-        self._pace = Pace()
+        self._drafter_present = True
+        self._unsent_trees = 0
+        self._lap_clock = LapClock()
 
-    def begin(self, listens: bool = True) -> None:
+    def restart(self, drafter_present: bool = True) -> None:
         """Whoever listens from now on, if anybody, knows nothing."""
         self.catch_up()
-        self._listens, self._rested = listens, 0
-        self._gone.clear()
-        for course in self._courses.values():
-            course.told = None
+        self._drafter_present, self._unsent_trees = drafter_present, 0
+        self._unsent_closings.clear()
+        for drafted in self._sequences.values():
+            drafted.sent = None
 
-    def tell(self, frame: Frame, outcomes: Mapping[int, Outcome], now: float) -> tuple[Features, ...]:
+    def advance(self, frame: Frame, outcomes: Mapping[int, Outcome], now: float) -> tuple[Features, ...]:
         """What to send about this frame and those before it; nothing while the drafter rests.
 
         Several messages, to be learned in order, where sequences fork what is told only now.
         """
-        wall = self._pace.wall(frame, now)
-        if frame.resting or not self._listens:
+        wall = self._lap_clock.lap_seconds(frame, now)
+        if frame.resting or not self._drafter_present:
             self._later.append((replace(frame, hidden=None), outcomes))
             return ()
         self.catch_up()
-        self._note(frame, outcomes)
-        ahead = self._unforked()
-        told = self._messages(frame)
-        if ahead:
-            told.insert(0, Features(frame.epoch, frame.number, closings=ahead))
+        self._record_frame(frame, outcomes)
+        first_closings = self._take_unforked()
+        messages = self._messages(frame)
+        if first_closings:
+            messages.insert(0, Features(frame.epoch, frame.number, closings=first_closings))
         for sequence in frame.closings:
             self._close(sequence)
-        if self._gone:
-            told = told or [Features(frame.epoch, frame.number)]
-            told[-1] = replace(told[-1], closings=tuple(sorted(self._gone)))
-            self._gone.clear()
-        if told:
-            told[-1] = self._timed(told[-1], frame, wall)
-            self._rested = 0
-        return tuple(told)
+        if self._unsent_closings:
+            messages = messages or [Features(frame.epoch, frame.number)]
+            messages[-1] = replace(messages[-1], closings=tuple(sorted(self._unsent_closings)))
+            self._unsent_closings.clear()
+        if messages:
+            messages[-1] = self._with_timing(messages[-1], frame, wall)
+            self._unsent_trees = 0
+        return tuple(messages)
 
     def catch_up(self) -> None:
         """Note what nobody was told of. Best called while a device computes: a lap that rests does not wait
@@ -94,65 +96,69 @@ class Teaching:
         """
         later, self._later = self._later, []
         for frame, outcomes in later:
-            self._note(frame, outcomes)
+            self._record_frame(frame, outcomes)
             for sequence in frame.closings:
                 self._close(sequence)
-            self._rested += self._trees(frame)
+            self._unsent_trees += self._drafted_trees(frame)
 
-    def _unforked(self) -> tuple[int, ...]:
+    def _take_unforked(self) -> tuple[int, ...]:
         """Closed sequences from which nothing is opened any more. They are told first: behind a rest there
         may be no room for those that came since, as long as these hold theirs."""
-        forks = [course.opening.fork for course in self._courses.values() if course.told is None]
+        forks = [course.opening.fork for course in self._sequences.values() if course.sent is None]
         wanted = {fork.sequence for fork in forks if fork}
-        ahead = tuple(sorted(self._gone.keys() - wanted))
-        for sequence in ahead:
-            del self._gone[sequence]
-        return ahead
+        unforked = tuple(sorted(self._unsent_closings.keys() - wanted))
+        for sequence in unforked:
+            del self._unsent_closings[sequence]
+        return unforked
 
-    def _timed(self, features: Features, frame: Frame, wall: float) -> Features:
+    def _with_timing(self, features: Features, frame: Frame, wall: float) -> Features:
         fed, seconds = sum(map(rows_of, frame.segments)), sum(frame.seconds)
-        return replace(features, fed=fed, seconds=seconds, wall=wall, rested=self._rested, trace=frame.trace)
+        return replace(
+            features, fed=fed, seconds=seconds, wall=wall, rested=self._unsent_trees, trace=frame.trace
+        )
 
-    def _trees(self, frame: Frame) -> int:
-        return sum(isinstance(one, Growth) and one.sequence in self._courses for one in frame.segments)
+    def _drafted_trees(self, frame: Frame) -> int:
+        return sum(isinstance(one, Growth) and one.sequence in self._sequences for one in frame.segments)
 
     # --- what happened ---
 
-    def _note(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
+    def _record_frame(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
         for opening in frame.openings:
             if opening.drafted:
                 self._open(opening)
-        parts, rows = list[Rows](), list[int]()
+        parts, rows = list[FeatureRows](), list[int]()
         first = 0
         for segment in frame.segments:
-            nodes = self._go_on(segment, outcomes.get(segment.sequence), parts)
+            nodes = self._record_segment(segment, outcomes.get(segment.sequence), parts)
             rows += [first + node for node in nodes]
             first += rows_of(segment)
         if self._store and rows and frame.fused is not None:
-            self._store.keep(parts, frame.fused, None if len(rows) == first else rows)
+            self._store.store(parts, frame.fused, None if len(rows) == first else rows)
 
     def _open(self, opening: Opening) -> None:
         """A fork of what is not known here is never drafted."""
         fork = opening.fork
-        if fork and fork.sequence not in self._courses:
+        if fork and fork.sequence not in self._sequences:
             return
         try:
             if self._store:
                 self._store.open(opening)
         except (NotFound, Overloaded):
             return
-        self._courses[opening.sequence] = _Course(opening, fork.length if fork else 0)
+        self._sequences[opening.sequence] = _DraftedSequence(opening, fork.length if fork else 0)
 
-    def _go_on(self, segment: Segment, outcome: Outcome | None, parts: list[Rows]) -> Sequence[int]:
+    def _record_segment(
+        self, segment: Segment, outcome: Outcome | None, parts: list[FeatureRows]
+    ) -> Sequence[int]:
         """Which rows of a segment were committed; noted, and added to `parts`, where it is drafted."""
-        course = self._courses.get(segment.sequence)
-        if course is None or course.over:
+        drafted = self._sequences.get(segment.sequence)
+        if drafted is None or drafted.ended:
             return ()
         if outcome and outcome.end:
-            course.over = True
+            drafted.ended = True
             return ()
         nodes = _committed(segment, outcome)
-        part = Rows(segment.sequence, course.committed, course.committed + len(nodes))
+        part = FeatureRows(segment.sequence, drafted.committed, drafted.committed + len(nodes))
         try:
             if self._store:
                 self._store.reserve(part)
@@ -160,73 +166,73 @@ class Teaching:
             self._close(segment.sequence)
             return ()
         parts.append(part)
-        course.committed = part.stop
+        drafted.committed = part.stop
         if outcome:
-            course.step, course.forced = outcome.step + 1, outcome.forced
+            drafted.step, drafted.forced = outcome.step + 1, outcome.forced
         return nodes
 
     def _close(self, sequence: int) -> None:
-        course = self._courses.pop(sequence, None)
-        if course and course.told is not None:
-            self._gone[sequence] = course.told
-        if course and self._store:
+        drafted = self._sequences.pop(sequence, None)
+        if drafted and drafted.sent is not None:
+            self._unsent_closings[sequence] = drafted.sent
+        if drafted and self._store:
             self._store.close(sequence)
 
     # --- what of that is told ---
 
     def _messages(self, frame: Frame) -> list[Features]:
-        told: list[Features] = []
-        room = AT_ONCE
+        messages: list[Features] = []
+        room = MAX_ROWS_PER_LAP
         while room > 0:
-            openings = tuple(filter(None, map(self._opening, self._courses.values())))
-            parts = self._parts(room)
-            if not (openings or parts):
+            openings = tuple(filter(None, map(self._opening_to_send, self._sequences.values())))
+            rows_by_sequence = self._rows_to_send(room)
+            if not (openings or rows_by_sequence):
                 break
-            rows = self._store.recall(parts) if self._store and parts else None
-            lessons = tuple(map(self._lesson, parts))
-            told.append(Features(frame.epoch, frame.number, openings, lessons, (), rows))
-            room -= sum(part.stop - part.start for part in parts)
-        return told
+            rows = self._store.load(rows_by_sequence) if self._store and rows_by_sequence else None
+            lessons = tuple(map(self._lesson, rows_by_sequence))
+            messages.append(Features(frame.epoch, frame.number, openings, lessons, (), rows))
+            room -= sum(part.stop - part.start for part in rows_by_sequence)
+        return messages
 
-    def _opening(self, course: _Course) -> Opening | None:
+    def _opening_to_send(self, drafted: _DraftedSequence) -> Opening | None:
         """How the drafter is to open it, if it may now: a fork behind its source, or as a text of its own
         where the source was never told and is closed.
         """
-        if course.told is not None or course.over:
+        if drafted.sent is not None or drafted.ended:
             return None
-        fork = course.opening.fork
-        source = self._courses.get(fork.sequence) if fork else None
-        known = source.told if source else self._gone.get(fork.sequence) if fork else None
+        fork = drafted.opening.fork
+        source = self._sequences.get(fork.sequence) if fork else None
+        known = source.sent if source else self._unsent_closings.get(fork.sequence) if fork else None
         if fork is None or (known is not None and known >= fork.length):
-            course.told = fork.length if fork else 0
-            return course.opening
-        if source and not source.over:
+            drafted.sent = fork.length if fork else 0
+            return drafted.opening
+        if source and not source.ended:
             return None
-        course.told = 0
-        return replace(course.opening, fork=None)
+        drafted.sent = 0
+        return replace(drafted.opening, fork=None)
 
-    def _parts(self, room: int) -> list[Rows]:
+    def _rows_to_send(self, room: int) -> list[FeatureRows]:
         """What the drafter lacks, at most `room` rows; those first who lack least."""
-        parts: list[Rows] = []
-        for course in sorted(self._courses.values(), key=lambda one: one.lag):
-            if course.lag and room > 0 and self._has(course):
-                assert course.told is not None
-                start, course.told = course.told, course.told + min(course.lag, room)
-                parts.append(Rows(course.opening.sequence, start, course.told))
-                room -= course.told - start
+        parts: list[FeatureRows] = []
+        for course in sorted(self._sequences.values(), key=lambda one: one.lag):
+            if course.lag and room > 0 and self._still_stored(course):
+                assert course.sent is not None
+                start, course.sent = course.sent, course.sent + min(course.lag, room)
+                parts.append(FeatureRows(course.opening.sequence, start, course.sent))
+                room -= course.sent - start
         return parts
 
-    def _has(self, course: _Course) -> bool:
+    def _still_stored(self, drafted: _DraftedSequence) -> bool:
         """Whether its features are all here still; else it cannot be drafted for any more."""
-        sequence, told = course.opening.sequence, course.told or 0
-        if self._store is None or self._store.since(sequence) <= told:
+        sequence, told = drafted.opening.sequence, drafted.sent or 0
+        if self._store is None or self._store.available_from(sequence) <= told:
             return True
         self._close(sequence)
         return False
 
-    def _lesson(self, part: Rows) -> Lesson:
+    def _lesson(self, part: FeatureRows) -> Lesson:
         """A tree is asked for behind the newest token alone."""
-        course, text = self._courses[part.sequence], self._texts[part.sequence]
+        course, text = self._sequences[part.sequence], self._tokens[part.sequence]
         tokens = tuple(text[part.start : part.stop])
         if course.step is None or part.stop < course.committed:
             return Lesson(part.sequence, part.start, tokens, None, None)

@@ -16,181 +16,181 @@ import torch
 from specsot.constraint import Grammar, Habits, Isolated
 from specsot.frames import Chunk, End, Features, Frame, Growth, Opening, Outcome, Result, Segment, rows_of
 from specsot.tree import single
-from specsot_worker.chances import add_chances
+from specsot_worker.chances import add_logprobs
 from specsot_worker.features import FeatureStore
-from specsot_worker.history import History
-from specsot_worker.judge import Written, judge_prompt, judge_tree
+from specsot_worker.history import TokenCounts
+from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
 from specsot_worker.nodes import grammar_masks
-from specsot_worker.postponed import Postponed
-from specsot_worker.targets import Question, Targets, find_targets
-from specsot_worker.teaching import Teaching
+from specsot_worker.postponed import PendingGrammars
+from specsot_worker.targets import TargetQuery, Targets, find_targets
+from specsot_worker.teaching import FeatureStream
 
 log = structlog.get_logger()
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
-Grammars = Callable[[Opening], Grammar | Future[Grammar] | None]
+FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifiedFrame:
     """A frame's result for master and stage 0, and what the drafter is told now, in order."""
 
     result: Result
     features: tuple[Features, ...]
 
 
-class LastStage:
+class Verifier:
     """Judges frames that have passed every layer; remembers every sequence's tokens."""
 
-    def __init__(self, logits: Logits, grammars: Grammars, store: FeatureStore | None = None) -> None:
+    def __init__(self, logits: Logits, find_grammar: FindGrammar, store: FeatureStore | None = None) -> None:
         """store: where features are kept for the drafter, if it wants any."""
-        self._logits, self._grammars = logits, grammars
-        self._written: dict[int, Written] = {}
-        self._texts: dict[int, list[int]] = {}
+        self._logits, self._find_grammar = logits, find_grammar
+        self._decoding: dict[int, DecodeState] = {}
+        self._tokens: dict[int, list[int]] = {}
         self._habits = Habits()
-        self._teaching = Teaching(self._texts, store)
-        self._postponed = Postponed()
+        self._features = FeatureStream(self._tokens, store)
+        self._pending = PendingGrammars()
 
     @property
-    def waits(self) -> bool:
+    def has_pending(self) -> bool:
         """For what holds a sequence: something is not judged yet."""
-        return len(self._postponed) > 0
+        return len(self._pending) > 0
 
     @property
-    def late(self) -> bool:
+    def pending_ready(self) -> bool:
         """Some of that can be judged now."""
-        return bool(self._postponed.ready)
+        return bool(self._pending.ready)
 
     @torch.inference_mode()
-    def judge(self, frame: Frame) -> Verdict:
+    def verify(self, frame: Frame) -> VerifiedFrame:
         """Outcomes of the decoding segments, and the true features of what was committed; but for those of
         sequences that must wait.
         """
-        begun = time.perf_counter()
+        began = time.perf_counter()
         for opening in frame.openings:
             self._open(opening)
-        judged = self._postponed.keep(frame)
-        self._teaching.catch_up()  # a GPU is still at this frame
-        outcomes = self._outcomes(judged)
+        verifiable = self._pending.hold_back(frame)
+        self._features.catch_up()  # a GPU is still at this frame
+        outcomes = self._outcomes(verifiable)
         now = time.perf_counter()
-        spent = _spent(frame, now - begun)
+        spent = _add_verify_time(frame, now - began)
         result = _result(spent, tuple(outcomes.values()))
-        told = self._teaching.tell(spent if judged is frame else judged, outcomes, now)
+        features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
         self._forget(frame, outcomes)
-        return Verdict(result, told)
+        return VerifiedFrame(result, features)
 
-    def teach_anew(self, somebody: bool = True) -> None:
+    def restart_features(self, drafter_present: bool = True) -> None:
         """Another drafter listens from now on, or nobody."""
-        self._teaching.begin(somebody)
+        self._features.restart(drafter_present)
 
     @torch.inference_mode()
-    def judge_late(self) -> Verdict:
+    def verify_pending(self) -> VerifiedFrame:
         """The same of segments that need not wait any more. Its result is no lap's: number 0."""
-        grammars, frame = self._postponed.take()
+        grammars, frame = self._pending.take_ready()
         for sequence, found in grammars.items():
-            self._written[sequence].hold(Isolated(found.result))
+            self._decoding[sequence].set_grammar(Isolated(found.result))
         outcomes = self._outcomes(frame)
-        told = self._teaching.tell(frame, outcomes, time.perf_counter())
+        features = self._features.advance(frame, outcomes, time.perf_counter())
         self._forget(frame, outcomes)
-        return Verdict(Result(frame.epoch, frame.number, tuple(outcomes.values())), told)
+        return VerifiedFrame(Result(frame.epoch, frame.number, tuple(outcomes.values())), features)
 
     def _open(self, opening: Opening) -> None:
         fork = opening.fork
-        text = self._texts[fork.sequence][: fork.length] if fork else []
-        self._texts[opening.sequence] = text
+        tokens = self._tokens[fork.sequence][: fork.length] if fork else []
+        self._tokens[opening.sequence] = tokens
         if opening.decodes:
-            found, grammar = self._find(opening), None
+            found, grammar = self._start_grammar(opening), None
             if found and found.done():
                 grammar = Isolated(found.result)
             elif found:
-                self._postponed.wait(opening.sequence, found)
-            history = History(text) if opening.sampling.penalises else None
-            self._written[opening.sequence] = Written(opening, grammar, self._habits, history)
+                self._pending.add(opening.sequence, found)
+            history = TokenCounts(tokens) if opening.sampling.penalises else None
+            self._decoding[opening.sequence] = DecodeState(opening, grammar, self._habits, history)
 
-    def _find(self, opening: Opening) -> Future[Grammar] | None:
+    def _start_grammar(self, opening: Opening) -> Future[Grammar] | None:
         """What holds a sequence. That there is none, though one is asked for, is its own affair, too."""
-        coming: Future[Grammar] = Future()
+        compiling: Future[Grammar] = Future()
         try:
-            found = self._grammars(opening)
+            found = self._find_grammar(opening)
         except Exception as error:
-            coming.set_exception(error)
-            return coming
+            compiling.set_exception(error)
+            return compiling
         if found is None or isinstance(found, Future):
             return found
-        coming.set_result(found)
-        return coming
+        compiling.set_result(found)
+        return compiling
 
-    def _recall(self, frame: Frame) -> None:
+    def _append_prompt(self, frame: Frame) -> None:
         for segment in frame.segments:
             if isinstance(segment, Chunk):
-                self._texts[segment.sequence] += segment.tokens
-                if written := self._written.get(segment.sequence):
-                    written.recall(segment.start, segment.tokens)
+                self._tokens[segment.sequence] += segment.tokens
+                if state := self._decoding.get(segment.sequence):
+                    state.read_prompt(segment.start, segment.tokens)
 
     def _outcomes(self, frame: Frame) -> dict[int, Outcome]:
         """What each decoding segment led to, by sequence."""
-        self._recall(frame)
-        rows, asked = list[int](), list[tuple[Segment, Question]]()
+        self._append_prompt(frame)
+        rows, queries = list[int](), list[tuple[Segment, TargetQuery]]()
         first = 0
         for segment in frame.segments:
-            if written := self._judged(segment):
-                asked.append((segment, _question(segment, written, len(rows))))
-                rows += _judged_rows(segment, first)
+            if state := self._decode_state(segment):
+                queries.append((segment, _target_query(segment, state, len(rows))))
+                rows += _logit_rows(segment, first)
             first += rows_of(segment)
         if not rows:
             return {}
         assert frame.hidden is not None
         logits = self._logits(frame.hidden if len(rows) == first else frame.hidden[rows])
-        questions = [question for _, question in asked]
+        questions = [question for _, question in queries]
         outcomes = [
             self._outcome(segment, targets)
-            for (segment, _), targets in zip(asked, find_targets(logits, questions))
+            for (segment, _), targets in zip(queries, find_targets(logits, questions))
         ]
-        return {one.sequence: one for one in add_chances(outcomes, questions, logits)}
+        return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
 
-    def _judged(self, segment: Segment) -> Written | None:
+    def _decode_state(self, segment: Segment) -> DecodeState | None:
         if isinstance(segment, Chunk) and not segment.final:
             return None
-        return self._written.get(segment.sequence)
+        return self._decoding.get(segment.sequence)
 
     def _outcome(self, segment: Segment, targets: Targets) -> Outcome:
-        written = self._written[segment.sequence]
+        state = self._decoding[segment.sequence]
         if isinstance(segment, Chunk):
-            outcome = judge_prompt(written, targets[0])
+            outcome = accept_prompt(state, targets[0])
         else:
-            outcome = judge_tree(written, segment.step, segment.tree, targets)
-        if written.failure:
+            outcome = accept_tree(state, segment.step, segment.tree, targets)
+        if state.failure:
             outcome = Outcome(outcome.sequence, outcome.step, outcome.accepted[:1], (), End.FAILED)
-            log.error("a sequence failed", sequence=segment.sequence, reason=written.failure)
-        self._texts[segment.sequence] += outcome.tokens
+            log.error("a sequence failed", sequence=segment.sequence, reason=state.failure)
+        self._tokens[segment.sequence] += outcome.tokens
         return outcome
 
     def _forget(self, frame: Frame, outcomes: dict[int, Outcome]) -> None:
-        over = [sequence for sequence, outcome in outcomes.items() if outcome.end]
-        for sequence in (*frame.closings, *over):
-            self._written.pop(sequence, None)
+        ended = [sequence for sequence, outcome in outcomes.items() if outcome.end]
+        for sequence in (*frame.closings, *ended):
+            self._decoding.pop(sequence, None)
         for sequence in frame.closings:
-            self._texts.pop(sequence, None)
-            self._postponed.forget(sequence)
+            self._tokens.pop(sequence, None)
+            self._pending.forget(sequence)
 
 
-def _judged_rows(segment: Segment, first: int) -> range:
+def _logit_rows(segment: Segment, first: int) -> range:
     """Rows of a frame whose logits matter: a prompt's last one, every node of a tree."""
     stop = first + rows_of(segment)
     return range(stop - 1, stop) if isinstance(segment, Chunk) else range(first, stop)
 
 
-def _question(segment: Segment, written: Written, row: int) -> Question:
+def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:
     """A prompt's last token is a tree of one node."""
-    masks = grammar_masks(segment, written)
+    masks = grammar_masks(segment, state)
     if isinstance(segment, Chunk):
-        tree, place = single(segment.tokens[-1]), segment.start + len(segment.tokens)
+        tree, position = single(segment.tokens[-1]), segment.start + len(segment.tokens)
     else:
-        tree, place = segment.tree, segment.committed + 1
-    return Question(written, row, tree, place, masks)
+        tree, position = segment.tree, segment.committed + 1
+    return TargetQuery(state, row, tree, position, masks)
 
 
-def _spent(frame: Frame, seconds: float) -> Frame:
+def _add_verify_time(frame: Frame, seconds: float) -> Frame:
     """Judging is part of the last stage's work."""
     *before, last = frame.seconds or (0.0,)
     return replace(frame, seconds=(*before, last + seconds))

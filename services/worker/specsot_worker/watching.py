@@ -13,7 +13,7 @@ from specsot.members import Configuration
 from specsot.pages import PageTable
 
 
-class Watch:
+class WorkerObserver:
     """Looks at nothing; those who do say so for the moments they care about. Times are seconds."""
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
@@ -23,14 +23,14 @@ class Watch:
         """Stage 0 is about to send a frame on its way; this one goes."""
         return frame
 
-    def waited(self, frame: Frame, seconds: float) -> None:
+    def dequeued(self, frame: Frame, seconds: float) -> None:
         """A frame lay here so long before its turn came."""
 
-    def working(self, frame: Frame) -> AbstractContextManager[object]:
+    def computing(self, frame: Frame) -> AbstractContextManager[object]:
         """Entered while this stage computes a frame."""
         return nullcontext()
 
-    def worked(self, frame: Frame, seconds: float) -> None:
+    def computed(self, frame: Frame, seconds: float) -> None:
         """This stage has computed a frame."""
 
     def returned(self, result: Result, now: float) -> None:
@@ -40,39 +40,39 @@ class Watch:
         """The epoch is over; frames that have not returned never will."""
 
 
-class Watches(Watch):
+class WorkerObservers(WorkerObserver):
     """Several as one."""
 
-    def __init__(self, watches: Sequence[Watch]) -> None:
-        self._watches = watches
+    def __init__(self, watches: Sequence[WorkerObserver]) -> None:
+        self._observers = watches
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
-        for watch in self._watches:
+        for watch in self._observers:
             watch.formed(configuration, table)
 
     def launched(self, frame: Frame, now: float) -> Frame:
-        for watch in self._watches:
+        for watch in self._observers:
             frame = watch.launched(frame, now)
         return frame
 
-    def waited(self, frame: Frame, seconds: float) -> None:
-        for watch in self._watches:
-            watch.waited(frame, seconds)
+    def dequeued(self, frame: Frame, seconds: float) -> None:
+        for watch in self._observers:
+            watch.dequeued(frame, seconds)
 
-    def working(self, frame: Frame) -> AbstractContextManager[object]:
+    def computing(self, frame: Frame) -> AbstractContextManager[object]:
         stack = ExitStack()
-        for watch in self._watches:
-            stack.enter_context(watch.working(frame))
+        for watch in self._observers:
+            stack.enter_context(watch.computing(frame))
         return stack
 
-    def worked(self, frame: Frame, seconds: float) -> None:
-        for watch in self._watches:
-            watch.worked(frame, seconds)
+    def computed(self, frame: Frame, seconds: float) -> None:
+        for watch in self._observers:
+            watch.computed(frame, seconds)
 
     def returned(self, result: Result, now: float) -> None:
-        for watch in self._watches:
+        for watch in self._observers:
             watch.returned(result, now)
 
     def disbanded(self) -> None:
-        for watch in self._watches:
+        for watch in self._observers:
             watch.disbanded()

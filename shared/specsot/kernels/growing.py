@@ -15,7 +15,7 @@ WORD = 32
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """All candidates of B trees, int64 and fp32 [B, n], parents before children: see `drafter.Offer`."""
+    """All candidates of B trees, int64 and fp32 [B, n], parents first: see `selection.Candidates`."""
 
     tokens: Tensor
     scores: Tensor

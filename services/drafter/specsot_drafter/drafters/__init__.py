@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specsot.frames import Features
-from specsot_drafter.selection import Deserves, Offer
-from specsot_drafter.texts import Text
+from specsot_drafter.selection import Candidates, KeepGrowing
+from specsot_drafter.texts import DraftSequence
 
 
-class Drafter(Protocol):
+class Proposer(Protocol):
     """One way to draft, within one epoch. It follows the texts it was given, each until it is closed.
 
     widths: nodes per tree that are fed at most to grow level 2, 3, ...; one less than its deepest tree.
@@ -26,15 +26,15 @@ class Drafter(Protocol):
         """KV pages nobody owns; all of them once every text is closed."""
         ...
 
-    def due(self, texts: Sequence[Text]) -> int:
+    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
         """Rows that must be computed before any of these can grow."""
         ...
 
-    def open(self, text: Text) -> None:
+    def open(self, sequence: DraftSequence) -> None:
         """Follow a text from here; a fork shares what it can with its source."""
         ...
 
-    def hear(self, batch: Features) -> None:
+    def observe(self, batch: Features) -> None:
         """Lessons came; their tokens are in the texts already."""
         ...
 
@@ -42,7 +42,7 @@ class Drafter(Protocol):
         """Give everything back. Texts that are not followed are ignored."""
         ...
 
-    def most_levels(self, text: Text) -> int:
+    def max_levels(self, sequence: DraftSequence) -> int:
         """How deep a tree it could draft for this text now; 0 where it cannot."""
         ...
 
@@ -50,8 +50,10 @@ class Drafter(Protocol):
         """Compute what is due, while nobody waits."""
         ...
 
-    def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
-        """Candidates for trees of at most `levels` levels; fewer where `deserves` says so.
+    def propose(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Candidates | None:
+        """Candidates for trees of at most `levels` levels; fewer where `keep_growing` says so.
 
         None where there is no room for any. A text without room gets no candidate.
         """

@@ -20,17 +20,17 @@ from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.pages import PageTable
-from specsot_drafter.drafters.beams import Beam
-from specsot_drafter.grammar import guide_of
-from specsot_drafter.growth import Ground, Growth, find_ground
-from specsot_drafter.selection import Deserves, Offer, for_all
-from specsot_drafter.texts import Text
+from specsot_drafter.drafters.beams import BeamShape
+from specsot_drafter.grammar import make_guide
+from specsot_drafter.growth import TreeGrowth, TreeRoom, reserve_room
+from specsot_drafter.selection import Candidates, KeepGrowing, pad_rows
+from specsot_drafter.texts import DraftSequence
 
-CHUNK = 512  # rows of one pass over what is due
-LONG = 32  # rows from which a text is fed alone
+PREFILL_ROWS = 512  # rows of one pass over what is due
+LONG_PROMPT_ROWS = 32  # rows from which a text is fed alone
 
 
-class ModelHead:
+class DecoderHead:
     """A whole decoder as what grows trees: it wants no features, its own hidden rows are its outputs."""
 
     taps: tuple[int, ...] = ()
@@ -82,52 +82,52 @@ class ModelHead:
 
 
 @dataclass(slots=True)
-class Fed:
-    """A text, and the tokens whose KV rows lie in its first slots; the first `sure` are the text's."""
+class FedTokens:
+    """A text, and the tokens whose KV rows lie in its first slots; the first `confirmed` are the text's."""
 
-    text: Text
+    sequence: DraftSequence
     tokens: list[int] = field(default_factory=list)
-    sure: int = 0
+    confirmed: int = 0
 
     @property
     def due(self) -> list[int]:
         """Tokens to feed, once rewound."""
-        return self.text.tokens[len(self.tokens) :]
+        return self.sequence.tokens[len(self.tokens) :]
 
     def rewind(self) -> None:
         """Forget the rows that are not the text's, and its root's, which is always due."""
-        end = min(len(self.tokens), len(self.text.tokens) - 1)
-        while self.sure < end and self.tokens[self.sure] == self.text.tokens[self.sure]:
-            self.sure += 1
-        self.sure = min(self.sure, end)
-        del self.tokens[self.sure :]
+        end = min(len(self.tokens), len(self.sequence.tokens) - 1)
+        while self.confirmed < end and self.tokens[self.confirmed] == self.sequence.tokens[self.confirmed]:
+            self.confirmed += 1
+        self.confirmed = min(self.confirmed, end)
+        del self.tokens[self.confirmed :]
 
 
-class ModelDrafter:
-    """See `Drafter`."""
+class LanguageModelProposer:
+    """See `Proposer`."""
 
-    def __init__(self, head: ModelHead, beam: Beam, pages: int, page_rows: int) -> None:
+    def __init__(self, head: DecoderHead, beam: BeamShape, pages: int, page_rows: int) -> None:
         self.widths = beam.widths
         self._head, self._beam = head, beam
         self._table = PageTable(pages, page_rows)
         self._kv = KVPages(
             head.layers, pages, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device
         )
-        self._fed: dict[int, Fed] = {}
+        self._fed: dict[int, FedTokens] = {}
 
     @property
     def free_pages(self) -> int:
         return self._table.free
 
-    def due(self, texts: Sequence[Text]) -> int:
-        fed = [self._fed[text.sequence] for text in texts if text.sequence in self._fed]
-        return sum(max(len(one.text.tokens) - len(one.tokens), 1) for one in fed)
+    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
+        fed = [self._fed[text.id] for text in sequences if text.id in self._fed]
+        return sum(max(len(one.sequence.tokens) - len(one.tokens), 1) for one in fed)
 
-    def open(self, text: Text) -> None:
+    def open(self, sequence: DraftSequence) -> None:
         """Nothing is computed or shared yet: perhaps nothing will ever be drafted."""
-        self._fed[text.sequence] = Fed(text)
+        self._fed[sequence.id] = FedTokens(sequence)
 
-    def hear(self, batch: Features) -> None:
+    def observe(self, batch: Features) -> None:
         """The texts know."""
 
     def close(self, sequence: int) -> None:
@@ -137,20 +137,24 @@ class ModelDrafter:
     def catch_up(self) -> None:
         """Nothing: what is due goes along with the next root."""
 
-    def most_levels(self, text: Text) -> int:
-        if text.sequence not in self._fed:
+    def max_levels(self, sequence: DraftSequence) -> int:
+        if sequence.id not in self._fed:
             return 0
-        depth = min(text.room - 1, text.reach(self._head.positions) - 1 - text.committed)
+        depth = min(
+            sequence.remaining - 1, sequence.max_tokens(self._head.positions) - 1 - sequence.committed
+        )
         return max(min(len(self.widths) + 1, depth), 0)
 
-    def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
-        grounds = [self._ground(text) for text in texts]
-        growing = [(text, ground) for text, ground in zip(texts, grounds) if ground]
+    def propose(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Candidates | None:
+        rooms = [self._reserve(text) for text in sequences]
+        growing = [(text, ground) for text, ground in zip(sequences, rooms) if ground]
         if not growing:
             return None
-        last = self._feed([self._fed[text.sequence] for text, _ in growing])
-        guide = guide_of(self._head, [text for text, _ in growing])
-        grown = Growth(
+        last = self._feed([self._fed[text.id] for text, _ in growing])
+        guide = make_guide(self._head, [text for text, _ in growing])
+        grown = TreeGrowth(
             self._head,
             self._kv,
             [ground for _, ground in growing],
@@ -159,32 +163,32 @@ class ModelDrafter:
             self._beam.widths,
             self._beam.floor,
         )
-        offer = grown.run(last, levels, deserves)
+        candidates = grown.run(last, levels, keep_growing)
         if self._beam.breadth == 1:
-            self._keep_chains([text for text, _ in growing], offer)
-        return for_all(offer, [ground is not None for ground in grounds])
+            self._keep_chains([text for text, _ in growing], candidates)
+        return pad_rows(candidates, [ground is not None for ground in rooms])
 
-    def _ground(self, text: Text) -> Ground | None:
+    def _reserve(self, sequence: DraftSequence) -> TreeRoom | None:
         """Room behind everything that is known; a text that was never drafted for begins here."""
-        fed = self._fed.get(text.sequence)
-        if fed is None or not (text.sequence in self._table or self._begin(fed)):
+        fed = self._fed.get(sequence.id)
+        if fed is None or not (sequence.id in self._table or self._start(fed)):
             return None
         self._trim(fed)
-        return find_ground(self._table, text.sequence, len(text.tokens), sum(self.widths))
+        return reserve_room(self._table, sequence.id, len(sequence.tokens), sum(self.widths))
 
-    def _begin(self, fed: Fed) -> bool:
+    def _start(self, fed: FedTokens) -> bool:
         """Share with the source all that the two have in common; the source is fed that far first."""
-        fork, sequence = fed.text.opening.fork, fed.text.sequence
+        fork, sequence = fed.sequence.opening.fork, fed.sequence.id
         source = self._fed.get(fork.sequence) if fork else None
         if fork is None or source is None:
-            self._table.open(sequence, window_of(fed.text.opening))
+            self._table.open(sequence, window_of(fed.sequence.opening))
             return True
         try:
-            if source.text.sequence not in self._table:
-                self._table.open(source.text.sequence, window_of(source.text.opening))
+            if source.sequence.id not in self._table:
+                self._table.open(source.sequence.id, window_of(source.sequence.opening))
             source.rewind()
             self._feed_up_to(source, fork.length)
-            copy = self._table.fork(sequence, source.text.sequence, fork.length)
+            copy = self._table.fork(sequence, source.sequence.id, fork.length)
         except Overloaded:
             return False
         if copy is not None:
@@ -192,35 +196,35 @@ class ModelDrafter:
         fed.tokens = source.tokens[: fork.length]
         return True
 
-    def _trim(self, fed: Fed) -> None:
+    def _trim(self, fed: FedTokens) -> None:
         """Give back what a window hides from all rows to come. Here a row sees all that is left."""
-        self._wipe(self._table.trim(fed.text.sequence, fed.sure))
+        self._wipe(self._table.trim(fed.sequence.id, fed.confirmed))
 
     def _wipe(self, pages: Sequence[int]) -> None:
         for page in pages:
             self._kv.clear_page(page)
 
-    def _feed_up_to(self, fed: Fed, stop: int) -> None:
-        for start in range(len(fed.tokens), stop, CHUNK):
-            chunk = fed.text.tokens[start : min(start + CHUNK, stop)]
+    def _feed_up_to(self, fed: FedTokens, stop: int) -> None:
+        for start in range(len(fed.tokens), stop, PREFILL_ROWS):
+            chunk = fed.sequence.tokens[start : min(start + PREFILL_ROWS, stop)]
             self._trim(fed)
-            self._table.reserve(fed.text.sequence, start + len(chunk))
+            self._table.reserve(fed.sequence.id, start + len(chunk))
             self._run([(fed, chunk)])
 
-    def _feed(self, texts: Sequence[Fed]) -> Tensor:
+    def _feed(self, feds: Sequence[FedTokens]) -> Tensor:
         """Feed what is due of each, its root last; returns the roots' outputs [texts, hidden]."""
-        for fed in texts:
+        for fed in feds:
             fed.rewind()
-            if len(fed.due) > LONG:
-                self._feed_up_to(fed, len(fed.text.tokens) - 1)
-        return self._run([(fed, fed.due) for fed in texts])
+            if len(fed.due) > LONG_PROMPT_ROWS:
+                self._feed_up_to(fed, len(fed.sequence.tokens) - 1)
+        return self._run([(fed, fed.due) for fed in feds])
 
-    def _run(self, parts: Sequence[tuple[Fed, Sequence[int]]]) -> Tensor:
+    def _run(self, parts: Sequence[tuple[FedTokens, Sequence[int]]]) -> Tensor:
         """One pass over the next tokens of several texts; returns [parts, hidden], outputs of the last."""
         table, head = self._table, self._head
         spans, slots, rows, tokens, last = list[Span](), list[int](), list[int](), list[int](), list[int]()
         for fed, chunk in parts:
-            first, sequence = len(fed.tokens), fed.text.sequence
+            first, sequence = len(fed.tokens), fed.sequence.id
             stop, column = first + len(chunk), table.column(sequence, first)
             pages = table.pages(sequence)[: table.pages_for(column + len(chunk))]
             spans.append(Span(len(chunk), column, len(chunk), pages))
@@ -236,7 +240,7 @@ class ModelDrafter:
             fed_rows, fed_rows, as_tensor(rows), as_tensor(slots), plan, self._kv, as_tensor(last)
         )
 
-    def _keep_chains(self, texts: Sequence[Text], offer: Offer) -> None:
+    def _keep_chains(self, sequences: Sequence[DraftSequence], candidates: Candidates) -> None:
         """A chain's rows lie where its tokens will stand, if they are accepted."""
-        for text, tokens in zip(texts, offer.tokens.tolist()):
-            self._fed[text.sequence].tokens += tokens[:-1]
+        for text, tokens in zip(sequences, candidates.tokens.tolist()):
+            self._fed[text.id].tokens += tokens[:-1]

@@ -13,34 +13,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsot.frames import Features
-from specsot_drafter.acceptance import Acceptance
-from specsot_drafter.selection import Deserves, Offer
-from specsot_drafter.texts import Text
+from specsot_drafter.acceptance import AcceptanceRates
+from specsot_drafter.selection import Candidates, KeepGrowing
+from specsot_drafter.texts import DraftSequence
 
-LONGEST, SHORTEST = 4, 2  # tokens that must have been written before
+MAX_MATCH, MIN_MATCH = 4, 2  # tokens that must have been written before
 
 
 @dataclass(slots=True)
-class Index:
+class SuffixIndex:
     """One text as an array, in which what was written before is looked for. It costs nothing until then.
 
     suggested: what was suggested behind so many tokens, until it is known.
     """
 
-    text: Text
+    sequence: DraftSequence
     known: int = 0
     suggested: tuple[int, tuple[int, ...]] = (0, ())
-    room: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    buffer: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
-    def look(self, most: int) -> tuple[int, ...]:
+    def find_continuation(self, most: int) -> tuple[int, ...]:
         """The tokens behind the longest stretch that was written before, at most `most`; of several, behind
         the last.
         """
-        written = self._catch_up()
-        if len(written) <= SHORTEST:
+        written = self._tokens()
+        if len(written) <= MIN_MATCH:
             return ()
-        ends = np.flatnonzero((written[1:-1] == written[-1]) & (written[:-2] == written[-2])) + SHORTEST
-        for size in range(SHORTEST + 1, LONGEST + 1):
+        ends = np.flatnonzero((written[1:-1] == written[-1]) & (written[:-2] == written[-2])) + MIN_MATCH
+        for size in range(MIN_MATCH + 1, MAX_MATCH + 1):
             longer = ends[ends >= size]
             longer = longer[written[longer - size] == written[-size]]
             if not len(longer):
@@ -48,43 +48,43 @@ class Index:
             ends = longer
         return tuple(written[ends[-1] : ends[-1] + most].tolist()) if len(ends) else ()
 
-    def _catch_up(self) -> NDArray[np.int32]:
-        tokens = self.text.tokens
-        if len(tokens) > len(self.room):
+    def _tokens(self) -> NDArray[np.int32]:
+        tokens = self.sequence.tokens
+        if len(tokens) > len(self.buffer):
             room = np.empty(2 * len(tokens), np.int32)
-            room[: self.known] = self.room[: self.known]
-            self.room = room
-        self.room[self.known : len(tokens)] = tokens[self.known :]
+            room[: self.known] = self.buffer[: self.known]
+            self.buffer = room
+        self.buffer[self.known : len(tokens)] = tokens[self.known :]
         self.known = len(tokens)
-        return self.room[: self.known]
+        return self.buffer[: self.known]
 
 
-class NgramDrafter:
-    """See `Drafter`. Its trees are chains."""
+class NgramProposer:
+    """See `Proposer`. Its trees are chains."""
 
     def __init__(self, tokens: int, pages: int = 0) -> None:
         """tokens: of a chain at most. pages: what it reports, since it needs none."""
         self.widths: tuple[int, ...] = (1,) * (tokens - 1)
         self.free_pages = pages
-        self._acceptance = Acceptance(tokens)
-        self._indices: dict[int, Index] = {}
+        self._acceptance = AcceptanceRates(tokens)
+        self._indices: dict[int, SuffixIndex] = {}
 
-    def due(self, texts: Sequence[Text]) -> int:
+    def due_rows(self, sequences: Sequence[DraftSequence]) -> int:
         return 0
 
-    def open(self, text: Text) -> None:
-        self._indices[text.sequence] = Index(text)
+    def open(self, sequence: DraftSequence) -> None:
+        self._indices[sequence.id] = SuffixIndex(sequence)
 
-    def hear(self, batch: Features) -> None:
+    def observe(self, batch: Features) -> None:
         """Compare what was suggested with what was written."""
         for lesson in batch.lessons:
             index = self._indices.get(lesson.sequence)
             if index and index.suggested[1]:
                 behind, chain = index.suggested
-                written = index.text.tokens[behind:]
+                written = index.sequence.tokens[behind:]
                 right = _agreeing(chain, written)
                 told = min(len(chain), right + 1, len(written))
-                self._acceptance.note(told, (), right)
+                self._acceptance.record(told, (), right)
                 index.suggested = (0, ())
 
     def close(self, sequence: int) -> None:
@@ -93,30 +93,32 @@ class NgramDrafter:
     def catch_up(self) -> None:
         """Nothing is ever due."""
 
-    def most_levels(self, text: Text) -> int:
-        known = text.sequence in self._indices
-        return max(min(len(self.widths) + 1, text.room - 1), 0) if known else 0
+    def max_levels(self, sequence: DraftSequence) -> int:
+        known = sequence.id in self._indices
+        return max(min(len(self.widths) + 1, sequence.remaining - 1), 0) if known else 0
 
-    def offer(self, texts: Sequence[Text], levels: int, deserves: Deserves | None = None) -> Offer | None:
+    def propose(
+        self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
+    ) -> Candidates | None:
         """A chain where something was found; nobody has to be asked whether it deserves to grow."""
-        chains = [self._suggest(text, levels) for text in texts]
+        chains = [self._suggest(text, levels) for text in sequences]
         levels = max(map(len, chains))
         if not levels:
             return None
         depths = np.arange(1, levels + 1)
-        sure = np.log(np.cumprod(self._acceptance.chances()[:levels]))
-        tokens = np.zeros((len(texts), levels), np.int64)
-        scores = np.full((len(texts), levels), -np.inf)
+        sure = np.log(np.cumprod(self._acceptance.by_depth()[:levels]))
+        tokens = np.zeros((len(sequences), levels), np.int64)
+        scores = np.full((len(sequences), levels), -np.inf)
         for row, chain in enumerate(chains):
             tokens[row, : len(chain)], scores[row, : len(chain)] = chain, sure[: len(chain)]
-        return Offer(tokens, scores, np.tile(depths - 1, (len(texts), 1)), depths)
+        return Candidates(tokens, scores, np.tile(depths - 1, (len(sequences), 1)), depths)
 
-    def _suggest(self, text: Text, most: int) -> tuple[int, ...]:
-        index = self._indices.get(text.sequence)
+    def _suggest(self, sequence: DraftSequence, most: int) -> tuple[int, ...]:
+        index = self._indices.get(sequence.id)
         if index is None:
             return ()
-        chain = index.look(min(most, self.most_levels(text)))
-        index.suggested = (len(text.tokens), chain)
+        chain = index.find_continuation(min(most, self.max_levels(sequence)))
+        index.suggested = (len(sequence.tokens), chain)
         return chain
 
 

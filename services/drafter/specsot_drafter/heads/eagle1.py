@@ -19,8 +19,8 @@ from specsot.model.kv import KVPages
 from specsot.model.linear import Linear
 from specsot.model.norms import Norm
 from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import Final
-from specsot_drafter.heads.layers import Layers
+from specsot_drafter.heads.fusion import FinalHidden
+from specsot_drafter.heads.layers import HeadLayers
 from specsot_drafter.heads.shapes import HeadShape
 
 
@@ -28,10 +28,10 @@ from specsot_drafter.heads.shapes import HeadShape
 class Eagle1Parts:
     """All that an EAGLE-1 head computes with. table: embeddings [V, hidden]. Norms may be absent."""
 
-    fusion: Final
+    fusion: FinalHidden
     table: Tensor
     fc: Linear
-    layers: Layers
+    layers: HeadLayers
     lm_head: Linear
     token_norm: Norm | None = None
     feature_norm: Norm | None = None

@@ -21,7 +21,7 @@ from specsot.model.linear import Linear
 from specsot.model.norms import Norm
 from specsot_drafter.heads.eagle import EagleHead
 from specsot_drafter.heads.fusion import Fusion
-from specsot_drafter.heads.layers import Layers
+from specsot_drafter.heads.layers import HeadLayers
 from specsot_drafter.heads.shapes import HeadShape
 
 
@@ -37,7 +37,7 @@ class Eagle3Parts:
     table: Tensor
     token_norm: Norm
     feature_norm: Norm
-    layers: Layers
+    layers: HeadLayers
     norm: Norm
     lm_head: Linear
     offsets: Tensor | None

@@ -34,7 +34,7 @@ class Fusion(Protocol):
         ...
 
 
-class Summed:
+class SummedTaps:
     """fc where the taps are; its bias, if it has one, here."""
 
     def __init__(self, taps: tuple[int, ...], weight: Tensor, bias: Tensor | None) -> None:
@@ -49,7 +49,7 @@ class Summed:
         return fused if self._bias is None else fused + self._bias
 
 
-class Joined:
+class ConcatenatedTaps:
     """The states side by side; norms and fc here."""
 
     def __init__(
@@ -60,14 +60,14 @@ class Joined:
         self._norms, self._fc, self._dtype = norms, fc, dtype
 
     def slices(self) -> dict[int, Tensor]:
-        return blocks(self.taps, self.width // len(self.taps), self._dtype)
+        return identity_slices(self.taps, self.width // len(self.taps), self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:
         parts = fused.chunk(len(self._norms), dim=1)
         return self._fc(torch.cat([norm(part) for norm, part in zip(self._norms, parts)], dim=1))
 
 
-class Final:
+class FinalHidden:
     """The base's last state alone, as its lm_head sees it: after its last norm."""
 
     def __init__(self, layers: int, hidden: int, norm: Normalise, dtype: torch.dtype) -> None:
@@ -75,13 +75,13 @@ class Final:
         self._norm, self._dtype = norm, dtype
 
     def slices(self) -> dict[int, Tensor]:
-        return blocks(self.taps, self.width, self._dtype)
+        return identity_slices(self.taps, self.width, self._dtype)
 
     def features(self, fused: Tensor) -> Tensor:
         return self._norm(fused)
 
 
-def blocks(taps: tuple[int, ...], width: int, dtype: torch.dtype) -> dict[int, Tensor]:
+def identity_slices(taps: tuple[int, ...], width: int, dtype: torch.dtype) -> dict[int, Tensor]:
     """For each tap [taps * width, width] of an identity: its state lands in columns of its own."""
     parts = torch.eye(len(taps) * width, dtype=dtype).split(width, dim=1)
     return {tap: part.contiguous() for tap, part in zip(taps, parts)}

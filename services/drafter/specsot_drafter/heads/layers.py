@@ -19,11 +19,11 @@ from specsot.model.weights import Fetch
 from specsot_drafter.heads.shapes import HeadShape
 
 
-class Layers:
+class HeadLayers:
     """All decoder layers: the first reads what its head makes for it, the others are Llama's."""
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float) -> None:
-        self.first, *rest = (Layer(fetch, shape, rotary, eps, index) for index in range(shape.layers))
+        self.first, *rest = (HeadLayer(fetch, shape, rotary, eps, index) for index in range(shape.layers))
         norms = (
             fetch_norm(fetch, f"layers.{index}.input_layernorm", shape.hidden, eps)
             for index in range(1, shape.layers)
@@ -47,7 +47,7 @@ class Layers:
         return x
 
 
-class Layer:
+class HeadLayer:
     """Layer `index`: attention over `inputs`, added to a residual, and a gated MLP behind it."""
 
     def __init__(self, fetch: Fetch, shape: HeadShape, rotary: Rotary, eps: float, index: int) -> None:

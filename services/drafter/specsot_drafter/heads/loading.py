@@ -26,14 +26,14 @@ from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.heads.eagle import EagleHead
 from specsot_drafter.heads.eagle1 import Eagle1Head, Eagle1Parts
 from specsot_drafter.heads.eagle3 import Eagle3Head, Eagle3Parts
-from specsot_drafter.heads.fusion import Final, Fusion, Joined, Summed
-from specsot_drafter.heads.layers import Layers, fetch_norm, find_norm
+from specsot_drafter.heads.fusion import ConcatenatedTaps, FinalHidden, Fusion, SummedTaps
+from specsot_drafter.heads.layers import HeadLayers, fetch_norm, find_norm
 from specsot_drafter.heads.shapes import (
     HeadShape,
+    check_supported,
     kind_of,
     read_offsets,
     read_shape,
-    refuse_what_differs,
 )
 from specsot_drafter.heads.taps import choose_taps
 
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 EPS = 1e-6  # of the reference's config class, where a head's config names none
 EMBEDDING = "embed_tokens.weight"
-SAMPLE = 1024  # rows of the embeddings that are compared with the base's
+COMPARED_ROWS = 1024  # rows of the embeddings that are compared with the base's
 
 
 def load_head(
@@ -77,14 +77,14 @@ def fit_head(
     quantization: Quantization | None = None,
 ) -> EagleHead:
     """The same, for a head that may be in memory, and a base of which only the edges are at hand."""
-    refuse_what_differs(head)
+    check_supported(head)
     fetch = Fetch(head, dtype, device, quantization)
-    loader = _Loader(head, fetch, base, read_shape(head, base.config), overrides)
+    loader = _HeadLoader(head, fetch, base, read_shape(head, base.config), overrides)
     return loader.eagle3() if kind_of(head) == "eagle3" else loader.eagle1()
 
 
 @dataclass(frozen=True, slots=True)
-class _Loader:
+class _HeadLoader:
     """One head on its way into memory. fetch: its own tensors; base: what its base lends."""
 
     head: Checkpoint
@@ -140,17 +140,17 @@ class _Loader:
         weight, bias = self._fc(len(taps))
         norms = self._fusion_norms(len(taps))
         if not norms:
-            return Summed(taps, weight, bias)
-        return Joined(taps, norms, Linear(weight, bias, self.fetch.quantization), self.fetch.dtype)
+            return SummedTaps(taps, weight, bias)
+        return ConcatenatedTaps(taps, norms, Linear(weight, bias, self.fetch.quantization), self.fetch.dtype)
 
-    def _final(self) -> Final:
+    def _final(self) -> FinalHidden:
         hidden = self.config.hidden
         if self.shape.hidden != hidden:
             raise HeadMismatch(
                 f"{self.head.directory}: it takes the base's last state as it is, which is [{hidden}], "
                 f"but its own are [{self.shape.hidden}]"
             )
-        return Final(self.config.layers, hidden, self.base.final_norm(), self.fetch.dtype)
+        return FinalHidden(self.config.layers, hidden, self.base.final_norm(), self.fetch.dtype)
 
     def _fc(self, states: int) -> tuple[Tensor, Tensor | None]:
         """fc's weight [hidden, states * base hidden], and its bias if it has one."""
@@ -195,10 +195,10 @@ class _Loader:
             )
         return self.base.lm_head()
 
-    def _layers(self) -> Layers:
+    def _layers(self) -> HeadLayers:
         shape = self.shape
         rotary = Rotary(self._rope(), shape.heads, shape.kv_heads, shape.head_dim, self.fetch.device)
-        return Layers(self.fetch, shape, rotary, self._eps)
+        return HeadLayers(self.fetch, shape, rotary, self._eps)
 
     def _rope(self) -> Rope:
         """The head's own, never the base's; 10000 where nothing is said."""
@@ -230,6 +230,6 @@ class _Loader:
 
 def _compare(own: Tensor, base: Tensor, directory: Path) -> None:
     """Some heads were published with embeddings nobody trained; they draft, but badly."""
-    step = max(len(own) // SAMPLE, 1)
+    step = max(len(own) // COMPARED_ROWS, 1)
     if not torch.allclose(own[::step].float(), base[::step].float(), atol=1e-2):
         log.warning("the head's own embeddings are not the base's; they are used", head=str(directory))

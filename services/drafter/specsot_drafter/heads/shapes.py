@@ -150,7 +150,7 @@ def read_offsets(
     return offsets.to(device)
 
 
-def refuse_what_differs(checkpoint: Checkpoint) -> None:
+def check_supported(checkpoint: Checkpoint) -> None:
     """What a config says, no tensor would show, and no head here computes. Raises ModelError."""
     settings: Mapping[str, Any] = checkpoint.settings
     activation = settings.get("hidden_act", "silu")

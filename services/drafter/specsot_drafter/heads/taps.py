@@ -11,8 +11,8 @@ from typing import Any
 from specsot.errors import HeadMismatch, InvalidRequest
 from specsot_drafter.heads.checkpoint import Checkpoint
 
-FIELD = "eagle_aux_hidden_state_layer_ids"
-LEAST_LAYERS = 7  # below, the taps 2, L // 2, L - 3 are not three different layers
+TAPS_FIELD = "eagle_aux_hidden_state_layer_ids"
+MIN_LAYERS = 7  # below, the taps 2, L // 2, L - 3 are not three different layers
 
 
 def choose_taps(head: Checkpoint, layers: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -24,19 +24,19 @@ def choose_taps(head: Checkpoint, layers: int, wanted: tuple[int, ...] | None) -
         if complaint := _complaint(wanted, layers):
             raise InvalidRequest(f"aux_layers {complaint}", field="aux_layers")
         return wanted
-    named: Any = head.settings.get(FIELD)
+    named: Any = head.settings.get(TAPS_FIELD)
     if named is None:
-        return _usual(head, layers)
+        return _default_taps(head, layers)
     if not isinstance(named, list) or not all(type(tap) is int for tap in named):
-        raise HeadMismatch(f"{head.source}: {FIELD} must be layer numbers, got {named!r}")
+        raise HeadMismatch(f"{head.source}: {TAPS_FIELD} must be layer numbers, got {named!r}")
     taps = tuple(tap + (min(named) == 1) for tap in sorted(named))
     if complaint := _complaint(taps, layers):
-        raise HeadMismatch(f"{head.source}: {FIELD} {named}: {complaint}")
+        raise HeadMismatch(f"{head.source}: {TAPS_FIELD} {named}: {complaint}")
     return taps
 
 
-def _usual(head: Checkpoint, layers: int) -> tuple[int, ...]:
-    if layers < LEAST_LAYERS:
+def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
+    if layers < MIN_LAYERS:
         raise HeadMismatch(
             f"{head.directory}: EAGLE-3 taps three layers, the base has only {layers} layers; "
             "name them with --aux-layers"

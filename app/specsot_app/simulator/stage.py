@@ -1,7 +1,7 @@
-"""One layer range without weights: its KV holds states of texts, moved and copied as a frame's header says.
+"""A layer range without weights, whose KV rows are checksums of the text before them.
 
-Refuses to know what is written, and clocks but the one that its figures come from. A row that sees a wrong
-page, move or mask has a wrong state: the answer is another one then, or the next stage refuses the frame.
+A row that sees a wrong page, move or mask has another checksum: the answer differs then, or the next stage
+refuses the frame.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from specsot.errors import WireError
 from specsot.frames import Frame, Growth, Segment, tokens_of
 from specsot.members import Range
 from specsot.pages import PageTable
-from specsot_app.mock.voice import START, Voice, read
+from specsot_app.simulator.fake_lm import EMPTY_STATE, FakeLM, next_state
 
-Spend = Callable[[int], None]  # takes as long as so many rows take
+SpendTime = Callable[[int], None]  # takes as long as so many rows take
 LEAST_WIDTH = 3  # a row: the state's high half, its low half, the next token
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class StageModel:
     """What all stages of a ring without weights have in common.
 
     width: of a hidden row. spend: called with the number of rows of every frame.
     plan: what is written instead where a skeleton is asked for, as long as it lasts.
     """
 
-    voice: Voice
-    spend: Spend
+    voice: FakeLM
+    spend: SpendTime
     width: int = LEAST_WIDTH
     plan: tuple[int, ...] = ()
 
 
 class MockStage:
-    """See `LayerRange`."""
+    """See `StageRunner`."""
 
-    def __init__(self, body: Body, layers: Range, pages: int, page_rows: int) -> None:
+    def __init__(self, body: StageModel, layers: Range, pages: int, page_rows: int) -> None:
         self.table, self.layers = PageTable(pages, page_rows), layers
         self._body = body
         self._states: dict[int, int] = {}
@@ -52,7 +52,7 @@ class MockStage:
         """Fused rows of the weight's height travel from now on; they say nothing."""
         self._fused = int(weight.shape[0])
 
-    def prepare(self) -> None:
+    def capture(self) -> None:
         """Nothing would make it quicker."""
 
     def run(self, frame: Frame) -> Frame:
@@ -116,11 +116,11 @@ class MockStage:
         states = list[int]()
         for row, token in enumerate(tokens_of(segment)):
             parent = tree[row] if tree else row - 1
-            states.append(read(states[parent] if row else self._before(place), token))
+            states.append(next_state(states[parent] if row else self._before(place), token))
             yield states[-1]
 
     def _before(self, place: Place) -> int:
         if not place.base:
-            return START
+            return EMPTY_STATE
         page, row = divmod(place.base - 1, self.table.page_rows)
         return self._states[place.pages[page] * self.table.page_rows + row]

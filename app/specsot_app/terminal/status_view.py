@@ -1,26 +1,26 @@
-"""How a master stands: as lines, one fact each, and as a picture for somebody who keeps looking.
-
-Pure. Refuses to know how the master was asked.
-"""
+"""The screen of `specsot status` and the lines of `specsot info`: members, pages, requests, laps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from specsot.errors import SpecsotError, Unavailable
 from specsot.info import Info, LapsInfo, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo
 
-BARS = "▁▂▃▄▅▆▇█"
+CURVE_SIGNS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StatusView:
     """What is known after some looks. lost: why the newest look saw nothing.
 
     pace: laps per second at each look, the newest last.
@@ -110,7 +110,7 @@ def describe_laps(laps: LapsInfo) -> str:
     return f"{pace} · {tokens:.0f} tokens/s · {laps.laps} laps, {laps.tokens} tokens in all"
 
 
-def draw_standing(standing: Standing) -> RenderableType:
+def draw_status(standing: StatusView) -> RenderableType:
     """The facts, used pages as a bar, the pace as a curve."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -129,5 +129,46 @@ def curve(values: Sequence[float]) -> str:
     """One sign for each value, as high as it is beside the highest."""
     highest = max(values, default=0.0)
     if not highest:
-        return BARS[0] * len(values)
-    return "".join(BARS[round(value / highest * (len(BARS) - 1))] for value in values)
+        return CURVE_SIGNS[0] * len(values)
+    return "".join(CURVE_SIGNS[round(value / highest * (len(CURVE_SIGNS) - 1))] for value in values)
+
+
+INFO_TIMEOUT = 5.0  # seconds for one look
+CURVE_LENGTH = 48  # looks that the curve shows
+
+Look = Callable[[], Awaitable[Info]]
+Pause = Callable[[], Awaitable[None]]
+
+
+async def watch(look: Look, pause: Pause, console: Console) -> None:
+    """Until cancelled. A master that is lost is looked for; raises SpecsotError if it was never there."""
+    with Live(console=console, auto_refresh=False) as live:
+        async for standing in status_views(look, pause):
+            live.update(draw_status(standing), refresh=True)
+
+
+async def status_views(look: Look, pause: Pause) -> AsyncIterator[StatusView]:
+    """What is known after each look. Raises what the first one raises."""
+    standing = with_pace(StatusView(await get_info(look)))
+    while True:
+        yield standing
+        await pause()
+        try:
+            standing = with_pace(replace(standing, info=await get_info(look), lost=None))
+        except SpecsotError as error:
+            standing = replace(standing, lost=f"{error}; looking again. Ctrl-C leaves")
+
+
+async def get_info(look: Look) -> Info:
+    """Raises Unavailable for a master that does not answer."""
+    try:
+        async with asyncio.timeout(INFO_TIMEOUT):
+            return await look()
+    except TimeoutError:
+        raise Unavailable(f"the master did not answer within {INFO_TIMEOUT:g} s") from None
+
+
+def with_pace(standing: StatusView) -> StatusView:
+    """The newest look's pace beside the ones before."""
+    laps = standing.info.laps
+    return replace(standing, pace=(*standing.pace, laps.per_second if laps else 0.0)[-CURVE_LENGTH:])

@@ -1,7 +1,7 @@
-"""`python -m specsot_app.leash PARENT MODULE ARGUMENTS...`: run a module that ends when its parent does.
+"""`python -m specsot_app.die_with_parent PARENT MODULE ARGS...`: runs a module that ends with its parent.
 
-Refuses to know the module. The child asks for its own end: code run between fork and exec in a process
-with threads of its own, as gRPC's, may crash.
+The child asks for its own end: code run between fork and exec in a process with threads of its own, as
+gRPC's, may crash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One service as a child process: started, listened to, ended, never left behind.
-
-Refuses to know which service it is.
-"""
+"""A service as a child process: started, its lines passed on, ended with a grace period."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from dataclasses import dataclass
 
 from specsot.errors import ModelError, SpecsotError, Unavailable
 
-Tell = Callable[[str, str], None]  # (service, line)
+OnLine = Callable[[str, str], None]  # (service, line)
 
-GRACE = 10.0  # seconds a child may take to end by itself
+EXIT_GRACE = 10.0  # seconds a child may take to end by itself
 WRONG_INPUT = 2  # the exit status of a service that was given something unusable
 
 
@@ -35,13 +32,13 @@ class Service:
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
     host: str | None = None
-    grace: float = GRACE
+    grace: float = EXIT_GRACE
 
 
-class Child:
+class ChildProcess:
     """A running service. `last` is its newest line of output."""
 
-    def __init__(self, service: Service, process: Process, tell: Tell) -> None:
+    def __init__(self, service: Service, process: Process, tell: OnLine) -> None:
         self.service = service
         self._process, self._tell = process, tell
         self._lines: deque[str] = deque(maxlen=20)
@@ -86,12 +83,12 @@ class Child:
                 self._tell(self.service.name, line)
 
 
-async def start(service: Service, tell: Tell) -> Child:
+async def start(service: Service, tell: OnLine) -> ChildProcess:
     """Start one service in a session of its own: Ctrl-C reaches only us, and we end it in order."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "specsot_app.leash",
+        "specsot_app.die_with_parent",
         str(os.getpid()),
         service.module,
         *service.arguments,
@@ -102,4 +99,4 @@ async def start(service: Service, tell: Tell) -> Child:
         start_new_session=True,
         limit=1 << 20,
     )
-    return Child(service, process, tell)
+    return ChildProcess(service, process, tell)

@@ -1,7 +1,4 @@
-"""Lines from a person at a terminal, or from a pipe; also while an answer is being written.
-
-Refuses to know what the lines mean. Belongs to the main thread: that is where Ctrl-C arrives.
-"""
+"""Reads lines from a terminal or a pipe, and hears Ctrl-C and typed lines while an answer is written."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ INTERRUPT = "/stop"  # what Ctrl-C says while an answer is written
 DONE = b"\0"  # what the bell says; signals say their number, which is never 0
 
 
-class Keyboard(Protocol):
+class LineInput(Protocol):
     def read(self, prompt: str) -> str | None:
         """The next line; None at the end. Raises KeyboardInterrupt."""
         ...
@@ -31,7 +28,7 @@ class Keyboard(Protocol):
         ...
 
 
-class Pipe:
+class PipeInput:
     """Every line waits for its turn: nobody types while an answer is written."""
 
     def __init__(self, lines: TextIO) -> None:
@@ -44,7 +41,7 @@ class Pipe:
         return _lines_until_done(work, None)
 
 
-class Person:
+class TerminalInput:
     """At a terminal: lines can be edited and called back. visible: prompts go to a terminal too.
 
     What is typed during an answer is not shown: the answer has the screen.
@@ -71,8 +68,8 @@ class Person:
         return _lines_until_done(work, self._terminal.fileno())
 
 
-def keyboard_of(lines: TextIO, out: TextIO) -> Keyboard:
-    return Person(lines, out.isatty()) if lines.isatty() else Pipe(lines)
+def input_from(lines: TextIO, out: TextIO) -> LineInput:
+    return TerminalInput(lines, out.isatty()) if lines.isatty() else PipeInput(lines)
 
 
 def _lines_until_done(work: Future[Any], terminal: int | None) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""Members of a ring without weights: a worker and a drafter, as the fleet takes them.
-
-Refuses to know links and requests. Of a model directory it takes the tokenizer and the config, no weights.
-"""
+"""A worker and a drafter without weights, as a fleet takes them."""
 
 from __future__ import annotations
 
@@ -21,26 +18,25 @@ from specsot.members import Configuration, Curve, Head, Range, Registration, Tre
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.vocabulary import read_vocabulary
-from specsot_app.mock.knowing import Knowing
-from specsot_app.mock.stage import Body, MockStage
-from specsot_app.mock.voice import Voice
+from specsot_app.simulator.fake_lm import FakeLM, OracleDrafter
+from specsot_app.simulator.stage import MockStage, StageModel
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.part import DrafterPart
-from specsot_drafter.rules import rule_of
-from specsot_drafter.timing import Timing
+from specsot_drafter.part import Drafter
+from specsot_drafter.rules import make_budget
+from specsot_drafter.timing import RowCurve
 from specsot_master.text import Text
 from specsot_worker.features import FeatureStore
-from specsot_worker.part import WorkerPart
-from specsot_worker.provider import LayerRange
-from specsot_worker.verdict import LastStage
-from specsot_worker.watching import Watch
+from specsot_worker.part import Worker
+from specsot_worker.provider import StageRunner
+from specsot_worker.verdict import Verifier
+from specsot_worker.watching import WorkerObserver
 
 Sleep = Callable[[float], object]
 FREE: Curve = ((1, 1e-5), (64, 1e-5))  # next to nothing, but not nothing: costs are divided
 
 
 @dataclass(frozen=True, slots=True)
-class Mock:
+class Simulator:
     """A ring without weights.
 
     model: whose tokenizer and number of layers. kv_memory: bytes of each member; a row takes 256 a layer.
@@ -51,7 +47,7 @@ class Mock:
     """
 
     model: Path
-    voice: Voice = field(default_factory=Voice)
+    voice: FakeLM = field(default_factory=FakeLM)
     plan: tuple[int, ...] = ()
     layer: Curve = FREE
     growth: Curve = FREE
@@ -63,12 +59,12 @@ class Mock:
     kv_memory: int = 1 << 28
 
     def worker(
-        self, name: str, address: str, dialer: Dialer, compute: Executor, watch: Watch | None = None
-    ) -> WorkerPart:
-        return WorkerPart(MockWorker(self, name, address), dialer, compute, watch=watch)
+        self, name: str, address: str, dialer: Dialer, compute: Executor, watch: WorkerObserver | None = None
+    ) -> Worker:
+        return Worker(MockWorker(self, name, address), dialer, compute, observer=watch)
 
-    def drafter(self, name: str, address: str, dialer: Dialer, compute: Executor) -> DrafterPart:
-        return DrafterPart(MockDrafter(self, name, address), dialer, compute)
+    def drafter(self, name: str, address: str, dialer: Dialer, compute: Executor) -> Drafter:
+        return Drafter(MockDrafter(self, name, address), dialer, compute)
 
 
 def plan_of(model: Path, points: int, length: int) -> tuple[int, ...]:
@@ -80,7 +76,7 @@ def plan_of(model: Path, points: int, length: int) -> tuple[int, ...]:
 class MockWorker:
     """See specsot_worker.provider."""
 
-    def __init__(self, mock: Mock, name: str, address: str) -> None:
+    def __init__(self, mock: Simulator, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address
         self.loaded = 0
         self.vocabulary = read_config(mock.model).vocab
@@ -88,19 +84,19 @@ class MockWorker:
     def registration(self) -> Registration:
         return _registration(self._mock, "worker", self.name, self._address, self._mock.layer)
 
-    def stage(self, configuration: Configuration, layers: Range) -> LayerRange:
-        mock, layer = self._mock, Timing(self._mock.layer)
+    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner:
+        mock, layer = self._mock, RowCurve(self._mock.layer)
 
         def spend(rows: int) -> None:
             mock.sleep(float(layer.at(rows)) * len(layers))
 
-        body = Body(mock.voice, spend, mock.width, mock.plan)
+        body = StageModel(mock.voice, spend, mock.width, mock.plan)
         return MockStage(body, layers, configuration.pages, configuration.page_rows)
 
-    def load_ahead(self) -> bool:
+    def preload(self) -> bool:
         return False
 
-    def judge(self, stage: LayerRange, configuration: Configuration) -> LastStage:
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
         size = read_config(self._mock.model).vocab
         vocabulary = read_vocabulary(self._mock.model, size)
 
@@ -112,13 +108,13 @@ class MockWorker:
 
         pages, width = (configuration.pages, configuration.page_rows), configuration.width_at(stage.layers)
         store = FeatureStore(*pages, width, torch.float32, "cpu") if width else None
-        return LastStage(logits, grammar, store)
+        return Verifier(logits, grammar, store)
 
 
 class MockDrafter:
     """See specsot_drafter.provider."""
 
-    def __init__(self, mock: Mock, name: str, address: str) -> None:
+    def __init__(self, mock: Simulator, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address
 
     def registration(self) -> Registration:
@@ -138,26 +134,28 @@ class MockDrafter:
         head = _head(self._mock)
         return {layer: torch.zeros(head.width, self._mock.width) for layer in head.taps}
 
-    def engine(self, configuration: Configuration) -> DraftEngine:
-        mock, level = self._mock, Timing(self._mock.growth)
+    def make_engine(self, configuration: Configuration) -> DraftEngine:
+        mock, level = self._mock, RowCurve(self._mock.growth)
 
         def spend(rows: int) -> None:
             mock.sleep(float(level.at(rows)))
 
-        drafter = Knowing(mock.voice, mock.skill, mock.shape.depth, spend, configuration.pages)
-        rule = rule_of("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)
+        drafter = OracleDrafter(mock.voice, mock.skill, mock.shape.depth, spend, configuration.pages)
+        rule = make_budget("measured", configuration.shape, configuration.curve, mock.growth, drafter.widths)
         vocabulary = read_vocabulary(mock.model, read_config(mock.model).vocab)
         return DraftEngine({"eagle": (drafter, rule)}, configuration, vocabulary)
 
 
-def _head(mock: Mock) -> Head:
+def _head(mock: Simulator) -> Head:
     """As EAGLE-3 taps: near the beginning, in the middle, near the end."""
     layers = read_config(mock.model).layers
     taps = sorted({min(2, layers), layers // 2, max(layers - 3, 0)})
     return Head(tuple(taps), mock.fused)
 
 
-def _registration(mock: Mock, kind: Any, name: str, address: str, curve: Curve, **more: Any) -> Registration:
+def _registration(
+    mock: Simulator, kind: Any, name: str, address: str, curve: Curve, **more: Any
+) -> Registration:
     config = read_config(mock.model)
     return Registration(
         kind=kind,

@@ -1,7 +1,4 @@
-"""Keeps away from the answer what nobody asked for: an embedded fleet's log but errors, libraries' warnings.
-
-Refuses to know what is logged. A program that set structlog up itself keeps its own ways.
-"""
+"""Silences an embedded fleet's log but for errors, and libraries' warnings on import."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from contextlib import contextmanager
 import structlog
 
 
-def hush() -> None:
+def quiet_logs() -> None:
     if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
@@ -22,7 +19,7 @@ def hush() -> None:
 
 
 @contextmanager
-def hushed() -> Generator[None]:
+def no_import_warnings() -> Generator[None]:
     """While libraries are imported: what they warn of are kernels that nobody calls here."""
     logging.disable(logging.WARNING)
     try:

@@ -1,7 +1,4 @@
-"""A view as something rich can print: the plan, panels side by side, the answer, the summary.
-
-Refuses to know events, time and files. The same view and size always draw the same picture.
-"""
+"""Draws a request with rich: the plan, a panel for each branch, the merged answer, its figures. Pure."""
 
 from __future__ import annotations
 

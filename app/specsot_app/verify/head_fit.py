@@ -1,7 +1,4 @@
-"""Measures a head on its base's own text, without a fleet: what is accepted, how likely the text is to it.
-
-Refuses to know what the figures mean.
-"""
+"""Measures a head on its base's own text: what is accepted, and whether another setting explains more."""
 
 from __future__ import annotations
 
@@ -23,21 +20,21 @@ from specsot.members import (
 )
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot_app.verify.fit import Acceptance, Fit, choose_trial, think_of_trials
-from specsot_app.verify.laps import Laps
-from specsot_app.verify.passes import feed_base, feed_head
+from specsot_app.verify.laps import DrivenLaps
+from specsot_app.verify.reference import feed_base, feed_head
+from specsot_app.verify.report import Acceptance, HeadFit, choose_trial, think_of_trials
 from specsot_app.verify.runs import begin, take_lap
 from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.fusion import Final
+from specsot_drafter.heads.fusion import FinalHidden
 from specsot_drafter.heads.loading import load_head
 
 SHAPE = TreeShape(fixed=True)
 
-Spoken = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, what the base wrote behind it)
+WrittenTexts = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # (prompt, what the base wrote behind it)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ModelPair:
     """Where base and head lie, and how they are read. overrides: of the head's config.
 
     dtype, quantization, kv_dtype: of the base; draft_dtype (None: the same), draft_quantization: of the head.
@@ -76,23 +73,25 @@ class Pair:
 
 
 @torch.inference_mode()
-def try_head(pair: Pair, spoken: Spoken) -> Fit:
+def measure_fit(pair: ModelPair, spoken: WrittenTexts) -> HeadFit:
     """Draft behind every prompt as the base spoke; then see whether another setting explains it better."""
     base, head = pair.base(), pair.head(pair.overrides)
     lengths = [(prompt, len(written)) for prompt, written in spoken]
     as_is = draft(base, head, lengths)
-    taps = None if isinstance(head.fusion, Final) else head.taps
+    taps = None if isinstance(head.fusion, FinalHidden) else head.taps
     trials = think_of_trials(pair.overrides, taps, base.config.layers, base.config.rope.theta)
     told = {trial: explain(base, pair.head(trial), spoken) for trial in trials}
     chosen = choose_trial(explain(base, head, spoken), told)
-    return Fit(as_is) if chosen is None else Fit(as_is, chosen, draft(base, pair.head(chosen), lengths))
+    return (
+        HeadFit(as_is) if chosen is None else HeadFit(as_is, chosen, draft(base, pair.head(chosen), lengths))
+    )
 
 
 @torch.inference_mode()
 def draft(base: Decoder, head: EagleHead, wanted: Sequence[tuple[Sequence[int], int]]) -> Acceptance:
     """Drafts accepted in every lap of writing so many tokens behind each prompt, all side by side."""
     most = max(tokens for _, tokens in wanted)
-    laps = Laps(base, head, SHAPE, [len(prompt) for prompt, _ in wanted], most + SHAPE.depth + 2)
+    laps = DrivenLaps(base, head, SHAPE, [len(prompt) for prompt, _ in wanted], most + SHAPE.depth + 2)
     begin(laps, {i: prompt for i, (prompt, _) in enumerate(wanted)})
     left = {i: tokens for i, (_, tokens) in enumerate(wanted) if tokens}
     lengths: list[int] = []
@@ -104,7 +103,7 @@ def draft(base: Decoder, head: EagleHead, wanted: Sequence[tuple[Sequence[int], 
     return Acceptance(tuple(lengths))
 
 
-def explain(base: Decoder, head: EagleHead, spoken: Spoken) -> list[float]:
+def explain(base: Decoder, head: EagleHead, spoken: WrittenTexts) -> list[float]:
     """Log-probability the head gives each token the base wrote, from the base's true states.
 
     Tokens that the head cannot draft are left out.

@@ -1,13 +1,11 @@
-"""An event loop in a thread of its own, so that plain and async callers use the same fleet.
-
-Refuses to know what runs on it.
-"""
+"""Runs coroutines for programs without a loop: to the end or a signal, or in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -15,8 +13,33 @@ import uvloop
 
 T = TypeVar("T")
 
+new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 
-class Background:
+
+def run_until_signal(
+    work: Coroutine[Any, Any, T], loop: Callable[[], asyncio.AbstractEventLoop] = new_loop
+) -> T:
+    """The coroutine's result. Raises KeyboardInterrupt when a signal ended it. loop: makes one."""
+    try:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            return runner.run(guarded(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def guarded(work: Coroutine[Any, Any, T]) -> T:
+    """Told once is told: `timeout` sends the signal twice, and cleaning up is not to be cut off by that."""
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.add_signal_handler(signal.SIGTERM, lambda: None)
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
+    return await task
+
+
+class BackgroundLoop:
     """One loop, one daemon thread. Start it once; stop it once."""
 
     def __init__(self) -> None:
@@ -47,7 +70,7 @@ class Background:
             while True:
                 try:
                     yield await self.await_(step(source))
-                except Exhausted:
+                except StreamEnded:
                     return
         finally:
             await self.await_(source.aclose())
@@ -69,7 +92,7 @@ async def _end_all() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-class Exhausted(Exception):
+class StreamEnded(Exception):
     """A source is at its end. StopAsyncIteration may not travel through a future."""
 
 
@@ -77,4 +100,4 @@ async def step(source: AsyncGenerator[T]) -> T:
     try:
         return await anext(source)
     except StopAsyncIteration:
-        raise Exhausted from None
+        raise StreamEnded from None

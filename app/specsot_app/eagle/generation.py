@@ -1,0 +1,254 @@
+"""Generates a batch in one thread: the services' sequencer, stage, verifier and drafter, lap by lap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from specsot.errors import ModelError
+from specsot.frames import Drafts, End, Frame, Growth, Open, Opening, Outcome, Result
+from specsot.kernels import TreeStatistics
+from specsot.kernels.statistics import summarize
+from specsot.members import Configuration, TreeShape
+from specsot.pages import PageTable
+from specsot.tree import Tree
+from specsot_app.eagle.inputs import EagleConfig
+from specsot_app.eagle.models import TargetAndDraft
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.single import make_engine
+from specsot_worker.features import FeatureStore
+from specsot_worker.patience import DraftTimeout
+from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_worker.stage import DecoderStage
+from specsot_worker.verdict import VerifiedFrame, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens that one sequence of the batch has just written; `end` comes with its last ones."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStats:
+    """One sequence of the batch.
+
+    tokens: what it wrote, the end-of-sequence token included.
+    end:    STOP, LENGTH, or FAILED when the target's logits were no numbers; None while it writes.
+    accept_lengths: accepted drafts of each of its trees, as far as they were written.
+    """
+
+    tokens: tuple[int, ...]
+    end: End | None
+    accept_lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EagleStats:
+    """A whole generation.
+
+    seed:    that all draws came from: with it the same tokens come again.
+    laps:    forwards of the target, the prompts' included.
+    seconds: spent in target and drafter.
+    trees:   what all trees came to.
+    """
+
+    sequences: tuple[SequenceStats, ...]
+    seed: int
+    laps: int
+    seconds: float
+    trees: TreeStatistics
+
+    @property
+    def new_tokens(self) -> int:
+        """Of all sequences."""
+        return sum(len(one.tokens) for one in self.sequences)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafts of those proposed."""
+        return self.trees.acceptance_rate
+
+    @property
+    def mean_accept_length(self) -> float:
+        """Accepted drafts of a tree; one more token comes with each."""
+        return self.trees.mean_accept_length
+
+
+EPOCH, PAGE_ROWS = 1, 256
+ROWS = 512  # of a frame at least: prompts are fed in stretches of so many
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One forward of the target: what was fed, and what came of it."""
+
+    frame: Frame
+    result: Result
+
+
+class LapLoop:
+    """A batch of sequences, all opened at once; each may be fed up to its lease.
+
+    trees: what the drafter proposed last, by sequence.
+    """
+
+    def __init__(
+        self, models: TargetAndDraft, shape: TreeShape, orders: Sequence[Open], rows: int = ROWS
+    ) -> None:
+        """rows: of a frame at least; the trees of all sequences always fit into one."""
+        slots = shape.slots if models.draft else 1
+        pages = sum(-(-(order.lease + slots) // PAGE_ROWS) for order in orders)
+        rows = max(rows, len(orders) * shape.nodes)
+        self._stage = DecoderStage(models.target, pages, PAGE_ROWS)
+        self._judge = Verifier(models.target.logits, _no_grammar, _store_for(models, pages))
+        table, budget = PageTable(pages, PAGE_ROWS), FrameBudget(rows, flight=1, slots=slots)
+        self._sequencer = Sequencer(EPOCH, budget, table, DraftTimeout(0.0, models.draft is not None))
+        self._engine: DraftEngine | None = None
+        self.trees: dict[int, Tree] = {}
+        if models.draft is not None:
+            for layer, weight in models.draft.tap_slices().items():
+                self._stage.tap(layer, weight)
+            configuration = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, slots, rows, shape=shape)
+            self._engine = make_engine(models.draft, configuration)
+        self._stage.capture()
+        for order in orders:
+            self._sequencer.apply_order(order)
+
+    def turn(self) -> Lap:
+        """Feed everything that is ready in one forward; then draft below whatever was written.
+
+        Raises ModelError when nothing can be fed: then no sequence is left.
+        """
+        frame = self._sequencer.compose(0.0)
+        if frame is None:
+            raise ModelError("no sequence is left that could be fed")
+        verdict = self._judge.verify(self._stage.run(frame))
+        self._sequencer.apply_result(verdict.result, 0.0)
+        if self._engine is not None:
+            self._sequencer.add_drafts(self._draft(self._engine, verdict))
+        return Lap(frame, verdict.result)
+
+    def _draft(self, engine: DraftEngine, verdict: VerifiedFrame) -> Drafts:
+        for features in verdict.features:
+            engine.observe(features)
+        drafts = engine.draft()
+        self.trees = {draft.sequence: draft.tree for draft in drafts}
+        return Drafts(EPOCH, drafts, engine.rest)
+
+
+def _store_for(models: TargetAndDraft, pages: int) -> FeatureStore | None:
+    target, draft = models.target, models.draft
+    return FeatureStore(pages, PAGE_ROWS, draft.width, target.dtype, target.device) if draft else None
+
+
+def _no_grammar(_: object) -> None:
+    """Nothing here is constrained."""
+
+
+Prompts = Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """What is wanted of each sequence of a batch.
+
+    limit: tokens it may write. seed: of all draws; a sequence's ordinal is its number in the batch.
+    """
+
+    limit: int
+    seed: int
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Sequence:
+    tokens: list[int] = field(default_factory=list[int])
+    accepted: list[int] = field(default_factory=list[int])
+    end: End | None = None
+
+    def hear(self, outcome: Outcome) -> None:
+        self.tokens += outcome.tokens
+        self.end = outcome.end
+        if outcome.accepted:
+            self.accepted.append(len(outcome.accepted) - 1)
+
+
+class Generation:
+    """A generation; `pieces` runs it, once."""
+
+    def __init__(
+        self,
+        models: TargetAndDraft,
+        config: EagleConfig,
+        prompts: Prompts,
+        wish: GenerationLimits,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._ring = LapLoop(models, config.shape, orders_of(prompts, config, wish, models.draft is not None))
+        self._texts = [_Sequence() for _ in prompts]
+        self._steps, self._seed, self._clock = config.num_steps, wish.seed, clock
+        self._proposed = self._laps = 0
+        self._seconds = 0.0
+
+    def pieces(self) -> Iterator[Piece]:
+        """What is written, lap by lap, until every sequence has ended."""
+        while any(text.end is None for text in self._texts):
+            began = self._clock()
+            lap = self._ring.turn()
+            self._seconds += self._clock() - began
+            yield from self._hear(lap)
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """What each sequence has written."""
+        return [text.tokens for text in self._texts]
+
+    @property
+    def stats(self) -> EagleStats:
+        """The count so far."""
+        lengths = [accepted for text in self._texts for accepted in text.accepted]
+        return EagleStats(
+            tuple(SequenceStats(tuple(one.tokens), one.end, tuple(one.accepted)) for one in self._texts),
+            self._seed,
+            self._laps,
+            self._seconds,
+            summarize(lengths, self._proposed, self._steps),
+        )
+
+    def _hear(self, lap: Lap) -> Iterator[Piece]:
+        self._laps += 1
+        self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, Growth))
+        for outcome in lap.result.outcomes:
+            self._texts[outcome.sequence].hear(outcome)
+        for outcome in lap.result.outcomes:
+            yield Piece(outcome.sequence, outcome.tokens, outcome.end)
+
+
+def orders_of(prompts: Prompts, config: EagleConfig, wish: GenerationLimits, drafted: bool) -> list[Open]:
+    """Every sequence opened whole, with a lease to its end."""
+    return [
+        Open(
+            Opening(
+                sequence,
+                len(prompt),
+                drafted=drafted,
+                sampling=config.sampling,
+                seed=wish.seed,
+                ordinal=sequence,
+                stop_ids=wish.stop_ids,
+                limit=wish.limit,
+            ),
+            prompt,
+            len(prompt) + wish.limit,
+        )
+        for sequence, prompt in enumerate(prompts)
+    ]
