@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specsot.draws import uniform
+from specsot.core.sampling import uniform
 from specsot.params import Sampling
 
 

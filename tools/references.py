@@ -10,13 +10,14 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
 from house import House, module_of
 
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+LATE = "  # noqa: E402"  # behind an import that something must come before
 BY_STRING = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "object"}
 
 
@@ -37,9 +38,15 @@ class Plan:
         self.known = set(self.house.modules) | (set(self.modules) if self.late else set())
         self.known |= {name.rpartition(".")[0] for name in self.known}
         olds = sorted((old for old in self.modules if "." in old), key=len, reverse=True)
-        named = sorted({module for module, _ in self.names} - set(olds), key=len, reverse=True)
-        words = "|".join(re.escape(old) for old in sorted([*olds, *named], key=len, reverse=True))
+        named = {module for module, _ in self.names} | set(self._importers())
+        words = "|".join(re.escape(old) for old in sorted({*olds, *named}, key=len, reverse=True))
         self.dotted = re.compile(rf"(?<![\w./-])({words})(?:([.:])(\w+))?(?!\w)") if words else None
+
+    def _importers(self) -> Iterator[str]:
+        """Modules that import a renamed name: a test may patch it there."""
+        for module in self.house.modules if self.names else ():
+            if any(origin in self.names for origin in self.house.tops(module).values()):
+                yield module
 
     def module(self, old: str) -> str:
         return self.modules.get(old, old)
@@ -536,7 +543,8 @@ class Rewriter:
             ):
                 self.plan.noted.append(f"{self.path}:{node.lineno}: a comment inside this import is lost")
             written = lines_of([piece for piece in pieces if piece])
-            indent = "\n" + " " * node.col_offset
+            late = LATE if self.read.text.startswith(LATE, end) else ""
+            indent = f"{late}\n" + " " * node.col_offset
             if written:
                 self.edit(start, end, indent.join(written))
             elif id(node) in self.read.alone:

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast, overload
 
+from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
-from specsot.rpc.tls import Tls
-from specsot.view import View, advance
+from specsot.transport.security import Tls
 from specsot_app.aliases import translate
 from specsot_app.ask import Answer, Turns, answer_of, ask_of, stats_of
 from specsot_app.event_loop import BackgroundLoop

@@ -7,12 +7,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specsot.core.skeleton import Point
+from specsot.core.view import View
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Reason, Statistics, TokenLogprobs
-from specsot.forms import FORM_KINDS, Form, FormKind, refuse
-from specsot.params import Ask, Limits, Message, Pruning, Sampling, Window, brief
-from specsot.skeleton import Point
-from specsot.view import View
+from specsot.params import (
+    FORM_KINDS,
+    Ask,
+    Form,
+    FormKind,
+    Limits,
+    Message,
+    Pruning,
+    Sampling,
+    Window,
+    brief,
+    refuse,
+)
 
 SAMPLING = (
     "temperature",

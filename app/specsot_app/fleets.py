@@ -27,10 +27,10 @@ from specsot.members import (
     WeightFormat,
 )
 from specsot.model.config import read_config
-from specsot.model.fields import require_model_directory, require_torch
+from specsot.model.hf_config import require_model_directory, require_torch
 from specsot.params import DRAFTERS, Ask, DrafterName
-from specsot.process.option import above_zero, layer_numbers, memory
-from specsot.process.options import Dtype
+from specsot.service.option import above_zero, layer_numbers, memory
+from specsot.service.options import Dtype
 from specsot_app.places import Place, check_stages, places_of
 from specsot_app.presets import Preset
 from specsot_app.ranges import ranges_of
@@ -279,7 +279,7 @@ async def open_fleet(wanted: Wanted, watch: Watch | None = None) -> Fleet:
     watch: hears what is there already, perhaps on another thread.
     """
     if wanted.master is not None:
-        from specsot.rpc.client import connect
+        from specsot.transport.grpc_client import connect
 
         return await connect(wanted.master, tls=wanted.reach.tls, token=wanted.reach.token)
     if wanted.kind == "processes":

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import structlog
 
+from specsot.core.info import Info
 from specsot.drafting import DEFAULT, DraftOptions
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot.info import Info
-from specsot.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot.members import (
     AS_PUBLISHED,
     KvDtype,
@@ -30,9 +29,10 @@ from specsot.members import (
     TreeShape,
     WeightFormat,
 )
-from specsot.membership import Connect, Part, take_part
 from specsot.params import Ask, DrafterName
-from specsot.process.options import DraftModelOptions, Dtype
+from specsot.service.membership import Connect, Part, serve_part
+from specsot.service.options import DraftModelOptions, Dtype
+from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.config import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.master import Master, Membership, assemble
@@ -261,7 +261,7 @@ class _Seats:
         dialer = self._exchange.dialer(name)
         if not self._options.crosses:
             return dialer
-        from specsot.direct.crossing import CrossingDialer
+        from specsot.transport.pending_rows import CrossingDialer
 
         return CrossingDialer(dialer)
 
@@ -277,7 +277,7 @@ async def _live(name: str, make: PartMaker, fleet: Membership, seat: _Seat, leav
     """One member's life. Loading happens on the compute thread, so that the loop stays free."""
     loop = asyncio.get_running_loop()
     part = await loop.run_in_executor(seat.compute, make, name, seat.dialer, seat.compute)
-    await take_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
+    await serve_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
 
 
 def _ring_options(options: LocalOptions) -> RingOptions:

@@ -13,12 +13,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specsot.core.info import Info
 from specsot.errors import Cancelled, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot.info import Info
 from specsot.params import Ask
-from specsot.rpc.client import MasterClient, connect
-from specsot.rpc.serve import check_free
+from specsot.transport.grpc_client import MasterClient, connect
+from specsot.transport.grpc_server import check_free
 from specsot_app.child_process import ChildProcess, OnLine, Service, start
 from specsot_app.fleets import Models, Wanted, Watch
 from specsot_app.lineup import LOOPBACK, PRIVATE, Serving, services_of

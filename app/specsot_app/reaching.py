@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specsot.rpc.tls import Tls
-from specsot.rpc.tokens import first_token
+from specsot.transport.security import Tls, first_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from specsot.errors import InvalidRequest
-from specsot.rpc.exposure import exposed
+from specsot.transport.security import exposed
 from specsot_app.lineup import LOOPBACK, Serving
 from specsot_app.places import address_of
 

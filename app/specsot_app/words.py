@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from specsot.errors import InvalidRequest
-from specsot.process.sources import CONFIG, Found, find_all, variable_of
-from specsot.process.spellings import spellings_of
+from specsot.service.sources import CONFIG, Found, find_all, variable_of
+from specsot.service.spellings import spellings_of
 
 SOURCES = "specsot.sources"  # in a context's meta: parameter -> where its value was found
 

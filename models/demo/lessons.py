@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from specsot.core.skeleton import PlanRules, read_plan
 from specsot.params import Message
-from specsot.skeleton import PlanRules, read_plan
 from specsot_lab.train.rows import Row, row_of, useful
 from specsot_lab.train.text_files import items_in
 from specsot_master.prompts import Prompts

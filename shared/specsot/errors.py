@@ -1,6 +1,6 @@
 """Every error SpecSoT raises on purpose, as one tree.
 
-Knows nothing of gRPC or HTTP: `specsot.rpc` and the HTTP gateway translate, each in one place.
+Knows nothing of gRPC or HTTP: `specsot.transport` and the HTTP gateway translate, each in one place.
 
     SpecsotError
     ├── InvalidRequest        the caller's words are wrong            (field says which)

@@ -5,10 +5,14 @@ Refuses to know tokens, sequences and transports.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import json
+import re
 from dataclasses import dataclass, field
+from typing import Any
 
-from specsot.skeleton import Point
+from specsot.core.skeleton import Point
 
 
 class Reason(enum.Enum):
@@ -166,3 +170,31 @@ class Numbered:
 
     offset: int
     event: Event
+
+
+def line_of(numbered: Numbered) -> str:
+    """One line, without its newline; text stays as it is, not escaped to ASCII."""
+    return json.dumps(fields_of(numbered), ensure_ascii=False, default=plain_of)
+
+
+def fields_of(numbered: Numbered) -> dict[str, Any]:
+    """What an event says, by name; log-probabilities only where there are any."""
+    fields = {"event": name_of(numbered.event), "number": numbered.offset}
+    fields |= dataclasses.asdict(numbered.event)
+    if not fields.get("logprobs"):
+        fields.pop("logprobs", None)
+    return fields
+
+
+def name_of(event: Event) -> str:
+    """BranchStarted -> branch_started."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def plain_of(value: Any) -> Any:
+    """What JSON has no word for: an enumeration becomes its value, bytes become numbers."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, bytes):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} does not go into JSON")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from specsot.params import DrafterName
-from specsot.process.option import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, Option
+from specsot.service.option import ABOVE_ZERO, LAYER_NUMBERS, POSITIVE, Option
 
 PROTOCOL = 1  # raised when two versions of the services cannot form one ring
 
@@ -19,7 +19,7 @@ Kind = Literal["worker", "drafter"]
 Layout = Literal["packed", "batched"]
 Transport = Literal[
     "grpc", "zmq", "direct"
-]  # what carries messages between members; direct: see specsot.direct
+]  # what carries messages between members; direct: see specsot.transport.nccl_links
 CommMode = Literal["p2p", "ring"]  # ring: the drafter speaks to the last stage alone, the rest rides along
 TRANSPORTS: tuple[Transport, ...] = ("grpc", "zmq", "direct")
 COMM_MODES: tuple[CommMode, ...] = ("p2p", "ring")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from specsot.core.skeleton import Point
 from specsot.errors import SpecsotError
 from specsot.events import (
     BranchFinished,
@@ -24,7 +25,6 @@ from specsot.events import (
     Statistics,
 )
 from specsot.params import Ask
-from specsot.skeleton import Point
 
 POINTS = (
     Point(1, 80, "NREM Stages of Sleep"),

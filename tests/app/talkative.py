@@ -11,9 +11,9 @@ import sys
 import threading
 from collections.abc import AsyncGenerator
 
+from specsot.core.info import Info, ModelInfo
 from specsot.errors import ContextLengthExceeded, Unavailable
 from specsot.events import Event, Finished, MergedText, Numbered, Planned, Reason, Started, Statistics
-from specsot.info import Info, ModelInfo
 from specsot.params import Ask
 from specsot_app.fleets import Wanted
 

@@ -8,9 +8,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from specsot.core.skeleton import Point
+from specsot.core.view import View, watch
 from specsot.events import BranchStarted, BranchText, Planned
-from specsot.skeleton import Point
-from specsot.view import View, watch
 from specsot_app.terminal.answer_view import Size, columns_for, conclude, draw
 from tests.app.stories import DIRECT, PLANNED
 

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest
 from specsot.events import Reason
-from specsot.forms import MAX_FORM_BYTES, Form
+from specsot.params import MAX_FORM_BYTES, Form
 from specsot_app.ask import ask_of
 from specsot_app.cli import main
 from tests.constraint.forms import PATTERN, PERSON, TREE, has_form, schema

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from specsot.core.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import Unavailable
-from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.members import Range
 from specsot_app.terminal.status_view import (
     CURVE_LENGTH,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from specsot.core.view import watch
 from specsot.events import (
     BranchStarted,
     BranchText,
@@ -12,9 +13,8 @@ from specsot.events import (
     Numbered,
     Reason,
     TokenLogprobs,
+    line_of,
 )
-from specsot.lines import line_of
-from specsot.view import watch
 from tests.app.stories import DIRECT, MERGED, PLANNED
 
 

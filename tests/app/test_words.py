@@ -13,8 +13,8 @@ from typer.main import get_group
 
 from specsot import __version__
 from specsot.errors import InvalidRequest
-from specsot.process.sources import PROGRAMS
-from specsot.process.spellings import SPELLINGS
+from specsot.service.sources import PROGRAMS
+from specsot.service.spellings import SPELLINGS
 from specsot_app.cli import GROUPS, WORDS, command_with, main
 from specsot_app.words import Word
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 
-from specsot.forms import Form
+from specsot.params import Form
 
 PERSON: dict[str, Any] = {
     "type": "object",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from specsot.skeleton import PlanRules, Point
+from specsot.core.skeleton import PlanRules, Point
 
 _LINE = re.compile(r"([1-9]\d*)\.<([1-9]\d{0,3})><([^>]*)>\[(-|\d+(?:,\d+)*)\]([^\n]*)\n", re.ASCII)
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsot.constraint import Habits
-from specsot.constraint.answers import AnswerAutomaton
-from specsot.constraint.compiling import compile_form
-from specsot.constraint.walker import Place
+from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import InvalidRequest
-from specsot.forms import Form
-from specsot.vocabulary import Vocabulary, describe, read_vocabulary
+from specsot.grammar import SpellingHabits
+from specsot.grammar.answers import AnswerAutomaton
+from specsot.grammar.matchers import MatcherNode, compile_form
+from specsot.params import Form
 from tests.constraint.forms import FORMS, has_form, schema
 from tests.constraint.vocabularies import CROSSING, SINGLE, token_ids
 
@@ -88,7 +87,7 @@ def test_in_a_tree_every_mask_is_that_of_a_fresh_matcher_on_the_same_path(name: 
     for _ in range(3):
         root = machine.start()
         for _ in range(25):
-            places: list[Place] = [root]
+            places: list[MatcherNode] = [root]
             while len(places) < 10:  # any node may be continued next, by any token
                 behind = dice.choice(places)
                 allowed = machine.mask(behind, 10**6)
@@ -161,8 +160,8 @@ def test_without_end_tokens_a_complete_answer_is_over() -> None:
 
 def test_what_is_forced_is_followed_to_its_end_in_the_bases_own_spelling() -> None:
     machine = AnswerAutomaton(DEMO, Form("regex", ('\\{"temperature":[0-9]\\}',)))
-    assert text_of(DEMO, list(Habits().forced(machine, machine.start()))) == '{"temperature":'
-    habits, place, spelled = Habits(), machine.start(), list[int]()
+    assert text_of(DEMO, list(SpellingHabits().forced(machine, machine.start()))) == '{"temperature":'
+    habits, place, spelled = SpellingHabits(), machine.start(), list[int]()
     for byte in b'{"temperature":':
         (token,) = token_ids(DEMO, bytes([byte]))
         habits.note(machine, place, token)
@@ -226,7 +225,7 @@ def test_what_others_wear_out_is_renewed() -> None:
     machine, library, dice = AnswerAutomaton(SINGLE, worn), compile_form(SINGLE, worn), random.Random(5)
     letters = [token_ids(SINGLE, letter)[0] for letter in (b"a", b"b")]
     for _ in range(80):
-        place: Place | None = machine.start()
+        place: MatcherNode | None = machine.start()
         copy = library.deep_copy()
         for token in dice.choices(letters, k=600):
             assert place is not None

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.constraint import grammar
-from specsot.constraint.grammar import Done, Place
-from specsot.skeleton import PlanRules
+from specsot.core.skeleton import PlanRules
+from specsot.grammar import language
+from specsot.grammar.language import Done, Place
 from tests.constraint.oracle import parse
 
 pytestmark = pytest.mark.slow
@@ -28,9 +28,9 @@ DIRECT = "[DIRECT]\nA [list] of\n\t[[EN things\n[END]"
 
 
 def run(text: str | bytes, rules: PlanRules = RULES) -> Place | None:
-    place: Place | None = grammar.begin(rules)
+    place: Place | None = language.begin(rules)
     for byte in text.encode() if isinstance(text, str) else text:
-        place = grammar.step(rules, place, byte) if place else None
+        place = language.step(rules, place, byte) if place else None
     return place
 
 
@@ -144,14 +144,14 @@ def test_agrees_with_the_oracle_on_damaged_texts(text: str, seed: int, edits: in
 
 def wander(dice: random.Random, rules: PlanRules, steps: int) -> tuple[bytes, Place]:
     """A random beginning of an output and where it leads."""
-    text, place = bytearray(), grammar.begin(rules)
+    text, place = bytearray(), language.begin(rules)
     for _ in range(steps):
-        live = [edge for edge in grammar.edges(rules, place) if edge.to is not None]
+        live = [edge for edge in language.edges(rules, place) if edge.to is not None]
         if not live:
             break
         edge = dice.choice(live)
         byte = dice.randint(edge.low, edge.high)
-        following = grammar.step(rules, place, byte)
+        following = language.step(rules, place, byte)
         if following is None:  # an edge of precedence forbids it
             continue
         text.append(byte)
@@ -166,7 +166,7 @@ def test_every_place_has_a_short_way_to_a_valid_end(seed: int, steps: int, direc
     text, place = wander(random.Random(seed), rules, steps)
     ending = bytearray()
     while not isinstance(place, Done):
-        byte, place = grammar.onward(rules, place)
+        byte, place = language.onward(rules, place)
         ending.append(byte)
         assert len(ending) < 60
     assert parse(text + ending, rules) is not None
@@ -176,19 +176,19 @@ def test_every_place_has_a_short_way_to_a_valid_end(seed: int, steps: int, direc
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_forced_bytes_are_those_without_a_choice(seed: int, steps: int) -> None:
     _, place = wander(random.Random(seed), RULES, steps)
-    for byte in grammar.forced(RULES, place):
-        following = {other: grammar.step(RULES, place, other) for other in range(256)}
+    for byte in language.forced(RULES, place):
+        following = {other: language.step(RULES, place, other) for other in range(256)}
         assert [other for other, to in following.items() if to] == [byte]
         found = following[byte]
         assert found is not None
         place = found
-    live = [other for other in range(256) if grammar.step(RULES, place, other)]
+    live = [other for other in range(256) if language.step(RULES, place, other)]
     assert len(live) != 1
 
 
 def test_forced_reaches_over_fields() -> None:
-    start = grammar.begin(SMALL)
-    assert grammar.forced(SMALL, start) == b"[PLAN]\n1.<"
+    start = language.begin(SMALL)
+    assert language.forced(SMALL, start) == b"[PLAN]\n1.<"
     place = run("[PLAN]\n1.<80>", SMALL)
     assert place is not None
-    assert re.fullmatch(rb"<None>\[-\]", grammar.forced(SMALL, place))
+    assert re.fullmatch(rb"<None>\[-\]", language.forced(SMALL, place))

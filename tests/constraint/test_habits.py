@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specsot.constraint.habits import MOST, Habits
+from specsot.grammar.spelling import MAX_STRETCHES, SpellingHabits
 
 
 class Numbers:
@@ -21,11 +21,11 @@ class Numbers:
 
 
 def test_strangers_stretches_do_not_add_up() -> None:
-    habits, rules = Habits(), Numbers()
-    for state in range(MOST):
+    habits, rules = SpellingHabits(), Numbers()
+    for state in range(MAX_STRETCHES):
         habits.note(rules, state, state + 1)
     habits.note(rules, 0, 7)  # noted again, so the newest
-    for state in range(MOST, MOST + 10):
+    for state in range(MAX_STRETCHES, MAX_STRETCHES + 10):
         habits.note(rules, state, state + 1)
-    assert len(habits) == MOST
+    assert len(habits) == MAX_STRETCHES
     assert [habits.forced(rules, state) for state in (0, 1, 10, 11)] == [(7,), (1,), (10,), (12,)]

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.constraint import State, TokenAutomaton, automaton, grammar
-from specsot.constraint.grammar import Done, Place
+from specsot.core.skeleton import PlanRules, read_plan
+from specsot.core.vocabulary import Vocabulary, describe, read_vocabulary
 from specsot.errors import ModelError
-from specsot.skeleton import PlanRules, read_plan
-from specsot.vocabulary import Vocabulary, describe, read_vocabulary
+from specsot.grammar import State, TokenAutomaton, automaton, language
+from specsot.grammar.language import Done, Place
 from tests.constraint.oracle import parse
 from tests.constraint.vocabularies import CROSSING, NARROW, SINGLE, token_ids
 
@@ -108,14 +108,14 @@ def fewest(vocabulary: Vocabulary, text: bytes) -> int:
 def ending(rules: PlanRules, place: Place) -> bytes:
     if isinstance(place, Done):
         return b""
-    byte, to = grammar.onward(rules, place)
+    byte, to = language.onward(rules, place)
     return bytes([byte]) + ending(rules, to)
 
 
 def follow(rules: PlanRules, place: Place, text: bytes) -> Place | None:
     found: Place | None = place
     for byte in text:
-        found = grammar.step(rules, found, byte) if found else None
+        found = language.step(rules, found, byte) if found else None
     return found
 
 
@@ -129,9 +129,9 @@ def brute(machine: TokenAutomaton, place: Place, written: int, remaining: int) -
         if after is None:
             continue
         room = max(remaining, least)
-        if grammar.planned(place):
+        if language.planned(place):
             room = max(min(remaining, rules.plan_tokens - written), least)
-        elif grammar.planned(after):
+        elif language.planned(after):
             room = min(remaining, rules.plan_tokens - written)
         mask[token] = fewest(vocabulary, ending(rules, after)) <= room - 1
     return mask
@@ -144,10 +144,10 @@ def test_masks_are_those_of_brute_force(name: str, rule: str) -> None:
     machine = TokenAutomaton(vocabulary, rules)
     dice = random.Random(7)
     for budget in (machine.minimum() + 3, 55, 90):
-        place: Place | None = grammar.begin(rules)
+        place: Place | None = language.begin(rules)
         for state, remaining, token in walk(machine, dice, budget):
             assert place is not None
-            if dice.random() < 0.2 or isinstance(place, grammar.Choice | grammar.Literal | grammar.Needs):
+            if dice.random() < 0.2 or isinstance(place, language.Opener | language.Literal | language.Needs):
                 compare(machine, state, place, remaining)
             place = follow(rules, place, vocabulary.bytes[token] or b"")
 
@@ -156,12 +156,12 @@ def test_masks_and_steps_of_a_title_to_its_last_byte_are_those_of_brute_force() 
     rules = PlanRules(max_points=3)
     machine = TokenAutomaton(CROSSING, rules)
     state: State | None = machine.start()
-    place: Place | None = grammar.begin(rules)
+    place: Place | None = language.begin(rules)
     title = "a b睡[E😴".encode() + b"c" * 68
     for token in token_ids(CROSSING, b"[PLAN]\n1.<80><None>[-]" + title, longest=1):
         assert state is not None
         assert place is not None
-        if state.written % 6 == 0 or (isinstance(place, grammar.Title) and state.left < 4):
+        if state.written % 6 == 0 or (isinstance(place, language.Title) and state.left < 4):
             compare(machine, state, place, remaining=(5, 9, 90)[state.written % 3])
         place = follow(rules, place, CROSSING.bytes[token] or b"")
         state = machine.advance(state, token)

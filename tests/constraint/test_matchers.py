@@ -13,15 +13,14 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from specsot.constraint import automaton, grammar_of, warm
-from specsot.constraint.choices import Choices
-from specsot.constraint.compiling import COMPILER
-from specsot.constraint.matchers import Matchers
-from specsot.constraint.spelling import Spelling
-from specsot.forms import Form
-from specsot.frames import Opening
-from specsot.skeleton import PlanRules
-from specsot.vocabulary import describe, read_vocabulary
+from specsot.core.frames import Opening
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import describe, read_vocabulary
+from specsot.grammar import automaton, grammar_of, prebuild
+from specsot.grammar.answers import Choices
+from specsot.grammar.matchers import COMPILER, Matchers
+from specsot.grammar.spelling import Spelling
+from specsot.params import Form
 from tests.constraint.vocabularies import SINGLE
 
 DEMO = read_vocabulary(Path(__file__).parents[2] / "models" / "demo" / "base", 8192)
@@ -121,7 +120,7 @@ def test_no_grammar_is_built_on_the_thread_that_asks_for_it() -> None:
 
 def test_what_most_requests_are_held_by_is_built_before_they_come() -> None:
     vocabulary = describe(SINGLE.bytes)
-    warm(vocabulary)
+    prebuild(vocabulary)
     wait([COMPILER.submit(lambda: None)])
     for direct in (True, False):
         coming = grammar_of(vocabulary, Opening(1, 1, plan=PlanRules(direct)))

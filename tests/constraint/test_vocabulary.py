@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from specsot.core.vocabulary import describe, read_vocabulary
 from specsot.errors import ModelError
-from specsot.vocabulary import describe, read_vocabulary
 
 TEXT = "[PLAN]\n1.<80><None>[-]NREM 睡眠 😴 naïve\n[END]"
 

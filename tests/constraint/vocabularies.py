@@ -5,7 +5,7 @@ Refuses to know the automaton.
 
 from __future__ import annotations
 
-from specsot.vocabulary import Vocabulary, describe
+from specsot.core.vocabulary import Vocabulary, describe
 
 SINGLE = describe([None, *(bytes([byte]) for byte in range(256)), None])
 

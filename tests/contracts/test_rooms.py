@@ -15,7 +15,13 @@ from tests.conftest import REPOSITORY
 
 ROOMS = ("shared", "lab", "app", "services/master", "services/worker", "services/drafter")
 # What stands at the top of shared/ and does things: has a loop, a clock, a socket, or re-exports who has.
-DOERS = {"specsot.compute", "specsot.eagle", "specsot.links", "specsot.membership", "specsot.tasks"}
+DOERS = {
+    "specsot.service.compute",
+    "specsot.eagle",
+    "specsot.transport.links",
+    "specsot.service.membership",
+    "specsot.tasks",
+}
 # What only makes values of values.
 VALUES = {
     *(

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from specsot.core.frames import Draft, Drafts, Frame, Opening, Order, Outcome, PromptChunk, Result, tokens_of
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree, chain
 from specsot.events import Event, Numbered
-from specsot.frames import Chunk, Draft, Drafts, Frame, Opening, Order, Outcome, Result, tokens_of
-from specsot.pages import PageTable
 from specsot.params import Ask
-from specsot.tree import Tree, chain
 from specsot_master.engine import Caller, Engine, EngineConfig, RingState
 from specsot_master.prompts import Prompts
 from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
@@ -144,13 +144,13 @@ class Framed:
         for segment in frame.segments:
             rows = seen[first : first + len(tokens_of(segment))]
             first += len(rows)
-            if isinstance(segment, Chunk):
+            if isinstance(segment, PromptChunk):
                 self._prompts[segment.sequence] += segment.tokens
             written = self._written.get(segment.sequence)
-            if written is None or (isinstance(segment, Chunk) and not segment.final):
+            if written is None or (isinstance(segment, PromptChunk) and not segment.final):
                 continue
             targets: list[int | None] = [self._target(segment.sequence, row) for row in rows]
-            if isinstance(segment, Chunk):
+            if isinstance(segment, PromptChunk):
                 outcome = accept_prompt(written, targets[-1])
             else:
                 outcome = accept_tree(written, segment.step, segment.tree, targets)

@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 
+from specsot.core.info import Info
 from specsot.errors import SpecsotError
 from specsot.events import Event, Numbered
-from specsot.info import Info
 from specsot.params import Ask
-from specsot.rpc.client import MasterClient, connect
+from specsot.transport.grpc_client import MasterClient, connect
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_master.grpc_api import FleetService, MasterService, open_master_port
 from specsot_master.master import RequestCounter

@@ -14,13 +14,13 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from specsot.core.frames import Frame, Opening
+from specsot.core.info import Info
 from specsot.errors import TimedOut
 from specsot.events import Event, Finished
-from specsot.frames import Frame, Opening
-from specsot.info import Info
 from specsot.params import Ask, Limits, Message
+from specsot.transport.wire.events import encode_ask
 from specsot.v1 import master_pb2
-from specsot.wire.requests import encode_ask
 from specsot_master.engine import EngineConfig
 from specsot_master.grpc_api import FleetService, MasterService, open_master_port
 from specsot_master.master import RequestCounter

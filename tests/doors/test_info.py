@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from specsot.info import RequestsInfo
-from specsot.rpc.client import MasterClient
+from specsot.core.info import RequestsInfo
+from specsot.transport.grpc_client import MasterClient
 from specsot_master.engine import EngineConfig
 from tests.doors.front import front, outcome, told
 from tests.master.letters import DIRECT, SOT, finished, openings

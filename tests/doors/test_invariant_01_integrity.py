@@ -15,7 +15,7 @@ import pytest
 
 from specsot.errors import NotFound
 from specsot.events import BranchText, Finished, MergedText, Numbered
-from specsot.rpc.client import MasterClient
+from specsot.transport.grpc_client import MasterClient
 from tests.doors.front import Front, front, read
 from tests.master.letters import ANSWER, SOT
 

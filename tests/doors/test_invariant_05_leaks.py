@@ -16,8 +16,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from specsot.info import Info, ModelInfo
-from specsot.rpc.client import MasterClient
+from specsot.core.info import Info, ModelInfo
+from specsot.transport.grpc_client import MasterClient
 from specsot.v1 import master_pb2
 from specsot_master.engine import EngineConfig
 from specsot_master.telemetry import Metrics, RequestMetrics

@@ -12,7 +12,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from specsot.frames import Close, End, Outcome, Result
+from specsot.core.frames import Close, End, Outcome, Result
 from specsot_master.grpc_api import FleetService, MasterService, open_master_port
 from tests.doors.front import Front, front, question, stub, told, turn
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings

@@ -16,8 +16,8 @@ import pytest
 from specsot.errors import Unavailable
 from specsot.events import Finished, Numbered
 from specsot.params import Ask, Limits
-from specsot.rpc.client import MasterClient, connect
-from specsot.rpc.probe import probe
+from specsot.transport.grpc_channel import probe
+from specsot.transport.grpc_client import MasterClient, connect
 from specsot_app.fleets import Wanted, models_of
 from specsot_app.processes import ProcessFleet
 

@@ -9,8 +9,8 @@ import asyncio
 
 import pytest
 
+from specsot.core.frames import Close, End, Outcome, Result
 from specsot.events import BranchFinished, MergedText, Planned, Reason
-from specsot.frames import Close, End, Outcome, Result
 from specsot.params import Ask
 from tests.doors.front import front, told, turn
 from tests.master.letters import finished, openings

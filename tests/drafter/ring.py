@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from specsot.frames import Chunk, Draft, Features, Fork, Frame, Growth, Opening, Outcome
+from specsot.core.frames import Draft, Features, Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment
+from specsot.core.tree import Tree, single
 from specsot.members import Configuration, Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.tree import Tree, single
 from specsot_drafter import growth
 from specsot_drafter.descent import GraphInput, max_due_rows
 from specsot_drafter.engine import DraftEngine
@@ -118,7 +118,9 @@ class Ring:
             part = tuple(tokens[start : start + chunk])
             final = start + chunk >= len(tokens)
             openings = (opening,) if start == 0 else ()
-            self._run(Frame(1, self.lap, openings, (Chunk(opening.sequence, begin + start, part, final),)))
+            self._run(
+                Frame(1, self.lap, openings, (PromptChunk(opening.sequence, begin + start, part, final),))
+            )
         return writer
 
     def turn(self) -> bool:
@@ -133,18 +135,18 @@ class Ring:
         self._rest = 0  # or the drafter would hear of it only behind its rest
         self._run(Frame(1, self.lap, closings=(sequence,)))
 
-    def _growth(self, writer: Writer) -> Growth:
+    def _growth(self, writer: Writer) -> TreeSegment:
         assert writer.root is not None
         sequence = writer.opening.sequence
         draft = self._drafts.pop(sequence, None)
         tree = draft.tree if draft and draft.step == writer.step else single(writer.root)
         writer.trees.append(tree)
-        return Growth(sequence, writer.step, writer.committed, writer.keep, tree)
+        return TreeSegment(sequence, writer.step, writer.committed, writer.keep, tree)
 
     def _run(self, frame: Frame) -> None:
         self.lap += 1
         frame = replace(frame, resting=self._rest > 0)
-        self._rest = max(self._rest - sum(isinstance(one, Growth) for one in frame.segments), 0)
+        self._rest = max(self._rest - sum(isinstance(one, TreeSegment) for one in frame.segments), 0)
         verdict = self._last.verify(self._stage.run(frame))
         for outcome in verdict.result.outcomes:
             self.writers[outcome.sequence].hear(outcome, outcome.step)

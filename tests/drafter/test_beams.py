@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from specsot.core.frames import FeatureBatch, Features
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
-from specsot.frames import Features, Lesson
 from specsot.members import Range, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.decoder import Decoder
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot_drafter.drafters.beams import BeamShape, beam_shape
 from specsot_drafter.drafters.model import DecoderHead, LanguageModelProposer
 from specsot_drafter.selection import Candidates, best_each, build_trees
@@ -92,7 +92,7 @@ def follow(
 def hear(
     texts: DraftSequences, drafter: LanguageModelProposer, sequence: int, start: int, tokens: list[int]
 ) -> None:
-    lesson = Lesson(sequence, start, tuple(tokens[:-1]), tokens[-1], 1)
+    lesson = FeatureBatch(sequence, start, tuple(tokens[:-1]), tokens[-1], 1)
     texts.observe([lesson])
     drafter.observe(Features(1, 0, lessons=(lesson,)))
 
@@ -129,7 +129,7 @@ def test_forks_share_what_is_common_and_disturb_nobody(decoder: Decoder, length:
     texts, drafter = DraftSequences(None), make(decoder, FORMS["linear"])
     prefix = [(n * 37) % 200 for n in range(40)]
     drafter.open(texts.open(opening(1, 40, decodes=False)))
-    texts.observe([Lesson(1, 0, tuple(prefix), None, None)])
+    texts.observe([FeatureBatch(1, 0, tuple(prefix), None, None)])
     forks: list[DraftSequence] = []
     for sequence in (2, 3):
         text = texts.open(opening(sequence, length + 2, limit=99, fork=(1, length)))

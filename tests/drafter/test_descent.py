@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specsot.members import TreeShape
-from specsot.model.laps import Captured, Graphs, Work
+from specsot.model.cuda_graphs import Captured, GraphCapture, Work
 from specsot_drafter import following
 from specsot_drafter.descent import GraphInput, TreeGraphs
 from specsot_drafter.drafters import eagle
@@ -59,7 +59,7 @@ def remembering(head: object, texts: dict[int, tuple[int, int]]) -> tuple[DraftP
 def test_one_graph_grows_what_levels_grow(folder: Path) -> None:
     head = load_head(folder / "head", folder / "base", KIND, DEVICE)
     (memory, due), (other, same) = remembering(head, TEXTS), remembering(head, TEXTS)
-    capture = Graphs() if DEVICE == "cuda" else later
+    capture = GraphCapture() if DEVICE == "cuda" else later
     graphs = TreeGraphs(FusedHead(head), memory, K, LEVELS, capture, grow, (TREES,))  # type: ignore[arg-type]
     grounds = [memory.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K) for each in due]
     other_grounds = [other.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K) for each in same]
@@ -88,7 +88,7 @@ def test_graphs_have_room_for_all_rows_that_a_tree_brings(folder: Path) -> None:
     head = load_head(folder / "head", folder / "base", KIND, DEVICE)
     due = LEVELS + 1
     memory, stretches = remembering(head, {1: (19, due), 2: (12, due + 1)})
-    capture = Graphs() if DEVICE == "cuda" else later
+    capture = GraphCapture() if DEVICE == "cuda" else later
     graphs = TreeGraphs(FusedHead(head), memory, K, LEVELS, capture, grow, (1,))  # type: ignore[arg-type]
     all_due, one_more = (
         GraphInput(each, memory.reserve_tree(each.sequence, each.stop, (LEVELS - 1) * K))  # type: ignore[arg-type]

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from specsot.core.frames import Draft, FeatureBatch, Features, Opening
+from specsot.core.tree import Tree, depths, single
 from specsot.errors import WireError
-from specsot.frames import Draft, Features, Lesson, Opening
 from specsot.members import Curve, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.kv import KVPages
-from specsot.tree import Tree, depths, single
 from specsot_drafter.acceptance import PRIOR_ACCEPTANCE
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
@@ -45,7 +45,7 @@ class Text:
     ) -> Features:
         """Positions start .. stop - 1 as one batch; the token behind them is told when `final`."""
         bonus = self.tokens[stop] if final else None
-        lesson = Lesson(sequence, start, self.tokens[start:stop], bonus, step)
+        lesson = FeatureBatch(sequence, start, self.tokens[start:stop], bonus, step)
         return Features(1, 0, (), (lesson,), (), self.rows[start:stop], stop - start, 0.0)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specsot.frames import Lesson
-from specsot.tree import Tree
+from specsot.core.frames import FeatureBatch
+from specsot.core.tree import Tree
 from specsot_drafter.flights import ROOT_ONLY, PendingTree, PendingTrees, common_prefix
 
 # 5 -> 6 -> 7 are the drafter's own; 8 below 7 and 9 below the root came from elsewhere.
@@ -16,7 +16,7 @@ FLIGHT = PendingTree(10, TREE, 2, (0.9, 0.5), own_nodes=3)
 def landed(flight: PendingTree, *written: int, start: int = 10, bonus: int | None = 1) -> object:
     flights = PendingTrees()
     flights.add(4, flight)
-    return flights.resolve(Lesson(4, start, written, bonus, 3))
+    return flights.resolve(FeatureBatch(4, start, written, bonus, 3))
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_only_the_lesson_behind_it_tells() -> None:
     assert landed(FLIGHT, 5, 6, start=11) is ROOT_ONLY
     assert landed(FLIGHT, 5, 6, bonus=None) is ROOT_ONLY
     flights = PendingTrees()
-    assert flights.resolve(Lesson(4, 10, (5,), 1, 3)) is ROOT_ONLY
+    assert flights.resolve(FeatureBatch(4, 10, (5,), 1, 3)) is ROOT_ONLY
     flights.add(4, FLIGHT)
     flights.drop(4)
-    assert flights.resolve(Lesson(4, 10, (5, 6), 1, 3)) is ROOT_ONLY
+    assert flights.resolve(FeatureBatch(4, 10, (5, 6), 1, 3)) is ROOT_ONLY
 
 
 def test_a_common_beginning() -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.constraint import Grammar, TokenAutomaton, automaton, grammar_of
-from specsot.constraint.answers import AnswerAutomaton
-from specsot.forms import Form
-from specsot.frames import Features, Lesson
+from specsot.core.frames import FeatureBatch, Features
+from specsot.core.skeleton import PlanRules
+from specsot.core.tree import Tree, path
+from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.grammar import Grammar, TokenAutomaton, automaton, grammar_of
+from specsot.grammar.answers import AnswerAutomaton
 from specsot.members import TreeShape
-from specsot.skeleton import PlanRules
-from specsot.tree import Tree, path
-from specsot.vocabulary import Vocabulary, read_vocabulary
+from specsot.params import Form
 from specsot_drafter.drafters import eagle
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.grammar import filter_candidates
@@ -91,7 +91,9 @@ def teach(
     more = {"plan": RULES, **more}
     opened = opening(1, len(PROMPT) + generated, limit=limit, generated=generated, **more)
     rows = torch.randn(len(fed), 384, generator=torch.Generator().manual_seed(len(fed)))
-    engine.observe(Features(1, 0, (opened,), (Lesson(1, 0, fed, root, 2, forced),), (), rows, len(fed), 0.0))
+    engine.observe(
+        Features(1, 0, (opened,), (FeatureBatch(1, 0, fed, root, 2, forced),), (), rows, len(fed), 0.0)
+    )
 
 
 def drafted(engine: DraftEngine) -> Tree:
@@ -187,7 +189,7 @@ def test_what_may_be_is_the_best_there_is_of_it(rules: TokenAutomaton) -> None:
     """A barred candidate takes what is below it along; what is free stays as it was."""
     text, written = DraftSequences(None).open(opening(1, len(PROMPT))), plan_text(rules, 3)
     text.set_grammar(rules)
-    text.observe(Lesson(1, 0, (*PROMPT, *written[:2]), written[2], 2))
+    text.observe(FeatureBatch(1, 0, (*PROMPT, *written[:2]), written[2], 2))
     assert text.grammar_state is not None
     wrong, right = (
         next(t for t in range(8192) if (rules.advance(text.grammar_state.state, t) is not None) == may)
@@ -219,7 +221,7 @@ def test_a_free_text_drafts_the_same_beside_a_constrained_one(
         free = opening(2, len(PROMPT), limit=400)
         if beside:
             teach(engine, plan_text(rules, 6))
-        engine.observe(Features(1, 0, (free,), (Lesson(2, 0, PROMPT, 5, 2),), (), rows, 12, 0.0))
+        engine.observe(Features(1, 0, (free,), (FeatureBatch(2, 0, PROMPT, 5, 2),), (), rows, 12, 0.0))
         trees += [draft.tree for draft in engine.draft() if draft.sequence == 2]
     assert trees[0] == trees[1]
     assert [each.runs for each in grown] == [1] * len(grown)
@@ -245,7 +247,7 @@ def test_a_grammar_that_comes_late_stands_where_the_text_is(rules: TokenAutomato
     coming: Future[Grammar] = Future()
     text, written = DraftSequences(None).open(opening(1, len(PROMPT))), plan_text(rules, 6)
     text.compiling = coming
-    text.observe(Lesson(1, 0, (*PROMPT, *written[:3]), written[3], 2))
+    text.observe(FeatureBatch(1, 0, (*PROMPT, *written[:3]), written[3], 2))
     assert text.grammar_state is None
     coming.set_result(rules)
     assert text.grammar_state is not None
@@ -253,5 +255,5 @@ def test_a_grammar_that_comes_late_stands_where_the_text_is(rules: TokenAutomato
     for token in written[:4]:
         state = rules.advance(state, token)
     assert text.grammar_state.state == state
-    text.observe(Lesson(1, text.committed, (written[3],), written[4], 3))
+    text.observe(FeatureBatch(1, text.committed, (written[3],), written[4], 3))
     assert text.grammar_state.state == rules.advance(state, written[4])

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from specsot.frames import Features, Lesson
+from specsot.core.frames import FeatureBatch, Features
+from specsot.core.tree import Tree
 from specsot.members import TreeShape
 from specsot.params import DrafterName
-from specsot.tree import Tree
 from specsot_drafter.drafters.ngram import NgramProposer
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.rules import BudgetPolicy, FixedBudget
@@ -78,7 +78,7 @@ def engine_with(
 
 def teach(engine: DraftEngine, sequence: int, tokens: Sequence[int], **more: object) -> None:
     opened = opening(sequence, len(tokens) - 1, limit=999, **more)  # type: ignore[arg-type]
-    lesson = Lesson(sequence, 0, tuple(tokens[:-1]), tokens[-1], 1)
+    lesson = FeatureBatch(sequence, 0, tuple(tokens[:-1]), tokens[-1], 1)
     engine.observe(Features(1, 0, (opened,), (lesson,)))
 
 
@@ -110,7 +110,7 @@ def test_while_one_rests_the_others_draft_and_it_is_left_alone() -> None:
         assert len(grown[1]) > 1
         assert len(grown[2]) == 1
         fed = grown[1].tokens
-        lessons = (Lesson(1, committed, fed, 7, lap + 2), Lesson(2, 2 + lap, (3,), 3, lap + 2))
+        lessons = (FeatureBatch(1, committed, fed, 7, lap + 2), FeatureBatch(2, 2 + lap, (3,), 3, lap + 2))
         engine.observe(Features(1, 0, lessons=lessons, fed=len(fed) + 1, seconds=3e-3))
         committed += len(fed)
     assert idle.asked == []
@@ -124,7 +124,7 @@ def test_when_all_rest_the_ring_is_told_for_how_long() -> None:
     assert engine.draft() == ()
     before = engine.rest
     assert before >= 32
-    lessons = tuple(Lesson(sequence, 2, (3, 4, 5), 6, 4) for sequence in (1, 2))
+    lessons = tuple(FeatureBatch(sequence, 2, (3, 4, 5), 6, 4) for sequence in (1, 2))
     engine.observe(Features(1, 0, lessons=lessons, fed=2, seconds=1e-3, rested=10))
     assert engine.draft() == ()
     assert engine.rest == before - 11, "what is left of it, this lap's trees taken off"
@@ -151,7 +151,7 @@ def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
         right = [token for token, parent in zip(tree.tokens[1:], tree.parents[1:]) if token != 7]
         fed = (tree.tokens[0], *right)
         bonus = 5 if fed[-1] == 6 else 6
-        lesson = Lesson(1, committed, fed, bonus, lap + 2)
+        lesson = FeatureBatch(1, committed, fed, bonus, lap + 2)
         engine.observe(Features(1, 0, lessons=(lesson,), fed=len(tree), seconds=3e-3))
         committed += len(fed)
     assert rule.acceptance.by_depth()[0] < 0.5
@@ -160,7 +160,7 @@ def test_a_drafter_is_blamed_and_praised_for_its_own_nodes_alone() -> None:
 def test_what_is_forced_hangs_below_every_root() -> None:
     engine = engine_with({"eagle": (Parrot(7), FixedBudget(SHAPE))})
     teach(engine, 1, [1, 2, 3])
-    lesson = Lesson(1, 2, (3,), 4, 2, forced=(7, 9, 9))
+    lesson = FeatureBatch(1, 2, (3,), 4, 2, forced=(7, 9, 9))
     engine.observe(Features(1, 0, lessons=(lesson,)))
     (tree,) = trees(engine).values()
     assert tree.tokens[0] == 4

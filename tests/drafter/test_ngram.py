@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specsot.frames import Features, Lesson
+from specsot.core.frames import FeatureBatch, Features
 from specsot_drafter.drafters.ngram import NgramProposer
 from specsot_drafter.texts import DraftSequences
 from tests.drafter.ring import opening
@@ -24,7 +24,7 @@ def taught(
 def tell(
     texts: DraftSequences, drafter: NgramProposer, sequence: int, start: int, tokens: tuple[int, ...]
 ) -> None:
-    lesson = Lesson(sequence, start, tokens[:-1], tokens[-1], 1)
+    lesson = FeatureBatch(sequence, start, tokens[:-1], tokens[-1], 1)
     texts.observe([lesson])
     drafter.observe(Features(1, 0, lessons=(lesson,)))
 
@@ -68,7 +68,7 @@ def test_a_chain_is_no_longer_than_asked_for_or_of_use() -> None:
 def test_a_fork_finds_what_its_prefix_said_and_leaves_the_prefix_alone() -> None:
     texts, drafter = DraftSequences(None), NgramProposer(8)
     drafter.open(texts.open(opening(1, len(LONG), decodes=False)))
-    texts.observe([Lesson(1, 0, LONG, None, None)])
+    texts.observe([FeatureBatch(1, 0, LONG, None, None)])
     for sequence, own in ((2, (7, 50, 51)), (3, (50, 51, 99, 50, 51))):
         fork = texts.open(opening(sequence, 20, limit=100, fork=(1, len(LONG))))
         drafter.open(fork)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from specsot.core.tree import Tree
 from specsot.members import Curve, TreeShape
 from specsot.model.decoder import Decoder
-from specsot.tree import Tree
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head

@@ -14,9 +14,9 @@ if find_spec("torchao") is None:
 import torch
 
 from specsot.errors import InvalidRequest
-from specsot.model.fitting import Held, drafts_of
+from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot_drafter.heads.eagle3 import Eagle3Head
 from specsot_drafter.heads.loading import load_head
 from specsot_drafter.source import DraftLoader
@@ -50,7 +50,7 @@ def test_a_head_in_fewer_bits_guesses_nearly_the_same(models: tuple[Path, Path])
 
 def test_a_head_in_fewer_bits_takes_less(models: tuple[Path, Path]) -> None:
     files = WeightFiles(models[1])
-    whole, eight, four = (drafts_of(files, Held(4, kind)) for kind in (None, "int8", "int4"))
+    whole, eight, four = (drafts_of(files, WeightForm(4, kind)) for kind in (None, "int8", "int4"))
     assert whole > eight > four > 0.1 * whole
 
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from specsot.tree import Tree, chain, path, single
+from specsot.core.tree import Tree, chain, path, single
 from specsot_drafter.selection import (
     Candidates,
     acceptance_chances,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.core.frames import End
 from specsot.eagle import Eagle, EagleConfig, Piece
 from specsot.errors import InvalidRequest
-from specsot.frames import End
 from specsot.params import Sampling
 from tests.eagle.knowing import KnowingHead
 from tests.laws.plain import Excuses, load, write_plainly

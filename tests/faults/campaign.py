@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from specsot.info import ReplicaInfo
+from specsot.core.info import ReplicaInfo
 from specsot.params import Ask, Limits
-from specsot.rpc.pulse import LENIENT, Pulse
+from specsot.transport.heartbeat import BUSY_FACTOR, Heartbeat
 from tests.faults.checker import HARMLESS, check, tell
 from tests.faults.clients import Client, Habit
 from tests.faults.history import History, Hurt, Incomplete, Looked, Rested
@@ -44,7 +44,9 @@ REFUSED = (
     Ask(tokens=(300, 8192), mode="direct"),
     Ask(tokens=(300,) * 4096, mode="direct"),
 )
-NOTICE = LENIENT * Pulse().silence + 3.0  # seconds of the master's within which who is frozen is noticed
+NOTICE = (
+    BUSY_FACTOR * Heartbeat().silence + 3.0
+)  # seconds of the master's within which who is frozen is noticed
 KINDS = (
     "kill",
     "kill",
@@ -120,7 +122,7 @@ def _apart(faults: list[Fault]) -> Iterator[Fault]:
         if fault.kind == "stall":
             if fault.at < until.get(fault.whom, 0.0) and fault.lasts <= HARMLESS:
                 continue
-            until[fault.whom] = fault.at + fault.lasts + Pulse().silence - HARMLESS
+            until[fault.whom] = fault.at + fault.lasts + Heartbeat().silence - HARMLESS
         yield fault
 
 

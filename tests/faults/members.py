@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from specsot.core.frames import Close, Frame, Open, PromptChunk
+from specsot.core.pages import PageTable
 from specsot.errors import Hung, Refused, SpecsotError, Unavailable
-from specsot.frames import Chunk, Close, Frame, Open
-from specsot.links import Inbox, Link, Lost
 from specsot.members import Configuration, Registration
-from specsot.membership import take_part
-from specsot.pages import PageTable
+from specsot.service.membership import serve_part
+from specsot.transport.links import Inbox, Link, Lost
 from specsot_worker.watching import WorkerObserver
 from tests.faults.history import Closed, Composed, Formed, Hurt, Missed, Opened, Worked
 from tests.faults.net import Host
@@ -42,7 +42,7 @@ class Eyes(WorkerObserver):
         self._note(Formed(self._member, configuration.epoch))
 
     def launched(self, frame: Frame, now: float) -> Frame:
-        begun = tuple(one.sequence for one in frame.segments if isinstance(one, Chunk) and one.final)
+        begun = tuple(one.sequence for one in frame.segments if isinstance(one, PromptChunk) and one.final)
         self._note(Composed(frame.epoch, frame.number, self._rows, begun))
         return frame
 
@@ -100,7 +100,7 @@ class Member:
         self.eyes = inbox.eyes = Eyes(world.recorder.note, f"{self.name}#{self._lives}")
         self.part = world.make(self)
         connect = partial(self._connect, self._lives, host, inbox)
-        work = take_part(self.part, inbox, connect, self.leaving)
+        work = serve_part(self.part, inbox, connect, self.leaving)
         self._task = asyncio.create_task(work, context=host.context)
         self._task.add_done_callback(lambda task: self._over(task, host), context=world.net.context)
 

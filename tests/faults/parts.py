@@ -13,13 +13,23 @@ from typing import Any, Literal
 
 import torch
 
-from specsot.constraint import Grammar
+from specsot.core.frames import (
+    Draft,
+    FeatureBatch,
+    Features,
+    Frame,
+    Opening,
+    Outcome,
+    Result,
+    TreeSegment,
+    tokens_of,
+)
+from specsot.core.tree import Tree
 from specsot.errors import ModelError
-from specsot.frames import Draft, Features, Frame, Growth, Lesson, Opening, Outcome, Result, tokens_of
-from specsot.links import Link
+from specsot.grammar import Grammar
 from specsot.members import Configuration, Head, Range, Registration
 from specsot.model.config import read_config
-from specsot.tree import Tree
+from specsot.transport.links import Link
 from specsot_app.simulator.fake_lm import next_state, state_of
 from specsot_app.simulator.members import MockWorker, Simulator
 from specsot_drafter.part import Drafter
@@ -44,7 +54,7 @@ class Guesser:
         self._voice, self._vocabulary = mock.voice, read_config(mock.model).vocab
         self._rng, self._skill, self._nodes, self._lie = rng, skill, nodes, lie
         self.texts: dict[int, list[int]] = {}
-        self._wanted: dict[int, Lesson] = {}
+        self._wanted: dict[int, FeatureBatch] = {}
 
     def observe(self, features: Features) -> None:
         for opening in features.openings:
@@ -66,7 +76,7 @@ class Guesser:
         drafts = [Draft(one.sequence, one.step or 0, self._tree(one)) for one in wanted.values()]
         return tuple(self._spoil(one) for one in drafts)
 
-    def _tree(self, lesson: Lesson) -> Tree:
+    def _tree(self, lesson: FeatureBatch) -> Tree:
         assert lesson.bonus is not None
         tokens, parents = [lesson.bonus], [0]
         states = [state_of([*self.texts[lesson.sequence], lesson.bonus])]
@@ -183,7 +193,7 @@ class PoisonableStage:
         for segment in frame.segments:
             if max(tokens_of(segment)) >= self._vocabulary:
                 raise IndexError("index out of range in self")  # as torch.nn.functional.embedding
-            self._taste(segment.sequence, isinstance(segment, Growth))
+            self._taste(segment.sequence, isinstance(segment, TreeSegment))
         return self._stage.run(frame)
 
     def _taste(self, sequence: int, grows: bool) -> None:

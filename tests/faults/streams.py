@@ -14,9 +14,9 @@ from typing import Any
 from unittest.mock import patch
 
 from specsot.errors import SpecsotError, Unavailable
-from specsot.links import Inbox, Link
 from specsot.members import Registration
-from specsot.rpc import uplink
+from specsot.transport import uplink
+from specsot.transport.links import Inbox, Link
 from specsot.v1 import fleet_pb2
 from specsot_master.grpc_api import FleetService
 from tests.faults.net import Host, Net
@@ -148,7 +148,7 @@ class _Context:
 
 
 class _Channel:
-    """What `specsot.rpc.uplink.join` needs of a channel: one stream, and an answer whose time it takes."""
+    """What `specsot.transport.uplink.join` needs of a channel: one stream, and a timed answer."""
 
     def __init__(self, net: Net, stream: Stream) -> None:
         self._net, self._stream = net, stream

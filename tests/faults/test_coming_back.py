@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specsot.frames import Result
+from specsot.core.frames import Result
 from specsot.params import Ask, Limits
 from tests.faults.campaign import ASKS, Campaign, Fault, answers, play
 from tests.faults.checker import check, tell

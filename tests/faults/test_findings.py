@@ -40,7 +40,7 @@ class Finding:
 
 
 class Impatient:
-    """specsot.rpc.pulse.Watch as it was: it compares wall clocks, also where its own loop stood still."""
+    """The silence timer as it was: it compares wall clocks, also where its own loop stood still."""
 
     def __init__(self, silence: float, on_silence: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -62,8 +62,8 @@ class Impatient:
 
 
 def plant_impatience(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("specsot.rpc.uplink.Watch", Impatient)
-    patch.setattr("specsot.rpc.pulse.Watch", Impatient)
+    patch.setattr("specsot.transport.uplink.SilenceTimer", Impatient)
+    patch.setattr("specsot.transport.heartbeat.SilenceTimer", Impatient)
 
 
 def plant_starving(patch: pytest.MonkeyPatch) -> None:

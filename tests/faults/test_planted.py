@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from specsot.core.frames import Close, Result
 from specsot.events import MergedText, Numbered
-from specsot.frames import Close, Result
 from tests.faults.campaign import ASKS, Campaign, Fault, judge
 from tests.faults.clients import Habit
 from tests.faults.world import Honest, Shape

@@ -19,7 +19,7 @@ from contextvars import Context, ContextVar
 from typing import Any, Protocol, TypeVar
 from unittest.mock import patch
 
-from specsot.constraint import held
+from specsot.grammar import state
 
 T = TypeVar("T")
 
@@ -138,15 +138,15 @@ def building(loop: VirtualLoop) -> Iterator[None]:
     """Grammars are built in virtual time, and none that was built before is known."""
     later = Labour(lambda work: loop.call_later(BUILDING, work, context=Context()))
     forget_grammars()
-    with patch.object(held, "COMPILER", later):
+    with patch.object(state, "COMPILER", later):
         yield
     forget_grammars()
 
 
 def forget_grammars() -> None:
     """As a process that begins."""
-    held._building.cache_clear()
-    held._compiling.cache_clear()
+    state._building.cache_clear()
+    state._compiling.cache_clear()
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specsot.core.frames import Result
 from specsot.errors import Unavailable
 from specsot.events import Numbered
-from specsot.frames import Result
 from specsot.members import Broken
 from specsot.model.fingerprint import fingerprint
 from specsot_app.simulator.members import Simulator, plan_of

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.frames import Close, End, Outcome, Result
 from specsot.errors import Refused, Unavailable
-from specsot.frames import Close, End, Outcome, Result
-from specsot.links import Inbox, LocalLink
 from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, StandBy, WeightBytes
-from specsot.wire.fleet import encode_upward
+from specsot.transport.links import Inbox, LocalLink
+from specsot.transport.wire.members import encode_upward
 from specsot_master.epochs import BARRIER_SECONDS
 from specsot_master.fleet import Fleet
 from specsot_master.grpc_api import FleetService

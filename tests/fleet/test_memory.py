@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 from specsot.members import Configuration, Range, Stage
 from specsot.model.config import read_config
-from specsot.model.fitting import Held, bytes_of, weights_of
+from specsot.model.memory_fit import WeightForm, bytes_of, weights_of
 from specsot.model.weights import WeightFiles
-from specsot.process.options import ModelOptions
+from specsot.service.options import ModelOptions
 from specsot_worker.source import StageLoader
 
 pytestmark = pytest.mark.torch
@@ -29,9 +29,9 @@ def configuration(layers: Range) -> Configuration:
 def test_weights_grow_with_layers_and_nothing_else(demo_model: Path, layers: Range) -> None:
     """That all of this, and no more, is loaded: tests/operations/test_fitting.py."""
     files, config = WeightFiles(demo_model / "base"), read_config(demo_model / "base")
-    each = bytes_of(files, config, Held(4))
+    each = bytes_of(files, config, WeightForm(4))
     edges = each.first * (layers.first == 0) + each.last * (layers.last == 8)
-    assert weights_of(files, config, layers, Held(4)) == each.layer * len(layers) + edges
+    assert weights_of(files, config, layers, WeightForm(4)) == each.layer * len(layers) + edges
 
 
 def test_memory_is_told_as_if_nothing_were_loaded(demo_model: Path) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from specsot.errors import Refused
-from specsot.links import Inbox, LocalLink
 from specsot.members import Broken, Configuration, Disband, Ready, Rejoined, StandBy
+from specsot.transport.links import Inbox, LocalLink
 from tests.fleet.test_fleet import Stand, ranges, stand_with
 from tests.fleet.test_formation import drafter, worker
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from specsot.core.skeleton import MAX_POINTS, MAX_TITLE_BYTES, PlanReader
 from specsot.errors import SpecsotError
-from specsot.skeleton import MAX_POINTS, MAX_TITLE_BYTES, PlanReader
+from specsot.transport.wire.carry import CarryReader
+from specsot.transport.wire.events import decode_ask, decode_event, resumes
+from specsot.transport.wire.info import decode_info
+from specsot.transport.wire.members import decode_downward, decode_upward
+from specsot.transport.wire.values import parse
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
-from specsot.wire.carry import CarryReader
-from specsot.wire.checks import parse
-from specsot.wire.events import decode_event
-from specsot.wire.fleet import decode_downward, decode_upward
-from specsot.wire.info import decode_info
-from specsot.wire.requests import decode_ask, resumes
 
 LONGEST_COMPLAINT = 2000
 

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from specsot.errors import InvalidRequest, WireError
 from specsot.params import MAX_BIASES, MAX_MESSAGES
+from specsot.transport.wire.carry import CarryReader
+from specsot.transport.wire.events import decode_ask
+from specsot.transport.wire.values import MOST
 from specsot.v1 import master_pb2, ring_pb2, values_pb2
-from specsot.wire.carry import CarryReader
-from specsot.wire.checks import MOST
-from specsot.wire.requests import decode_ask
 from specsot_master.http.openai_schemas import ChatBody, CompletionBody
 
 MANY = 20_000

@@ -15,12 +15,11 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specsot.transport.wire.carry import encode_carry
+from specsot.transport.wire.events import encode_ask, encode_event
+from specsot.transport.wire.info import encode_info
+from specsot.transport.wire.members import encode_downward, encode_upward
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
-from specsot.wire.carry import encode_carry
-from specsot.wire.events import encode_event
-from specsot.wire.fleet import encode_downward, encode_upward
-from specsot.wire.info import encode_info
-from specsot.wire.requests import encode_ask
 from tests.fuzz.spoiling import filled, spoiled
 from tests.fuzz.targets import attempt
 from tests.wire.strategies import answers, asking, fleet, ring

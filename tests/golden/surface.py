@@ -20,7 +20,7 @@ import typer
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot.process.command import TableCommand
+from specsot.service.command import TableCommand
 from specsot_app.cli import GROUPS, WORDS, command_with, main
 
 SERVICES = ("master", "worker", "drafter")
@@ -156,9 +156,9 @@ def _commands(words: tuple[str, ...]) -> list[str]:
 
 def registries() -> dict[str, Any]:
     """The metrics of each member's process, in an epoch."""
+    from specsot.core.pages import PageTable
     from specsot.members import Configuration, Range, Stage
-    from specsot.pages import PageTable
-    from specsot.process.figures import registry_of
+    from specsot.service.telemetry import registry_of
     from specsot_drafter.figures import DrafterMetrics as DrafterFigures
     from specsot_worker.figures import WorkerMetrics as WorkerFigures
 
@@ -240,15 +240,15 @@ def descriptors() -> list[Any]:
 
 def order_message(order: Any) -> Any:
     """An order to the ring as it travels."""
-    from specsot.frames import Close, Lease, Open
-    from specsot.wire.values import encode_close, encode_lease, encode_open
+    from specsot.core.frames import Close, Lease, Open
+    from specsot.transport.wire.values import encode_close, encode_lease, encode_open
 
     return {Open: encode_open, Close: encode_close, Lease: encode_lease}[type(order)](order)
 
 
 def event_message(numbered: Any) -> Any:
     """An event for a client as it travels."""
-    from specsot.wire.events import encode_event
+    from specsot.transport.wire.events import encode_event
 
     return encode_event(numbered)
 
@@ -279,17 +279,16 @@ def notes_in(folder: Path, model: str) -> tuple[Any, Any]:
 
 def carried(message: Any) -> list[bytes]:
     """A message of the ring, in the parts it travels in."""
-    from specsot.wire.carry import encode_carry
+    from specsot.transport.wire.carry import encode_carry
 
     return [part.SerializeToString(deterministic=True) for part in encode_carry(message)]
 
 
 def writers() -> dict[str, Any]:
     """From values to bytes, by kind of message."""
-    from specsot.wire.events import encode_event
-    from specsot.wire.fleet import encode_downward, encode_upward
-    from specsot.wire.info import encode_info
-    from specsot.wire.requests import encode_ask
+    from specsot.transport.wire.events import encode_ask, encode_event
+    from specsot.transport.wire.info import encode_info
+    from specsot.transport.wire.members import encode_downward, encode_upward
 
     def single(encode: Any) -> Any:
         return lambda value: [encode(value).SerializeToString(deterministic=True)]
@@ -306,13 +305,12 @@ def writers() -> dict[str, Any]:
 
 def readers() -> dict[str, Any]:
     """From bytes to bytes, by kind of message: read as a value, and written again."""
+    from specsot.transport.wire.carry import CarryReader
+    from specsot.transport.wire.events import decode_ask, decode_event
+    from specsot.transport.wire.info import decode_info
+    from specsot.transport.wire.members import decode_downward, decode_upward
+    from specsot.transport.wire.values import parse
     from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
-    from specsot.wire.carry import CarryReader
-    from specsot.wire.checks import parse
-    from specsot.wire.events import decode_event
-    from specsot.wire.fleet import decode_downward, decode_upward
-    from specsot.wire.info import decode_info
-    from specsot.wire.requests import decode_ask
 
     write = writers()
 

@@ -16,9 +16,9 @@ from zlib import crc32
 
 from google.protobuf.json_format import MessageToDict
 
+from specsot.core.frames import Close, End, Open, Outcome, Result
 from specsot.errors import SpecsotError
 from specsot.events import Numbered
-from specsot.frames import Close, End, Open, Outcome, Result
 from specsot.params import Ask, Limits, Message
 from specsot_master.engine import EngineConfig
 from tests.golden.surface import event_message, generate, notes_in, open_kept, order_message, resume

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from specsot.frames import Close, Fork
+from specsot.core.frames import Close, Fork
 from tests.golden.surface import carried, readers
 from tests.worker.test_sequencer import VOCABULARY, order_of, ring_of
 

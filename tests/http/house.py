@@ -15,12 +15,11 @@ import httpx2 as httpx
 from openai import AsyncOpenAI
 from starlette.types import ASGIApp
 
-from specsot.frames import Open, Opening
-from specsot.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
+from specsot.core.frames import Open, Opening
+from specsot.core.info import Info, LapsInfo, MemberInfo, ModelInfo, PagesInfo
 from specsot.members import Head, Range
 from specsot.params import Mode
-from specsot.rpc.tls import PLAIN, Tls
-from specsot.rpc.tokens import Tokens
+from specsot.transport.security import PLAIN, Tls, Tokens
 from specsot_master.engine import EngineConfig
 from specsot_master.http.app import build_app
 from specsot_master.http.context import HttpContext

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specsot.rpc.options import PUBLIC_BYTES
+from specsot.transport.grpc_options import PUBLIC_BYTES
 from specsot_master.http import server
 from specsot_master.http.middleware import BodyLimits
 from tests.http.house import Served, turn

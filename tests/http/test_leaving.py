@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from specsot.frames import Close
-from specsot.info import RequestsInfo
+from specsot.core.frames import Close
+from specsot.core.info import RequestsInfo
 from specsot_master.http.sse import ServerSentEvents
 from tests.http.house import Served, served, turn
 from tests.master.letters import SAYS

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from specsot.frames import Outcome, Result
+from specsot.core.frames import Outcome, Result
 from specsot.members import Head
 from tests.http.house import INFO, Served
 from tests.master.letters import ANSWER, SAYS

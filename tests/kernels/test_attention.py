@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.kernels.stretches import tabulate
-from specsot.model.segments import Span
+from specsot.core.segments import Span
+from specsot.kernels.attention_tables import tabulate
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)

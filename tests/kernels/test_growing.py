@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specsot.kernels import growing as rule
-from specsot.kernels.growing import Frontier, Pool, empty_pool
+from specsot.kernels.growing import CandidatePool, LevelFrontier, empty_pool
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)
@@ -21,8 +21,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 def grown(
     way: object, levels: list[Tensor], trees: int, k: int, offsets: Tensor | None
-) -> tuple[Pool, list[Frontier]]:
-    pool, frontiers = empty_pool(trees, k + (len(levels) - 1) * k * k, DEVICE), list[Frontier]()
+) -> tuple[CandidatePool, list[LevelFrontier]]:
+    pool, frontiers = empty_pool(trees, k + (len(levels) - 1) * k * k, DEVICE), list[LevelFrontier]()
     for level, logits in enumerate(levels):
         before = frontiers[-1] if frontiers else None
         frontiers.append(way.grow(logits, k, level, 3, pool, before, offsets))  # type: ignore[attr-defined]

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from specsot.kernels.lines import tabulate_lines
-from specsot.model.segments import Span
-from specsot.tree import ancestry
+from specsot.core.segments import Span
+from specsot.core.tree import ancestry
+from specsot.kernels.attention_tables import tabulate_lines
 
 if find_spec("triton") is None:
     pytest.skip("needs triton", allow_module_level=True)

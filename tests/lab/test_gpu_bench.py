@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from specsot.constraint import automaton
+from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
+from specsot.grammar import automaton
 from specsot.members import Range, TreeShape
 from specsot.model.config import make_config
 from specsot.model.decoder import Decoder
-from specsot.tree import Tree
 from specsot_app.bench.results import named
 from specsot_lab.bench.acceptance import chance_of, even_ranks, even_runs
 from specsot_lab.bench.gpu import NAMED, ROWS, Asked, in_turns, measure

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
+from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
 from specsot.members import Range, Stage
-from specsot.pages import PageTable
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe
 from specsot_lab.bench.ring import RingOptions, measure, set_up, table_of, wanted

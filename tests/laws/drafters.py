@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from specsot.frames import Draft, Drafts, Features
-from specsot.links import Arrival, Link
+from specsot.core.frames import Draft, Drafts, Features
+from specsot.core.tree import Tree, chain
 from specsot.members import Configuration, Head, Ready, Registration, Tap
-from specsot.membership import Part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.tree import Tree, chain
+from specsot.service.membership import Part
+from specsot.transport.links import Arrival, Link
 
 Vary = Callable[[random.Random, Draft, int], list[Draft]]  # dice, a right draft, the vocabulary's size
 

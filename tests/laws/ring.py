@@ -15,21 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from specsot.direct.links import DirectDialer, DirectHost
-from specsot.frames import Chance, Close, End, Fork, Lease, Open, Opening, Result
-from specsot.links import Exchange, Inbox, LocalLink
+from specsot.core.frames import Close, End, Fork, Lease, Logprob, Open, Opening, Result
 from specsot.members import CommMode, KvDtype, Layout, Quantization, TreeShape
-from specsot.membership import Part, take_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
 from specsot.params import Sampling
-from specsot.process.options import DraftModelOptions, ModelOptions
-from specsot.rpc.links import GrpcDialer, RingService
-from specsot.rpc.serve import Door, open_door
+from specsot.service.membership import Part, serve_part
+from specsot.service.options import DraftModelOptions, ModelOptions
+from specsot.transport.grpc_links import GrpcDialer, RingService
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.links import Exchange, Inbox, LocalLink
+from specsot.transport.nccl_links import DirectDialer, DirectHost
+from specsot.transport.zmq_links import ZmqDialer, ZmqHost
+from specsot.transport.zmq_sockets import Sockets
 from specsot.v1 import ring_pb2_grpc
-from specsot.zmq.host import ZmqHost
-from specsot.zmq.links import ZmqDialer
-from specsot.zmq.sockets import Sockets
 from specsot_drafter import source as drafting
 from specsot_drafter.part import Drafter
 from specsot_master.fleet import Fleet, RingConfig
@@ -69,7 +68,7 @@ class Text:
     """What one sequence has written so far, and why it ended."""
 
     tokens: list[int] = field(default_factory=list)
-    chances: list[Chance] = field(default_factory=list)
+    chances: list[Logprob] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     end: End | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -191,7 +190,7 @@ async def ring_of(setup: Setup):
         leaving = ring.leaving.setdefault(name, asyncio.Event())
         part = make(name, address, dialer, compute)
         ring.parts[name] = part
-        tasks.append(asyncio.create_task(take_part(part, inbox, join(ring.fleet, inbox), leaving)))
+        tasks.append(asyncio.create_task(serve_part(part, inbox, join(ring.fleet, inbox), leaving)))
     try:
         completing = asyncio.create_task(ring.complete(setup.head is not None or setup.drafter is not None))
         await asyncio.wait([completing, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -278,13 +277,13 @@ class GrpcPlace:
     """Every member has a gRPC server of its own on the loopback."""
 
     def __init__(self) -> None:
-        self._doors: list[Door] = []
+        self._doors: list[GrpcServer] = []
 
     async def settle(self, name: str):
         inbox = Inbox()
         service = RingService(inbox, name)
         attach = partial(ring_pb2_grpc.add_RingServicer_to_server, service)
-        self._doors.append(await open_door("127.0.0.1:0", {"specsot.v1.Ring": attach}))
+        self._doors.append(await open_server("127.0.0.1:0", {"specsot.v1.Ring": attach}))
         return inbox, f"127.0.0.1:{self._doors[-1].port}", GrpcDialer(name, inbox)
 
     async def close(self) -> None:
@@ -296,12 +295,12 @@ class DirectPlace:
     """The same, with rows beside the streams."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[Door, DirectHost]] = []
+        self._open: list[tuple[GrpcServer, DirectHost]] = []
 
     async def settle(self, name: str):
         inbox, rows = Inbox(), DirectHost()
         service = RingService(inbox, name, rows=rows)
-        door = await open_door("127.0.0.1:0", {"specsot.v1.Ring": service.attach})
+        door = await open_server("127.0.0.1:0", {"specsot.v1.Ring": service.attach})
         self._open.append((door, rows))
         return inbox, f"127.0.0.1:{door.port}", DirectDialer(name, GrpcDialer(name, inbox), rows)
 
@@ -316,14 +315,14 @@ class ZmqPlace:
 
     def __init__(self, ipc: bool = False) -> None:
         self._folder = tempfile.TemporaryDirectory() if ipc else None
-        self._open: list[tuple[Door, ZmqHost, Sockets]] = []
+        self._open: list[tuple[GrpcServer, ZmqHost, Sockets]] = []
 
     async def settle(self, name: str):
         inbox, sockets = Inbox(), Sockets()
         listen = f"unix:{self._folder.name}/{name}" if self._folder else "127.0.0.1:0"
         host = ZmqHost(listen, inbox, sockets)
         service = RingService(inbox, name, host)
-        door = await open_door(listen, {"specsot.v1.Ring": service.attach})
+        door = await open_server(listen, {"specsot.v1.Ring": service.attach})
         self._open.append((door, host, sockets))
         address = listen if self._folder else f"127.0.0.1:{door.port}"
         return inbox, address, ZmqDialer(name, sockets, inbox)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from specsot.drafting import DraftOptions  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
-from specsot.process.options import DraftModelOptions  # noqa: E402
-from specsot.wire.values import MAX_NODES  # noqa: E402
+from specsot.service.options import DraftModelOptions  # noqa: E402
+from specsot.transport.wire.values import MAX_NODES  # noqa: E402
 from specsot_drafter.part import Drafter  # noqa: E402
 from specsot_drafter.source import DraftLoader  # noqa: E402
 from tests.conftest import some  # noqa: E402

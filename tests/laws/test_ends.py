@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from specsot.frames import Close, End, Fork  # noqa: E402
+from specsot.core.frames import Close, End, Fork  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402
 from tests.laws.ring import Setup, ring_of  # noqa: E402

@@ -10,12 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from specsot.constraint.answers import AnswerAutomaton  # noqa: E402
-from specsot.forms import Form  # noqa: E402
-from specsot.frames import End  # noqa: E402
+from specsot.core.frames import End  # noqa: E402
+from specsot.core.vocabulary import read_vocabulary  # noqa: E402
+from specsot.grammar.answers import AnswerAutomaton  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
-from specsot.params import Sampling  # noqa: E402
-from specsot.vocabulary import read_vocabulary  # noqa: E402
+from specsot.params import Form, Sampling  # noqa: E402
 from specsot_drafter.drafters import eagle  # noqa: E402
 from tests.conftest import some  # noqa: E402
 from tests.constraint.forms import FORMS, has_form  # noqa: E402

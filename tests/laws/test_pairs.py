@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 from specsot.drafting import DraftOptions
 from specsot.members import TreeShape
 from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Sampling, Window
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot_drafter.part import Drafter
 from specsot_drafter.source import DraftLoader
 from tests.laws.drafters import knowing

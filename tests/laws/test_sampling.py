@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from transformers import GenerationConfig  # noqa: E402
 
-from specsot.frames import Fork  # noqa: E402
+from specsot.core.frames import Fork  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from tests.conftest import some  # noqa: E402

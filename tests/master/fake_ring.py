@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specsot.arrange import open_one
+from specsot.core.frames import Close, End, Lease, Logprob, Open, Opening, Order, Outcome, Result
+from specsot.core.kv_plan import open_one
+from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
-from specsot.frames import Chance, Close, End, Lease, Open, Opening, Order, Outcome, Result
-from specsot.pages import PageTable
 from specsot_master.engine import RingState
 
 Script = Callable[[Opening, tuple[int, ...]], tuple[int, ...]]
@@ -21,9 +21,9 @@ Script = Callable[[Opening, tuple[int, ...]], tuple[int, ...]]
 STATE = RingState(epoch=1, pages=64, page_rows=64, slots=8, max_positions=2048, has_drafter=True)
 
 
-def chance_of(token: int, top: int | None) -> Chance:
+def chance_of(token: int, top: int | None) -> Logprob:
     """What this ring finds likely: every token by its number, the next ones in its place."""
-    return Chance(-token / 1000, tuple((token + n, -(token + n) / 1000) for n in range(top or 0)))
+    return Logprob(-token / 1000, tuple((token + n, -(token + n) / 1000) for n in range(top or 0)))
 
 
 @dataclass

@@ -5,8 +5,8 @@ Refuses to know what is tested.
 
 from __future__ import annotations
 
+from specsot.core.frames import Open, Opening
 from specsot.events import Finished
-from specsot.frames import Open, Opening
 from specsot.params import Ask, Limits
 from specsot_master.engine import RingState
 from tests.master.stage import Stage, repeat

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from specsot.core.frames import Opening
 from specsot.events import Event, Numbered
-from specsot.frames import Opening
 from specsot.params import Ask, Message
 from specsot_master.engine import Caller, Engine, EngineConfig, RequestJournal, RingState
 from specsot_master.engine.grammar_sandbox import GrammarSandbox

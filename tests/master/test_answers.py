@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.frames import Close
 from specsot.errors import (
     PlanError,
 )
@@ -23,7 +24,6 @@ from specsot.events import (
     SkeletonText,
     Started,
 )
-from specsot.frames import Close
 from specsot.params import Ask, Limits
 from specsot_master.text import ChatTemplate
 from tests.conftest import seeds

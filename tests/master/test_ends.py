@@ -9,6 +9,7 @@ import asyncio
 
 import pytest
 
+from specsot.core.frames import Close, End, Open, Order, Outcome, Result
 from specsot.errors import (
     SpecsotError,
     Unavailable,
@@ -18,7 +19,6 @@ from specsot.events import (
     MergedText,
     Reason,
 )
-from specsot.frames import Close, End, Open, Order, Outcome, Result
 from specsot_master.engine import RingState
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SOT, finished, openings
 from tests.master.stage import Stage, of

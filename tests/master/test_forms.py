@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specsot.errors import InvalidRequest
-from specsot.forms import Form
-from specsot.params import Ask
+from specsot.params import Ask, Form
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.engine import Engine
 from specsot_master.engine.grammar_sandbox import GrammarSandbox

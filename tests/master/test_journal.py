@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from specsot.core.frames import End, Logprob, Outcome
 from specsot.errors import InvalidRequest
-from specsot.frames import Chance, End, Outcome
 from specsot.params import Ask, Limits, Sampling
 from specsot_master.journal import (
     JOURNAL_FILE,
@@ -34,7 +34,7 @@ from specsot_master.journal import (
     open_journal,
 )
 
-CHANCES = (Chance(-0.1 - 0.2, ((5, -0.25), (7, -1e-9))), Chance(-1.5))
+CHANCES = (Logprob(-0.1 - 0.2, ((5, -0.25), (7, -1e-9))), Logprob(-1.5))
 RECORDS: tuple[Record, ...] = (
     AdmittedRecord(0.1, 64),
     LapRecord(0.2, ((0, Outcome(0, 0, (), (5, 6), None, CHANCES)), (2, Outcome(0, 3, (), (), End.FAILED)))),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specsot.frames import Outcome, Result
-from specsot.info import LapsInfo
+from specsot.core.frames import Outcome, Result
+from specsot.core.info import LapsInfo
 from specsot_master.core.stats import WINDOW_SECONDS, LapMeter
 
 

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsot.core.frames import End, Outcome
+from specsot.core.skeleton import PlanRules
 from specsot.errors import PlanError
 from specsot.events import (
     BranchFinished,
@@ -29,9 +31,7 @@ from specsot.events import (
     Started,
     TokenLogprobs,
 )
-from specsot.frames import End, Outcome
 from specsot.params import Ask, Limits, Mode
-from specsot.skeleton import PlanRules
 from specsot_master.core.plan import (
     POINT_TOKENS,
     CloseSequence,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.frames import Open
+from specsot.core.pages import most_held
 from specsot.errors import InvalidRequest, ModelError
-from specsot.frames import Open
-from specsot.model.heads import read_heads, write_heads
-from specsot.pages import most_held
+from specsot.model.config import read_heads, write_heads
 from specsot.params import MAX_TOKENS, Ask, HeadWindows, Limits, Pruning, Window
 from specsot_app.ask import ask_of
 from specsot_master.core.admission import answer_prefix, grant_answer, own_pages

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsot.pages import PageTable
+from specsot.core.pages import PageTable
 from specsot_master.core.admission import (
     MIN_SHARED_TOKENS,
     PageLedger,

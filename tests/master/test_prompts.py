@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Ask, Message
-from specsot.skeleton import PlanRules, Point
 from specsot_master.core.prompts import branch_instruction, choose_wording, plan_instruction
 from specsot_master.prompts import Conversation, GenericConversation, Prompts, messages_of, render_instructed
 from specsot_master.text import Text

@@ -9,8 +9,8 @@ import asyncio
 
 import pytest
 
+from specsot.core.frames import Lease, Open
 from specsot.errors import Cancelled
-from specsot.frames import Lease, Open
 from specsot_master.engine import EngineConfig
 from tests.master.letters import COUNT, DIRECT, SAYS, finished
 from tests.master.stage import Stage

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.frames import Open
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import BranchText, Started
-from specsot.frames import Open
 from specsot_master.engine import EngineConfig
 from tests.conftest import seeds
 from tests.master.fake_ring import STATE

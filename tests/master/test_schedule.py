@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest
 from specsot.params import Ask, Limits
-from specsot.skeleton import Point
 from specsot_master.core.admission import PageLedger, PlanSizes, grant_answer, grant_plan, own_pages
 from specsot_master.core.branches import split_budget
 from specsot_master.core.ring import RingState

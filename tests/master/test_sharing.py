@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.frames import Close, End, Open, Outcome, Result
 from specsot.errors import InvalidRequest
 from specsot.events import Event
-from specsot.frames import Close, End, Open, Outcome, Result
 from specsot.params import Ask, Limits, Message
 from specsot_master.engine import EngineConfig, RingState
 from tests.master.letters import ANSWER, COUNT, DIRECT, SAYS, SMALL, SOT, finished, openings

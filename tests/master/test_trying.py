@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import InvalidRequest, Overloaded, TimedOut, Unavailable
-from specsot.forms import MAX_FORM_BYTES, Form
+from specsot.params import MAX_FORM_BYTES, Form
 from specsot_master.engine import EngineConfig
 from specsot_master.engine.grammar_sandbox import (
     MAX_VERDICTS,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.frames import Open
+from specsot.core.pages import most_held
 from specsot.errors import InvalidRequest
-from specsot.frames import Open
-from specsot.pages import most_held
 from specsot.params import Ask, Limits, Window
 from specsot_master.core.admission import answer_prefix, grant_answer, own_pages
 from specsot_master.core.prefix_tree import PrefixNode, PrefixTree

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
+from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
+from specsot.core.tree import Tree
 from specsot.errors import WireError
 from specsot.events import Finished
-from specsot.frames import Chunk, Frame, Growth, Opening
 from specsot.members import Range
-from specsot.tree import Tree
 from specsot_app.ask import ask_of
 from specsot_app.local import LocalFleet, LocalOptions
 from specsot_app.simulator.fake_lm import FakeLM
@@ -82,22 +82,22 @@ def nexts(frame: Frame) -> list[int]:
 @pytest.mark.torch
 def test_every_row_of_a_prompt_and_a_tree_sees_its_own_text():
     ring, prompt = stages(), (1, 2, 3, 4, 5)
-    fed = through(ring, Frame(1, 1, (Opening(1, 5),), (Chunk(1, 0, prompt, True),)))
+    fed = through(ring, Frame(1, 1, (Opening(1, 5),), (PromptChunk(1, 0, prompt, True),)))
     assert nexts(fed) == [VOICE.write(prompt[: n + 1], 1)[0] for n in range(5)]
     (root,) = VOICE.write(prompt, 1)
     right = VOICE.write((*prompt, root), 1)[0]
     tree = Tree((root, 9, right, 7), (0, 0, 0, 2))
-    grown = through(ring, Frame(1, 2, (), (Growth(1, 1, 5, (), tree),)))
+    grown = through(ring, Frame(1, 2, (), (TreeSegment(1, 1, 5, (), tree),)))
     texts = ((root,), (root, 9), (root, right), (root, right, 7))
     assert nexts(grown) == [VOICE.write((*prompt, *text), 1)[0] for text in texts]
-    kept = through(ring, Frame(1, 3, (), (Growth(1, 2, 7, (0, 2), Tree((8,), (0,))),)))
+    kept = through(ring, Frame(1, 3, (), (TreeSegment(1, 2, 7, (0, 2), Tree((8,), (0,))),)))
     assert nexts(kept) == [VOICE.write((*prompt, root, right, 8), 1)[0]]
 
 
 @pytest.mark.torch
 def test_a_stage_that_lost_its_way_is_found_out():
     ring = stages()
-    through(ring, Frame(1, 1, (Opening(1, 5),), (Chunk(1, 0, (1, 2, 3, 4, 5), True),)))
+    through(ring, Frame(1, 1, (Opening(1, 5),), (PromptChunk(1, 0, (1, 2, 3, 4, 5), True),)))
     ring[1]._states[4] ^= 1  # what a wrong page would look like
     with pytest.raises(WireError, match="other texts"):
-        through(ring, Frame(1, 2, (), (Growth(1, 1, 5, (), Tree((6,), (0,))),)))
+        through(ring, Frame(1, 2, (), (TreeSegment(1, 1, 5, (), Tree((6,), (0,))),)))

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
+from specsot.core.segments import plan_reads
+from specsot.core.tree import ancestry
 from specsot.members import Layout
 from specsot.model.attention import Span, attend, plan_attention
 from specsot.model.kv import KVPages
-from specsot.model.segments import arrange
-from specsot.tree import ancestry
 
 pytestmark = pytest.mark.torch
 
@@ -104,7 +104,7 @@ def test_cuda_gives_what_one_dense_mask_gives(layout: Layout) -> None:
 
 
 def test_random_frames_reach_every_kind_of_group() -> None:
-    arranged = [arrange(random_frame(random.Random(seed)), PAGE, "batched") for seed in range(40)]
+    arranged = [plan_reads(random_frame(random.Random(seed)), PAGE, "batched") for seed in range(40)]
     groups = [group for arrangement in arranged for group in arrangement.groups]
     assert {group.uniform for group in groups} == {True, False}
     assert any(group.uniform and len(group.readings) > 1 for group in groups)
@@ -117,7 +117,7 @@ def test_random_frames_reach_every_kind_of_group() -> None:
 
 def test_a_shared_page_is_read_once_for_all_rows() -> None:
     spans = [Span(2, 20, 2, (7, 3, 10 + i)) for i in range(4)]
-    (group,) = arrange(spans, PAGE, "packed").groups
+    (group,) = plan_reads(spans, PAGE, "packed").groups
     shared = [reading for reading in group.readings if reading.page in (7, 3)]
     assert [(r.rows, r.cells, r.columns) for r in shared] == [(8, 1, PAGE), (8, 1, PAGE)]
     assert len(group.readings) == 6
@@ -125,16 +125,16 @@ def test_a_shared_page_is_read_once_for_all_rows() -> None:
 
 def test_batched_reads_consecutive_pages_as_one_product() -> None:
     spans = [Span(2, 3 + i, 2, (10 + i,)) for i in range(4)]
-    arrangement = arrange(spans, PAGE, "batched")
+    arrangement = plan_reads(spans, PAGE, "batched")
     ((reading,),) = [group.readings for group in arrangement.groups]
     assert (reading.cells, reading.rows, reading.page, reading.columns) == (4, 2, 10, 8)
     assert arrangement.take is None
-    assert len(arrange(spans, PAGE, "packed").groups) == 4
+    assert len(plan_reads(spans, PAGE, "packed").groups) == 4
 
 
 def test_batched_sorts_and_pads_what_then_lies_side_by_side() -> None:
     spans = [Span(2, 3, 2, (11,)), Span(3, 3, 3, (10,))]
-    arrangement = arrange(spans, PAGE, "batched")
+    arrangement = plan_reads(spans, PAGE, "batched")
     (group,) = arrangement.groups
     assert arrangement.take == (2, 3, 4, 0, 1, 1)
     assert [span.seen for span in group.spans] == [(1, 3, 7), (1, 3, 3)]
@@ -142,16 +142,16 @@ def test_batched_sorts_and_pads_what_then_lies_side_by_side() -> None:
 
 def test_one_row_beside_a_long_prompt_is_not_padded() -> None:
     spans = [Span(1, 3, 1, (0,)), Span(90, 0, 90, tuple(range(1, 14)))]
-    assert len(arrange(spans, PAGE, "batched").groups) == 2
+    assert len(plan_reads(spans, PAGE, "batched").groups) == 2
 
 
 def test_a_page_still_being_written_is_not_shared() -> None:
     spans = [Span(1, 6, 1, (4,)), Span(1, 7, 1, (4,))]
-    assert len(arrange(spans, PAGE, "packed").groups) == 2
+    assert len(plan_reads(spans, PAGE, "packed").groups) == 2
 
 
 def test_a_long_prompt_is_cut_into_blocks_of_bounded_scores() -> None:
-    arrangement = arrange([Span(3000, 1000, 3000, tuple(range(16)))], 256, "packed")
+    arrangement = plan_reads([Span(3000, 1000, 3000, tuple(range(16)))], 256, "packed")
     assert sum(group.rows for group in arrangement.groups) == 3000
     assert all(group.rows * group.width <= 1 << 20 for group in arrangement.groups)
     assert arrangement.take is None

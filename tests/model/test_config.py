@@ -10,7 +10,7 @@ import pytest
 
 from specsot.errors import ModelError
 from specsot.model.config import ModelConfig, Rope, read_config
-from specsot.model.families import FAMILIES
+from specsot.model.hf_config import FAMILIES
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from specsot.core.tree import ancestry, depths, path
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import Range
+from specsot.model.block import StoredEdges
+from specsot.model.cost_curve import measure_rows
 from specsot.model.decoder import Decoder
-from specsot.model.edges import StoredEdges
-from specsot.model.measure import measure_rows
 from specsot.model.weights import Fetch, WeightFiles
-from specsot.tree import ancestry, depths, path
 from tests.model.tiny import Ring, greedy_reference, load, write_model
 
 pytestmark = pytest.mark.torch

@@ -10,10 +10,10 @@ import torch
 
 from specsot.errors import ModelError
 from specsot.members import Range
+from specsot.model.cuda_graphs import CapturedLaps, GraphCapture
 from specsot.model.decoder import Decoder
-from specsot.model.fitting import Need, check_fit, laps_of
 from specsot.model.fused import can_capture
-from specsot.model.laps import Graphs, Laps
+from specsot.model.memory_fit import Need, check_fit, laps_of
 from specsot_drafter.descent import TreeGraphs, tree_graph_bytes
 from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.memory import DraftPages
@@ -50,11 +50,11 @@ def test_no_more_is_taken_than_is_counted() -> None:
     whole, device = Range(0, CONFIG.layers), torch.device("cuda", 0)
     decoder = Decoder(CONFIG, MadeUp(), whole, torch.bfloat16, device)
     kv, taps = decoder.make_kv(8, PAGE), {1: torch.eye(WIDTH, dtype=torch.bfloat16, device=device)}
-    laps = taken(lambda: Laps(decoder, kv, taps, Graphs()))
+    laps = taken(lambda: CapturedLaps(decoder, kv, taps, GraphCapture()))
     assert 0 < laps <= laps_of(CONFIG, 2, WIDTH)
     head = FusedHead(made_up_head(decoder, head_shape(CONFIG)))
     memory = DraftPages(made_up_head(decoder, head_shape(CONFIG)), 8, PAGE)
-    drafts = taken(lambda: TreeGraphs(head, memory, K, LEVELS, Graphs(), grow))
+    drafts = taken(lambda: TreeGraphs(head, memory, K, LEVELS, GraphCapture(), grow))
     counted = tree_graph_bytes(head, K, LEVELS)
     assert 0 < drafts <= counted
     print(f"laps {laps >> 20} of {laps_of(CONFIG, 2, WIDTH) >> 20} MiB", end=", ")

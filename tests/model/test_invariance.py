@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.arrange import Sight
+from specsot.core.kv_plan import VisibleColumns
+from specsot.core.tree import ancestry, depths
 from specsot.errors import InvalidRequest
 from specsot.members import Quantization, Range
 from specsot.model.attention import Span, attend, plan_attention
 from specsot.model.decoder import Decoder
-from specsot.tree import ancestry, depths
 from tests.model.tiny import write_model
 
 pytestmark = pytest.mark.torch
@@ -111,7 +111,7 @@ def test_a_window_keeps_no_other_row_from_its_kernel() -> None:
     q, kv = torch.randn(5, 1, 2, 8), torch.randn(2, 9, 1, PAGE, 8)
     spans = [
         Span(2, 40, 2, (0, 1, 2), ancestry((0, 0))),
-        Span(1, 33, 1, (3, 4, 5), (1,), Sight((2,), (20,), (0,))),
+        Span(1, 33, 1, (3, 4, 5), (1,), VisibleColumns((2,), (20,), (0,))),
         Span(2, 20, 2, (6, 7)),
     ]
     given = spans, PAGE, 2, "packed", torch.float32, "cpu"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specsot.model.kv import KVPages
-from specsot.model.rows8 import as_numbers, round_rows
+from specsot.model.kv import KVPages, as_numbers, round_rows
 
 pytestmark = pytest.mark.torch
 

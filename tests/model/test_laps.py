@@ -12,14 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.kernels.stretches import Room, tabulate
+from specsot.core.tree import ancestry, depths
+from specsot.kernels.attention_tables import TableRoom, tabulate
 from specsot.members import Range
 from specsot.model.attention import Span, plan_readings, plan_with_kernel
+from specsot.model.cost_curve import measure_rows
+from specsot.model.cuda_graphs import (
+    MAX_GRAPH_MOVES,
+    MIN_ROWS_WITH_MOVES,
+    Captured,
+    CapturedLaps,
+    GraphCapture,
+    LapRows,
+    Work,
+    bucket_of,
+)
 from specsot.model.decoder import Decoder
 from specsot.model.fused import FusedBlock, turning_of
-from specsot.model.laps import MOVES, TREES, Captured, Graphs, Laps, Rows, Work, bucket_of
-from specsot.model.measure import measure_rows
-from specsot.tree import ancestry, depths
 from tests.model.tiny import write_model
 
 if find_spec("triton") is None:
@@ -68,7 +77,7 @@ def test_a_frame_runs_in_the_next_larger_graph(rows: int, bucket: int | None) ->
 
 def test_tables_that_fit_are_padded_with_nothing() -> None:
     spans = [Span(3, 20, 3, (4, 1, 2), ancestry((0, 0, 1))), Span(1, 9, 1, (4, 3), (1,))]
-    room, tables = Room(8, 4, 12), tabulate(spans, PAGE, 4)
+    room, tables = TableRoom(8, 4, 12), tabulate(spans, PAGE, 4)
     filled = room.fill(tables)
     assert filled is not None
     pieces, leads, _, bits, starts, slots, pages = filled
@@ -78,8 +87,8 @@ def test_tables_that_fit_are_padded_with_nothing() -> None:
     assert starts[4:].tolist() == [len(tables.slots)] * 5, "rows that are too many merge nothing"
     assert slots[: len(tables.slots)].tolist() == tables.slots.tolist()
     assert pages.tolist() == tables.pages.tolist(), "no more than is in use"
-    assert Room(8, 4, len(tables.pages) - 1).fill(tables) is None
-    assert Room(2, 4, 12).fill(tables) is None
+    assert TableRoom(8, 4, len(tables.pages) - 1).fill(tables) is None
+    assert TableRoom(2, 4, 12).fill(tables) is None
 
 
 def test_frames_of_two_shared_prefixes_fit() -> None:
@@ -97,7 +106,7 @@ def test_frames_of_two_shared_prefixes_fit() -> None:
                 own = [next(fresh) for _ in range(-(-(base + rows) // PAGE) - len(pages))]
                 spans += [Span(rows, base, rows, (*pages, *own))] if rows else []
                 left -= rows
-        tables, room = tabulate(spans, PAGE, tile_rows), Room(most, tile_rows, next(fresh))
+        tables, room = tabulate(spans, PAGE, tile_rows), TableRoom(most, tile_rows, next(fresh))
         assert room.fill(tables) is not None
 
 
@@ -108,7 +117,7 @@ def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
     plain, fused = (each.load(tmp_path, Range(1, 2), KIND, DEVICE) for each in (Plain, Fused))
     taps = {2: torch.eye(plain.config.hidden, dtype=KIND, device=DEVICE)}
     kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
-    laps = Laps(fused, kvs[1], taps, Graphs() if DEVICE == "cuda" else again, (4,))
+    laps = CapturedLaps(fused, kvs[1], taps, GraphCapture() if DEVICE == "cuda" else again, (4,))
     for base, parents in ((0, (0, 0, 1)), (3, (0,))):
         rows = range(base, base + len(parents))
         seeded = torch.Generator().manual_seed(base)
@@ -119,7 +128,7 @@ def test_laps_are_what_layers_do_one_by_one(tmp_path: Path, kind: str) -> None:
         plan = plan_readings(spans, PAGE, 2, "packed", KIND, DEVICE)
         wanted = plain.forward(entry.clone(), at, places, plan, kvs[0], taps)
         if len(rows) > 1:
-            found = laps.run(Rows(entry, rows, slots, spans))
+            found = laps.run(LapRows(entry, rows, slots, spans))
         else:
             kernels = plan_with_kernel(plan_attention(spans, PAGE, 2, DEVICE))
             found = fused.forward(entry.clone(), at, places, kernels, kvs[1], taps)
@@ -135,8 +144,10 @@ def test_kept_rows_are_moved_before_the_next_tree(tmp_path: Path) -> None:
     write_model(tmp_path, "llama", num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
     plain, fused = (each.load(tmp_path, Range(0, 2), KIND, DEVICE) for each in (Plain, Fused))
     kvs = [each.make_kv(4, PAGE) for each in (plain, fused)]
-    laps = Laps(fused, kvs[1], {}, Graphs() if DEVICE == "cuda" else again, (TREES,))
-    pages, many = (3, 1), MOVES + 1
+    laps = CapturedLaps(
+        fused, kvs[1], {}, GraphCapture() if DEVICE == "cuda" else again, (MIN_ROWS_WITH_MOVES,)
+    )
+    pages, many = (3, 1), MAX_GRAPH_MOVES + 1
     for base, parents, moves in (
         (0, (0, 0, 0, 2), ()),
         (3, (0, 0, 1, 0), ((26, 25), (27, 26))),
@@ -154,7 +165,7 @@ def test_kept_rows_are_moved_before_the_next_tree(tmp_path: Path) -> None:
         tokens = [7 + column for column in columns]
         entry, turns = plain.embed(torch.tensor(tokens, device=DEVICE)), torch.tensor(at, device=DEVICE)
         wanted, _ = plain.forward(entry, turns, places, plan, kvs[0])
-        found = laps.run(Rows(tokens, at, slots, spans, moves))
+        found = laps.run(LapRows(tokens, at, slots, spans, moves))
         assert found is not None
         torch.testing.assert_close(found[0], wanted, atol=2e-2, rtol=2e-2)
     for one, other in zip(kvs[1].layers, kvs[0].layers):
@@ -174,7 +185,7 @@ def test_a_range_without_graphs_is_measured_while_another_thread_captures(tmp_pa
             assert other.submit(measure_rows, decoder, None, (1, 4), 0.0).result()
         return before + 1, None
 
-    replay, (after, _) = Graphs()(work)
+    replay, (after, _) = GraphCapture()(work)
     before.fill_(2)
     replay()
     assert after.item() == 3

@@ -15,10 +15,10 @@ import trustme
 from prometheus_client import CollectorRegistry, Counter
 
 from specsot.errors import Unavailable
-from specsot.process import figures
-from specsot.process.figures import FiguresDoor, gpu_families, open_figures_door, registry_of
-from specsot.process.gpus import Gpu, look_at_gpus
-from specsot.rpc.tls import PLAIN, Tls
+from specsot.service import telemetry
+from specsot.service.gpus import Gpu, read_gpus
+from specsot.service.telemetry import MetricsServer, gpu_families, open_metrics_server, registry_of
+from specsot.transport.security import PLAIN, Tls
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -27,10 +27,10 @@ PROMETHEUS_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;
 
 
 @contextmanager
-def opened(tls: Tls = PLAIN) -> Iterator[FiguresDoor]:
+def opened(tls: Tls = PLAIN) -> Iterator[MetricsServer]:
     registry = registry_of("worker")
     Counter("specsot:worker_frames", "Frames", registry=registry).inc(3)
-    door = open_figures_door("127.0.0.1:0", registry, tls)
+    door = open_metrics_server("127.0.0.1:0", registry, tls)
     try:
         yield door
     finally:
@@ -56,7 +56,7 @@ def test_names_keep_their_colons_whoever_asks(accept: str) -> None:
 
 def test_an_address_in_use_is_one_line() -> None:
     with opened() as door, pytest.raises(Unavailable, match=r"cannot listen at .*: address already in use"):
-        open_figures_door(f"127.0.0.1:{door.port}", CollectorRegistry())
+        open_metrics_server(f"127.0.0.1:{door.port}", CollectorRegistry())
 
 
 class Papers:
@@ -110,7 +110,7 @@ def shown_at(port: int, papers: Papers) -> bytes | None:
 
 def test_gpus_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Gpu(0, "H100", 5, 80, 0.5), Gpu(1, "H100", 7, 80, 0.0)]
-    monkeypatch.setattr(figures, "look_at_gpus", lambda: gpus)
+    monkeypatch.setattr(telemetry, "read_gpus", lambda: gpus)
     told = {(s.name, s.labels["gpu"]): s.value for family in gpu_families() for s in family.samples}
     assert told["specsot:gpu_memory_used_bytes", "1"] == 7
     assert told["specsot:gpu_busy_ratio", "0"] == 0.5
@@ -120,12 +120,12 @@ def test_without_nvidias_library_there_are_none(monkeypatch: pytest.MonkeyPatch)
     def missing() -> None:
         raise OSError("no such library")
 
-    from specsot.process import gpus
+    from specsot.service import gpus
 
     gpus._ready.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "pynvml", SimpleNamespace(nvmlInit=missing))
     try:
-        assert look_at_gpus() == []
+        assert read_gpus() == []
         assert list(gpu_families()) == []
     finally:
         gpus._ready.cache_clear()
@@ -134,7 +134,7 @@ def test_without_nvidias_library_there_are_none(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("said", [b"", b"GET /metr", b"GET / HTTP/1.1\r\nx: y\r\n"])
 def test_a_reader_that_never_asks_is_cut_off(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a thread of the service."""
-    monkeypatch.setattr(figures, "SECONDS", 0.05)
+    monkeypatch.setattr(telemetry, "READER_SECONDS", 0.05)
     with opened() as door, socket.create_connection(("127.0.0.1", door.port), 20) as reader:
         reader.sendall(said)
         assert reader.recv(1000) == b""

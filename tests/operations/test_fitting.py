@@ -12,12 +12,12 @@ import structlog
 
 from specsot.errors import ModelError
 from specsot.members import Configuration, Quantization, Range, Stage
-from specsot.model import linear, quantization
+from specsot.model import linear, precision
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.model.fitting import Held, free_memory, in_words, room_on, weights_of
+from specsot.model.memory_fit import WeightForm, free_memory, memory_in_words, room_on, weights_of
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
-from specsot.process.options import DraftModelOptions, ModelOptions
+from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot_drafter import source as drafting
 from specsot_worker import source as working
 
@@ -61,7 +61,7 @@ def test_what_is_counted_is_what_is_loaded(demo_model: Path, layers: Range) -> N
     config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
     counting = Counting(files)
     Decoder(config, counting, layers, torch.float32, torch.device("cpu"))
-    assert weights_of(files, config, layers, Held(4)) == 4 * counting.numbers
+    assert weights_of(files, config, layers, WeightForm(4)) == 4 * counting.numbers
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -74,15 +74,15 @@ def test_what_is_counted_is_what_is_held_in_fewer_bits(
     config, files = read_config(demo_model / "base"), WeightFiles(demo_model / "base")
     counting, layers, held = Counting(files), Range(5, 8), list[int]()
 
-    def quantise(weight: torch.Tensor, kind: Quantization) -> quantization.Rounded:
+    def quantise(weight: torch.Tensor, kind: Quantization) -> precision.Rounded:
         counting.numbers -= weight.numel()
-        found = quantization.quantise(weight, kind)
+        found = precision.quantise(weight, kind)
         held.append(found.bytes)
         return found
 
     monkeypatch.setattr(linear, "quantise", quantise)
     Decoder(config, counting, layers, torch.float32, torch.device("cpu"), quantization=kind)
-    assert weights_of(files, config, layers, Held(4, kind)) == sum(held) + 4 * counting.numbers
+    assert weights_of(files, config, layers, WeightForm(4, kind)) == sum(held) + 4 * counting.numbers
 
 
 def test_rows_in_int8_take_what_is_told(demo_model: Path) -> None:
@@ -94,7 +94,7 @@ def test_rows_in_int8_take_what_is_told(demo_model: Path) -> None:
     with structlog.testing.capture_logs() as lines:
         stage = source.make_stage(configuration(Range(0, 2), pages=4), Range(0, 2))
     assert stage._kv.bytes == 2 * told.row_bytes * 4 * 64
-    assert [one["pages"] for one in lines if one["event"] == "fits"] == [in_words(stage._kv.bytes)]
+    assert [one["pages"] for one in lines if one["event"] == "fits"] == [memory_in_words(stage._kv.bytes)]
 
 
 def test_a_range_that_fits_is_told_and_loaded(demo_model: Path) -> None:
@@ -144,7 +144,7 @@ def test_another_range_loads_only_what_it_has_besides(demo_model: Path) -> None:
             assert set(now) == set(range(layers.first, layers.last))
             assert all(now[index] is kept[index] for index in kept.keys() & now.keys())
     weights = weights_of(
-        WeightFiles(demo_model / "base"), read_config(demo_model / "base"), Range(0, 8), Held(4)
+        WeightFiles(demo_model / "base"), read_config(demo_model / "base"), Range(0, 8), WeightForm(4)
     )
     assert [one["weights"] for one in lines if one["event"] == "fits"][-1] == "0 B"
     assert source._loaded_bytes(range(8)) == weights
@@ -193,7 +193,7 @@ def test_this_machine_has_some() -> None:
 
 
 def test_sizes_in_words() -> None:
-    assert [in_words(size) for size in (0, 1023, 1536, 200 * MIB, 3 << 40)] == [
+    assert [memory_in_words(size) for size in (0, 1023, 1536, 200 * MIB, 3 << 40)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",
@@ -207,4 +207,4 @@ def test_a_tied_head_counts_as_the_table_it_is(demo_model: Path) -> None:
 
     config = read_config(demo_model / "base")
     held = HeldWeights({f"{config.names.embedding}.weight": torch.zeros(7, 3)}, "a test")
-    assert weights_of(held, config, Range(config.layers - 1, config.layers), Held(2)) == 2 * 21
+    assert weights_of(held, config, Range(config.layers - 1, config.layers), WeightForm(2)) == 2 * 21

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from specsot.errors import Unavailable
-from specsot.process.logs import write_logs
+from specsot.service.lifecycle import write_logs
 from specsot_master.engine import Caller
 from tests.master.letters import DIRECT, SAYS, SOT
 from tests.master.stage import Stage

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specsot.errors import InvalidRequest
 from specsot.events import Finished
 from specsot.params import Ask, Limits
-from specsot.rpc.client import MasterClient
+from specsot.transport.grpc_client import MasterClient
 from specsot_app.fleets import Wanted, models_of
 from specsot_app.processes import ProcessFleet
 from tests.conftest import REPOSITORY
@@ -94,8 +94,7 @@ async def told() -> AsyncIterator[Told]:
 
 
 async def traced(address: str) -> str:
-    from specsot.wire.events import decode_event
-    from specsot.wire.requests import encode_ask
+    from specsot.transport.wire.events import decode_event, encode_ask
 
     async with grpc.aio.insecure_channel(address) as channel:
         call = stub(channel).Generate(encode_ask(ASK, "r-traced"), metadata=(("traceparent", CALLER),))

@@ -15,12 +15,12 @@ from opentelemetry import propagate as propagate
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from specsot.core.info import Info
 from specsot.errors import Overloaded
-from specsot.info import Info
 from specsot.params import Ask, Limits
-from specsot.rpc.tracing import outgoing
 from specsot.tracing import Tracer, caller, current, followed, trace_of
 from specsot.tracing.collecting import collect
+from specsot.transport.grpc_tracing import outgoing
 from specsot_master.master import RequestCounter
 from specsot_master.telemetry import RequestSpans
 from tests.doors.front import front, question, stub

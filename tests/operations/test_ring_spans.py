@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
-from specsot.process.observing import Observation
+from specsot.service.telemetry import Observation
 from specsot.tracing.collecting import collect
 from specsot_drafter import observing as drafting
 from specsot_worker import observing as working

@@ -14,9 +14,9 @@ import pytest
 
 from specsot._version import __version__
 from specsot.members import Overrides, Range, TreeShape
-from specsot.process.command import read
-from specsot.process.option import POSITIVE, Option, memory
-from specsot.process.options import layers, name_of, reachable
+from specsot.service.command import read
+from specsot.service.option import POSITIVE, Option, memory
+from specsot.service.options import layers, name_of, reachable
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker

@@ -1,13 +1,13 @@
 """A lull: called once, after the last stir; never while there is work."""
 
-from specsot.process.lull import Lull
+from specsot.service.member import IdleTimer
 from tests.faults.virtual import VirtualLoop
 
 
 def stirred(at, until):
     """When `then` was called, stirred at these times."""
     loop, heard = VirtualLoop(), []
-    lull = Lull(5.0, lambda: heard.append(round(loop.time() - begun, 3)), loop)
+    lull = IdleTimer(5.0, lambda: heard.append(round(loop.time() - begun, 3)), loop)
     begun = loop.time()
     for time in at:
         loop.call_at(begun + time, lull.stir)
@@ -29,7 +29,7 @@ def test_once_for_every_quiet_time():
 
 def test_a_lull_that_is_stopped_says_nothing():
     loop, heard = VirtualLoop(), []
-    lull = Lull(5.0, lambda: heard.append(1), loop)
+    lull = IdleTimer(5.0, lambda: heard.append(1), loop)
     lull.stir()
     lull.stop()
     loop.call_later(9, loop.stop)

@@ -124,7 +124,7 @@ def test_a_port_in_use(start: Start, demo_model: Path) -> None:
 def test_a_probe_needs_neither_torch_nor_half_a_second() -> None:
     """Counted in the process's own time, so that a busy machine changes nothing."""
     code = (
-        "import sys, time; from specsot.rpc.probe import probe; "
+        "import sys, time; from specsot.transport.grpc_channel import probe; "
         "answer = probe('127.0.0.1:1', timeout=2); "
         "heavy = [m for m in ('torch', 'transformers', 'numpy') if m in sys.modules]; "
         "print(answer, heavy, time.process_time() < 0.5)"

@@ -14,8 +14,8 @@ import pytest
 
 from specsot.errors import ContextLengthExceeded, InvalidRequest
 from specsot.params import MAX_TOKENS, Ask
+from specsot.transport.wire.events import decode_ask
 from specsot.v1 import master_pb2
-from specsot.wire.requests import decode_ask
 from specsot_master.http.openai_requests import completion_asks
 from specsot_master.http.openai_schemas import CompletionBody, refuse_unserved
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from specsot.core.pages import PageCopy, PageTable
 from specsot.errors import NotFound, Overloaded
-from specsot.pages import PageCopy, PageTable
 
 
 def test_a_fork_shares_full_pages_and_copies_the_part():

@@ -6,19 +6,19 @@ import random
 
 import pytest
 
-from specsot.arrange import levels_of, window_of
-from specsot.frames import Opening
-from specsot.pages import PageTable, RowPruning, most_held
+from specsot.core.frames import Opening
+from specsot.core.kv_plan import tree_depth_limit, window_of
+from specsot.core.pages import PageTable, RowPruning, most_held
+from specsot.core.tree import Tree, chain, shallow
 from specsot.params import HeadWindows, Pruning, Window
-from specsot.tree import Tree, chain, shallow
 
 
 def test_a_tree_ends_at_the_next_pruning_and_is_no_deeper_than_a_window():
     pruned = Opening(1, 9, pruning=Pruning(0.8, 20))
-    assert [levels_of(pruned, position) for position in (0, 1, 19, 20, 39)] == [20, 19, 1, 20, 1]
-    assert levels_of(Opening(1, 9, window=Window(4, 16)), 1000) == 16
-    assert levels_of(Opening(1, 9), 5) is None
-    assert levels_of(Opening(1, 9, heads=HeadWindows((((0, 1),),))), 5) is None
+    assert [tree_depth_limit(pruned, position) for position in (0, 1, 19, 20, 39)] == [20, 19, 1, 20, 1]
+    assert tree_depth_limit(Opening(1, 9, window=Window(4, 16)), 1000) == 16
+    assert tree_depth_limit(Opening(1, 9), 5) is None
+    assert tree_depth_limit(Opening(1, 9, heads=HeadWindows((((0, 1),),))), 5) is None
 
 
 def test_the_first_levels_of_a_tree():

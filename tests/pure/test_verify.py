@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specsot.tree import Tree, single
-from specsot.verify import accept
+from specsot.core.tree import Tree, accept, single
 
 #        0(5) -> 1(7), 2(8);  1 -> 3(7);  2 -> 4(9);  3 -> 5(1)
 TREE = Tree((5, 7, 8, 7, 9, 1), (0, 0, 0, 1, 2, 3))

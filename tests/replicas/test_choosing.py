@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from specsot.core.info import LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import Cancelled, InvalidRequest, Refused
 from specsot.events import Finished
-from specsot.info import LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
-from specsot.links import Inbox, LocalLink
 from specsot.members import Range, Ready
 from specsot.params import Ask, Message
+from specsot.transport.links import Inbox, LocalLink
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import Caller, intake
 from specsot_master.epochs import EpochNumbers

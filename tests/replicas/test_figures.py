@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
+from specsot.core.frames import Result
+from specsot.core.info import Info, ModelInfo, ReplicaInfo, RequestsInfo
 from specsot.events import Started
-from specsot.frames import Result
-from specsot.info import Info, ModelInfo, ReplicaInfo, RequestsInfo
 from specsot_master.telemetry import Metrics, RequestMetrics
 
 RINGS = tuple(

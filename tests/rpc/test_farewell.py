@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from specsot.frames import Result
-from specsot.rpc.sending import SendingEnd
+from specsot.core.frames import Result
+from specsot.transport.grpc_links import SendingEnd
 
 FAREWELL = 0.2  # seconds
 MESSAGES = 12

@@ -14,13 +14,13 @@ import grpc
 import pytest
 import torch
 
+from specsot.core.frames import Drafts, Frame, PromptChunk, Result
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.frames import Chunk, Drafts, Frame, Result
-from specsot.links import Inbox, Lost, part_with
 from specsot.members import Tap
-from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import Door, open_door
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.links import Inbox, Lost, close_in_background
 from specsot.v1 import ring_pb2, ring_pb2_grpc
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]
@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(30)]
 @asynccontextmanager
 async def listening(
     inbox: Inbox, name: str = "there", largest: int = 64 << 20
-) -> AsyncIterator[tuple[Door, str]]:
-    door = await open_door("127.0.0.1:0", {SERVICE: RingService(inbox, name).attach}, Terms(largest))
+) -> AsyncIterator[tuple[GrpcServer, str]]:
+    door = await open_server("127.0.0.1:0", {SERVICE: RingService(inbox, name).attach}, Terms(largest))
     try:
         yield door, f"127.0.0.1:{door.port}"
     finally:
@@ -42,7 +42,7 @@ async def test_messages_arrive_whole_once_and_in_order() -> None:
     hidden = torch.arange(300_000.0).reshape(300, 1000)
     sent = [
         Tap(3, 1, hidden),
-        Frame(3, 0, segments=(Chunk(1, 0, (5, 6), True),), hidden=hidden),
+        Frame(3, 0, segments=(PromptChunk(1, 0, (5, 6), True),), hidden=hidden),
         *(Drafts(3, (), rest=n) for n in range(200)),
     ]
     async with listening(inbox) as (_, address):
@@ -182,7 +182,7 @@ async def test_refused_by_a_peer() -> None:
             raise Refused("not you")
 
     attach = {SERVICE: lambda server: ring_pb2_grpc.add_RingServicer_to_server(Unwilling(), server)}
-    door = await open_door("127.0.0.1:0", attach)
+    door = await open_server("127.0.0.1:0", attach)
     try:
         with pytest.raises(Refused, match="not you"):
             await GrpcDialer("here").dial(f"127.0.0.1:{door.port}", 1)
@@ -198,7 +198,7 @@ async def test_who_is_dead_is_not_waited_for_when_links_are_closed() -> None:
         await silent.wait()
         ended.set()
 
-    await part_with(closing())
+    await close_in_background(closing())
     assert not ended.is_set()
     silent.set()
     await ended.wait()

@@ -17,18 +17,16 @@ from typing import Any
 import pytest
 import torch
 
-from specsot.direct.channel import RECEIVER, SENDER, Channel, Make, group_on
-from specsot.direct.links import DirectDialer, DirectHost
-from specsot.direct.parcels import pack, stamp_of
-from specsot.direct.rows import Underway
+from specsot.core.frames import Drafts, Frame, PromptChunk
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.frames import Chunk, Drafts, Frame
-from specsot.links import Inbox, Lost
-from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.meeting import Place, meet
-from specsot.rpc.serve import open_door
-from specsot.wire.carry import CarryReader, encode_carry
-from specsot.wire.tensors import Beside
+from specsot.transport.grpc_links import SERVICE, Endpoint, GrpcDialer, RingService, negotiate
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox, Lost
+from specsot.transport.nccl_channel import RECEIVER, SENDER, Channel, Make, group_on, pack, stamp_of
+from specsot.transport.nccl_links import DirectDialer, DirectHost
+from specsot.transport.pending_rows import PendingRows
+from specsot.transport.wire.carry import CarryReader, encode_carry
+from specsot.transport.wire.tensors import Beside
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
 
@@ -53,7 +51,7 @@ class There:
 async def meeting(with_rows: bool = True, make: Make | None = None) -> AsyncGenerator[There]:
     inbox, own, rows, passed_on = Inbox(), Inbox(), DirectHost(make), DirectHost()
     service = RingService(inbox, "there", rows=rows if with_rows else None)
-    door = await open_door("127.0.0.1:0", {SERVICE: service.attach})
+    door = await open_server("127.0.0.1:0", {SERVICE: service.attach})
     dialer = DirectDialer("here", GrpcDialer("here", own), passed_on, make=make)
     try:
         yield There(f"127.0.0.1:{door.port}", inbox, rows, dialer, own, passed_on)
@@ -63,7 +61,7 @@ async def meeting(with_rows: bool = True, make: Make | None = None) -> AsyncGene
 
 
 def frame(number: int, hidden: object = HIDDEN, fused: object = None) -> Frame:
-    return Frame(7, number, segments=(Chunk(1, 0, (5, 6, 7), True),), hidden=hidden, fused=fused)
+    return Frame(7, number, segments=(PromptChunk(1, 0, (5, 6, 7), True),), hidden=hidden, fused=fused)
 
 
 async def come(there: There) -> Any:
@@ -73,7 +71,7 @@ async def come(there: There) -> Any:
     return message
 
 
-async def opened(rows: Underway, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+async def opened(rows: PendingRows, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return await asyncio.to_thread(rows.to, CPU, dtype)
 
 
@@ -191,7 +189,7 @@ async def test_who_has_no_channel_takes_no_such_frames() -> None:
 
 async def test_frames_of_another_epoch_find_no_channel() -> None:
     async with meeting() as there:
-        await meet(there.address, "here", 6, b"", "worker", rows=True)
+        await negotiate(there.address, "here", 6, b"", "worker", rows=True)
         link = await GrpcDialer("here").dial(there.address, 7)
         await link.send(frame(1, Beside.of(HIDDEN)))
         assert "where no channel is" in (await there.inbox.get()).message.reason
@@ -199,13 +197,13 @@ async def test_frames_of_another_epoch_find_no_channel() -> None:
 
 
 def test_rows_go_only_where_nobody_else_can_have_put_anything(tmp_path: Path) -> None:
-    from specsot.direct.links import _own  # pyright: ignore[reportPrivateUsage]
+    from specsot.transport.nccl_links import _own  # pyright: ignore[reportPrivateUsage]
 
     with pytest.raises(Unavailable, match=r"10\.0\.0\.1:5 is on another machine"):
-        _own(Place(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")
+        _own(Endpoint(path=str(tmp_path / "none" / "rows-0")), "10.0.0.1:5")
     tmp_path.chmod(0o755)
     with pytest.raises(Unavailable, match="which is not this user's alone"):
-        _own(Place(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
+        _own(Endpoint(path=str(tmp_path / "rows-0")), "10.0.0.1:5")
 
 
 async def test_nobody_at_the_other_end(tmp_path: Path) -> None:

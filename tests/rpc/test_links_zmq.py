@@ -16,21 +16,17 @@ import pytest
 import torch
 import zmq
 
+from specsot.core.frames import Drafts, Frame
 from specsot.errors import Refused, SpecsotError, Unavailable, WireError
-from specsot.frames import Drafts, Frame
-from specsot.links import Inbox, Lost
 from specsot.members import PROTOCOL, Tap
-from specsot.rpc.links import SERVICE, RingService
-from specsot.rpc.meeting import Place, meet
-from specsot.rpc.options import Keepalive, Terms
-from specsot.rpc.peers import Peer
-from specsot.rpc.sending import SendingEnd
-from specsot.rpc.serve import open_door
-from specsot.rpc.tls import PLAIN, Tls
+from specsot.transport.grpc_links import SERVICE, Endpoint, Peer, RingService, SendingEnd, negotiate
+from specsot.transport.grpc_options import Keepalive, Terms
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox, Lost
+from specsot.transport.security import PLAIN, Tls
+from specsot.transport.zmq_links import ZmqDialer, ZmqHost, ZmqWire, endpoint_of
+from specsot.transport.zmq_sockets import Keys, SocketEvents, Sockets
 from specsot.v1 import ring_pb2, ring_pb2_grpc
-from specsot.zmq.host import ZmqHost
-from specsot.zmq.links import ZmqDialer, ZmqWire, endpoint_of
-from specsot.zmq.sockets import Events, Keys, Sockets
 from tests.security.papers import Authority
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(60)]
@@ -61,7 +57,7 @@ async def meeting(
     host = ZmqHost(listen, inbox, here, patience=5)
     async with AsyncExitStack() as stack:
         ring = RingService(inbox, "there", host)
-        door = await open_door(listen, {SERVICE: ring.attach}, Terms(tls=theirs))
+        door = await open_server(listen, {SERVICE: ring.attach}, Terms(tls=theirs))
         stack.push_async_callback(door.close, 0)
         address = listen if listen.startswith("unix:") else f"127.0.0.1:{door.port}"
         stack.callback(here.close)
@@ -147,7 +143,7 @@ async def test_another_protocol_is_refused_with_both_values(there: There) -> Non
 async def test_only_the_key_that_was_named_gets_in_and_strangers_disturb_nobody() -> None:
     async with meeting("127.0.0.1:0") as there:
         named, stranger = Keys.made(), Keys.made()
-        _, place = await meet(there.address, "here", 1, named.public, "worker")
+        _, place = await negotiate(there.address, "here", 1, named.public, "worker")
         endpoint = endpoint_of(there.address, place)
         outcomes = {}
         for who, keys in (("stranger", stranger), ("named", named)):
@@ -178,10 +174,10 @@ async def test_silence_ends_a_link_at_both_ends() -> None:
     """The network takes what is sent and brings nothing any more; no connection is closed."""
     async with meeting("127.0.0.1:0", keepalive=Keepalive(0.2, 0.4)) as there:
         keys = Keys.made()
-        _, place = await meet(there.address, "here", 7, keys.public, "worker")
+        _, place = await negotiate(there.address, "here", 7, keys.public, "worker")
         async with relay(place.port) as (port, cut):
             socket = there.sockets.sending(keys, place.key)
-            events = Events(socket, sending=True)
+            events = SocketEvents(socket, sending=True)
             socket.connect(f"tcp://127.0.0.1:{port}")
             link = SendingEnd(ZmqWire(socket, events), "there", 7, there.own)
             hello = ring_pb2.Hello(sender="here", epoch=7, protocol=PROTOCOL)
@@ -222,28 +218,32 @@ async def test_nobody_at_the_place_that_was_named() -> None:
         socket = there.sockets.sending(Keys.made(), place.key)
         with pytest.raises(Unavailable, match="nobody answers by ZMQ at tcp://127"):
             await there.dialer._connect(  # pyright: ignore[reportPrivateUsage]
-                socket, Events(socket, sending=True), f"tcp://127.0.0.1:{place.port}"
+                socket, SocketEvents(socket, sending=True), f"tcp://127.0.0.1:{place.port}"
             )
 
 
 @pytest.mark.parametrize(
     ("address", "place", "complaint"),
     [
-        ("10.0.0.1:5", Place(path="/tmp/x"), "10.0.0.1:5 named a path, which is not where it is"),
-        ("unix:/tmp/door", Place(port=5, key=b"k"), "unix:/tmp/door named a port, which is not where it is"),
+        ("10.0.0.1:5", Endpoint(path="/tmp/x"), "10.0.0.1:5 named a path, which is not where it is"),
+        (
+            "unix:/tmp/door",
+            Endpoint(port=5, key=b"k"),
+            "unix:/tmp/door named a port, which is not where it is",
+        ),
     ],
 )
-def test_nobody_is_sent_where_no_keys_are_asked_for(address: str, place: Place, complaint: str) -> None:
+def test_nobody_is_sent_where_no_keys_are_asked_for(address: str, place: Endpoint, complaint: str) -> None:
     with pytest.raises(WireError, match=complaint):
         endpoint_of(address, place)
 
 
 async def test_a_key_that_is_none(there: There) -> None:
     if there.address.startswith("unix:"):
-        await meet(there.address, "here", 1, b"short", "worker")  # nobody asks for one
+        await negotiate(there.address, "here", 1, b"short", "worker")  # nobody asks for one
         return
     with pytest.raises(SpecsotError, match="a CURVE key has 40 bytes, got 5"):
-        await meet(there.address, "here", 1, b"short", "worker")
+        await negotiate(there.address, "here", 1, b"short", "worker")
 
 
 async def test_roles_hold_over_zmq_as_over_grpc(tmp_path: Path) -> None:
@@ -259,4 +259,4 @@ async def test_roles_hold_over_zmq_as_over_grpc(tmp_path: Path) -> None:
         assert lost.reason == "here shows a certificate for drafter, localhost; worker is needed"
         await link.close()
         with pytest.raises(Refused, match="worker or drafter is needed"):
-            await meet(there.address, "x", 1, b"", "worker", tls=authority.issue("client"))
+            await negotiate(there.address, "x", 1, b"", "worker", tls=authority.issue("client"))

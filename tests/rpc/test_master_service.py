@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import grpc
 import pytest
 
+from specsot.core.info import Info, MemberInfo, ModelInfo, PagesInfo
 from specsot.errors import InvalidRequest, Overloaded, Unavailable
 from specsot.events import Finished, MergedText, Numbered, Reason, SkeletonText, Started, Statistics
-from specsot.info import Info, MemberInfo, ModelInfo, PagesInfo
 from specsot.members import Range
 from specsot.params import Ask, Limits
-from specsot.rpc.client import MasterClient, connect
-from specsot.rpc.serve import Door
-from specsot.rpc.statuses import error_of
+from specsot.transport.grpc_client import MasterClient, connect
+from specsot.transport.grpc_server import GrpcServer
+from specsot.transport.grpc_status import error_of
 from specsot.v1 import master_pb2, master_pb2_grpc, values_pb2
 from specsot_master.engine import Caller
 from specsot_master.engine.event_stream import RequestStreams
@@ -89,7 +89,7 @@ async def _last(offset: int) -> AsyncGenerator[Numbered, None]:
 
 class Served:
     def __init__(
-        self, conductor: FakeConductor, desk: RequestCounter, door: Door, client: MasterClient
+        self, conductor: FakeConductor, desk: RequestCounter, door: GrpcServer, client: MasterClient
     ) -> None:
         self.conductor, self.desk, self.door, self.client = conductor, desk, door, client
         self.address = f"127.0.0.1:{door.port}"

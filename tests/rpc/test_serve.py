@@ -19,9 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as refl
 
 from specsot.errors import Unavailable
-from specsot.rpc.options import Terms, server_options
-from specsot.rpc.probe import probe
-from specsot.rpc.serve import Door, open_door, split_address
+from specsot.transport.grpc_channel import probe
+from specsot.transport.grpc_options import Terms, server_options
+from specsot.transport.grpc_server import GrpcServer, open_server, split_address
 from specsot.v1 import master_pb2, master_pb2_grpc
 
 MASTER = "specsot.v1.Master"
@@ -38,14 +38,14 @@ ATTACH = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(Ec
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
-    opened = await open_door("127.0.0.1:0", ATTACH, Terms(largest=1 << 16))
+async def door() -> AsyncIterator[GrpcServer]:
+    opened = await open_server("127.0.0.1:0", ATTACH, Terms(largest=1 << 16))
     yield opened
     await opened.close(0)
 
 
 @pytest.fixture
-async def channel(door: Door) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(door: GrpcServer) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as opened:
         yield opened
 
@@ -71,7 +71,7 @@ async def test_reflection(channel: grpc.aio.Channel, version: str) -> None:
 async def test_reflection_describes_all_that_it_lists(version: str) -> None:
     """As grpcurl describe, grpcui and buf curl --list-methods ask: the file of every service, and what that
     imports."""
-    opened = await open_door("127.0.0.1:0", ATTACH, Terms(channelz=True))
+    opened = await open_server("127.0.0.1:0", ATTACH, Terms(channelz=True))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
         ask = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
@@ -113,7 +113,7 @@ class Waiting(master_pb2_grpc.MasterServicer):
 async def test_messages_of_calls_under_way_have_one_budget_and_give_it_back() -> None:
     waiting = Waiting()
     attach = {MASTER: lambda server: master_pb2_grpc.add_MasterServicer_to_server(waiting, server)}  # pyright: ignore
-    opened = await open_door("127.0.0.1:0", attach, Terms(held=1500))
+    opened = await open_server("127.0.0.1:0", attach, Terms(held=1500))
     large, small = (master_pb2.CancelRequest(request_id="x" * count) for count in (1000, 100))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
         stub: Any = master_pb2_grpc.MasterStub(channel)  # pyright: ignore
@@ -135,10 +135,10 @@ def test_a_connection_has_only_so_many_calls_at_a_time() -> None:
     assert ("grpc.max_concurrent_streams", 2) in server_options(Terms(streams=2))
 
 
-async def test_what_is_behind_flags(door: Door) -> None:
+async def test_what_is_behind_flags(door: GrpcServer) -> None:
     """Connections are told about, and services listed, only where that is wanted."""
     curious, shy = Terms(channelz=True), Terms(reflection=False)
-    told = {terms: await open_door("127.0.0.1:0", ATTACH, terms) for terms in (curious, shy)}
+    told = {terms: await open_server("127.0.0.1:0", ATTACH, terms) for terms in (curious, shy)}
     for terms, opened in told.items():
         async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
             stub: Any = channelz_pb2_grpc.ChannelzStub(channel)
@@ -168,7 +168,7 @@ async def services_of(channel: grpc.aio.Channel) -> set[str]:
     return {service.name for service in listed.list_services_response.service}
 
 
-async def test_health_by_service(channel: grpc.aio.Channel, door: Door) -> None:
+async def test_health_by_service(channel: grpc.aio.Channel, door: GrpcServer) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
 
     async def state(service: str) -> int:
@@ -183,7 +183,7 @@ async def test_health_by_service(channel: grpc.aio.Channel, door: Door) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_health_is_watched(channel: grpc.aio.Channel, door: Door) -> None:
+async def test_health_is_watched(channel: grpc.aio.Channel, door: GrpcServer) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     watching = stub.Watch(health_pb2.HealthCheckRequest(service=MASTER))
     assert (await watching.read()).status == NOT_SERVING
@@ -236,23 +236,23 @@ async def test_an_unknown_method(channel: grpc.aio.Channel) -> None:
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_port_in_use_is_one_clear_line(door: Door) -> None:
+async def test_a_port_in_use_is_one_clear_line(door: GrpcServer) -> None:
     with pytest.raises(Unavailable) as caught:
-        await open_door(f"127.0.0.1:{door.port}", ATTACH)
+        await open_server(f"127.0.0.1:{door.port}", ATTACH)
     assert str(caught.value) == f"cannot listen at 127.0.0.1:{door.port}: address already in use"
 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:port", "127.0.0.1:99999", "127.0.0.1"])
 async def test_no_address_at_all(listen: str) -> None:
     with pytest.raises(Unavailable, match=f"{listen} is not an address; write host:port"):
-        await open_door(listen, ATTACH)
+        await open_server(listen, ATTACH)
 
 
 async def test_a_host_that_is_not_ours() -> None:
     with pytest.raises(
         Unavailable, match=r"cannot listen at 192\.0\.2\.1:1: cannot assign requested address"
     ):
-        await open_door("192.0.2.1:1", ATTACH)
+        await open_server("192.0.2.1:1", ATTACH)
 
 
 def test_addresses() -> None:
@@ -261,14 +261,14 @@ def test_addresses() -> None:
 
 
 async def test_a_unix_socket_is_only_an_address(tmp_path: Path) -> None:
-    door = await open_door(f"unix:{tmp_path}/door", ATTACH)
+    door = await open_server(f"unix:{tmp_path}/door", ATTACH)
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/door") as channel:
         answer = await master_pb2_grpc.MasterStub(channel).Cancel(master_pb2.CancelRequest(request_id="x"))
     assert answer.cancelled
     await door.close(0)
 
 
-async def test_the_probe(door: Door) -> None:
+async def test_the_probe(door: GrpcServer) -> None:
     address = f"127.0.0.1:{door.port}"
     assert await asyncio.to_thread(probe, address) == "SERVING"
     assert await asyncio.to_thread(probe, address, MASTER) == "NOT_SERVING"

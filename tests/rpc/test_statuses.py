@@ -13,8 +13,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from specsot import errors
 from specsot.errors import SpecsotError
-from specsot.rpc.serve import Door, open_door
-from specsot.rpc.statuses import TRAILER, error_of, status_of
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.grpc_status import TRAILER, error_of, status_of
 from specsot.v1 import master_pb2, master_pb2_grpc
 
 OURS: list[SpecsotError] = [
@@ -49,9 +49,9 @@ class Raising(master_pb2_grpc.MasterServicer):
         raise self.error
 
 
-async def opened(servicer: Raising) -> tuple[Door, str]:
+async def opened(servicer: Raising) -> tuple[GrpcServer, str]:
     attach = {"specsot.v1.Master": lambda s: master_pb2_grpc.add_MasterServicer_to_server(servicer, s)}
-    door = await open_door("127.0.0.1:0", attach)
+    door = await open_server("127.0.0.1:0", attach)
     return door, f"127.0.0.1:{door.port}"
 
 

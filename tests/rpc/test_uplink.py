@@ -17,16 +17,16 @@ import grpc
 import pytest
 import uvloop
 
+from specsot.core.frames import Close, Lease, Open, Opening, Outcome, Result
 from specsot.errors import Refused, Unavailable, WireError
-from specsot.frames import Close, Lease, Open, Opening, Outcome, Result
-from specsot.links import Inbox, Link, Lost
 from specsot.members import Beat, Broken, Configuration, Disband, Leaving, Range, Ready, Registration, Stage
-from specsot.rpc.outbox import Outbox
-from specsot.rpc.pulse import LENIENT, Pulse, Vigil, Watch
-from specsot.rpc.serve import Door, open_door
-from specsot.rpc.uplink import join
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.heartbeat import BUSY_FACTOR, Heartbeat, PeerMonitor, SilenceTimer
+from specsot.transport.links import Inbox, Link, Lost
+from specsot.transport.send_queue import SendQueue
+from specsot.transport.uplink import join
+from specsot.transport.wire.members import encode_upward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc
-from specsot.wire.fleet import encode_upward
 from specsot_master.grpc_api import Downlink, FleetService
 
 pytestmark = pytest.mark.timeout(30)
@@ -59,16 +59,16 @@ class FakeFleet:
 class Master:
     """A door with a fleet service behind it."""
 
-    def __init__(self, fleet: FakeFleet, service: FleetService, door: Door) -> None:
+    def __init__(self, fleet: FakeFleet, service: FleetService, door: GrpcServer) -> None:
         self.fleet, self.service, self.door = fleet, service, door
         self.address = f"127.0.0.1:{door.port}"
 
 
-async def opened(pulse: Pulse | None = None) -> Master:
+async def opened(pulse: Heartbeat | None = None) -> Master:
     fleet = FakeFleet()
     service = FleetService(fleet, pulse)
     attach = {"specsot.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(service, s)}  # pyright: ignore
-    return Master(fleet, service, await open_door("127.0.0.1:0", attach))
+    return Master(fleet, service, await open_server("127.0.0.1:0", attach))
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ async def test_leaving(master: Master) -> None:
 
 
 async def test_a_master_says_how_often_it_beats_and_members_wait_longer_for_it(master: Master) -> None:
-    uplink, pulse = await join(master.address, WORKER, Inbox()), Pulse()
-    assert uplink.pulse == Pulse(pulse.every, 4 * pulse.silence)
+    uplink, pulse = await join(master.address, WORKER, Inbox()), Heartbeat()
+    assert uplink.pulse == Heartbeat(pulse.every, 4 * pulse.silence)
     await uplink.close()
 
 
@@ -131,10 +131,10 @@ async def test_a_member_that_gets_ready_may_be_silent_longer() -> None:
     loop, calls = asyncio.get_running_loop(), list[tuple[bool, float]]()
     for busy in (False, True):
         begun, over = loop.time(), asyncio.Event()
-        Vigil(0.05, lambda busy=busy: busy, over.set)
+        PeerMonitor(0.05, lambda busy=busy: busy, over.set)
         await over.wait()
         calls.append((busy, loop.time() - begun))
-    assert [round(seconds / 0.05) >= (LENIENT if busy else 1) for busy, seconds in calls] == [True, True]
+    assert [round(seconds / 0.05) >= (BUSY_FACTOR if busy else 1) for busy, seconds in calls] == [True, True]
 
 
 async def test_who_was_told_to_get_ready_is_busy_until_it_says_so(master: Master) -> None:
@@ -157,11 +157,11 @@ async def test_a_worker_on_a_gpu_may_always_be_silent_longer(
     """It compiles kernels when it must; others may be while they get ready alone."""
     lenient: list[Callable[[], bool]] = []
 
-    def watched(silence: float, busy: Callable[[], bool], told: Callable[[], None]) -> Vigil:
+    def watched(silence: float, busy: Callable[[], bool], told: Callable[[], None]) -> PeerMonitor:
         lenient.append(busy)
-        return Vigil(silence, busy, told)
+        return PeerMonitor(silence, busy, told)
 
-    monkeypatch.setattr("specsot_master.grpc_api.Vigil", watched)
+    monkeypatch.setattr("specsot_master.grpc_api.PeerMonitor", watched)
     uplink = await join(master.address, replace(WORKER, gpus=gpus), Inbox())
     await uplink.send(Ready(1))
     await master.fleet.said.get()
@@ -217,7 +217,7 @@ async def test_nobody_there() -> None:
 
 
 async def test_somebody_who_is_no_master() -> None:
-    door = await open_door("127.0.0.1:0", {})
+    door = await open_server("127.0.0.1:0", {})
     with pytest.raises(Unavailable, match="Method not found"):
         await join(f"127.0.0.1:{door.port}", WORKER, Inbox())
     await door.close(0)
@@ -225,8 +225,8 @@ async def test_somebody_who_is_no_master() -> None:
 
 async def test_beats_keep_a_quiet_stream_alive() -> None:
     """Both ends say nothing for four times the silence that would end the stream, but for beats."""
-    master, inbox = await opened(Pulse(every=0.05, silence=0.5)), Inbox()
-    uplink = await join(master.address, WORKER, inbox, Pulse(every=0.05, silence=0.5))
+    master, inbox = await opened(Heartbeat(every=0.05, silence=0.5)), Inbox()
+    uplink = await join(master.address, WORKER, inbox, Heartbeat(every=0.05, silence=0.5))
     await inbox.get()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(inbox.get(), 2.0)
@@ -237,16 +237,16 @@ async def test_beats_keep_a_quiet_stream_alive() -> None:
 
 
 async def test_a_silent_master_is_lost() -> None:
-    master, inbox = await opened(Pulse(every=60, silence=60)), Inbox()
-    await join(master.address, WORKER, inbox, Pulse(every=0.05, silence=0.2))
+    master, inbox = await opened(Heartbeat(every=60, silence=60)), Inbox()
+    await join(master.address, WORKER, inbox, Heartbeat(every=0.05, silence=0.2))
     await inbox.get()
     assert (await inbox.get()).message == Lost("master", "silent for 0.2 s")
     await master.door.close(0)
 
 
 async def test_a_silent_member_is_lost() -> None:
-    master, inbox = await opened(Pulse(every=0.05, silence=0.2)), Inbox()
-    await join(master.address, WORKER, inbox, Pulse(every=60, silence=60))
+    master, inbox = await opened(Heartbeat(every=0.05, silence=0.2)), Inbox()
+    await join(master.address, WORKER, inbox, Heartbeat(every=60, silence=60))
     assert await master.fleet.gone.get() == ("w0", "silent for 0.2 s")
     await master.door.close(0)
 
@@ -259,7 +259,7 @@ def test_a_loop_that_stood_still_does_not_call_its_peer_dead(
 
     async def stand_still() -> None:
         silent, (ours, theirs) = asyncio.Event(), socket.socketpair()
-        watch, stop, running = Watch(0.4, silent.set), Event(), asyncio.get_running_loop()
+        watch, stop, running = SilenceTimer(0.4, silent.set), Event(), asyncio.get_running_loop()
 
         def beat() -> None:
             while not stop.wait(0.02):
@@ -320,7 +320,7 @@ async def test_what_a_member_does_not_say(master: Master) -> None:
 
 
 async def test_a_peer_that_does_not_read_loses_its_link() -> None:
-    outbox: Outbox[bytes] = Outbox(most=10)
+    outbox: SendQueue[bytes] = SendQueue(most=10)
     outbox.put(b"123456", 6)
     with pytest.raises(Unavailable, match="the peer does not read: 12 bytes wait"):
         outbox.put(b"123456", 6)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import grpc
 
-from specsot.info import Info, Rebalanced
-from specsot.rpc.options import PUBLIC_BYTES, Terms
-from specsot.rpc.serve import Door
-from specsot.rpc.tls import Tls
-from specsot.rpc.tokens import Tokens
+from specsot.core.info import Info, Rebalanced
+from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.grpc_server import GrpcServer
+from specsot.transport.security import Tls, Tokens
 from specsot_master.grpc_api import FleetService, MasterService, open_fleet_port, open_master_port
 from specsot_master.master import RequestCounter
 from tests.rpc.test_master_service import INFO, FakeConductor
@@ -30,8 +29,8 @@ TOKEN = "the-one-that-counts"
 class Doors:
     """known: what a client needs to trust the master."""
 
-    clients: Door
-    members: Door
+    clients: GrpcServer
+    members: GrpcServer
     conductor: FakeConductor
     fleet: FakeFleet
     known: Tls

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from specsot.links import Inbox
-from specsot.rpc.links import SERVICE, RingService
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import open_door
-from specsot.rpc.tls import Tls
+from specsot.transport.grpc_links import SERVICE, RingService
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox
+from specsot.transport.security import Tls
 
 
 @asynccontextmanager
 async def listening(tls: Tls, inbox: Inbox | None = None) -> AsyncIterator[str]:
     """Its address."""
     ring = RingService(inbox or Inbox(), "there")
-    door = await open_door("127.0.0.1:0", {SERVICE: ring.attach}, Terms(tls=tls))
+    door = await open_server("127.0.0.1:0", {SERVICE: ring.attach}, Terms(tls=tls))
     try:
         yield f"127.0.0.1:{door.port}"
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trustme
 
-from specsot.rpc.tls import Tls
+from specsot.transport.security import Tls
 
 HERE = ("localhost", "127.0.0.1")
 LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from specsot.rpc.exposure import exposed
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import open_door
-from specsot.rpc.tls import Tls
-from specsot.rpc.tokens import Tokens
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import open_server
+from specsot.transport.security import Tls, Tokens, exposed
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
@@ -150,6 +148,6 @@ def test_strangers_are_not_told_what_is_here(terms: Terms, reflects: bool) -> No
 async def test_a_door_that_lets_everybody_in_says_so(terms: Terms, warned: int) -> None:
     """Once, when it opens."""
     with capture_logs() as said:
-        door = await open_door("0.0.0.0:0", {}, terms)
+        door = await open_server("0.0.0.0:0", {}, terms)
     await door.close(0)
     assert [one["log_level"] for one in said] == ["warning"] * warned

@@ -13,7 +13,7 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from specsot.rpc.tokens import Tokens
+from specsot.transport.security import Tokens
 from tests.http.house import Served, served
 from tests.security.papers import Authority
 

@@ -17,13 +17,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2 as refl
 
 from specsot.errors import Refused, SpecsotError, Unauthenticated, Unavailable
-from specsot.links import Inbox
 from specsot.params import Ask
-from specsot.rpc.client import connect
-from specsot.rpc.probe import probe
-from specsot.rpc.statuses import TRAILER
-from specsot.rpc.tls import PLAIN
-from specsot.rpc.uplink import join
+from specsot.transport.grpc_channel import probe
+from specsot.transport.grpc_client import connect
+from specsot.transport.grpc_status import TRAILER
+from specsot.transport.links import Inbox
+from specsot.transport.security import PLAIN
+from specsot.transport.uplink import join
 from specsot.v1 import master_pb2, master_pb2_grpc
 from tests.rpc.test_uplink import WORKER
 from tests.security.doors import SHOWN, TOKEN, Doors, guarded

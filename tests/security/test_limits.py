@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
-from specsot.process.figures import SECONDS
-from specsot.rpc.options import (
+from specsot.service.telemetry import READER_SECONDS
+from specsot.transport.grpc_options import (
     CLIENT_STREAMS,
     HANDSHAKE,
     HELD_BYTES,
@@ -19,7 +19,7 @@ from specsot.rpc.options import (
     RING_BYTES,
     Terms,
 )
-from specsot.rpc.serve import open_door
+from specsot.transport.grpc_server import open_server
 from specsot.v1 import master_pb2, master_pb2_grpc
 from specsot_master.http.middleware import BASE_BYTES, BODIES_BYTES, BODY_SECONDS, POSITION_BYTES
 from specsot_master.http.server import HEADER_BYTES, HEADER_SECONDS, MAX_CONNECTIONS
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.mark.parametrize("method", ["Cancel", "Generate"])
 async def test_a_message_that_unpacks_to_more_than_allowed(method: str) -> None:
     """64 MiB in 64 KiB of gzip: refused by what it would become, and the door lives."""
-    door = await open_door("127.0.0.1:0", ATTACH, Terms(largest=1 << 20))
+    door = await open_server("127.0.0.1:0", ATTACH, Terms(largest=1 << 20))
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}", options=options) as channel:
         call = channel.unary_unary(f"/specsot.v1.Master/{method}")
@@ -62,7 +62,7 @@ async def test_a_head_that_does_not_end() -> None:
         f"{HELD_BYTES >> 20} MiB of messages, and {BODIES_BYTES >> 20} MiB of bodies",
         f"{BASE_BYTES >> 10} KiB and {POSITION_BYTES >> 10} KiB for each position of the model",
         f"{HEADER_SECONDS:g} s for every head",
-        f"{SECONDS:g} s for a reader of figures",
+        f"{READER_SECONDS:g} s for a reader of figures",
         f"a head {HEADER_BYTES >> 10} KiB, a body {PUBLIC_BYTES >> 20} MiB in {BODY_SECONDS:g} s",
         f"{MAX_CONNECTIONS:,} connections",
         f"{MAX_STOPS} stop strings, {MAX_TOOLS} tools, {MAX_BIASES:,} biases, {MAX_MESSAGES:,} messages",

@@ -11,14 +11,14 @@ import pytest
 import torch
 from cryptography.hazmat.primitives import serialization as form
 
+from specsot.core.frames import Drafts, Frame, Result
 from specsot.errors import InvalidRequest, Refused, Unavailable
-from specsot.frames import Drafts, Frame, Result
-from specsot.links import Inbox, Lost
 from specsot.members import Configuration, Range, Stage
-from specsot.rpc.links import GrpcDialer
-from specsot.rpc.options import Terms
-from specsot.rpc.serve import open_door
-from specsot.rpc.tls import PLAIN, Tls, context_of, read_pems
+from specsot.transport.grpc_links import GrpcDialer
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Inbox, Lost
+from specsot.transport.security import PLAIN, Tls, context_of, read_pems
 from specsot_worker.place import may_send
 from tests.security.members import listening
 from tests.security.papers import Authority
@@ -218,7 +218,7 @@ async def test_a_door_does_not_open_with_bad_papers(authority: Authority, tmp_pa
 
 async def test_a_stranger_who_never_speaks_is_cut(authority: Authority) -> None:
     """A connection that does not begin a handshake is gone after a while."""
-    door = await open_door("127.0.0.1:0", {}, Terms(tls=authority.issue("worker"), handshake=0.2))
+    door = await open_server("127.0.0.1:0", {}, Terms(tls=authority.issue("worker"), handshake=0.2))
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
     assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from specsot.rpc.options import PUBLIC_BYTES, Terms
-from specsot.rpc.tokens import Tokens
+from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.security import Tokens
 from specsot_master.config import RingOptions, read_config
 from specsot_master.http.app import open_http
 from specsot_master.http.server import HttpDoor

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from specsot.rpc.tokens import Tokens
+from specsot.transport.security import Tokens
 from tests.http.house import Served, served
 from tests.http.test_page import ask, chromium, done, opened, shoot, text_of, until
 from tests.master.letters import SAYS

@@ -8,7 +8,7 @@ import pytest
 
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest
-from specsot.rpc.client import connect
+from specsot.transport.grpc_client import connect
 from specsot_app.fleets import Models, Wanted
 from specsot_app.lineup import services_of
 from specsot_app.reaching import Reach, reach_of

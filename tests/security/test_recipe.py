@@ -17,7 +17,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from specsot.rpc.tls import Tls, read_pems
+from specsot.transport.security import Tls, read_pems
 from specsot_app.cli import main
 from tests.conftest import REPOSITORY
 from tests.contracts.grpcurl import parse, replay

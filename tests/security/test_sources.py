@@ -136,7 +136,7 @@ def test_what_would_not(fine: str) -> None:
 def test_asking_for_health_waits_for_nothing_heavy() -> None:
     """The words of the command, and what a probe with certificates needs."""
     code = (
-        "import sys; import specsot_app.cli, specsot.rpc.probe; "
+        "import sys; import specsot_app.cli, specsot.transport.grpc_channel; "
         "heavy = ('torch', 'transformers', 'structlog', 'fastapi', 'cryptography'); "
         "print([one for one in heavy if one in sys.modules])"
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import Forbidden, InvalidRequest, Unauthenticated
-from specsot.rpc import tokens as room
-from specsot.rpc.tokens import Tokens, first_token
+from specsot.transport import security as room
+from specsot.transport.security import Tokens, first_token
 
 
 def let_in(tokens: Tokens, header: str | None) -> bool:

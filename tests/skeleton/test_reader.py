@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsot.core.skeleton import MAX_POINTS, PlanReader, PlanRules, Point, read_plan
 from specsot.errors import InvalidRequest, PlanError
-from specsot.skeleton import MAX_POINTS, PlanReader, PlanRules, Point, read_plan
 
 PLAN = "[PLAN]\n1.<80><None>[-]NREM Stages of Sleep\n2.<120><Search>[1]睡眠 😴\n[END]"
 POINTS = (Point(1, 80, "NREM Stages of Sleep"), Point(2, 120, "睡眠 😴", "Search", (1,)))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specsot.tree import Tree
+from specsot.core.tree import Tree
 from specsot_app.verify.compare import check_close, check_same, check_tree
 from specsot_app.verify.vectors import check
 from tests.conftest import some

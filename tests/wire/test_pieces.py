@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.core.frames import Drafts, FeatureBatch, Features, Frame
 from specsot.errors import WireError
-from specsot.frames import Drafts, Features, Frame, Lesson
+from specsot.transport.wire.carry import Carried, CarryReader, encode_carry
+from specsot.transport.wire.tensors import PIECE_BYTES
 from specsot.v1 import ring_pb2
-from specsot.wire.carry import Carried, CarryReader, encode_carry
-from specsot.wire.pieces import PART_BYTES
 
 SLACK = 1 << 10  # a header's own bytes
 
@@ -48,7 +48,7 @@ def test_a_frame_is_cut_and_put_together(hidden: int | None, fused: int | None, 
     )
     sent = cut(frame)
     assert len(sent) == messages
-    assert all(one.ByteSize() <= PART_BYTES + SLACK for one in sent)
+    assert all(one.ByteSize() <= PIECE_BYTES + SLACK for one in sent)
     *none, whole = read_all(sent)
     assert none == [None] * (messages - 1)
     assert isinstance(whole, Frame)
@@ -58,7 +58,7 @@ def test_a_frame_is_cut_and_put_together(hidden: int | None, fused: int | None, 
 
 def test_features_too_and_the_next_message_behind_them() -> None:
     rows = tensor(2500, 3)
-    features = Features(1, 0, lessons=(Lesson(1, 0, tuple([5] * len(rows)), None, None),), rows=rows)
+    features = Features(1, 0, lessons=(FeatureBatch(1, 0, tuple([5] * len(rows)), None, None),), rows=rows)
     reader = CarryReader()
     *_, whole = [reader.read(one) for one in cut(features)]
     assert isinstance(whole, Features)
@@ -84,8 +84,8 @@ def begun() -> tuple[CarryReader, list[ring_pb2.CarryRequest]]:
         (ring_pb2.CarryRequest(frame=ring_pb2.Frame(epoch=1)), "frame came where a message was not whole"),
         (ring_pb2.CarryRequest(remainder=ring_pb2.Remainder()), "a piece of 0 bytes"),
         (
-            ring_pb2.CarryRequest(remainder=ring_pb2.Remainder(data=b"x" * (PART_BYTES + 1))),
-            f"a piece of {PART_BYTES + 1} bytes",
+            ring_pb2.CarryRequest(remainder=ring_pb2.Remainder(data=b"x" * (PIECE_BYTES + 1))),
+            f"a piece of {PIECE_BYTES + 1} bytes",
         ),
     ],
 )

@@ -10,20 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from specsot.core.frames import Drafts, Features, Frame
 from specsot.errors import InvalidRequest, WireError
-from specsot.forms import MAX_FORM_BYTES
-from specsot.frames import Drafts, Features, Frame
 from specsot.members import Tap
-from specsot.params import Ask
+from specsot.params import MAX_FORM_BYTES, Ask
+from specsot.transport.wire.carry import CarryReader, encode_carry
+from specsot.transport.wire.events import MOST_TOKENS, decode_ask, decode_event, encode_ask, resumes
+from specsot.transport.wire.info import decode_info
+from specsot.transport.wire.members import decode_downward, decode_upward
+from specsot.transport.wire.tensors import PIECE_BYTES, decode_tensor, write_tensor
+from specsot.transport.wire.values import parse
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2, values_pb2
-from specsot.wire.carry import CarryReader, encode_carry
-from specsot.wire.checks import parse
-from specsot.wire.events import MOST_TOKENS, decode_event
-from specsot.wire.fleet import decode_downward, decode_upward
-from specsot.wire.info import decode_info
-from specsot.wire.requests import decode_ask, encode_ask, resumes
-from specsot.wire.taps import PART_BYTES
-from specsot.wire.tensors import decode_tensor, write_tensor
 
 F32 = values_pb2.DATA_TYPE_FLOAT32
 
@@ -273,10 +270,10 @@ def test_bytes_that_do_not_parse() -> None:
 
 
 def test_a_tap_is_cut_and_put_together() -> None:
-    weight = torch.arange(3 * PART_BYTES // 4, dtype=torch.float32).reshape(-1, 1024)
+    weight = torch.arange(3 * PIECE_BYTES // 4, dtype=torch.float32).reshape(-1, 1024)
     parts = list(encode_carry(Tap(3, 2, weight)))
     assert len(parts) == 3
-    assert all(len(part.tap.part.data) <= PART_BYTES for part in parts)
+    assert all(len(part.tap.part.data) <= PIECE_BYTES for part in parts)
     reader = CarryReader()
     *none, whole = [reader.read(part) for part in parts]
     assert none == [None, None]
@@ -286,7 +283,7 @@ def test_a_tap_is_cut_and_put_together() -> None:
 
 @pytest.mark.parametrize("order", [[1], [0, 2], [0, 0], [0, 1, 1]])
 def test_parts_of_a_tap_out_of_order(order: list[int]) -> None:
-    weight = torch.zeros(3 * PART_BYTES // 4).reshape(-1, 1024)
+    weight = torch.zeros(3 * PIECE_BYTES // 4).reshape(-1, 1024)
     parts = list(encode_carry(Tap(3, 2, weight)))
     reader = CarryReader()
     *before, last = order
@@ -304,7 +301,7 @@ def test_a_tap_larger_than_any_is_refused_with_its_first_part() -> None:
 
 
 def test_messages_between_the_parts_of_a_tap() -> None:
-    weight = torch.zeros(2 * PART_BYTES // 4).reshape(-1, 1024)
+    weight = torch.zeros(2 * PIECE_BYTES // 4).reshape(-1, 1024)
     first, second = encode_carry(Tap(3, 2, weight))
     reader = CarryReader()
     between = [reader.read(next(encode_carry(m))) for m in (Frame(1, 0), Drafts(1, ()), Features(1, 0))]

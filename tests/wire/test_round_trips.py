@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from specsot import events as ev
-from specsot import frames as fr
-from specsot import info, members, params
+from specsot import members, params
+from specsot.core import frames as fr
+from specsot.core import info
 from specsot.errors import WireError
+from specsot.transport.wire.carry import CarryReader, encode_carry
+from specsot.transport.wire.events import decode_ask, decode_event, encode_ask, encode_event
+from specsot.transport.wire.info import decode_info, encode_info
+from specsot.transport.wire.members import decode_downward, decode_upward, encode_downward, encode_upward
+from specsot.transport.wire.values import parse
 from specsot.v1 import fleet_pb2, master_pb2, ring_pb2
-from specsot.wire.carry import CarryReader, encode_carry
-from specsot.wire.checks import parse
-from specsot.wire.events import decode_event, encode_event
-from specsot.wire.fleet import decode_downward, decode_upward, encode_downward, encode_upward
-from specsot.wire.info import decode_info, encode_info
-from specsot.wire.requests import decode_ask, encode_ask
 from tests.wire.strategies import answers, asking, fleet, ring
 
 FRAME = fr.Frame(epoch=1, number=0)

@@ -10,10 +10,10 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field
 
-from specsot.arrange import Arrangement, arrange
-from specsot.frames import Chunk, Draft, Drafts, Frame, Opening, Outcome, Result, tokens_of
-from specsot.pages import PageTable
-from specsot.tree import Tree
+from specsot.core.frames import Draft, Drafts, Frame, Opening, Outcome, PromptChunk, Result, tokens_of
+from specsot.core.kv_plan import KvPlan, plan_frame
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree
 from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
 from specsot_worker.sequencer import Sequencer
 
@@ -41,7 +41,7 @@ class MockStage:
     kv: dict[int, int] = field(default_factory=dict)
 
     def run(self, frame: Frame) -> list[list[int]]:
-        arrangement = arrange(self.table, frame)
+        arrangement = plan_frame(self.table, frame)
         size = self.table.page_rows
         for copy in arrangement.copies:
             for row in range(copy.rows):
@@ -53,7 +53,7 @@ class MockStage:
         self.kv.update(zip(arrangement.slots, tokens))
         return self._contexts(arrangement)
 
-    def _contexts(self, arrangement: Arrangement) -> list[list[int]]:
+    def _contexts(self, arrangement: KvPlan) -> list[list[int]]:
         seen = []
         for place in arrangement.places:
             size = self.table.page_rows
@@ -120,9 +120,9 @@ class MockRing:
             rows = seen[first : first + len(tokens_of(segment))]
             first += len(rows)
             written = self.written.get(segment.sequence)
-            if written is None or (isinstance(segment, Chunk) and not segment.final):
+            if written is None or (isinstance(segment, PromptChunk) and not segment.final):
                 continue
-            if isinstance(segment, Chunk):
+            if isinstance(segment, PromptChunk):
                 outcome = accept_prompt(written, target_of(rows[-1]))
             else:
                 targets: list[int | None] = [target_of(row) for row in rows]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from specsot.compute import Compute
-from specsot.deadline import FIRST, LEAST, Deadline
+from specsot.core.deadline import FIRST_RUN_SECONDS, MIN_SECONDS, Deadline
 from specsot.errors import Hung
-from specsot.links import Arrival, Inbox
 from specsot.members import Broken
-from specsot.membership import take_part
+from specsot.service.compute import Compute
+from specsot.service.membership import serve_part
+from specsot.transport.links import Arrival, Inbox
 from specsot_worker.failpoints import die, failpoint, hang
 from tests.faults.virtual import Labour, run
 from tests.worker.test_membership import EagerPart, Recorder
@@ -23,9 +23,9 @@ CURVE = ((1, 0.5), (8, 1.0), (64, 4.0))
 
 def test_new_work_has_long_and_known_work_eight_times_what_it_should_take() -> None:
     deadline = Deadline(CURVE)
-    assert deadline.seconds(8) == FIRST
+    assert deadline.seconds(8) == FIRST_RUN_SECONDS
     deadline.took(8, 1.0)
-    assert deadline.seconds(8) == LEAST
+    assert deadline.seconds(8) == MIN_SECONDS
     deadline.took(64, 4.0)
     assert deadline.seconds(64) == 8 * 4.0
     deadline.took(600, 1.0)
@@ -38,13 +38,13 @@ def test_a_slow_machine_has_longer_and_a_hiccup_is_forgotten() -> None:
     assert deadline.seconds(8) == 72.0
     for _ in range(30):
         deadline.took(8, 1.0)
-    assert deadline.seconds(8) == LEAST
+    assert deadline.seconds(8) == MIN_SECONDS
 
 
 def test_without_a_curve_there_is_the_least() -> None:
     deadline = Deadline(())
     deadline.took(8, 100.0)
-    assert deadline.seconds(8) == LEAST
+    assert deadline.seconds(8) == MIN_SECONDS
 
 
 class Never(Executor):
@@ -92,7 +92,7 @@ async def test_who_hangs_tells_the_master_and_ends() -> None:
 
     leaving = asyncio.Event()
     with pytest.raises(Hung):
-        await asyncio.wait_for(take_part(HungPart(leaving), inbox, connect, leaving), 10)
+        await asyncio.wait_for(serve_part(HungPart(leaving), inbox, connect, leaving), 10)
     assert uplink.sent == [Broken(1, "w hangs")]
 
 

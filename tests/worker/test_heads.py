@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from specsot.frames import Opening
+from specsot.core.frames import Opening
 from specsot.members import Layout, Range
 from specsot.params import MAX_TOKENS, HeadWindows
 from tests.models import write_base

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from specsot.constraint import Habits
-from specsot.frames import Chunk, End, Growth, Opening
-from specsot.tree import Tree, chain
+from specsot.core.frames import End, Opening, PromptChunk, TreeSegment
+from specsot.core.tree import Tree, chain
+from specsot.grammar import SpellingHabits
 from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
 from specsot_worker.nodes import grammar_masks
 
@@ -112,11 +112,11 @@ def test_the_grammars_end_ends_the_sequence_and_a_broken_rule_fails_it():
 
 def test_every_node_is_masked_by_its_own_state():
     grammar = written(limit=4, grammar=Countdown(6))
-    (first,) = grammar_masks(Chunk(3, 0, (1, 2), True), grammar)
+    (first,) = grammar_masks(PromptChunk(3, 0, (1, 2), True), grammar)
     assert first.nonzero()[0].tolist() == [6]
     grammar.write((6,))
     tree = Tree((6, 5, 9, 4, 3), (0, 0, 0, 1, 3))
-    masks = grammar_masks(Growth(3, 1, 2, (), tree), grammar)
+    masks = grammar_masks(TreeSegment(3, 1, 2, (), tree), grammar)
     allowed = [None if mask is None else mask.nonzero()[0].tolist() for mask in masks]
     assert allowed == [[5], [4], None, [3], None]
 
@@ -144,7 +144,7 @@ class Wordy(Countdown):
 
 
 def test_forced_stretches_are_spelled_as_the_base_spelled_them_before():
-    habits, rules = Habits(), Wordy(6)
+    habits, rules = SpellingHabits(), Wordy(6)
     assert habits.forced(rules, 6) == (6,)
     assert accept_prompt(DecodeState(Opening(1, 4, limit=9), rules, habits), 16).end is None
     assert habits.forced(rules, 6) == (16,)

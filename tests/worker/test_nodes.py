@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from specsot.frames import Growth, Opening
-from specsot.tree import Tree
-from specsot.vocabulary import Vocabulary, describe
+from specsot.core.frames import Opening, TreeSegment
+from specsot.core.tree import Tree
+from specsot.core.vocabulary import Vocabulary, describe
 from specsot_worker.judge import DecodeState
 from specsot_worker.nodes import grammar_masks
 
@@ -36,9 +36,9 @@ class Counting:
         return np.arange(4) > state
 
 
-def tree_of(*nodes: tuple[int, int]) -> Growth:
+def tree_of(*nodes: tuple[int, int]) -> TreeSegment:
     tokens, parents = zip(*nodes)
-    return Growth(1, 1, 5, (), Tree(tokens, parents))
+    return TreeSegment(1, 1, 5, (), Tree(tokens, parents))
 
 
 def written(grammar: Counting, limit: int = 9) -> DecodeState:

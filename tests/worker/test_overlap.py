@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from specsot.frames import Chunk, Draft, Drafts, Fork, Frame, Growth, Open, Opening, Outcome, Result
-from specsot.pages import PageTable
-from specsot.tree import chain
+from specsot.core.frames import (
+    Draft,
+    Drafts,
+    Fork,
+    Frame,
+    Open,
+    Opening,
+    Outcome,
+    PromptChunk,
+    Result,
+    TreeSegment,
+)
+from specsot.core.pages import PageTable
+from specsot.core.tree import chain
 from specsot_worker.flow import PipelineDepth
 from specsot_worker.patience import SLOW_TREE_FACTOR, DraftTimeout
 from specsot_worker.sequencer import FrameBudget, Sequencer
@@ -39,7 +50,7 @@ def offer(sequencer: Sequencer, step: int, now: float, *sequences: int) -> None:
 
 
 def answer(sequencer: Sequencer, frame: Frame, now: float) -> None:
-    grown = [one for one in frame.segments if isinstance(one, Growth)]
+    grown = [one for one in frame.segments if isinstance(one, TreeSegment)]
     outcomes = tuple(Outcome(one.sequence, one.step, (0,), (5,)) for one in grown)
     sequencer.apply_result(Result(1, frame.number, outcomes), now)
 
@@ -94,7 +105,7 @@ def test_how_long_chunks_are_comes_from_measured_times(curve, least, most):
     frame = sequencer.compose(0.0)
     assert frame is not None
     (chunk,) = frame.segments
-    assert isinstance(chunk, Chunk)
+    assert isinstance(chunk, PromptChunk)
     assert least <= len(chunk.tokens) <= most
     following = sequencer.compose(0.0)
     assert (following is not None) == (most < 512), "chunks follow each other through the stages"

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from specsot.arrange import arrange  # noqa: E402
+from specsot.core.frames import Close, End, Features, Open, Opening, Result, tokens_of  # noqa: E402
+from specsot.core.kv_plan import plan_frame  # noqa: E402
+from specsot.core.pages import PageTable  # noqa: E402
 from specsot.errors import ModelError  # noqa: E402
-from specsot.forms import Form  # noqa: E402
-from specsot.frames import Close, End, Features, Open, Opening, Result, tokens_of  # noqa: E402
-from specsot.links import Arrival  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
-from specsot.pages import PageTable  # noqa: E402
+from specsot.params import Form  # noqa: E402
+from specsot.transport.links import Arrival  # noqa: E402
 from specsot_worker.features import FeatureStore  # noqa: E402
 from specsot_worker.part import Worker  # noqa: E402
 from specsot_worker.verdict import Verifier  # noqa: E402
@@ -59,7 +59,7 @@ class Rows:
     def capture(self) -> None: ...
 
     def run(self, frame):
-        places = arrange(self.table, frame).positions
+        places = plan_frame(self.table, frame).positions
         tokens = [token for segment in frame.segments for token in tokens_of(segment)]
         rows = torch.tensor(list(zip(tokens, places))) if tokens else None
         return replace(frame, hidden=rows, fused=rows, seconds=(0.1,))

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
+from specsot.core.frames import Opening
+from specsot.core.pages import most_held
 from specsot.errors import NotFound
-from specsot.frames import Opening
 from specsot.members import Layout, Range
-from specsot.pages import most_held
 from specsot.params import Pruning
 from tests.models import write_base
 from tests.worker.writers import PAGE, TEXT, Writer, feed, rows_of, write

@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from specsot.core.frames import Frame, Result
+from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
-from specsot.frames import Frame, Result
-from specsot.links import Arrival
 from specsot.members import Configuration, Range, Stage
-from specsot.pages import PageTable
+from specsot.transport.links import Arrival
 from specsot_worker.part import Worker
 from specsot_worker.verdict import VerifiedFrame
 

@@ -13,13 +13,13 @@ pytest.importorskip("torch")
 
 import torch
 
-from specsot.deadline import Deadline
+from specsot.core.deadline import Deadline
+from specsot.core.frames import Close, Drafts, Frame, Result
+from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
-from specsot.frames import Close, Drafts, Frame, Result
-from specsot.links import Arrival, Exchange, Inbox, Lost
 from specsot.members import Configuration, Head, Leaving, Range, Ready, Registration, Stage, Tap
-from specsot.membership import take_part
-from specsot.pages import PageTable
+from specsot.service.membership import serve_part
+from specsot.transport.links import Arrival, Exchange, Inbox, Lost
 from specsot_worker.early import EarlyArrivals
 from specsot_worker.part import Worker, _WorkerEpoch  # pyright: ignore[reportPrivateUsage]
 from specsot_worker.place import RingLinks, may_send
@@ -126,7 +126,7 @@ async def test_a_tap_that_overtakes_its_configuration_is_kept(first: int) -> Non
         return master
 
     master.heard = lambda: leaving.set() if Ready(3) in master.sent else None
-    await asyncio.wait_for(take_part(part, inbox, connect, leaving), 10)
+    await asyncio.wait_for(serve_part(part, inbox, connect, leaving), 10)
     assert master.sent[-2:] == [Ready(3), Leaving()]
 
 

@@ -4,22 +4,22 @@ import random
 
 import pytest
 
-from specsot.frames import (
+from specsot.core.frames import (
     Close,
     Draft,
     Drafts,
     End,
     Fork,
-    Growth,
     Lease,
     Open,
     Opening,
     Outcome,
     Result,
+    TreeSegment,
     rows_of,
 )
-from specsot.pages import PageTable
-from specsot.tree import chain
+from specsot.core.pages import PageTable
+from specsot.core.tree import chain
 from specsot_worker.patience import MAX_UNSENT_ROWS, DraftTimeout
 from specsot_worker.sequencer import FrameBudget, Sequencer
 from tests.conftest import seeds
@@ -188,7 +188,7 @@ def test_a_draft_may_overtake_the_result_that_it_builds_on(overtaken: bool):
     grown = sequencer.compose(0.0)
     assert grown is not None
     (growth,) = grown.segments
-    assert isinstance(growth, Growth)
+    assert isinstance(growth, TreeSegment)
     assert (growth.step, growth.tree) == (2, chain([5, 4]))
 
 
@@ -203,7 +203,7 @@ def test_of_two_drafts_for_one_step_the_first_wins():
     grown = sequencer.compose(0.0)
     assert grown is not None
     (growth,) = grown.segments
-    assert isinstance(growth, Growth)
+    assert isinstance(growth, TreeSegment)
     assert growth.tree == chain([3, 4])
 
 
@@ -224,7 +224,7 @@ def test_a_tree_that_no_base_could_ask_for_counts_as_missed(tokens):
     frame = sequencer.compose(0.0)
     assert frame is not None, "nobody waits any longer for a drafter that has spoken"
     (growth,) = frame.segments
-    assert isinstance(growth, Growth)
+    assert isinstance(growth, TreeSegment)
     assert growth.tree == chain([3])
 
 
@@ -239,7 +239,7 @@ def test_a_wrong_early_tree_does_not_shut_out_the_right_one_that_comes_early_too
     grown = sequencer.compose(0.0)
     assert grown is not None
     (growth,) = grown.segments
-    assert isinstance(growth, Growth)
+    assert isinstance(growth, TreeSegment)
     assert growth.tree == chain([5, 4])
 
 
@@ -316,7 +316,7 @@ def lap(sequencer: Sequencer, now: float = 0.0, forced: tuple[int, ...] = ()) ->
     if frame is None:
         return None
     (growth,) = frame.segments
-    assert isinstance(growth, Growth)
+    assert isinstance(growth, TreeSegment)
     outcome = Outcome(1, growth.step, (0,), (3,), forced=forced)
     sequencer.apply_result(Result(1, frame.number, (outcome,)), now)
     return frame.resting, len(growth.tree)

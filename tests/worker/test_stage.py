@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from specsot.frames import Chunk, Frame, Opening
+from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.members import Layout, Range
 from tests.models import write_base
 
@@ -31,7 +31,7 @@ def prompts(number: int, lengths: dict[int, int], hidden: torch.Tensor, closings
         1,
         number,
         tuple(Opening(sequence, length) for sequence, length in lengths.items()),
-        tuple(Chunk(sequence, 0, (5,) * length, True) for sequence, length in lengths.items()),
+        tuple(PromptChunk(sequence, 0, (5,) * length, True) for sequence, length in lengths.items()),
         closings,
         hidden=hidden,
     )
@@ -64,7 +64,7 @@ def test_a_token_that_the_base_lacks_is_an_error_of_the_frame_not_of_the_process
     stage = DecoderStage(
         Decoder.load(write_base(tmp_path / "base"), Range(0, 1), torch.float32, "cpu"), 4, PAGE
     )
-    frame = Frame(1, 1, (Opening(1, 2),), (Chunk(1, 0, (5, token), True),))
+    frame = Frame(1, 1, (Opening(1, 2),), (PromptChunk(1, 0, (5, token), True),))
     with pytest.raises(WireError, match="token ids beyond"):
         stage.run(frame)
 

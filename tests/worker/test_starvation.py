@@ -4,9 +4,20 @@ import random
 
 import pytest
 
-from specsot.frames import Chunk, Draft, Drafts, Fork, Frame, Growth, Open, Opening, Outcome, Result
-from specsot.pages import PageTable
-from specsot.tree import Tree
+from specsot.core.frames import (
+    Draft,
+    Drafts,
+    Fork,
+    Frame,
+    Open,
+    Opening,
+    Outcome,
+    PromptChunk,
+    Result,
+    TreeSegment,
+)
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree
 from specsot_worker.flow import CHUNK_DIVISORS, PipelineDepth
 from specsot_worker.patience import DraftTimeout
 from specsot_worker.sequencer import PREFILL_SHARE, FrameBudget, Sequencer
@@ -35,7 +46,7 @@ class Laps:
         self.now += 1.0
         frame = self.sequencer.compose(self.now)
         assert frame is not None
-        judged = [one for one in frame.segments if isinstance(one, Growth) or one.final]
+        judged = [one for one in frame.segments if isinstance(one, TreeSegment) or one.final]
         outcomes = tuple(_outcome(one) for one in judged)
         for one in judged:
             self.written[one.sequence] = self.written.get(one.sequence, 0) + 1
@@ -47,8 +58,8 @@ class Laps:
         return frame
 
 
-def _outcome(segment: Chunk | Growth) -> Outcome:
-    if isinstance(segment, Chunk):
+def _outcome(segment: PromptChunk | TreeSegment) -> Outcome:
+    if isinstance(segment, PromptChunk):
         return Outcome(segment.sequence, 0, (), (7,))
     return Outcome(segment.sequence, segment.step, (0,), (7,))
 
@@ -110,14 +121,14 @@ def test_trees_give_up_rows_only_while_a_prompt_waits():
     for sequence in range(1, 5):
         laps.open(sequence)
     laps.turn()
-    assert sum(len(one.tree) for one in laps.turn().segments if isinstance(one, Growth)) == 64
+    assert sum(len(one.tree) for one in laps.turn().segments if isinstance(one, TreeSegment)) == 64
     laps.open(9, 4)
     frame = laps.turn()
-    assert sum(len(one.tree) for one in frame.segments if isinstance(one, Growth)) == 60, (
+    assert sum(len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)) == 60, (
         "no more than it needs"
     )
     laps.open(10, 400, Fork(777, 4))  # waits for what never comes: nobody gives anything up for it
-    assert sum(len(one.tree) for one in laps.turn().segments if isinstance(one, Growth)) == 64
+    assert sum(len(one.tree) for one in laps.turn().segments if isinstance(one, TreeSegment)) == 64
 
 
 @pytest.mark.parametrize(("rows", "writers"), [(8, 12), (512, 1024), (8, 9)])
@@ -142,7 +153,10 @@ def test_where_rows_run_short_every_tree_is_whole_now_and_then():
         laps.turn()
     frames = [laps.turn() for _ in range(30)]
     sizes = [
-        (one.sequence, len(one.tree)) for frame in frames for one in frame.segments if isinstance(one, Growth)
+        (one.sequence, len(one.tree))
+        for frame in frames
+        for one in frame.segments
+        if isinstance(one, TreeSegment)
     ]
     whole = [sum(who == sequence and size == 12 for who, size in sizes) for sequence in range(1, 6)]
     assert max(whole) - min(whole) <= 1, whole

@@ -7,10 +7,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from specsot.frames import Chance, Opening, Outcome  # noqa: E402
+from specsot.core.frames import Logprob, Opening, Outcome  # noqa: E402
+from specsot.core.tree import (  # noqa: E402
+    Tree,
+    accept,
+    path,
+    single,
+)
 from specsot.params import Sampling  # noqa: E402
-from specsot.tree import Tree, path, single  # noqa: E402
-from specsot.verify import accept  # noqa: E402
 from specsot_worker.chances import add_logprobs  # noqa: E402
 from specsot_worker.history import TokenCounts  # noqa: E402
 from specsot_worker.judge import DecodeState, accept_tree  # noqa: E402
@@ -212,7 +216,7 @@ def test_chances_are_the_models_own_whatever_chose_the_token():
             assert [t for t, _ in chance.top] == best.indices.tolist()
             assert [p for _, p in chance.top] == pytest.approx(best.values.tolist())
     assert told[1] == outcomes[1]
-    assert isinstance(told[0].chances[0], Chance)
+    assert isinstance(told[0].chances[0], Logprob)
 
 
 def test_a_sequence_that_failed_has_no_chances():

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from specsot.frames import Chunk, Fork, Frame, Growth, Opening, Outcome  # noqa: E402
+from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment  # noqa: E402
+from specsot.core.tree import Tree, chain  # noqa: E402
 from specsot.params import Window  # noqa: E402
-from specsot.tree import Tree, chain  # noqa: E402
 from specsot_worker.features import FeatureStore  # noqa: E402
 from specsot_worker.pace import LapClock  # noqa: E402
 from specsot_worker.teaching import MAX_ROWS_PER_LAP, FeatureStream  # noqa: E402
@@ -37,7 +37,7 @@ class Script:
             sequence = segment.sequence
             first = self.committed.get(sequence, 0)
             end = "stop" if sequence in ends else None
-            if isinstance(segment, Chunk):
+            if isinstance(segment, PromptChunk):
                 rows += [feature(sequence, first + i) for i in range(len(segment.tokens))]
                 self.committed[sequence] = first + len(segment.tokens)
                 self.texts[sequence] += segment.tokens
@@ -61,14 +61,14 @@ class Script:
 
     def chunk(self, sequence, count, final=True):
         first = self.committed.get(sequence, 0)
-        return Chunk(sequence, first, tuple(token(sequence, first + i) for i in range(count)), final)
+        return PromptChunk(sequence, first, tuple(token(sequence, first + i) for i in range(count)), final)
 
     def grow(self, sequence, others=0):
         """A chain of the true tokens, with so many nodes that are wrong between them."""
         first = self.committed[sequence]
         self.step[sequence] = self.step.get(sequence, 0) + 1
         tree = Tree((token(sequence, first), *[7] * others), (0,) * (others + 1))
-        return Growth(sequence, self.step[sequence], first, (), tree)
+        return TreeSegment(sequence, self.step[sequence], first, (), tree)
 
 
 def token(sequence, position):
@@ -278,7 +278,7 @@ def test_whatever_the_rests_everything_committed_is_told_once_in_order(seed):
 def lap(*sizes, resting=False):
     """A frame with one tree of so many nodes each; 0: a prompt's."""
     segments = tuple(
-        Growth(n, 1, 9, (), chain([5] * size)) if size else Chunk(n, 0, (1, 2), True)
+        TreeSegment(n, 1, 9, (), chain([5] * size)) if size else PromptChunk(n, 0, (1, 2), True)
         for n, size in enumerate(sizes)
     )
     return Frame(1, 1, segments=segments, resting=resting)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from specsot.frames import Fork, Opening
+from specsot.core.frames import Fork, Opening
 from specsot.members import Layout, Range
 from specsot.params import Window
 from tests.models import write_base

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specsot.frames import Chunk, Frame, Growth, Opening, Segment
-from specsot.tree import Tree, depths
+from specsot.core.frames import Frame, Opening, PromptChunk, Segment, TreeSegment
+from specsot.core.tree import Tree, depths
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class Writer:
     def chunk(self, count: int, final: bool) -> tuple[Segment, dict[int, int]]:
         start, self.fed = self.fed, self.fed + count
         tokens = TEXT[start : self.fed]
-        return Chunk(self.sequence, start, tokens, final), {start + i: i for i in range(count)}
+        return PromptChunk(self.sequence, start, tokens, final), {start + i: i for i in range(count)}
 
     def tree(self) -> tuple[Segment, dict[int, int]]:
         """A path of the text among nodes that are not; the path is what will be kept."""
@@ -51,7 +51,9 @@ class Writer:
                 parents.append(path[-1])
                 path.append(len(tokens) - 1)
         self.step += 1
-        growth = Growth(self.sequence, self.step, self.fed, self.keep, Tree(tuple(tokens), tuple(parents)))
+        growth = TreeSegment(
+            self.sequence, self.step, self.fed, self.keep, Tree(tuple(tokens), tuple(parents))
+        )
         where = {self.fed + i: node for i, node in enumerate(path)}
         self.keep, self.fed = tuple(path), self.fed + len(path)
         return growth, where
@@ -71,7 +73,7 @@ def write(writers: list[Writer], stage, prompt: int, number: int, openings: tupl
     first = 0
     for writer, (segment, where) in zip(growing, parts):
         writer.rows |= {position: left.hidden[first + row].clone() for position, row in where.items()}
-        first += len(segment.tokens if isinstance(segment, Chunk) else segment.tree)
+        first += len(segment.tokens if isinstance(segment, PromptChunk) else segment.tree)
 
 
 def feed(

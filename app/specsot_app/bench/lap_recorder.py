@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from specsot.frames import Drafts, Frame, Outcome, Result
+from specsot.core.frames import Drafts, Frame, Outcome, Result
+from specsot.core.pages import PageTable
 from specsot.members import Configuration
-from specsot.pages import PageTable
 from specsot_app.bench.core.samples import LapSample
 from specsot_drafter.watching import DrafterObserver as DrafterWatch
 from specsot_worker.watching import WorkerObserver as WorkerWatch

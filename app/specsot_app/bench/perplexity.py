@@ -12,13 +12,12 @@ from typing import Any, cast
 
 import torch
 
+from specsot.core.frames import Frame, Opening, PromptChunk
 from specsot.errors import InvalidRequest
-from specsot.frames import Chunk, Frame, Opening
 from specsot.members import KvDtype, Quantization, Range
 from specsot.model.config import ModelConfig, read_config
 from specsot.model.decoder import Decoder
-from specsot.model.precision import check_device, resolve_dtype
-from specsot.model.quantization import check_quantization
+from specsot.model.precision import check_device, check_quantization, resolve_dtype
 from specsot.params import HeadWindows, Pruning, Window
 from specsot_worker.stage import DecoderStage
 
@@ -79,7 +78,7 @@ def _logits(decoder: Decoder, tokens: Sequence[int], policy: Policy) -> Iterator
         stop = min(start + CHUNK, len(tokens))
         if isinstance(policy, Pruning):
             stop = min(stop, policy.due(start) + policy.prune_every)
-        chunk = Chunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
+        chunk = PromptChunk(1, start, tuple(tokens[start:stop]), stop == len(tokens))
         passed = stage.run(Frame(1, number, () if start else (opening,), (chunk,)))
         yield start, decoder.logits(cast("torch.Tensor", passed.hidden))
         start, number = stop, number + 1

@@ -15,16 +15,16 @@ from pathlib import Path
 from specsot.drafting import DraftOptions
 from specsot.errors import Unavailable
 from specsot.events import Finished, Reason
-from specsot.links import Dialer
 from specsot.members import KvDtype, Quantization
-from specsot.membership import Part
 from specsot.model.config import read_config
-from specsot.model.fitting import Held, drafts_of
+from specsot.model.kv import row_bytes
+from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.precision import resolve_dtype
-from specsot.model.rows8 import row_bytes
 from specsot.model.weights import WeightFiles
 from specsot.params import Ask, DrafterName, Limits, Message
-from specsot.process.options import DraftModelOptions, Dtype, ModelOptions
+from specsot.service.membership import Part
+from specsot.service.options import DraftModelOptions, Dtype, ModelOptions
+from specsot.transport.links import Dialer
 from specsot_app.bench.core.methods import Method
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.hf_baseline import HfBaseline
@@ -82,7 +82,7 @@ class Runners:
         self.config = read_config(models.base)
         self._numbers = resolve_dtype(models.dtype, models.device)
         drafting = resolve_dtype(models.draft_dtype or models.dtype, models.device)
-        self._drafting = Held(drafting.itemsize, models.draft_quantization)
+        self._drafting = WeightForm(drafting.itemsize, models.draft_quantization)
         self._stack = AsyncExitStack()
         self._threads = Threads()
         self._fleets: dict[tuple[DrafterName, DraftOptions], tuple[LocalFleet, LapRecorder]] = {}
@@ -136,7 +136,7 @@ class Runners:
         told = await asyncio.to_thread(self._elsewhere().write, prompt, tokens, assisted, seconds)
         row, extra, weights = self._row_bytes(self.models.base), 0, 0
         if assisted and self.models.small is not None:
-            extra, whole = self._row_bytes(self.models.small), Held(self._numbers.itemsize)
+            extra, whole = self._row_bytes(self.models.small), WeightForm(self._numbers.itemsize)
             weights = drafts_of(WeightFiles(self.models.small), whole)
         moments = tuple(
             LapSample(seconds, written, written - told.steps[0][1], lap,

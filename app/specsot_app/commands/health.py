@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from specsot.rpc.tls import Tls
+from specsot.transport.security import Tls
 
 TlsCa = Annotated[
     Path | None, typer.Option(help="Speak TLS; this PEM file vouches for the other side's certificate.")
@@ -26,7 +26,7 @@ def health(
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
 ) -> int:
     """Exit status 0: it serves; 1: it does not, or nobody answers."""
-    from specsot.rpc.probe import probe
+    from specsot.transport.grpc_channel import probe
 
     state = probe(address, service, timeout, Tls(tls_ca, tls_cert, tls_key))
     print(f"{address}: {state}")

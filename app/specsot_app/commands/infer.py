@@ -15,8 +15,7 @@ import typer
 
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
-from specsot.forms import MAX_FORM_BYTES, refuse
-from specsot.params import Ask
+from specsot.params import MAX_FORM_BYTES, Ask, refuse
 from specsot_app.ask import ask_of
 from specsot_app.commands import options
 from specsot_app.event_loop import run_until_signal

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from specsot.info import Info
+from specsot.core.info import Info
 from specsot_app.commands import options
 from specsot_app.event_loop import run_until_signal
 from specsot_app.reaching import Reach, reach_of
@@ -42,7 +42,7 @@ def show(master: str, reach: Reach, json: bool) -> int:
 
 
 async def ask(master: str, reach: Reach) -> Info:
-    from specsot.rpc.client import connect
+    from specsot.transport.grpc_client import connect
 
     client = await connect(master, tls=reach.tls, token=reach.token)
     try:

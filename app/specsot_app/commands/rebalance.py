@@ -15,8 +15,8 @@ from specsot_app.event_loop import run_until_signal
 from specsot_app.reaching import Reach, reach_of
 
 if TYPE_CHECKING:
-    from specsot.info import Info, Rebalanced
-    from specsot.rpc.client import MasterClient
+    from specsot.core.info import Info, Rebalanced
+    from specsot.transport.grpc_client import MasterClient
 
 PAUSE = 0.1  # seconds between looks at a ring that is not complete yet
 
@@ -37,7 +37,7 @@ def rebalance(
 
 
 async def form_anew(master: str, reach: Reach, wait: float) -> Rebalanced:
-    from specsot.rpc.client import connect
+    from specsot.transport.grpc_client import connect
 
     client = await connect(master, tls=reach.tls, token=reach.token)
     try:

@@ -41,7 +41,7 @@ def status(
 async def keep_looking(master: str, reach: Reach, every: float) -> None:
     from rich.console import Console
 
-    from specsot.rpc.client import connect
+    from specsot.transport.grpc_client import connect
     from specsot_app.terminal.status_view import watch
 
     client = await connect(master, tls=reach.tls, token=reach.token)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from specsot.core.tree import Tree
 from specsot.errors import InvalidRequest
 from specsot.kernels import TreeArrays, arrange_trees
 from specsot.members import AS_PUBLISHED, Overrides
-from specsot.tree import Tree
 from specsot_app.eagle.benchmark import EagleBenchmark, measure
 from specsot_app.eagle.generation import (
     EagleStats,

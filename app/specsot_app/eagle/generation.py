@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from specsot.core.frames import Drafts, End, Frame, Open, Opening, Outcome, Result, TreeSegment
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree
 from specsot.errors import ModelError
-from specsot.frames import Drafts, End, Frame, Growth, Open, Opening, Outcome, Result
 from specsot.kernels import TreeStatistics
 from specsot.kernels.statistics import summarize
 from specsot.members import Configuration, TreeShape
-from specsot.pages import PageTable
-from specsot.tree import Tree
 from specsot_app.eagle.inputs import EagleConfig
 from specsot_app.eagle.models import TargetAndDraft
 from specsot_drafter.engine import DraftEngine
@@ -226,7 +226,7 @@ class Generation:
 
     def _hear(self, lap: Lap) -> Iterator[Piece]:
         self._laps += 1
-        self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, Growth))
+        self._proposed += sum(len(one.tree) - 1 for one in lap.frame.segments if isinstance(one, TreeSegment))
         for outcome in lap.result.outcomes:
             self._texts[outcome.sequence].hear(outcome)
         for outcome in lap.result.outcomes:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specsot.core.frames import Drafts, Frame, Open, Result
+from specsot.core.pages import PageTable
+from specsot.core.tree import Tree
 from specsot.errors import ModelError
-from specsot.frames import Drafts, Frame, Open, Result
 from specsot.members import Configuration, TreeShape
-from specsot.pages import PageTable
-from specsot.tree import Tree
 from specsot_app.eagle.models import TargetAndDraft
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.single import make_engine

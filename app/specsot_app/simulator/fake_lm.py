@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specsot.frames import Features
+from specsot.core.frames import Features
 from specsot_drafter.selection import Candidates, KeepGrowing
 from specsot_drafter.texts import DraftSequence
 

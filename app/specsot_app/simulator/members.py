@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from specsot.constraint import Grammar, grammar_of
-from specsot.frames import Opening
-from specsot.links import Dialer
+from specsot.core.frames import Opening
+from specsot.core.vocabulary import read_vocabulary
+from specsot.grammar import Grammar, grammar_of
 from specsot.members import Configuration, Curve, Head, Range, Registration, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.vocabulary import read_vocabulary
+from specsot.transport.links import Dialer
 from specsot_app.simulator.fake_lm import FakeLM, OracleDrafter
 from specsot_app.simulator.stage import MockStage, StageModel
 from specsot_drafter.engine import DraftEngine

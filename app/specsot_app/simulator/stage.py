@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from specsot.arrange import Arrangement, Place, arrange
+from specsot.core.frames import Frame, Segment, TreeSegment, tokens_of
+from specsot.core.kv_plan import KvPlan, SegmentPlan, plan_frame
+from specsot.core.pages import PageTable
 from specsot.errors import WireError
-from specsot.frames import Frame, Growth, Segment, tokens_of
 from specsot.members import Range
-from specsot.pages import PageTable
 from specsot_app.simulator.fake_lm import EMPTY_STATE, FakeLM, next_state
 
 SpendTime = Callable[[int], None]  # takes as long as so many rows take
@@ -58,7 +58,7 @@ class MockStage:
     def run(self, frame: Frame) -> Frame:
         """Raises WireError when the stage before saw other texts."""
         begun = time.perf_counter()
-        arrangement = arrange(self.table, frame)
+        arrangement = plan_frame(self.table, frame)
         self._planning |= {one.sequence: one.prompt - one.generated for one in frame.openings if one.plan}
         self._move(arrangement)
         hidden = self._enter(frame, arrangement) if arrangement.slots else None
@@ -69,7 +69,7 @@ class MockStage:
         seconds = (*frame.seconds, time.perf_counter() - begun)
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
-    def _move(self, arrangement: Arrangement) -> None:
+    def _move(self, arrangement: KvPlan) -> None:
         size, states = self.table.page_rows, self._states
         for copy in arrangement.copies:
             for row in range(copy.rows):
@@ -77,7 +77,7 @@ class MockStage:
         moved = [states[source] for source, _ in arrangement.moves]
         states.update(zip((target for _, target in arrangement.moves), moved))
 
-    def _wipe(self, frame: Frame, arrangement: Arrangement) -> None:
+    def _wipe(self, frame: Frame, arrangement: KvPlan) -> None:
         size = self.table.page_rows
         for sequence in frame.closings:
             self._planning.pop(sequence, None)
@@ -85,7 +85,7 @@ class MockStage:
             for slot in range(page * size, (page + 1) * size):
                 self._states.pop(slot, None)
 
-    def _enter(self, frame: Frame, arrangement: Arrangement) -> torch.Tensor:
+    def _enter(self, frame: Frame, arrangement: KvPlan) -> torch.Tensor:
         """[rows, width] the rows as they leave; those that came must say the same."""
         found = [
             (segment.sequence, state)
@@ -110,16 +110,16 @@ class MockStage:
             return plan[position + 1 - start]
         return self._body.voice.next(state)
 
-    def _read(self, segment: Segment, place: Place) -> Iterator[int]:
+    def _read(self, segment: Segment, place: SegmentPlan) -> Iterator[int]:
         """The state behind every row: of its parent's text and its own token."""
-        tree = segment.tree.parents if isinstance(segment, Growth) else None
+        tree = segment.tree.parents if isinstance(segment, TreeSegment) else None
         states = list[int]()
         for row, token in enumerate(tokens_of(segment)):
             parent = tree[row] if tree else row - 1
             states.append(next_state(states[parent] if row else self._before(place), token))
             yield states[-1]
 
-    def _before(self, place: Place) -> int:
+    def _before(self, place: SegmentPlan) -> int:
         if not place.base:
             return EMPTY_STATE
         page, row = divmod(place.base - 1, self.table.page_rows)

@@ -11,8 +11,8 @@ from rich.panel import Panel as Frame
 from rich.table import Table
 from rich.text import Text
 
+from specsot.core.view import Panel, View
 from specsot.events import Reason, Started, Statistics
-from specsot.view import Panel, View
 
 Figures = list[tuple[str, str]]  # name and value, one line each
 

@@ -10,10 +10,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from specsot.core.view import View
 from specsot.errors import ContextLengthExceeded, InvalidRequest, SpecsotError
 from specsot.events import Numbered, Reason, Started
 from specsot.params import MODES, Ask, Message, Mode
-from specsot.view import View
 from specsot_app.event_loop import BackgroundLoop
 from specsot_app.fleets import Fleet
 from specsot_app.terminal.answer_view import in_short

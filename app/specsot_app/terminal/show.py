@@ -11,9 +11,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from specsot.events import MergedText, Numbered
-from specsot.lines import line_of
-from specsot.view import View, advance
+from specsot.core.view import View, advance
+from specsot.events import MergedText, Numbered, line_of
 from specsot_app.fleets import Fleet, Opener, Wanted, open_fleet
 from specsot_app.terminal.answer_view import Figures, Size, conclude, draw, figures
 

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from specsot.core.info import Info, LapsInfo, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import SpecsotError, Unavailable
-from specsot.info import Info, LapsInfo, MemberInfo, PagesInfo, ReplicaInfo, RequestsInfo
 
 CURVE_SIGNS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 24

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specsot.tree import Tree, path
+from specsot.core.tree import Tree, path
 
 STATE_TOLERANCE = 1e-4  # absolute, states and logits in fp32
 CHANCE_TOLERANCE = 1e-5  # absolute, probabilities

@@ -8,10 +8,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Segment, rows_of
+from specsot.core.frames import (
+    FeatureBatch,
+    Features,
+    Frame,
+    Opening,
+    PromptChunk,
+    Segment,
+    TreeSegment,
+    rows_of,
+)
+from specsot.core.tree import Tree, single
 from specsot.members import Configuration, TreeShape
 from specsot.model.decoder import Decoder
-from specsot.tree import Tree, single
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.single import make_engine
@@ -73,7 +82,7 @@ class DrivenLaps:
             Opening(sequence, len(tokens), limit=UNLIMITED) for sequence, tokens in prompts.items()
         )
         self._texts |= {sequence: _Sequence() for sequence in prompts}
-        chunks = [Chunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
+        chunks = [PromptChunk(sequence, 0, tuple(tokens), final=True) for sequence, tokens in prompts.items()]
         return {sequence: rows[-1] for sequence, rows in self._run(chunks).items()}
 
     def verify(self, trees: Mapping[int, Tree]) -> dict[int, Tensor]:
@@ -83,19 +92,19 @@ class DrivenLaps:
 
     def accept(self, verdicts: Mapping[int, Accepted]) -> None:
         """Commit what was fed last, as far as it is accepted; the drafter learns it and drafts anew."""
-        lessons: list[Lesson] = []
+        lessons: list[FeatureBatch] = []
         fused: list[Tensor] = []
         for sequence, verdict in verdicts.items():
             segment, rows = self._fed[sequence]
             lessons.append(self._commit(segment, verdict))
             if rows is not None:
-                fused.append(rows[list(verdict.nodes)] if isinstance(segment, Growth) else rows)
+                fused.append(rows[list(verdict.nodes)] if isinstance(segment, TreeSegment) else rows)
         if self._engine is not None:
             self._teach(self._engine, lessons, fused)
 
-    def _growth(self, sequence: int, tree: Tree) -> Growth:
+    def _growth(self, sequence: int, tree: Tree) -> TreeSegment:
         text = self._texts[sequence]
-        return Growth(sequence, text.step, text.committed, text.keep, tree)
+        return TreeSegment(sequence, text.step, text.committed, text.keep, tree)
 
     def _run(self, segments: Sequence[Segment]) -> dict[int, Tensor]:
         self._lap += 1
@@ -111,15 +120,15 @@ class DrivenLaps:
             first = rows.stop
         return found
 
-    def _commit(self, segment: Segment, verdict: Accepted) -> Lesson:
+    def _commit(self, segment: Segment, verdict: Accepted) -> FeatureBatch:
         text = self._texts[segment.sequence]
-        start, tokens = text.committed, segment.tokens if isinstance(segment, Chunk) else ()
-        if isinstance(segment, Growth):
+        start, tokens = text.committed, segment.tokens if isinstance(segment, PromptChunk) else ()
+        if isinstance(segment, TreeSegment):
             tokens, text.keep = tuple(segment.tree.tokens[node] for node in verdict.nodes), verdict.nodes
         text.committed, text.step, text.tree = start + len(tokens), text.step + 1, single(verdict.bonus)
-        return Lesson(segment.sequence, start, tokens, verdict.bonus, text.step)
+        return FeatureBatch(segment.sequence, start, tokens, verdict.bonus, text.step)
 
-    def _teach(self, engine: DraftEngine, lessons: Sequence[Lesson], fused: Sequence[Tensor]) -> None:
+    def _teach(self, engine: DraftEngine, lessons: Sequence[FeatureBatch], fused: Sequence[Tensor]) -> None:
         rows = torch.cat(tuple(fused))
         engine.observe(
             Features(EPOCH, self._lap, self._openings, tuple(lessons), (), rows, fed=len(rows), seconds=0.0)

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specsot.core.tree import Tree
 from specsot.errors import ModelError, WireError
 from specsot.members import TreeShape
-from specsot.model.fields import read_json
-from specsot.tree import Tree
+from specsot.model.hf_config import read_json
 
 
 class JsonField:

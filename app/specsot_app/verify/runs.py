@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from specsot.core.sampling import Floats, leaf_rows, residual_walk, trial_rows, warp
+from specsot.core.tree import Tree, accept, children, depths
 from specsot.errors import ModelError
 from specsot.model.decoder import Decoder
-from specsot.residual import Floats, leaf_rows, residual_walk, trial_rows, warp
-from specsot.tree import Tree, children, depths
-from specsot.verify import accept
 from specsot_app.verify.compare import (
     CHANCE_TOLERANCE,
     SCORE_TIE,

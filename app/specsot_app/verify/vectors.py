@@ -11,13 +11,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from specsot.core.tree import single
 from specsot.errors import ModelError, SpecsotError
 from specsot.members import Range, TreeShape
 from specsot.model.attention import AttentionPlan
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot.tree import single
 from specsot_app.verify.compare import Check, check_close, check_same, largest
 from specsot_app.verify.laps import Accepted, DrivenLaps
 from specsot_app.verify.record import PromptRecord, ReferenceCase, read_case

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from specsot.errors import SpecsotError
 from specsot.events import BranchText, Event, Finished, MergedText, Reason, SkeletonText
 from specsot.params import Ask
-from specsot.rpc.client import MasterClient, connect
+from specsot.transport.grpc_client import MasterClient, connect
 from specsot_app.reaching import Reach
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes
 

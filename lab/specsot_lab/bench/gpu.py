@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
+from specsot.core.frames import Frame, Opening, PromptChunk, TreeSegment
+from specsot.core.tree import single
 from specsot.errors import InvalidRequest
-from specsot.frames import Chunk, Frame, Growth, Opening
 from specsot.members import Range
 from specsot.model.decoder import Decoder
-from specsot.tree import single
 from specsot_app.bench.results import named, write_results
 from specsot_lab.bench.gpu_drafts import measure_drafts
 from specsot_lab.bench.gpu_floors import Speeds, floor_of_lap, measure_speeds
@@ -171,7 +171,7 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
     opening = (Opening(1, text, limit=LAPS + 2, drafted=False),)
     for start in range(0, text, CHUNK):
         tokens = prompt[start : start + CHUNK]
-        chunk = Chunk(1, start, tokens, start + CHUNK >= text)
+        chunk = PromptChunk(1, start, tokens, start + CHUNK >= text)
         verdict = judge.verify(stage.run(Frame(1, 1, opening, (chunk,))))
         opening = ()
     times: list[float] = []
@@ -179,7 +179,7 @@ def laps_of(decoder: Decoder, text: int) -> list[float]:
     for lap in range(LAPS):
         token = verdict.result.outcomes[0].tokens[-1]  # pyright: ignore[reportPossiblyUnboundVariable]
         begun = time.perf_counter()
-        growth = Growth(1, lap + 1, text + lap, keep, single(token))
+        growth = TreeSegment(1, lap + 1, text + lap, keep, single(token))
         verdict = judge.verify(stage.run(Frame(1, lap + 2, (), (growth,))))
         times.append(time.perf_counter() - begun)
         keep = (0,)

@@ -18,15 +18,15 @@ from typing import Any
 
 import uvloop
 
-from specsot.direct.links import DirectDialer, DirectHost
-from specsot.frames import Result
-from specsot.links import Dialer, Inbox, LocalLink
+from specsot.core.frames import Result
 from specsot.members import Configuration, Ready, Stage, Transport
-from specsot.membership import take_part
 from specsot.model.decoder import Decoder
-from specsot.process.habits import settle_habits
-from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.serve import open_door
+from specsot.service.habits import settle_habits
+from specsot.service.membership import serve_part
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Dialer, Inbox, LocalLink
+from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot_lab.bench.gpu_lanes import EPOCH, Held, Lanes, LaneWorker, joining
 from specsot_lab.bench.gpu_laps import PAGE
 
@@ -132,14 +132,14 @@ async def _member(
     """A worker with its door; heard: what it says to the master."""
     place, rows, leaving = spread.stages[number], DirectHost(), asyncio.Event()
     service = RingService(inbox, place.name, rows=rows)
-    door = await open_door(place.address, {SERVICE: service.attach})
+    door = await open_server(place.address, {SERVICE: service.attach})
     dialer: Dialer = GrpcDialer(place.name, inbox)
     if spread.transport == "direct":
         dialer = DirectDialer(place.name, dialer, rows)
     decoder, thread = spread.load(number), ThreadPoolExecutor(1)
     reading = ThreadPoolExecutor(1) if decoder.device.type == "cuda" else None
     part = LaneWorker(Held(place.name, decoder), dialer, thread, verify_thread=reading)
-    life = asyncio.create_task(take_part(part, inbox, joining(heard), leaving))
+    life = asyncio.create_task(serve_part(part, inbox, joining(heard), leaving))
     try:
         yield inbox
     finally:

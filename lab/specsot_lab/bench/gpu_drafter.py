@@ -29,7 +29,7 @@ def replay() -> None:
 
 
 def main() -> int:
-    from specsot.process.habits import settle_habits
+    from specsot.service.habits import settle_habits
 
     settle_habits()
     replay()

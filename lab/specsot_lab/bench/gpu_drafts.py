@@ -13,11 +13,10 @@ import torch
 
 from specsot.members import Quantization
 from specsot.model.config import ModelConfig
+from specsot.model.cuda_graphs import GraphCapture
 from specsot.model.decoder import Decoder
-from specsot.model.laps import Graphs
+from specsot.model.layers import Norm, Rotary
 from specsot.model.linear import Linear
-from specsot.model.norms import Norm
-from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch
 from specsot_drafter.descent import GraphInput, TreeGraphs
 from specsot_drafter.extension import DueRows
@@ -84,7 +83,7 @@ def descents_behind(head: Eagle3Head, text: int) -> tuple[TreeGraphs, GraphInput
     ground = memory.reserve_tree(1, text, levels * TOP_K)
     assert ground is not None
     seed = GraphInput(DueRows(1, text - DUE, tuple(range(DUE)), True), ground)
-    return TreeGraphs(FusedHead(head), memory, TOP_K, levels, Graphs(), grow, (1,)), seed
+    return TreeGraphs(FusedHead(head), memory, TOP_K, levels, GraphCapture(), grow, (1,)), seed
 
 
 def head_shape(config: ModelConfig) -> HeadShape:

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from specsot.direct.crossing import CrossingDialer
-from specsot.direct.standing import stand_on
-from specsot.frames import Chunk, Frame, Growth, Opening, Outcome, Result
-from specsot.links import Arrival, Exchange, Link, LocalLink
+from specsot.core.frames import Frame, Opening, Outcome, PromptChunk, Result, TreeSegment
+from specsot.core.tree import Tree
 from specsot.members import Broken, Configuration, Progress, Ready, Registration
 from specsot.members import Stage as Place
-from specsot.membership import Connect, take_part
 from specsot.model.decoder import Decoder
-from specsot.tree import Tree
+from specsot.service.membership import Connect, serve_part
+from specsot.transport.links import Arrival, Exchange, Link, LocalLink
+from specsot.transport.pending_rows import CrossingDialer, use_device
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
 from specsot_worker.part import Worker
 from specsot_worker.stage import DecoderStage
@@ -59,7 +58,7 @@ class Held:
         return Registration("worker", self.name, self.name, "", config.layers, config.max_positions, 0, 0)
 
     def make_stage(self, configuration: Configuration, layers: object) -> DecoderStage:
-        stand_on(str(self.decoder.device))
+        use_device(str(self.decoder.device))
         return DecoderStage(self.decoder, configuration.pages, configuration.page_rows)
 
     def make_verifier(self, stage: object, configuration: Configuration) -> Verifier:
@@ -86,14 +85,17 @@ class Lane:
     keep: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
 
-    def prompt(self) -> Iterator[tuple[Opening | None, Chunk]]:
+    def prompt(self) -> Iterator[tuple[Opening | None, PromptChunk]]:
         """Made-up tokens, the same for the same sequence."""
         dice = random.Random(self.sequence)
         tokens = tuple(dice.randrange(1000) for _ in range(self.text))
         opening = Opening(self.sequence, self.text, limit=PLENTY, drafted=False)
         for start in range(0, self.text, CHUNK):
             part = tokens[start : start + CHUNK]
-            yield (None if start else opening), Chunk(self.sequence, start, part, start + CHUNK >= self.text)
+            yield (
+                (None if start else opening),
+                PromptChunk(self.sequence, start, part, start + CHUNK >= self.text),
+            )
         self.committed = self.text
 
     def learn(self, outcome: Outcome) -> None:
@@ -101,10 +103,10 @@ class Lane:
         self.keep, self.step = outcome.accepted, self.step + 1
         self.tokens += outcome.tokens
 
-    def grow(self) -> Growth:
+    def grow(self) -> TreeSegment:
         """The last token with a made-up tree over it, whose nodes are wrong nearly always."""
         tree = Tree((self.tokens[-1], *range(1, self.rows)), parents_of(self.rows))
-        return Growth(self.sequence, self.step, self.committed, self.keep, tree)
+        return TreeSegment(self.sequence, self.step, self.committed, self.keep, tree)
 
 
 class Lanes:
@@ -151,7 +153,7 @@ class Lanes:
         self,
         lane: Lane,
         openings: tuple[Opening, ...],
-        *segments: Chunk | Growth,
+        *segments: PromptChunk | TreeSegment,
         closings: tuple[int, ...] = (),
     ) -> None:
         number = next(self._numbers)
@@ -197,7 +199,7 @@ async def lanes_over(decoders: Sequence[Decoder], pages: int) -> AsyncGenerator[
     lives: list[asyncio.Task[None]] = []
     for name, decoder, thread, inbox in zip(names, decoders, threads, inboxes):
         part = LaneWorker(Held(name, decoder), CrossingDialer(exchange.dialer(name)), thread)
-        lives.append(asyncio.create_task(take_part(part, inbox, joining(heard), leaving)))
+        lives.append(asyncio.create_task(serve_part(part, inbox, joining(heard), leaving)))
         configuration = Configuration(EPOCH, name, stages, pages, PAGE, slots=1)
         await LocalLink("master", inbox).send(configuration)
     try:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from specsot.core.tree import ancestry, depths
 from specsot.model.attention import Span
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot.tree import ancestry, depths
 
 Call = Callable[[], object]
 

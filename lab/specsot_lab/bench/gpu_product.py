@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, cycle, islice
 
-from specsot.forms import Form
-from specsot.frames import Chunk, Frame, Opening
+from specsot.core.frames import Frame, Opening, PromptChunk
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import Vocabulary, describe
 from specsot.members import Curve, TreeShape
+from specsot.model.cost_curve import measure_rows
 from specsot.model.decoder import Decoder
-from specsot.model.measure import measure_rows
-from specsot.params import Sampling
-from specsot.skeleton import PlanRules
-from specsot.vocabulary import Vocabulary, describe
+from specsot.params import Form, Sampling
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.measure import measure_levels
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
@@ -102,7 +101,7 @@ def prompt_seconds(decoder: Decoder, text: int, frame: int, times: int = 5) -> l
         opening, begun = (Opening(number, text, limit=4, drafted=False),), time.perf_counter()
         for start in range(0, text, frame):
             tokens = tuple(range(start, min(start + frame, text)))
-            chunk = Chunk(number, start, tokens, start + frame >= text)
+            chunk = PromptChunk(number, start, tokens, start + frame >= text)
             verdict, opening = judge.verify(stage.run(Frame(1, number, opening, (chunk,)))), ()
         assert verdict.result.outcomes[0].tokens  # pyright: ignore[reportPossiblyUnboundVariable]
         seconds.append(time.perf_counter() - begun)

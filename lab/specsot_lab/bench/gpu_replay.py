@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from specsot.frames import Features
+from specsot.core.frames import Features
 from specsot_drafter.drafters.eagle import EagleProposer
 from specsot_drafter.grammar import filter_candidates
 from specsot_drafter.rules import FixedBudget

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from specsot.core.pages import PageTable
 from specsot.members import Curve, TreeShape
+from specsot.model.cost_curve import measure_rows
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot.model.measure import measure_rows
-from specsot.pages import PageTable
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.measure import measure_levels
 from specsot_lab.bench.acceptance import chance_of

@@ -14,15 +14,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from specsot.constraint import Grammar, grammar_of
-from specsot.forms import Form
-from specsot.frames import Chunk, Close, Drafts, Fork, Frame, Growth, Open, Opening, Result, rows_of
+from specsot.core.frames import (
+    Close,
+    Drafts,
+    Fork,
+    Frame,
+    Open,
+    Opening,
+    PromptChunk,
+    Result,
+    TreeSegment,
+    rows_of,
+)
+from specsot.core.pages import PageTable
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import Vocabulary
+from specsot.grammar import Grammar, grammar_of
 from specsot.members import Configuration, Curve, TreeShape
 from specsot.model.decoder import Decoder
-from specsot.pages import PageTable
-from specsot.params import Sampling
-from specsot.skeleton import PlanRules
-from specsot.vocabulary import Vocabulary
+from specsot.params import Form, Sampling
 from specsot_drafter.drafters.eagle import EagleProposer
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
@@ -73,7 +83,7 @@ class Clock:
         self.rows.append(result.rows)
         self.each.append(seconds)
         self.tokens += tokens
-        if any(isinstance(one, Chunk) for one in frame.segments):
+        if any(isinstance(one, PromptChunk) for one in frame.segments):
             self.fed += seconds
             self.first += tokens
 
@@ -172,7 +182,7 @@ class Ring:
         warm, clock = Clock(), Clock()
         while clock.laps < laps:
             fed = turning.turn(clock if warm.laps == WARM else warm)
-            if sum(isinstance(each, Growth) for each in fed.segments) < sequences:
+            if sum(isinstance(each, TreeSegment) for each in fed.segments) < sequences:
                 warm = Clock()  # prompts are still fed
         turning.close(orders)
         return clock

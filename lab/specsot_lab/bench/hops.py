@@ -15,14 +15,13 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from specsot.frames import Frame
-from specsot.links import Dialer, Inbox, Link
-from specsot.rpc.links import SERVICE, GrpcDialer, RingService
-from specsot.rpc.serve import open_door
-from specsot.wire.carry import encode_carry
-from specsot.zmq.host import ZmqHost
-from specsot.zmq.links import ZmqDialer
-from specsot.zmq.sockets import Sockets
+from specsot.core.frames import Frame
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Dialer, Inbox, Link
+from specsot.transport.wire.carry import encode_carry
+from specsot.transport.zmq_links import ZmqDialer, ZmqHost
+from specsot.transport.zmq_sockets import Sockets
 
 SIZES = (1 << 10, 1 << 16, 1 << 20)
 ROUNDS, TURN, WARM = 20, 10, 10
@@ -45,7 +44,7 @@ async def pair(way: str) -> AsyncGenerator[tuple[End, End]]:
             listen = f"unix:{folder}/{name}" if way.split()[1] in ("unix", "ipc") else "127.0.0.1:0"
             inbox, sockets = Inbox(), Sockets()
             host = ZmqHost(listen, inbox, sockets)
-            door = await open_door(listen, {SERVICE: RingService(inbox, name, host).attach})
+            door = await open_server(listen, {SERVICE: RingService(inbox, name, host).attach})
             dialer: Dialer = ZmqDialer(name, sockets) if way.startswith("zmq") else GrpcDialer(name)
             doors.append((door, host, sockets))
             inboxes.append(inbox)
@@ -118,7 +117,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    from specsot.process.habits import settle_habits
+    from specsot.service.habits import settle_habits
 
     settle_habits()
     asyncio.run(main())

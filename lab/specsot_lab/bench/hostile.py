@@ -24,9 +24,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from specsot.core.info import Info
 from specsot.errors import InvalidRequest
-from specsot.info import Info
-from specsot.process.member import QUIET
+from specsot.service.member import QUIET
 from specsot_app.bench.results import Row, write_results
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import models_of

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specsot.core.segments import Span
 from specsot.kernels import (
     TreeMaskMode,
     build_tree_structure,
@@ -34,7 +35,6 @@ from specsot.kernels import (
 )
 from specsot.kernels.gpu import attention
 from specsot.model.attention import attend, plan_readings
-from specsot.model.segments import Span
 
 Call = Callable[[], object]
 Many = tuple[Any, ...]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specsot.frames import Frame, Result
+from specsot.core.frames import Frame, Result
+from specsot.core.pages import PageTable
 from specsot.members import Configuration
-from specsot.pages import PageTable
 from specsot_worker.place import stage_index
 from specsot_worker.watching import WorkerObserver
 

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from specsot.info import Info
+from specsot.core.info import Info
 from specsot.params import Ask, Limits, Mode
-from specsot.rpc.client import connect
+from specsot.transport.grpc_client import connect
 from specsot_app.bench.results import Row, write_results
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import Wanted, models_of

@@ -19,8 +19,8 @@ from torch import Tensor
 from specsot.errors import InvalidRequest
 from specsot.members import KvDtype, Quantization
 from specsot.model.attention import AttentionPlan
+from specsot.model.config import HEADS_FILE, read_heads, write_heads
 from specsot.model.decoder import Decoder
-from specsot.model.heads import FILE, read_heads, write_heads
 from specsot.params import Pruning, Window
 from specsot_app.bench.perplexity import Policy, load_whole, losses, rows_seen
 from specsot_app.bench.results import write_results
@@ -102,14 +102,14 @@ def find_heads(reading: ReadingOptions, gathering: int | None) -> int:
     decoder, pieces = reading.load()
     looks, config = measure_heads(decoder, pieces), decoder.config
     layers = [keep_by_head(layer, config.kv_heads, gathering) for layer in looks]
-    write_heads(reading.model / FILE, layers, {"pieces": len(pieces), "length": reading.length})
+    write_heads(reading.model / HEADS_FILE, layers, {"pieces": len(pieces), "length": reading.length})
     table = Table("layer", "KV head", "its query heads", "sinks", "recent", box=SIMPLE_HEAD)
     for layer, heads in enumerate(layers):
         for number, head in enumerate(heads):
             recent = "all" if head["recent"] is None else str(head["recent"])
             table.add_row(str(layer), str(number), ", ".join(head["classes"]), str(head["sinks"]), recent)
     Console().print(table)
-    print(f"written to {reading.model / FILE}")
+    print(f"written to {reading.model / HEADS_FILE}")
     return 0
 
 

@@ -22,10 +22,9 @@ from specsot.errors import ModelError
 from specsot.members import QUANTIZATIONS, KvDtype, Quantization, Range
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
-from specsot.model.fitting import Held, weights_of
-from specsot.model.precision import NAMES, resolve_dtype
-from specsot.model.quantization import check_quantization
-from specsot.model.rows8 import row_bytes
+from specsot.model.kv import row_bytes
+from specsot.model.memory_fit import WeightForm, weights_of
+from specsot.model.precision import NAMES, check_quantization, resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.params import Message
 from specsot_app.bench.perplexity import losses
@@ -169,7 +168,7 @@ def _held_in(reading: ReadingOptions, base: Precision) -> ReadingOptions:
 def _size(reading: ReadingOptions, one: Precision) -> PrecisionScore:
     """Counted, not measured."""
     config, numbers = read_config(reading.model), NAMES[one.dtype].itemsize
-    held, whole = Held(numbers, one.quantization), Range(0, config.layers)
+    held, whole = WeightForm(numbers, one.quantization), Range(0, config.layers)
     row = row_bytes(config.head_dim, numbers, one.kv_dtype)
     weights = weights_of(WeightFiles(reading.model), config, whole, held)
     return PrecisionScore(one.name, weights, 2 * config.layers * config.kv_heads * row)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specsot.frames import Chunk, Features, Frame, Lesson, Opening
+from specsot.core.frames import FeatureBatch, Features, Frame, Opening, PromptChunk
 from specsot.members import Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
@@ -87,7 +87,10 @@ def record(decoder: Decoder, head: DraftHead, rows: Sequence[Row]) -> Counts:
         stage.tap(layer, weight)
     for number, row in enumerate(rows, 1):
         tokens = row.tokens.tolist()[:LONGEST]
-        opening, chunk = Opening(number, len(tokens), decodes=False), Chunk(number, 0, tuple(tokens), True)
+        opening, chunk = (
+            Opening(number, len(tokens), decodes=False),
+            PromptChunk(number, 0, tuple(tokens), True),
+        )
         features: Tensor | None = stage.run(Frame(1, number, (opening,), (chunk,))).fused
         assert features is not None, "the head taps nothing"
         _follow(EagleProposer(head, shape, pages, PAGE), tokens, row.learned.tolist(), features, counts)
@@ -102,7 +105,7 @@ def _follow(
     text, done = DraftSequence(Opening(1, 1, limit=1 << 20)), 0
     drafter.open(text)
     for stop in range(written.index(True), len(tokens) - LEVELS, STEP):
-        lesson = Lesson(1, done, tuple(tokens[done:stop]), tokens[stop], 1)
+        lesson = FeatureBatch(1, done, tuple(tokens[done:stop]), tokens[stop], 1)
         text.observe(lesson)
         drafter.observe(Features(1, 1, (), (lesson,), (), features[done:stop]))
         offer, done = drafter.propose([text], LEVELS), stop

@@ -20,13 +20,13 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
+from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import InvalidRequest
-from specsot.links import Dialer
 from specsot.members import Curve, TreeShape
-from specsot.membership import Part
 from specsot.params import Message
-from specsot.process.options import DraftModelOptions, ModelOptions
-from specsot.skeleton import PlanRules, Point
+from specsot.service.membership import Part
+from specsot.service.options import DraftModelOptions, ModelOptions
+from specsot.transport.links import Dialer
 from specsot_app.bench.results import describe_machine, named, write_results
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleets import demo

@@ -17,15 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specsot.core.frames import Close, Fork, Open, Opening, Result
 from specsot.errors import Unavailable
-from specsot.frames import Close, Fork, Open, Opening, Result
-from specsot.links import Dialer, Inbox, Link, LocalLink
 from specsot.members import Configuration, Registration
-from specsot.membership import Part, take_part
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.rpc.links import GrpcDialer, RingService
-from specsot.rpc.serve import open_door
+from specsot.service.membership import Part, serve_part
+from specsot.transport.grpc_links import GrpcDialer, RingService
+from specsot.transport.grpc_server import open_server
+from specsot.transport.links import Dialer, Inbox, Link, LocalLink
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe, LapTimes
 from specsot_master.fleet import Fleet, RingConfig
@@ -243,7 +243,7 @@ async def _settle(
     """A member with a door, a thread and, unless it drafts, a proxy of its own."""
     inbox, compute = Inbox(), ThreadPoolExecutor(1, thread_name_prefix=name)
     stack.callback(compute.shutdown)
-    door = await open_door("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
+    door = await open_server("127.0.0.1:0", {"specsot.v1.Ring": RingService(inbox, name).attach})
     stack.push_async_callback(door.close, 0)
     make, address = site.drafter, f"127.0.0.1:{door.port}"
     if name != "drafter":
@@ -259,7 +259,7 @@ async def _settle(
         ring.wake()  # there may be a complaint
         return _Uplink(ring.fleet, name)
 
-    member = asyncio.create_task(take_part(part, inbox, connect, leaving))
+    member = asyncio.create_task(serve_part(part, inbox, connect, leaving))
     member.add_done_callback(partial(ring.over, name))
     return member
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specsot.errors import InvalidRequest
 from specsot.model.config import ModelConfig, make_config
-from specsot.model.fields import Json
+from specsot.model.hf_config import Json
 from specsot.model.weights import Weights
 from specsot_app.fleets import demo
 

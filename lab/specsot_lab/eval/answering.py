@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
+from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.params import Ask, Message, Mode
-from specsot.view import View, advance
 from specsot_app.ask import Answer, answer_of, ask_of
 from specsot_app.fleets import Fleet
 from specsot_lab.eval.records import Record

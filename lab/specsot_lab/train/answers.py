@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specsot.core.skeleton import PlanRules, Point, read_plan
 from specsot.errors import PlanError
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
 from specsot.params import Message
-from specsot.skeleton import PlanRules, Point, read_plan
 from specsot_lab.train.rows import Row, row_of
 from specsot_lab.train.settings import AnswerOptions
 from specsot_lab.train.teacher import causal_plan, next_plan

@@ -16,7 +16,7 @@ from specsot.members import Range
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.fingerprint import fingerprint
-from specsot.model.norms import Norm
+from specsot.model.layers import Norm
 from specsot.model.precision import resolve_dtype
 from specsot_app.terminal.show import bars
 from specsot_lab.train import rows as stock

@@ -10,14 +10,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from specsot.errors import InvalidRequest
-from specsot.process.command import read
-from specsot.process.options import (
-    OF_DRAFTER,
-    DraftModelOptions,
-    MemberOptions,
-    ServiceOptions,
-    check_member,
-)
+from specsot.service.command import read
+from specsot.service.options import OF_DRAFTER, DraftModelOptions, MemberOptions, ServiceOptions, check_member
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.kernels.growing import WORD, Frontier, Pool
+from specsot.kernels.growing import WORD, CandidatePool, LevelFrontier
 from specsot.model.attention import AttentionPlan, Span, plan_with_kernel
-from specsot.model.fitting import graph_bytes
-from specsot.model.laps import Capture, bucket_of
-from specsot.model.staging import Numbers, Staging, size_of, views
+from specsot.model.cuda_graphs import Capture, bucket_of
+from specsot.model.kv import Numbers, Staging, size_of, views
+from specsot.model.memory_fit import graph_bytes
 from specsot_drafter.extension import DueRows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads.fused import FusedHead
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 GRAPH_TREES = (1, 2, 4, 8, 16, 32, 64)  # of one run; of more there are several
 
-Grow = Callable[[Tensor, int, int, int, Pool, Frontier | None, Tensor | None], Frontier]
+Grow = Callable[[Tensor, int, int, int, CandidatePool, LevelFrontier | None, Tensor | None], LevelFrontier]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class _TreeGraph:
         features, kv = self._pages.features, self._pages.kv
         outputs = head.step(tokens, features, origins, positions, slots, due, kv, asked)
         outputs = outputs.view(size.trees, size.k, -1)[:, 0].contiguous()
-        frontier: Frontier | None = None
+        frontier: LevelFrontier | None = None
         for level in range(size.levels):
             if frontier is not None:
                 places = self._grown[0, level - 1], self._grown[1, level - 1]
@@ -230,7 +230,7 @@ class _TreeGraph:
 
     def _tables(self, inputs: Sequence[GraphInput]) -> list[Numbers] | None:
         """Which pages are read; of whole pages, so that they stay the same for many laps."""
-        from specsot.kernels.stretches import tabulate
+        from specsot.kernels.attention_tables import tabulate
 
         size, page_rows = self._size, self._pages.kv.page_rows
         floors = [seed.due.first // page_rows * page_rows for seed in inputs]
@@ -252,12 +252,12 @@ def _fill_due(rows: Numbers, entry: GraphInput, pages: DraftPages) -> int:
     return many - 1
 
 
-def _pool(flat: Tensor, size: GraphSize) -> Pool:
+def _pool(flat: Tensor, size: GraphSize) -> CandidatePool:
     """Tokens and parents in 64 bits, scores in 32, one behind the other."""
     many = size.trees * size.candidates
     whole = flat[: 4 * many].view(torch.int64).view(2, size.trees, size.candidates)
     scores = flat[4 * many :].view(torch.float32).view(size.trees, size.candidates)
-    return Pool(whole[0], scores, whole[1])
+    return CandidatePool(whole[0], scores, whole[1])
 
 
 def _depths(size: GraphSize) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import torch
 
+from specsot.core.frames import Draft, FeatureBatch, Features, Opening
+from specsot.core.tree import Tree
+from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
-from specsot.frames import Draft, Features, Lesson, Opening
 from specsot.members import Configuration
 from specsot.params import DrafterName
-from specsot.tree import Tree
-from specsot.vocabulary import Vocabulary
 from specsot_drafter.drafters import Proposer
 from specsot_drafter.flights import ROOT_ONLY, PendingTrees
 from specsot_drafter.lanes import IDLE_REST_LAPS, Clock, Speculator, forced_chain, graft_forced
@@ -61,7 +61,7 @@ class DraftEngine:
         )
         self._blend = blend
         self._sequences, self._pending = DraftSequences(vocabulary), PendingTrees()
-        self._wanted: dict[int, Lesson] = {}
+        self._wanted: dict[int, FeatureBatch] = {}
         self._drafting_seconds = 0.0  # seconds of drafting since the last lap came back
         self.rest = 0
 
@@ -122,7 +122,7 @@ class DraftEngine:
         if speculator.blend is not None:
             speculator.blend.open(opened)
 
-    def _valid_ids(self, lesson: Lesson) -> bool:
+    def _valid_ids(self, lesson: FeatureBatch) -> bool:
         tokens = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
         return self._ids is None or not tokens or (min(tokens) >= 0 and max(tokens) < self._ids)
 
@@ -137,7 +137,7 @@ class DraftEngine:
         return self.speculators[name if name in self.speculators else self._default]
 
     def _by_speculator(
-        self, wanted: Mapping[int, Lesson]
+        self, wanted: Mapping[int, FeatureBatch]
     ) -> Iterator[tuple[Speculator, list[DraftSequence]]]:
         """The texts of those who want a tree, by the way they are drafted."""
         found = [text for text in map(self._sequences.find, wanted) if text]
@@ -150,7 +150,7 @@ class DraftEngine:
         speculator: Speculator,
         sequences: list[DraftSequence],
         levels: int,
-        wanted: Mapping[int, Lesson],
+        wanted: Mapping[int, FeatureBatch],
     ) -> dict[int, Tree]:
         """Trees by sequence; what is sent is remembered until it comes back."""
         pending = speculator.grow(sequences, levels, self._rows)
@@ -162,7 +162,7 @@ class DraftEngine:
                 self._pending.add(text.id, replace(flight, tree=tree, forced=forced))
         return trees
 
-    def _draft(self, lesson: Lesson, trees: Mapping[int, Tree]) -> Draft:
+    def _draft(self, lesson: FeatureBatch, trees: Mapping[int, Tree]) -> Draft:
         assert lesson.step is not None
         assert lesson.bonus is not None
         tree = trees.get(lesson.sequence) or forced_chain(lesson.bonus, lesson.forced, self._slots)
@@ -195,7 +195,7 @@ class DraftEngine:
         self._drafting_seconds = 0.0
         self._record_laps(trees, spent)
 
-    def _record_plain_laps(self, batch: Features, lessons: Sequence[Lesson]) -> None:
+    def _record_plain_laps(self, batch: Features, lessons: Sequence[FeatureBatch]) -> None:
         """Behind a rest a lesson is of many laps, and not everybody has one; but none of them had a tree."""
         self._drafting_seconds = 0.0
         lanes = {

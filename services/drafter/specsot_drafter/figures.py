@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from specsot.frames import Drafts
+from specsot.core.frames import Drafts
 from specsot.members import Configuration
-from specsot.process.figures import LAP, Looked
+from specsot.service.telemetry import LAP_BUCKETS, PolledCollector
 from specsot_drafter.watching import DrafterObserver
 
 
@@ -22,9 +22,11 @@ class DrafterMetrics(DrafterObserver):
         self._nodes = Counter("specsot:drafter_nodes", "Their nodes beyond the roots", registry=registry)
         self._rests = Counter("specsot:drafter_rests", "Times when drafting did not pay", registry=registry)
         told = "Learning what came and drafting once"
-        self._seconds = Histogram("specsot:drafter_draft_seconds", told, buckets=LAP, registry=registry)
+        self._seconds = Histogram(
+            "specsot:drafter_draft_seconds", told, buckets=LAP_BUCKETS, registry=registry
+        )
         self._epoch: tuple[Configuration, Callable[[], int]] | None = None
-        registry.register(Looked(self._collect))
+        registry.register(PolledCollector(self._collect))
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
         self._epoch = configuration, free

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specsot.frames import Lesson
-from specsot.tree import Tree, children
+from specsot.core.frames import FeatureBatch
+from specsot.core.tree import Tree, children
 from specsot_drafter.tuning import TreeOutcome
 
 ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
@@ -45,7 +45,7 @@ class PendingTrees:
     def drop(self, sequence: int) -> None:
         self._trees.pop(sequence, None)
 
-    def resolve(self, lesson: Lesson) -> TreeOutcome:
+    def resolve(self, lesson: FeatureBatch) -> TreeOutcome:
         """What became of the sequence's tree, when this lesson tells it."""
         pending = self._trees.pop(lesson.sequence, None)
         if pending is None or pending.committed != lesson.start or lesson.bonus is None:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specsot.arrange import window_of
+from specsot.core.frames import FeatureBatch, Features
+from specsot.core.kv_plan import window_of
 from specsot.errors import NotFound, Overloaded, WireError
-from specsot.frames import Features, Lesson
 from specsot_drafter.extension import DueRows, compute_rows
 from specsot_drafter.growth import TreeRoom
 from specsot_drafter.heads import DraftHead
@@ -104,7 +104,7 @@ class EagleKv:
         self.pages.fork(sequence.id, fork.sequence, fork.length)
         return FollowedSequence(sequence, extended=fork.length - 1)
 
-    def _room_for(self, lesson: Lesson) -> list[int] | None:
+    def _room_for(self, lesson: FeatureBatch) -> list[int] | None:
         """Slots for a lesson's features, or None for a sequence that is not followed (any more)."""
         if lesson.sequence not in self.sequences:
             return None

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.constraint import Grammar
+from specsot.grammar import Grammar
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.selection import Candidates, Flags
 from specsot_drafter.standing import GrammarState

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specsot.core.pages import PageTable
 from specsot.errors import Overloaded
 from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.kv import KVPages
-from specsot.pages import PageTable
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.selection import Candidates, KeepGrowing
 from specsot_drafter.tops import topk

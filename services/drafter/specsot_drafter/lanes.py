@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specsot.tree import Tree, single
+from specsot.core.tree import Tree, single
 from specsot_drafter.drafters import Proposer
 from specsot_drafter.flights import PendingTree
 from specsot_drafter.rules import BudgetPolicy

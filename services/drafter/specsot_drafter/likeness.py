@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from specsot.core.vocabulary import read_vocabulary
 from specsot.errors import HeadMismatch
-from specsot.vocabulary import read_vocabulary
 
 TOKENIZER = "tokenizer.json"
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from specsot.members import Curve
+from specsot.model.cuda_graphs import GraphCapture
 from specsot.model.kv import KVPages
-from specsot.model.laps import Graphs
 from specsot_drafter.descent import GraphInput, TreeGraphs
 from specsot_drafter.extension import DueRows
 from specsot_drafter.growth import TreeGrowth, TreeRoom
@@ -92,7 +92,7 @@ def _graphs(head: DraftHead, rows: int) -> Grow | None:
 
     memory = DraftPages(head, trees, CONTEXT_ROWS + MEASURED_LEVELS * top_k)
     seeds = [_graph_input(memory, tree, top_k) for tree in range(trees)]
-    graphs = TreeGraphs(fused, memory, top_k, MEASURED_LEVELS, Graphs(), grow, (trees,))
+    graphs = TreeGraphs(fused, memory, top_k, MEASURED_LEVELS, GraphCapture(), grow, (trees,))
     return lambda levels: graphs.run(seeds, levels)
 
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specsot.model.kv import KVPages, untouched_zeros
-from specsot.model.staging import indices
-from specsot.pages import PageTable
+from specsot.core.pages import PageTable
+from specsot.model.kv import KVPages, indices, untouched_zeros
 from specsot_drafter.growth import TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead
 

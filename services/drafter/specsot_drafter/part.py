@@ -10,13 +10,13 @@ import time
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from specsot.compute import Compute
-from specsot.deadline import Deadline
+from specsot.core.deadline import Deadline
+from specsot.core.frames import Drafts, Features
 from specsot.errors import Unavailable
-from specsot.frames import Drafts, Features
-from specsot.links import Arrival, Dialer, Link, Lost, part_with
 from specsot.members import Configuration, Ready, Registration, Tap
-from specsot.membership import telling
+from specsot.service.compute import Compute
+from specsot.service.membership import report_progress
+from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.provider import EngineProvider
 from specsot_drafter.watching import DrafterObserver
@@ -61,7 +61,7 @@ class Drafter:
 
     async def configure(self, configuration: Configuration, uplink: Link) -> None:
         """Load the head, give the tapping stages their slices of its fc if they want them, then be ready."""
-        async with telling(uplink, configuration.epoch, lambda: 0, 1):
+        async with report_progress(uplink, configuration.epoch, lambda: 0, 1):
             engine = await self._compute.run(self._loader.make_engine, configuration)
             if configuration.head:
                 await self._send_taps(configuration)
@@ -105,7 +105,7 @@ class Drafter:
         active, self._active = self._active, None
         if active is not None:
             self._observer.disbanded()
-            await part_with(active.stage.close())
+            await close_in_background(active.stage.close())
 
     def _handle_loss(self, active: _DrafterEpoch, arrival: Arrival, lost: Lost) -> None:
         """Raises Unavailable where it cannot go on, if whoever says so may."""

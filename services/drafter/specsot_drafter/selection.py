@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot.tree import Tree, children
+from specsot.core.tree import Tree, children
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
+from specsot.core.vocabulary import Vocabulary
 from specsot.members import Configuration, Curve
-from specsot.vocabulary import Vocabulary
 from specsot_drafter.drafters.eagle import EagleProposer
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead

@@ -10,17 +10,17 @@ from functools import cached_property
 
 import torch
 
-from specsot.constraint import warm
-from specsot.direct.standing import stand_on
+from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.grammar import prebuild
 from specsot.members import Configuration, Registration, TreeShape
 from specsot.model.config import read_config
 from specsot.model.fingerprint import fingerprint
-from specsot.model.fitting import Held, Need, check_fit, drafts_of, room_on
-from specsot.model.quantization import check_quantization
+from specsot.model.memory_fit import Need, WeightForm, check_fit, drafts_of, room_on
+from specsot.model.precision import check_quantization
 from specsot.model.weights import WeightFiles
 from specsot.params import DrafterName
-from specsot.process.options import DraftModelOptions
-from specsot.vocabulary import Vocabulary, read_vocabulary
+from specsot.service.options import DraftModelOptions
+from specsot.transport.pending_rows import use_device
 from specsot_drafter.drafters import Proposer
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.rules import BudgetPolicy, make_budget
@@ -43,7 +43,7 @@ class DraftLoader:
         self._config = read_config(options.base)
         check_quantization(options.draft_quantization)
         self._fingerprint = fingerprint(options.base)
-        stand_on(options.device)
+        use_device(options.device)
         self._backends = make_backends(options)
 
     @property
@@ -87,7 +87,7 @@ class DraftLoader:
         """The engine for one epoch, with empty pages. Raises ModelError: there is no room for it."""
         vocabulary = self._vocabulary
         if vocabulary:
-            warm(vocabulary)
+            prebuild(vocabulary)
         self._check_graphs(configuration)
         ways: dict[DrafterName, tuple[Proposer, BudgetPolicy]] = {}
         for name, way in self._backends.items():
@@ -109,7 +109,7 @@ class DraftLoader:
             return
         self._loaded = True
         files = WeightFiles(options.draft, options.draft_format == "bin")
-        held = Held(numbers_of(options).itemsize, options.draft_quantization)
+        held = WeightForm(numbers_of(options).itemsize, options.draft_quantization)
         need = Need(drafts_of(files, held), options.page_bytes)
         check_fit(f"{options.drafts} drafts", need, options.device, self._free_memory(options.device))
 

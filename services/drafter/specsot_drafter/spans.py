@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from specsot.frames import Features
+from specsot.core.frames import Features
 from specsot.tracing import Tracer
 from specsot_drafter.watching import DrafterObserver
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specsot.constraint import Grammar
-from specsot.frames import Opening
+from specsot.core.frames import Opening
+from specsot.grammar import Grammar
 
 
 @dataclass(slots=True)

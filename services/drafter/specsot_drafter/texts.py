@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from specsot.constraint import Grammar, Isolated, grammar_of
+from specsot.core.frames import FeatureBatch, Opening
+from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
-from specsot.frames import Lesson, Opening
+from specsot.grammar import Grammar, IsolatedGrammar, grammar_of
 from specsot.params import MAX_TOKENS
-from specsot.vocabulary import Vocabulary
 from specsot_drafter.standing import GrammarState, own_tokens
 
 
@@ -40,7 +40,7 @@ class DraftSequence:
     def grammar_state(self) -> GrammarState | None:
         """Where its grammar stands behind the newest token; None for free text, and while that is coming."""
         if self.compiling and self.compiling.done():
-            self.set_grammar(Isolated(self.compiling.result))
+            self.set_grammar(IsolatedGrammar(self.compiling.result))
         return self._grammar_state
 
     def set_grammar(self, grammar: Grammar) -> None:
@@ -63,12 +63,12 @@ class DraftSequence:
         """Tokens it may hold in all, where so many are known to a model; behind a window there is no end."""
         return MAX_TOKENS if self.opening.window else positions
 
-    def follows(self, lesson: Lesson) -> bool:
+    def follows(self, lesson: FeatureBatch) -> bool:
         """Whether the lesson continues what is known; false after a missed one."""
         continues = bool(lesson.tokens) and lesson.start == self.committed
         return continues and self.root in (None, lesson.tokens[0])
 
-    def observe(self, lesson: Lesson) -> None:
+    def observe(self, lesson: FeatureBatch) -> None:
         """Take in committed tokens, and the one behind them."""
         tokens = lesson.tokens if lesson.bonus is None else (*lesson.tokens, lesson.bonus)
         first = len(self.tokens)
@@ -103,7 +103,7 @@ class DraftSequences:
         self._sequences[opening.sequence] = opened
         return opened
 
-    def observe(self, lessons: Sequence[Lesson]) -> list[int]:
+    def observe(self, lessons: Sequence[FeatureBatch]) -> list[int]:
         """Take in what was committed. Returns the sequences that missed something: they are dropped."""
         missed: list[int] = []
         for lesson in lessons:

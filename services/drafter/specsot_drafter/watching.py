@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
-from specsot.frames import Drafts, Features
+from specsot.core.frames import Drafts, Features
 from specsot.members import Configuration
 
 

@@ -18,7 +18,7 @@ from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.precision import resolve_dtype
 from specsot.params import DrafterName
-from specsot.process.options import DraftModelOptions
+from specsot.service.options import DraftModelOptions
 from specsot_drafter.descent import tree_graph_bytes
 from specsot_drafter.drafters import Proposer
 from specsot_drafter.drafters.beams import BeamShape, beam_shape

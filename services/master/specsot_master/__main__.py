@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from specsot.process.habits import settle_habits
+from specsot.service.habits import settle_habits
 
 
 def main() -> int:

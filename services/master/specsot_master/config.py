@@ -13,11 +13,11 @@ from typing import Annotated, ClassVar, Literal
 from specsot.errors import InvalidRequest
 from specsot.members import CommMode, Layout, Transport, TreeShape
 from specsot.params import DrafterName, Mode
-from specsot.process.command import read
-from specsot.process.option import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
-from specsot.process.options import ServiceOptions
-from specsot.rpc.pulse import Pulse
-from specsot.rpc.tokens import Tokens
+from specsot.service.command import read
+from specsot.service.option import HOST_NAMES, POSITIVE, SECONDS, Offer, Option
+from specsot.service.options import ServiceOptions
+from specsot.transport.heartbeat import Heartbeat
+from specsot.transport.security import Tokens
 from specsot_master.core.placement import TAKE_OVER_SECONDS
 from specsot_master.core.ring import EngineConfig
 
@@ -134,7 +134,7 @@ class MasterConfig:
         float,
         Option("Seconds without a lap, while there is work, until it is unhealthy.", kind=SECONDS),
     ] = 60.0
-    pulse: Pulse = field(default_factory=Pulse)
+    pulse: Heartbeat = field(default_factory=Heartbeat)
     service: Annotated[ServiceOptions, Offer(defaults={"listen": "127.0.0.1:50050"})] = field(
         default_factory=lambda: ServiceOptions("127.0.0.1:50050")
     )

@@ -11,12 +11,12 @@ from typing import Any
 
 import structlog
 
+from specsot.core.info import Rebalanced
 from specsot.errors import Refused, SpecsotError, Unavailable
-from specsot.info import Rebalanced
-from specsot.links import Link
 from specsot.members import Configuration, Disband, Progress, Registration, Rejoined, StandBy
-from specsot.rpc.pulse import Watch
 from specsot.tasks import Failed, start
+from specsot.transport.heartbeat import SilenceTimer
+from specsot.transport.links import Link
 from specsot_master.core.epoch import Epoch
 from specsot_master.core.placement import (
     RingConfig,
@@ -171,7 +171,7 @@ class Epochs:
         self._missing = ""  # as it was said last
         self._retry = FIRST_RETRY_SECONDS
         self._patience = RejoinGrace(self.reform)
-        self._barrier: Watch | None = None  # while somebody is not ready
+        self._barrier: SilenceTimer | None = None  # while somebody is not ready
 
     def waiting_for(self) -> str:
         """What keeps the ring from running, in words; empty when it runs."""
@@ -277,7 +277,7 @@ class Epochs:
             return
         self._patience.end()
         log.info("plan", epoch=self.newest.number, stages=self.in_words(stages))
-        self._barrier = Watch(BARRIER_SECONDS, self._give_up)
+        self._barrier = SilenceTimer(BARRIER_SECONDS, self._give_up)
         self._table.tell_all(told)
 
     def _give_up(self) -> None:

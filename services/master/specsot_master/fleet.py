@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from specsot.core.frames import Order, Result
+from specsot.core.info import MemberInfo, Rebalanced
 from specsot.errors import Unavailable
-from specsot.frames import Order, Result
-from specsot.info import MemberInfo, Rebalanced
-from specsot.links import Link
 from specsot.members import Broken, Configuration, Leaving, Progress, Ready, Registration, StandBy
 from specsot.params import DrafterName
+from specsot.transport.links import Link
 from specsot_master.core.epoch import check_joining, may_join, member_infos, with_one_gpu
 from specsot_master.core.placement import PlacementMode, RingConfig, could_form
 from specsot_master.core.ring import RingState

@@ -9,24 +9,22 @@ from typing import Any, Protocol
 
 from grpc.aio import ServicerContext
 
+from specsot.core.info import Info, Rebalanced
 from specsot.errors import Cancelled, InvalidRequest, Unavailable, WireError
 from specsot.events import Numbered
-from specsot.info import Info, Rebalanced
-from specsot.links import Link
 from specsot.members import PROTOCOL, Beat, Broken, Configuration, Leaving, Ready, Registration
 from specsot.params import Ask
-from specsot.rpc.bearer import shown
-from specsot.rpc.credentials import check_role, names_of
-from specsot.rpc.options import PUBLIC_BYTES, Terms
-from specsot.rpc.outbox import Outbox
-from specsot.rpc.pulse import Pulse, Vigil
-from specsot.rpc.serve import Attach, Door, open_door
-from specsot.rpc.tokens import Tokens
+from specsot.transport.grpc_channel import check_role, names_of
+from specsot.transport.grpc_options import PUBLIC_BYTES, Terms
+from specsot.transport.grpc_server import Attach, GrpcServer, open_server, shown
+from specsot.transport.heartbeat import Heartbeat, PeerMonitor
+from specsot.transport.links import Link
+from specsot.transport.security import Tokens
+from specsot.transport.send_queue import SendQueue
+from specsot.transport.wire.events import decode_ask, encode_event, has_words, resumes
+from specsot.transport.wire.info import encode_info, encode_rebalanced
+from specsot.transport.wire.members import decode_upward, encode_downward
 from specsot.v1 import fleet_pb2, fleet_pb2_grpc, master_pb2, master_pb2_grpc
-from specsot.wire.events import encode_event
-from specsot.wire.fleet import decode_upward, encode_downward
-from specsot.wire.info import encode_info, encode_rebalanced
-from specsot.wire.requests import decode_ask, has_words, resumes
 from specsot_master.engine import Caller
 
 __all__ = ["FleetService", "MasterService", "open_fleet_port", "open_master_port"]
@@ -174,7 +172,7 @@ class Downlink:
     closed: by the master. What still comes up this stream is nobody's then, nor is its end.
     """
 
-    def __init__(self, outbox: Outbox[fleet_pb2.JoinResponse]) -> None:
+    def __init__(self, outbox: SendQueue[fleet_pb2.JoinResponse]) -> None:
         self._outbox, self.busy, self.closed = outbox, False, False
 
     async def send(self, message: Any) -> None:
@@ -188,8 +186,8 @@ class Downlink:
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
-    def __init__(self, members: FleetMembers, pulse: Pulse | None = None) -> None:
-        self._members, self._pulse = members, pulse or Pulse()
+    def __init__(self, members: FleetMembers, pulse: Heartbeat | None = None) -> None:
+        self._members, self._pulse = members, pulse or Heartbeat()
         joined = fleet_pb2.Joined(protocol=PROTOCOL, heartbeat=self._pulse.every, silence=self._pulse.silence)
         self._joined = fleet_pb2.JoinResponse(joined=joined)
         self._downlinks: set[Downlink] = set()
@@ -204,7 +202,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         if self._closing:
             raise Unavailable("the master is shutting down")
         check_role(names_of(context), registration.name, registration.kind)
-        outbox: Outbox[fleet_pb2.JoinResponse] = Outbox()
+        outbox: SendQueue[fleet_pb2.JoinResponse] = SendQueue()
         outbox.put(self._joined, self._joined.ByteSize())
         downlink = Downlink(outbox)
         await self._members.join(registration, downlink)
@@ -228,7 +226,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self,
         registration: Registration,
         requests: AsyncIterator[fleet_pb2.JoinRequest],
-        outbox: Outbox[fleet_pb2.JoinResponse],
+        outbox: SendQueue[fleet_pb2.JoinResponse],
         downlink: Downlink,
         context: ServicerContext[fleet_pb2.JoinRequest, fleet_pb2.JoinResponse],
     ) -> None:
@@ -236,7 +234,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         silence = self._pulse.silence
         told = f"silent for {silence:g} s"
         compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
-        watch = Vigil(silence, lambda: downlink.busy or compiles, lambda: outbox.lose(told))
+        watch = PeerMonitor(silence, lambda: downlink.busy or compiles, lambda: outbox.lose(told))
         hearing = asyncio.create_task(self._hear(registration.name, requests, outbox, downlink, watch))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
@@ -250,9 +248,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self,
         name: str,
         requests: AsyncIterator[fleet_pb2.JoinRequest],
-        outbox: Outbox[fleet_pb2.JoinResponse],
+        outbox: SendQueue[fleet_pb2.JoinResponse],
         downlink: Downlink,
-        watch: Vigil,
+        watch: PeerMonitor,
     ) -> None:
         reason = "its link broke"
         try:
@@ -283,7 +281,7 @@ _TERMS = Terms(PUBLIC_BYTES)
 
 async def open_master_port(
     listen: str, master: MasterService, fleet: FleetService | None, terms: Terms = _TERMS
-) -> Door:
+) -> GrpcServer:
     """ "specsot.v1.Master" serves when somebody reports a complete ring. fleet None: members come in
     elsewhere, as they must where they or clients show who they are: gRPC for Python asks everybody at a port
     for a certificate, or nobody.
@@ -293,15 +291,15 @@ async def open_master_port(
         if fleet is None
         else {MASTER_SERVICE: _master(master), FLEET_SERVICE: _fleet(fleet)}
     )
-    door = await open_door(listen, services, terms)
+    door = await open_server(listen, services, terms)
     if fleet is not None:
         await door.report(FLEET_SERVICE, True)
     return door
 
 
-async def open_fleet_port(listen: str, fleet: FleetService, terms: Terms) -> Door:
+async def open_fleet_port(listen: str, fleet: FleetService, terms: Terms) -> GrpcServer:
     """For members alone, who are taken at once."""
-    door = await open_door(listen, {FLEET_SERVICE: _fleet(fleet)}, terms)
+    door = await open_server(listen, {FLEET_SERVICE: _fleet(fleet)}, terms)
     await door.report(FLEET_SERVICE, True)
     return door
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import structlog
 
+from specsot.core.frames import End, Logprob, Outcome
 from specsot.errors import InvalidRequest
-from specsot.frames import Chance, End, Outcome
 from specsot.params import Ask
 from specsot.tasks import start
+from specsot.transport.wire.events import decode_ask, encode_ask
 from specsot.v1 import master_pb2
-from specsot.wire.requests import decode_ask, encode_ask
 
 __all__ = [
     "AdmittedRecord",
@@ -160,7 +160,7 @@ def _encode_outcome(ordinal: int, outcome: Outcome) -> list[Any]:
 def _decode_outcome(
     ordinal: int, step: int, tokens: list[int], end: str | None, chances: list[Any]
 ) -> tuple[int, Outcome]:
-    told = tuple(Chance(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
+    told = tuple(Logprob(logprob, tuple((token, other) for token, other in top)) for logprob, top in chances)
     return ordinal, Outcome(0, step, (), tuple(tokens), End(end) if end else None, told)
 
 

@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from specsot.core.frames import Result
+from specsot.core.info import Info, MemberInfo, ModelInfo, Rebalanced
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
-from specsot.frames import Result
-from specsot.info import Info, MemberInfo, ModelInfo, Rebalanced
-from specsot.links import Link
 from specsot.members import Registration
-from specsot.model.config import read_config
+from specsot.model.config import read_config, read_heads
 from specsot.model.fingerprint import fingerprint
-from specsot.model.heads import read_heads
 from specsot.params import Ask
+from specsot.transport.links import Link
 from specsot_master.config import RingOptions
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, RequestJournal

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import ModelError
 from specsot.params import Ask, Message
-from specsot.skeleton import PlanRules, Point
 from specsot_master.core.prompts import (
     Conversation,
     PromptTurn,

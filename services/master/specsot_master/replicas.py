@@ -12,11 +12,11 @@ from hashlib import blake2b
 
 import structlog
 
+from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import InvalidRequest
-from specsot.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
-from specsot.links import Link
 from specsot.members import Registration
 from specsot.params import Ask
+from specsot.transport.links import Link
 from specsot_master.core.epoch import with_one_gpu
 from specsot_master.core.stats import LapMeter
 from specsot_master.engine import Caller, Engine

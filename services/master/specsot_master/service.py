@@ -13,14 +13,12 @@ import structlog
 
 from specsot.errors import InvalidRequest
 from specsot.model.fingerprint import fingerprint
-from specsot.process.life import live
-from specsot.process.logs import write_logs
-from specsot.process.observing import Observation, observed
-from specsot.process.options import reachable
-from specsot.rpc.options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
-from specsot.rpc.serve import Door
-from specsot.rpc.tls import Tls
-from specsot.rpc.tokens import Tokens
+from specsot.service.lifecycle import run_service, write_logs
+from specsot.service.options import reachable
+from specsot.service.telemetry import Observation, observed
+from specsot.transport.grpc_options import CLIENT_STREAMS, HELD_BYTES, PUBLIC_BYTES, Terms
+from specsot.transport.grpc_server import GrpcServer
+from specsot.transport.security import Tls, Tokens
 from specsot_master.config import MasterConfig, read_config
 from specsot_master.core.stats import StallDetector
 from specsot_master.engine import RequestJournal
@@ -48,7 +46,7 @@ TEND_SECONDS = 1.0  # seconds between looks whether a latecomer can be taken in,
 def run() -> int:
     config = read_config()
     write_logs("master", config.service.log_format, config.service.log_level)
-    return live("specsot-master", lambda leaving: serve(config, leaving))
+    return run_service("specsot-master", lambda leaving: serve(config, leaving))
 
 
 async def serve(config: MasterConfig, leaving: asyncio.Event) -> None:
@@ -93,7 +91,7 @@ def stall_detectors(master: Master, stuck_after: float) -> list[StallDetector]:
     return [StallDetector(stuck_after) for _ in master.replicas]
 
 
-async def watch_health(master: Master, door: Door, progress: Sequence[StallDetector]) -> None:
+async def watch_health(master: Master, door: GrpcServer, progress: Sequence[StallDetector]) -> None:
     """Keep the health of `specsot.v1.Master` true, by looks in time and at every change of the ring."""
     while True:
         await update_health(master, door, progress, asyncio.get_running_loop().time())
@@ -103,7 +101,9 @@ async def watch_health(master: Master, door: Door, progress: Sequence[StallDetec
                 await master.changed.wait()
 
 
-async def update_health(master: Master, door: Door, progress: Sequence[StallDetector], now: float) -> None:
+async def update_health(
+    master: Master, door: GrpcServer, progress: Sequence[StallDetector], now: float
+) -> None:
     """It serves while a ring is complete and moves when there is work, unless it is told to leave."""
     serving = False
     for one, watched in zip(master.replicas, progress):
@@ -116,7 +116,7 @@ async def update_health(master: Master, door: Door, progress: Sequence[StallDete
 
 
 async def shut_down(
-    master: Master, desk: RequestCounter, members: FleetService, door: Door, grace: float
+    master: Master, desk: RequestCounter, members: FleetService, door: GrpcServer, grace: float
 ) -> None:
     """No new requests; those that run may finish; the rest hear why they do not; members go last."""
     master.leaving = True
@@ -154,7 +154,7 @@ async def open_doors(
     desk: RequestCounter,
     members: FleetService,
     metrics: Metrics | None = None,
-) -> AsyncGenerator[Door]:
+) -> AsyncGenerator[GrpcServer]:
     """The clients' gRPC door, while all are open. metrics: those that are counted already.
 
     Raises Unavailable (an address cannot be had), InvalidRequest (certificates, a missing extra).

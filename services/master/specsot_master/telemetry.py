@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from specsot.core.frames import Result
+from specsot.core.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.errors import SpecsotError
 from specsot.events import (
     BranchFinished,
@@ -25,11 +27,9 @@ from specsot.events import (
     Started,
     Statistics,
 )
-from specsot.frames import Result
-from specsot.info import Info, LapsInfo, PagesInfo, ReplicaInfo, RequestsInfo
 from specsot.params import Ask
-from specsot.process.figures import LAP as LAP_SECONDS
-from specsot.process.figures import Looked, registry_of
+from specsot.service.telemetry import LAP_BUCKETS as LAP_SECONDS
+from specsot.service.telemetry import PolledCollector, registry_of
 from specsot.tracing import Span, Tracer, caller, current
 from specsot_master.master import Master, RequestCounter
 
@@ -284,7 +284,7 @@ class Metrics:
         self._labels = {"model_name": model.name, "engine": "0"}
         self._declare(count_buckets(model.max_positions))
         self.branches = 0
-        self._registry.register(Looked(lambda: families_of(self._looked(info()))))
+        self._registry.register(PolledCollector(lambda: families_of(self._looked(info()))))
 
     def of(self, engine: int, busy: Callable[[], bool]) -> Metrics:
         """The same figures, of one ring among several. busy: it owes a lap."""

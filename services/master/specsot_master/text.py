@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+from specsot.core.vocabulary import Speller, speller
 from specsot.errors import InvalidRequest, ModelError, SpecsotError
 from specsot.params import Message
-from specsot.vocabulary import Speller, speller
 from specsot_master.core.answer import StopStrings
 from specsot_master.core.sequence import Detokenizer
 

@@ -9,26 +9,25 @@ import asyncio
 import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from specsot.links import Dialer
-from specsot.membership import Part
-from specsot.model.fields import require_torch
-from specsot.process.habits import settle_habits
+from specsot.model.hf_config import require_torch
+from specsot.service.habits import settle_habits
+from specsot.service.membership import Part
+from specsot.transport.links import Dialer
 from specsot_worker.config import WorkerConfig, read_config
 
 
 def main() -> int:
     config = read_config()
     settle_habits()
-    from specsot.process.life import live
-    from specsot.process.logs import write_logs
+    from specsot.service.lifecycle import run_service, write_logs
 
     write_logs("worker", config.service.log_format, config.service.log_level)
-    return live("specsot-worker", lambda leaving: serve(config, leaving))
+    return run_service("specsot-worker", lambda leaving: serve(config, leaving))
 
 
 async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
-    from specsot.process.member import serve_member
-    from specsot.process.observing import observed
+    from specsot.service.member import serve_member
+    from specsot.service.telemetry import observed
 
     require_torch()
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 import torch
 
-from specsot.frames import Chance, Outcome
+from specsot.core.frames import Logprob, Outcome
 from specsot_worker.targets import TargetQuery
 
 
@@ -35,18 +35,18 @@ def add_logprobs(
     ]
 
 
-def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Chance]:
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
     """For each row [rows, V] the chance of its token, and of the `top` likeliest."""
     logprobs = logits.float().log_softmax(-1)
     own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
     best = logprobs.topk(min(top, logprobs.shape[-1]))
     return [
-        Chance(mine, tuple(zip(likeliest, theirs)))
+        Logprob(mine, tuple(zip(likeliest, theirs)))
         for mine, likeliest, theirs in zip(own.tolist(), best.indices.tolist(), best.values.tolist())
     ]
 
 
-def _with_logprobs(outcome: Outcome, chances: Iterator[Chance], top: int) -> Outcome:
+def _with_logprobs(outcome: Outcome, chances: Iterator[Logprob], top: int) -> Outcome:
     """With the next chances, each cut to what was asked for."""
-    own = (Chance(one.logprob, one.top[:top]) for one in islice(chances, len(outcome.tokens)))
+    own = (Logprob(one.logprob, one.top[:top]) for one in islice(chances, len(outcome.tokens)))
     return replace(outcome, chances=tuple(own))

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from specsot.members import Range
-from specsot.process.command import read
-from specsot.process.option import POSITIVE, Kind, Option
-from specsot.process.options import (
+from specsot.service.command import read
+from specsot.service.option import POSITIVE, Kind, Option
+from specsot.service.options import (
     LAYERS,
     OF_WORKER,
     MemberOptions,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import structlog
 
-from specsot.links import Arrival
+from specsot.transport.links import Arrival
 
 log = structlog.get_logger()
 

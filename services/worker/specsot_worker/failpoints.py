@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specsot.frames import Frame
+from specsot.core.frames import Frame
+from specsot.core.pages import PageTable
 from specsot.members import Configuration, Range, Registration
-from specsot.pages import PageTable
 
 if TYPE_CHECKING:  # a worker's flags are read before torch is imported
     from specsot_worker.provider import StageProvider, StageRunner

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specsot.arrange import open_one, window_of
-from specsot.frames import Opening
-from specsot.model.kv import untouched_zeros
-from specsot.model.staging import indices
-from specsot.pages import PageTable
+from specsot.core.frames import Opening
+from specsot.core.kv_plan import open_one, window_of
+from specsot.core.pages import PageTable
+from specsot.model.kv import indices, untouched_zeros
 from specsot.params import Window
 
 

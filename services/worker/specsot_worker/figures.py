@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from specsot.frames import Frame, Result, rows_of
+from specsot.core.frames import Frame, Result, rows_of
+from specsot.core.pages import PageTable
 from specsot.members import Configuration
-from specsot.pages import PageTable
-from specsot.process.figures import LAP, Looked
+from specsot.service.telemetry import LAP_BUCKETS, PolledCollector
 from specsot_worker.watching import WorkerObserver
 
 
@@ -32,7 +32,7 @@ class WorkerMetrics(WorkerObserver):
         self._in_flight: dict[int, float] = {}
         self._configuration: Configuration | None = None
         self._table: PageTable | None = None
-        registry.register(Looked(self._collect))
+        registry.register(PolledCollector(self._collect))
 
     def formed(self, configuration: Configuration, table: PageTable) -> None:
         self._configuration, self._table = configuration, table
@@ -83,4 +83,4 @@ def _layers_gauge(configuration: Configuration) -> Metric:
 
 
 def _histogram(name: str, about: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(f"specsot:{name}", about, buckets=LAP, registry=registry)
+    return Histogram(f"specsot:{name}", about, buckets=LAP_BUCKETS, registry=registry)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specsot.constraint import LONGEST_STRETCH, Grammar, Habits, Isolated
-from specsot.frames import End, Opening, Outcome
-from specsot.tree import Tree
-from specsot.verify import accept
+from specsot.core.frames import End, Opening, Outcome
+from specsot.core.tree import Tree, accept
+from specsot.grammar import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
 from specsot_worker.history import TokenCounts
 
 
@@ -27,7 +26,7 @@ class DecodeState:
 
     opening: Opening
     grammar: Grammar | None = None
-    habits: Habits = field(default_factory=Habits)
+    habits: SpellingHabits = field(default_factory=SpellingHabits)
     history: TokenCounts | None = None
     tokens: list[int] = field(default_factory=list)
     state: object | None = None
@@ -44,7 +43,7 @@ class DecodeState:
     @property
     def failure(self) -> str | None:
         """Why it cannot go on, whatever the logits say."""
-        return self.grammar.failure if isinstance(self.grammar, Isolated) else None
+        return self.grammar.failure if isinstance(self.grammar, IsolatedGrammar) else None
 
     @property
     def remaining(self) -> int:

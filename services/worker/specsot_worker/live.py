@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specsot.arrange import levels_of
-from specsot.frames import Chunk, Draft, Growth, Open, Opening, Outcome
-from specsot.tree import Tree, chain, shallow
+from specsot.core.frames import Draft, Open, Opening, Outcome, PromptChunk, TreeSegment
+from specsot.core.kv_plan import tree_depth_limit
+from specsot.core.tree import Tree, chain, shallow
 
 
 @dataclass(slots=True)
@@ -70,23 +70,26 @@ class SequenceState:
         """Nodes of the tree that it would feed now."""
         return len(self.tree) if self.tree else 1 + len(self.forced)
 
-    def next_chunk(self, rows: int) -> Chunk:
+    def next_chunk(self, rows: int) -> PromptChunk:
         """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""
         start = self.fed
         if self.opening.pruning:
-            rows = min(rows, levels_of(self.opening, start) or rows)
+            rows = min(rows, tree_depth_limit(self.opening, start) or rows)
         behind = start - (self.opening.prompt - len(self.prompt))
         tokens = self.prompt[behind : behind + rows]
         self.fed = self.committed = start + len(tokens)
-        return Chunk(self.opening.sequence, start, tokens, self.prefilled)
+        return PromptChunk(self.opening.sequence, start, tokens, self.prefilled)
 
-    def next_growth(self, rows: int) -> Growth:
+    def next_growth(self, rows: int) -> TreeSegment:
         """The tree that came, or the bonus token and what is forced, cut to `rows` nodes and to where its
         policy ends it; now in flight."""
         assert self.root is not None
-        tree, levels = self.tree or chain((self.root, *self.forced)), levels_of(self.opening, self.committed)
+        tree, levels = (
+            self.tree or chain((self.root, *self.forced)),
+            tree_depth_limit(self.opening, self.committed),
+        )
         tree = _cut(tree if levels is None else shallow(tree, levels), rows)
-        growth = Growth(self.opening.sequence, self.step, self.committed, self.keep, tree)
+        growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
         self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
         return growth
 

@@ -11,17 +11,17 @@ from typing import overload
 
 import numpy as np
 
-from specsot.constraint import Grammar
-from specsot.frames import Chunk, Growth
-from specsot.tree import Tree, depths, single
+from specsot.core.frames import PromptChunk, TreeSegment
+from specsot.core.tree import Tree, depths, single
+from specsot.grammar import Grammar
 from specsot_worker.judge import DecodeState
 
 Masks = Sequence[np.ndarray | None]
 
 
-def grammar_masks(segment: Chunk | Growth, state: DecodeState) -> Masks:
+def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Masks:
     """Allowed tokens behind each judged row, or None where anything goes."""
-    tree = single(segment.tokens[-1]) if isinstance(segment, Chunk) else segment.tree
+    tree = single(segment.tokens[-1]) if isinstance(segment, PromptChunk) else segment.tree
     if state.grammar is None or state.state is None:
         return [None] * len(tree)
     return TreeMasks(state.grammar, state.state, state.remaining, tree)

@@ -5,7 +5,7 @@ Refuses to know what they make of it.
 
 from __future__ import annotations
 
-from specsot.process.observing import Observation
+from specsot.service.telemetry import Observation
 from specsot_worker.spans import LapSpans
 from specsot_worker.watching import WorkerObserver, WorkerObservers
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from specsot.frames import Frame, Growth
+from specsot.core.frames import Frame, TreeSegment
 
 RECENT_LAPS = 15  # laps
 
@@ -27,7 +27,7 @@ class LapClock:
         """Note that `frame` was judged at `now` (seconds); 0 where nothing is known of such laps."""
         before = [self._verified.get(one.sequence) for one in frame.segments]
         self._note(frame, now)
-        sizes = [len(one.tree) for one in frame.segments if isinstance(one, Growth)]
+        sizes = [len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)]
         known = [one for one in before if one is not None]
         if not sizes or len(sizes) < len(frame.segments) or len(known) < len(before):
             return 0.0

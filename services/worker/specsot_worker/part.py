@@ -14,15 +14,15 @@ from typing import Any
 
 import structlog
 
-from specsot.compute import Compute
-from specsot.deadline import Deadline
+from specsot.core.deadline import Deadline
+from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
+from specsot.core.pages import PageTable
 from specsot.errors import SpecsotError, Unavailable
-from specsot.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
-from specsot.links import Arrival, Dialer, Link, Lost, part_with
 from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, StandBy, Tap
-from specsot.membership import telling
-from specsot.pages import PageTable
+from specsot.service.compute import Compute
+from specsot.service.membership import report_progress
 from specsot.tasks import start
+from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
 from specsot_worker.early import EarlyArrivals
 from specsot_worker.flow import PipelineDepth
 from specsot_worker.patience import DraftTimeout
@@ -96,7 +96,9 @@ class Worker:
             self._preloading.cancel()
         index = stage_index(configuration)
         own = configuration.stages[index]
-        async with telling(uplink, configuration.epoch, lambda: self._loader.loaded, len(own.layers) + 1):
+        async with report_progress(
+            uplink, configuration.epoch, lambda: self._loader.loaded, len(own.layers) + 1
+        ):
             await self._form(configuration, index, own, uplink)
         await self._ready_if_complete()
         for arrival in self._early_arrivals.release(configuration.epoch):
@@ -202,7 +204,7 @@ class Worker:
             self._observer.disbanded()
             if active.async_verifier:
                 active.async_verifier.close()
-            await part_with(active.links.close())
+            await close_in_background(active.links.close())
 
     async def _run_frame(self, active: _WorkerEpoch, frame: Frame) -> None:
         """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""

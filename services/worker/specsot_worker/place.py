@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result
 from specsot.errors import Refused
-from specsot.frames import Close, Drafts, Frame, Lease, Open, Result
-from specsot.links import Arrival, Dialer, Link, Lost
 from specsot.members import MASTER, Configuration, Kind, Rejoined, Stage, Tap
+from specsot.transport.links import Arrival, Dialer, Link, Lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from specsot.constraint import Grammar
-from specsot.frames import Frame, rows_of
+from specsot.core.frames import Frame, rows_of
+from specsot.grammar import Grammar
 
 
 class PendingGrammars:

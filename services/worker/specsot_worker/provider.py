@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from specsot.frames import Frame
+from specsot.core.frames import Frame
+from specsot.core.pages import PageTable
 from specsot.members import Configuration, Range, Registration
-from specsot.pages import PageTable
 from specsot_worker.verdict import Verifier
 
 

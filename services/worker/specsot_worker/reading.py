@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from specsot.compute import Compute
-from specsot.frames import Frame
+from specsot.core.frames import Frame
+from specsot.service.compute import Compute
 from specsot_worker.provider import StageRunner
 from specsot_worker.verdict import VerifiedFrame
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specsot.draws import uniform
+from specsot.core.sampling import uniform
 from specsot.params import Sampling
 
 NUCLEUS_CANDIDATES = 512  # a nucleus is looked for among so many tokens, then among eight times more

@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specsot.arrange import open_one, policy_of
-from specsot.errors import SpecsotError
-from specsot.frames import (
-    Chunk,
+from specsot.core.frames import (
     Close,
     Drafts,
     End,
     Frame,
-    Growth,
     Lease,
     Open,
     Opening,
     Order,
     Outcome,
+    PromptChunk,
     Result,
     Segment,
+    TreeSegment,
     rows_of,
 )
-from specsot.pages import PageTable, most_held
+from specsot.core.kv_plan import open_one, policy_of
+from specsot.core.pages import PageTable, most_held
+from specsot.errors import SpecsotError
 from specsot_worker.flow import PipelineDepth
 from specsot_worker.live import SequenceState, new_sequence
 from specsot_worker.patience import DraftTimeout
@@ -206,7 +206,7 @@ class Sequencer:
         return Frame(self._epoch, self._number, openings, segments, closings, resting=resting)
 
     def _record_launch(self, segments: tuple[Segment, ...], now: float) -> None:
-        grown = [self._sequences[one.sequence] for one in segments if isinstance(one, Growth)]
+        grown = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
         for other in self._in_flight.values():
             other.alone = False
         families = frozenset(live.family for live in grown)
@@ -261,9 +261,9 @@ class Sequencer:
         rows = round(len(members) * sum(sizes) / len(sizes)) if sizes else len(members)
         return self._depth.frames_per_family(rows, len(members), max(self._budget.flight - 1 - others, 1))
 
-    def _compose_trees(self, now: float, room: int) -> list[Growth]:
+    def _compose_trees(self, now: float, room: int) -> list[TreeSegment]:
         """Trees of all who go now, in at most `room` rows; whoever is cut short keeps its turn."""
-        ready, grown = self._ready(now), dict[int, Growth]()
+        ready, grown = self._ready(now), dict[int, TreeSegment]()
         queue = sorted(ready, key=lambda live: live.turn)
         for place, live in enumerate(queue):
             others, sequence = len(queue) - place - 1, live.opening.sequence
@@ -304,10 +304,10 @@ class Sequencer:
         there = fork is None or (source is not None and source.opened and source.fed >= fork.length)
         return rows if there and self._fits(live.opening) else 0
 
-    def _compose_prompts(self, room: int) -> tuple[list[Opening], list[Chunk]]:
+    def _compose_prompts(self, room: int) -> tuple[list[Opening], list[PromptChunk]]:
         """Open what can be opened, and feed prompts in order of arrival."""
         openings: list[Opening] = []
-        chunks: list[Chunk] = []
+        chunks: list[PromptChunk] = []
         fed = {sequence: live.fed for sequence, live in self._sequences.items()}
         for live in [live for live in self._sequences.values() if not (live.prefilled and live.opened)]:
             there = live.opened

@@ -13,23 +13,31 @@ from functools import cached_property
 
 import torch
 
-from specsot.constraint import Grammar, grammar_of, warm
-from specsot.direct.standing import stand_on
+from specsot.core.frames import Opening
+from specsot.core.vocabulary import Vocabulary, read_vocabulary
 from specsot.errors import ModelError
-from specsot.frames import Opening
+from specsot.grammar import Grammar, grammar_of, prebuild
 from specsot.members import Configuration, Curve, Range, Registration
 from specsot.model.config import read_config
-from specsot.model.decoder import Decoder, Loaded, Parts
+from specsot.model.cost_curve import measure_rows
+from specsot.model.decoder import Decoder, Loaded, LoadedParts
 from specsot.model.fingerprint import fingerprint
-from specsot.model.fitting import Held, Need, bytes_of, check_fit, gpus_on, laps_of, room_on, weights_of
 from specsot.model.fused import can_capture
-from specsot.model.measure import measure_rows
-from specsot.model.precision import resolve_dtype
-from specsot.model.quantization import check_quantization
-from specsot.model.rows8 import row_bytes
+from specsot.model.kv import row_bytes
+from specsot.model.memory_fit import (
+    Need,
+    WeightForm,
+    bytes_of,
+    check_fit,
+    gpus_on,
+    laps_of,
+    room_on,
+    weights_of,
+)
+from specsot.model.precision import check_quantization, resolve_dtype
 from specsot.model.weights import WeightFiles
-from specsot.process.options import ModelOptions
-from specsot.vocabulary import Vocabulary, read_vocabulary
+from specsot.service.options import ModelOptions
+from specsot.transport.pending_rows import use_device
 from specsot_worker.features import FeatureStore
 from specsot_worker.provider import StageRunner
 from specsot_worker.stage import DecoderStage
@@ -72,13 +80,13 @@ class StageLoader:
         )
         self._gpus = gpus(options.device)
         self._config = read_config(options.base)
-        stand_on(options.device)
+        use_device(options.device)
         self._dtype = resolve_dtype(options.dtype, options.device)
         check_quantization(options.quantization)
-        self._held_as = Held(self._dtype.itemsize, options.quantization)
+        self._held_as = WeightForm(self._dtype.itemsize, options.quantization)
         self._fingerprint = fingerprint(options.base)
         self._decoder: Decoder | None = None
-        self._parts = Parts()
+        self._parts = LoadedParts()
         self._preload_floor: int | None = None  # bytes that loading ahead leaves free, once it has begun
         self.loaded = 0  # see StageProvider
         if layers and layers.last > self._config.layers:
@@ -156,7 +164,7 @@ class StageLoader:
     def _read_vocabulary(self) -> None:
         """Not within the first request, nor, where this may become the last stage, while somebody waits."""
         if (self._options.base / "tokenizer.json").exists():
-            warm(self._token_bytes)
+            prebuild(self._token_bytes)
 
     def _find_grammar(self, opening: Opening) -> Future[Grammar] | None:
         held = opening.plan or opening.form
@@ -176,8 +184,8 @@ class StageLoader:
         """What is loaded elsewhere goes."""
         device = self._gpus.get(gpu or "", self._device)
         if device != self._device:
-            self._decoder, self._device, self._parts = None, device, Parts()
-            stand_on(device)
+            self._decoder, self._device, self._parts = None, device, LoadedParts()
+            use_device(device)
 
     def _memory(self) -> int | None:
         """Bytes there would be for weights and pages if nothing were loaded yet; None where nobody knows."""

@@ -10,9 +10,9 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
-from specsot.frames import Frame, Result, rows_of
+from specsot.core.frames import Frame, Result, rows_of
+from specsot.core.pages import PageTable
 from specsot.members import Configuration
-from specsot.pages import PageTable
 from specsot.tracing import Span, Tracer
 from specsot_worker.watching import WorkerObserver
 

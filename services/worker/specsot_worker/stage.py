@@ -11,21 +11,21 @@ from dataclasses import replace
 import structlog
 import torch
 
-from specsot.arrange import Arrangement, HeadSight, Place, Sight, arrange
-from specsot.direct.rows import Underway
+from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
+from specsot.core.kv_plan import HeadColumns, KvPlan, SegmentPlan, VisibleColumns, plan_frame
+from specsot.core.pages import PageTable, RowPruning
 from specsot.errors import WireError
-from specsot.frames import Frame, Growth, Payload, tokens_of
 from specsot.members import Layout, Range
 from specsot.model.attention import AttentionPlan, Span
+from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
 from specsot.model.decoder import Decoder
 from specsot.model.kv import Moves
-from specsot.model.laps import Graphs, Laps, Rows
-from specsot.pages import PageTable, RowPruning
+from specsot.transport.pending_rows import PendingRows
 from specsot_worker.lapse import make_timer
 
 log = structlog.get_logger()
 
-AnyColumns = Sight | HeadSight | None
+AnyColumns = VisibleColumns | HeadColumns | None
 
 
 class DecoderStage:
@@ -40,7 +40,7 @@ class DecoderStage:
         self._table = PageTable(pages, page_rows)
         self._kv = decoder.make_kv(pages, page_rows)
         self._taps: dict[int, torch.Tensor] = {}
-        self._graphs: Laps | None = None
+        self._graphs: CapturedLaps | None = None
         self.uncaptured = 0
         first, last = decoder.layers.first == 0, decoder.layers.last == decoder.config.layers
         self._timer, self._last = make_timer(decoder.device, first, last), last
@@ -61,7 +61,7 @@ class DecoderStage:
     def capture(self) -> None:
         """Capture what can be captured, once every tap is here; takes seconds on a GPU."""
         if self._decoder.capturable:
-            self._graphs = Laps(self._decoder, self._kv, self._taps, Graphs())
+            self._graphs = CapturedLaps(self._decoder, self._kv, self._taps, GraphCapture())
 
     @torch.inference_mode()
     def run(self, frame: Frame) -> Frame:
@@ -70,7 +70,7 @@ class DecoderStage:
         Raises WireError when the rows that came do not match the header.
         """
         self._timer.begin()
-        arrangement = arrange(self._table, frame)
+        arrangement = plan_frame(self._table, frame)
         moves = self._change_pages(frame, arrangement)
         if not arrangement.slots:
             self._clear_freed(arrangement)
@@ -78,7 +78,7 @@ class DecoderStage:
         hidden, fused = self._forward(frame, arrangement, moves)
         self._clear_freed(arrangement)
         passed = self._finish(frame, len(arrangement.slots), hidden, fused)
-        if self._last and isinstance(frame.hidden, Underway):
+        if self._last and isinstance(frame.hidden, PendingRows):
             frame.hidden.check()  # here, where somebody waits for the device anyway
         return passed
 
@@ -89,14 +89,14 @@ class DecoderStage:
         return replace(frame, hidden=hidden, fused=fused, seconds=seconds)
 
     def _forward(
-        self, frame: Frame, arrangement: Arrangement, moves: Moves
+        self, frame: Frame, arrangement: KvPlan, moves: Moves
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """By a graph where one fits; a graph sums up this stage's own taps alone."""
         entry = self._entry_rows(frame, len(arrangement.slots))
         before = None if frame.fused is None else self._to_device(frame.fused)
         self._timer.mark_input()
         spans = [_span(place, place.sight_at(self.layers.last - 1)) for place in arrangement.places]
-        rows = Rows(entry, arrangement.positions, arrangement.slots, spans, moves)
+        rows = LapRows(entry, arrangement.positions, arrangement.slots, spans, moves)
         whole = not any(span.sight for span in spans)
         passed = self._graphs.run(rows) if self._graphs and whole else None
         if passed is None:
@@ -114,7 +114,7 @@ class DecoderStage:
             why = "no graph has room for it" if whole else "windows and pruned keys have none"
             log.warning("a frame runs without a graph", rows=rows, sequences=sequences, why=why)
 
-    def _plans(self, places: Sequence[Place]) -> list[AttentionPlan]:
+    def _plans(self, places: Sequence[SegmentPlan]) -> list[AttentionPlan]:
         """For every layer its plan; layers in which rows see the same share one."""
         if not any(place.sight or place.heads for place in places):
             return [self._plan(places, (None,) * len(places))] * len(self.layers)
@@ -128,12 +128,12 @@ class DecoderStage:
                 plans[sights] = self._plan(places, sights)
         return [plans[sights] for sights in by_layer]
 
-    def _plan(self, places: Sequence[Place], sights: Sequence[AnyColumns]) -> AttentionPlan:
+    def _plan(self, places: Sequence[SegmentPlan], sights: Sequence[AnyColumns]) -> AttentionPlan:
         spans = [_span(*each) for each in zip(places, sights)]
         return self._decoder.plan(spans, self._table.page_rows, self._layout)
 
     def _run_eager(
-        self, rows: Rows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
+        self, rows: LapRows, plans: Sequence[AttentionPlan], fused: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Kernel by kernel, as any device can."""
         decoder = self._decoder
@@ -168,18 +168,18 @@ class DecoderStage:
         """On this stage's device, wherever they come from."""
         return rows.to(self._decoder.device, self._decoder.dtype)
 
-    def _rejected_slots(self, segment: Growth) -> list[int]:
+    def _rejected_slots(self, segment: TreeSegment) -> list[int]:
         """Slots of its sequence's own pages from its root on: rejected drafts lie there."""
         table, sequence, row = self._table, segment.sequence, segment.committed
         rows = len(table.pages(sequence)) * table.page_rows - table.column(sequence, row)
         return table.slots(sequence, row, row + rows)
 
-    def _change_pages(self, frame: Frame, arrangement: Arrangement) -> Moves:
+    def _change_pages(self, frame: Frame, arrangement: KvPlan) -> Moves:
         """What comes before the rows; returns the moves that are left to whatever runs them."""
         for page in arrangement.trimmed:
             self._kv.clear_page(page)
         for segment in frame.segments:
-            if isinstance(segment, Growth) and segment.once_more:
+            if isinstance(segment, TreeSegment) and segment.once_more:
                 self._kv.clear_rows(self._rejected_slots(segment))
         for copy in arrangement.copies:
             self._kv.copy_page(copy.source, copy.target, copy.rows)
@@ -199,11 +199,11 @@ class DecoderStage:
         for layer in range(max(pruning.skip - self.layers.first, 0), len(self.layers)):
             self._kv.keep_least(layer, sources, targets)
 
-    def _clear_freed(self, arrangement: Arrangement) -> None:
+    def _clear_freed(self, arrangement: KvPlan) -> None:
         """Last: the closing frame itself may still have written there."""
         for page in arrangement.freed:
             self._kv.clear_page(page)
 
 
-def _span(place: Place, sight: AnyColumns) -> Span:
+def _span(place: SegmentPlan, sight: AnyColumns) -> Span:
     return Span(place.rows, place.base, place.rows, place.pages, place.visible, sight)

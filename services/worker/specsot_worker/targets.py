@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from specsot.tree import Tree, children
+from specsot.core.tree import Tree, children
 from specsot_worker.judge import DecodeState
 from specsot_worker.penalties import apply_penalties
 from specsot_worker.sampling import DrawRequest, argmax_tokens, choose_tokens

@@ -9,8 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from specsot.core.frames import (
+    FeatureBatch,
+    Features,
+    Frame,
+    Opening,
+    Outcome,
+    PromptChunk,
+    Segment,
+    TreeSegment,
+    rows_of,
+)
 from specsot.errors import NotFound, Overloaded
-from specsot.frames import Chunk, Features, Frame, Growth, Lesson, Opening, Outcome, Segment, rows_of
 from specsot_worker.features import FeatureRows, FeatureStore
 from specsot_worker.pace import LapClock
 
@@ -118,7 +128,7 @@ class FeatureStream:
         )
 
     def _drafted_trees(self, frame: Frame) -> int:
-        return sum(isinstance(one, Growth) and one.sequence in self._sequences for one in frame.segments)
+        return sum(isinstance(one, TreeSegment) and one.sequence in self._sequences for one in frame.segments)
 
     # --- what happened ---
 
@@ -230,16 +240,16 @@ class FeatureStream:
         self._close(sequence)
         return False
 
-    def _lesson(self, part: FeatureRows) -> Lesson:
+    def _lesson(self, part: FeatureRows) -> FeatureBatch:
         """A tree is asked for behind the newest token alone."""
         course, text = self._sequences[part.sequence], self._tokens[part.sequence]
         tokens = tuple(text[part.start : part.stop])
         if course.step is None or part.stop < course.committed:
-            return Lesson(part.sequence, part.start, tokens, None, None)
-        return Lesson(part.sequence, part.start, tokens, text[part.stop], course.step, course.forced)
+            return FeatureBatch(part.sequence, part.start, tokens, None, None)
+        return FeatureBatch(part.sequence, part.start, tokens, text[part.stop], course.step, course.forced)
 
 
 def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:
-    if isinstance(segment, Chunk):
+    if isinstance(segment, PromptChunk):
         return range(len(segment.tokens))
     return outcome.accepted if outcome else (0,)

@@ -13,9 +13,20 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from specsot.constraint import Grammar, Habits, Isolated
-from specsot.frames import Chunk, End, Features, Frame, Growth, Opening, Outcome, Result, Segment, rows_of
-from specsot.tree import single
+from specsot.core.frames import (
+    End,
+    Features,
+    Frame,
+    Opening,
+    Outcome,
+    PromptChunk,
+    Result,
+    Segment,
+    TreeSegment,
+    rows_of,
+)
+from specsot.core.tree import single
+from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
 from specsot_worker.chances import add_logprobs
 from specsot_worker.features import FeatureStore
 from specsot_worker.history import TokenCounts
@@ -47,7 +58,7 @@ class Verifier:
         self._logits, self._find_grammar = logits, find_grammar
         self._decoding: dict[int, DecodeState] = {}
         self._tokens: dict[int, list[int]] = {}
-        self._habits = Habits()
+        self._habits = SpellingHabits()
         self._features = FeatureStream(self._tokens, store)
         self._pending = PendingGrammars()
 
@@ -88,7 +99,7 @@ class Verifier:
         """The same of segments that need not wait any more. Its result is no lap's: number 0."""
         grammars, frame = self._pending.take_ready()
         for sequence, found in grammars.items():
-            self._decoding[sequence].set_grammar(Isolated(found.result))
+            self._decoding[sequence].set_grammar(IsolatedGrammar(found.result))
         outcomes = self._outcomes(frame)
         features = self._features.advance(frame, outcomes, time.perf_counter())
         self._forget(frame, outcomes)
@@ -101,7 +112,7 @@ class Verifier:
         if opening.decodes:
             found, grammar = self._start_grammar(opening), None
             if found and found.done():
-                grammar = Isolated(found.result)
+                grammar = IsolatedGrammar(found.result)
             elif found:
                 self._pending.add(opening.sequence, found)
             history = TokenCounts(tokens) if opening.sampling.penalises else None
@@ -122,7 +133,7 @@ class Verifier:
 
     def _append_prompt(self, frame: Frame) -> None:
         for segment in frame.segments:
-            if isinstance(segment, Chunk):
+            if isinstance(segment, PromptChunk):
                 self._tokens[segment.sequence] += segment.tokens
                 if state := self._decoding.get(segment.sequence):
                     state.read_prompt(segment.start, segment.tokens)
@@ -149,13 +160,13 @@ class Verifier:
         return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
 
     def _decode_state(self, segment: Segment) -> DecodeState | None:
-        if isinstance(segment, Chunk) and not segment.final:
+        if isinstance(segment, PromptChunk) and not segment.final:
             return None
         return self._decoding.get(segment.sequence)
 
     def _outcome(self, segment: Segment, targets: Targets) -> Outcome:
         state = self._decoding[segment.sequence]
-        if isinstance(segment, Chunk):
+        if isinstance(segment, PromptChunk):
             outcome = accept_prompt(state, targets[0])
         else:
             outcome = accept_tree(state, segment.step, segment.tree, targets)
@@ -177,13 +188,13 @@ class Verifier:
 def _logit_rows(segment: Segment, first: int) -> range:
     """Rows of a frame whose logits matter: a prompt's last one, every node of a tree."""
     stop = first + rows_of(segment)
-    return range(stop - 1, stop) if isinstance(segment, Chunk) else range(first, stop)
+    return range(stop - 1, stop) if isinstance(segment, PromptChunk) else range(first, stop)
 
 
 def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:
     """A prompt's last token is a tree of one node."""
     masks = grammar_masks(segment, state)
-    if isinstance(segment, Chunk):
+    if isinstance(segment, PromptChunk):
         tree, position = single(segment.tokens[-1]), segment.start + len(segment.tokens)
     else:
         tree, position = segment.tree, segment.committed + 1
@@ -198,6 +209,6 @@ def _add_verify_time(frame: Frame, seconds: float) -> Frame:
 
 def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
     rows = sum(map(rows_of, frame.segments))
-    drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, Growth)]
+    drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, TreeSegment)]
     drafts = sum(nodes > 0 for nodes in drafted)
     return Result(frame.epoch, frame.number, outcomes, frame.seconds, rows, drafts, sum(drafted))

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
-from specsot.frames import Frame, Result
+from specsot.core.frames import Frame, Result
+from specsot.core.pages import PageTable
 from specsot.members import Configuration
-from specsot.pages import PageTable
 
 
 class WorkerObserver:

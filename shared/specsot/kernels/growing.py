@@ -14,7 +14,7 @@ WORD = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class CandidatePool:
     """All candidates of B trees, int64 and fp32 [B, n], parents first: see `selection.Candidates`."""
 
     tokens: Tensor
@@ -23,7 +23,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Frontier:
+class LevelFrontier:
     """The candidates that are fed next, [B, k] each but the bits.
 
     scores, tokens, numbers: as in the pool, and each one's place in it.
@@ -38,9 +38,9 @@ class Frontier:
     bits: Tensor
 
 
-def empty_pool(trees: int, size: int, device: torch.device) -> Pool:
+def empty_pool(trees: int, size: int, device: torch.device) -> CandidatePool:
     whole = torch.zeros((2, trees, size), dtype=torch.long, device=device)
-    return Pool(whole[0], torch.zeros((trees, size), device=device), whole[1])
+    return CandidatePool(whole[0], torch.zeros((trees, size), device=device), whole[1])
 
 
 def grow(
@@ -48,10 +48,10 @@ def grow(
     k: int,
     level: int,
     words: int,
-    pool: Pool,
-    before: Frontier | None,
+    pool: CandidatePool,
+    before: LevelFrontier | None,
     offsets: Tensor | None,
-) -> Frontier:
+) -> LevelFrontier:
     """The k best followers of every node of a level join the pool; the k best of those are the next frontier.
 
     logits:  [B * width, draft vocabulary] behind the roots (width 1) or the frontier before.
@@ -79,7 +79,7 @@ def grow(
     bits = own.repeat(trees, 1)
     if before is not None:
         bits |= before.bits[origins.flatten()]
-    return Frontier(best, tokens.flatten(1).gather(1, chosen), chosen + first, origins, bits)
+    return LevelFrontier(best, tokens.flatten(1).gather(1, chosen), chosen + first, origins, bits)
 
 
 def _tops(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

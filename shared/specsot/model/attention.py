@@ -20,11 +20,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specsot.arrange import HeadSight, Sight
+from specsot.core.kv_plan import HeadColumns, VisibleColumns
+from specsot.core.segments import (
+    PageRead,
+    ReadGroup,
+    Span,
+    plan_reads,
+    read_by_head,
+    read_recent,
+    read_sinks,
+    tail_seen,
+)
 from specsot.members import Layout
-from specsot.model.rows8 import as_numbers
-from specsot.model.segments import Group, Reading, Span, arrange, tail_seen
-from specsot.model.windows import look_at_recent, look_at_sinks, look_by_head
+from specsot.model.kv import as_numbers
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.attention import TreePlan
@@ -48,7 +56,7 @@ class _Pass:
     blind: [rows, 1 or kv_heads, 1] rows that see nothing here; None where there are none.
     """
 
-    reading: Reading
+    reading: PageRead
     rows: slice
     mask: Tensor | None
     blind: Tensor | None
@@ -135,7 +143,7 @@ def plan_readings(
     A batched product also meets rows behind the end of shorter spans, with weight zero: pages must
     never hold what is not finite (KVPages.clear_page).
     """
-    arrangement = arrange(spans, page_rows, layout)
+    arrangement = plan_reads(spans, page_rows, layout)
     opening, further = list[_Pass](), list[_Pass]()
     first = 0
     for group in arrangement.groups:
@@ -156,7 +164,11 @@ def plan_readings(
 def _turns(spans: Sequence[Span], turn: Turn | None) -> Tensor | None:
     """`AttentionPlan.turns` of a frame's rows; None where no query is turned."""
     sights = ((span.sight, span.rows) for span in spans)
-    steps = [n for sight, rows in sights for n in (sight.turns if isinstance(sight, Sight) else (0,) * rows)]
+    steps = [
+        n
+        for sight, rows in sights
+        for n in (sight.turns if isinstance(sight, VisibleColumns) else (0,) * rows)
+    ]
     if not any(steps):
         return None
     assert turn is not None, "spans that look through a window need what turns their queries"
@@ -247,7 +259,7 @@ class _Maker:
     dtype: torch.dtype
     device: torch.device | str
 
-    def __call__(self, reading: Reading, cut: Bools | None, turned: bool = False) -> _Pass:
+    def __call__(self, reading: PageRead, cut: Bools | None, turned: bool = False) -> _Pass:
         """cut: what rows must not see, [rows, columns] or [rows, heads, columns]; None: they see all."""
         start = self.first + reading.first
         rows = slice(start, start + reading.cells * reading.rows)
@@ -257,34 +269,36 @@ class _Maker:
         return _Pass(reading, rows, mask, _blind(cut, self.device), turned)
 
 
-def _see(group: Group, page_rows: int, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
+def _see(group: ReadGroup, page_rows: int, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
     """A group's passes: those that open every row, in row order, and the others."""
     match group.spans[0].sight:
-        case Sight() as sight:
+        case VisibleColumns() as sight:
             return _see_window(group, sight, page_rows, make)
-        case HeadSight() as sight:
-            passes = [make(*look) for look in look_by_head(group.spans[0], sight, group.readings)]
+        case HeadColumns() as sight:
+            passes = [make(*look) for look in read_by_head(group.spans[0], sight, group.readings)]
             return passes[:1], passes[1:]
         case None:
             return _see_all(group, make)
 
 
-def _see_all(group: Group, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
+def _see_all(group: ReadGroup, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
     """The same where no policy hides anything."""
     hidden = _hidden(group)
     passes = [make(reading, _columns(hidden, group.lead, reading)) for reading in group.readings]
     return [each for each in passes if each.reading.at == 0], [each for each in passes if each.reading.at]
 
 
-def _see_window(group: Group, sight: Sight, page_rows: int, make: _Maker) -> tuple[list[_Pass], list[_Pass]]:
+def _see_window(
+    group: ReadGroup, sight: VisibleColumns, page_rows: int, make: _Maker
+) -> tuple[list[_Pass], list[_Pass]]:
     """The same for the one span of a window."""
     (span,) = group.spans
-    sinks = [make(*look, turned=True) for look in look_at_sinks(span, sight, page_rows)]
-    passes = sinks + [make(*look) for look in look_at_recent(span, sight, group.readings)]
+    sinks = [make(*look, turned=True) for look in read_sinks(span, sight, page_rows)]
+    passes = sinks + [make(*look) for look in read_recent(span, sight, group.readings)]
     return passes[:1], passes[1:]
 
 
-def _as_mask(cut: Bools, reading: Reading, g: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def _as_mask(cut: Bools, reading: PageRead, g: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """Hidden columns, of all heads or of each, as what is added to the scores of each of g queries."""
     by_head = cut[None] if cut.ndim == 2 else cut.transpose(1, 0, 2)
     mask = np.where(np.repeat(by_head, g, 1), np.float32(-np.inf), np.float32(0))
@@ -298,7 +312,7 @@ def _blind(cut: Bools, device: torch.device | str) -> Tensor | None:
     return torch.from_numpy(blind.reshape(len(cut), -1, 1)).to(device) if blind.any() else None
 
 
-def _columns(hidden: Bools | None, lead: int, reading: Reading) -> Bools | None:
+def _columns(hidden: Bools | None, lead: int, reading: PageRead) -> Bools | None:
     """What a reading's rows [rows, columns] must not see; None where they see it all."""
     end = reading.at + reading.columns
     if hidden is None or end <= lead:
@@ -312,7 +326,7 @@ def _columns(hidden: Bools | None, lead: int, reading: Reading) -> Bools | None:
     return whole
 
 
-def _hidden(group: Group) -> Bools | None:
+def _hidden(group: ReadGroup) -> Bools | None:
     """[rows, width - lead]: whether a row must not see column lead + c; None where nothing is hidden."""
     lead, width = group.lead, group.width
     if lead == width:

@@ -1,17 +1,31 @@
-"""A base model's shape, read from a Hugging Face directory's config.json.
-
-Refuses to know tensors, weights and torch.
-"""
+"""A base model's shape, read from its config.json, and per-head KV windows, read from a file beside it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from specsot.errors import ModelError
-from specsot.model.families import ACTIVATIONS, FAMILIES, LLAMA, Activation, Family, MlpKind, Names, NormKind
-from specsot.model.fields import Fields, Json, read_json, require_model_directory
-from specsot.model.rope import Rope, read_rope
+from specsot.errors import InvalidRequest, ModelError
+from specsot.model.hf_config import (
+    ACTIVATIONS,
+    FAMILIES,
+    LLAMA,
+    Activation,
+    Family,
+    Fields,
+    Json,
+    MlpKind,
+    Names,
+    NormKind,
+    Rope,
+    read_json,
+    read_rope,
+    require_model_directory,
+)
+from specsot.params import MAX_TOKENS, HeadWindows
 
 __all__ = ["ModelConfig", "Rope", "make_config", "read_config", "read_json", "read_rope"]
 
@@ -176,3 +190,35 @@ def _eos(values: Json, generation: Json, source: Path) -> tuple[int, ...]:
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
         raise ModelError(f"{source}: eos_token_id must be token ids, got {found!r}")
     return tuple(ids)
+
+
+HEADS_FILE = "kv_heads.json"
+
+
+def read_heads(directory: Path, config: ModelConfig) -> HeadWindows | None:
+    """None where nothing was measured. Raises ModelError, also for another model's heads."""
+    path = directory / HEADS_FILE
+    if not path.is_file():
+        return None
+    try:
+        layers = tuple(tuple(map(_head_window, heads)) for heads in read_json(path)["layers"])
+        found = HeadWindows(layers)
+    except (KeyError, TypeError, AttributeError, InvalidRequest) as error:
+        raise ModelError(f"{path}: {type(error).__name__}: {error}") from None
+    there, wanted = (len(layers), len(layers[0])), (config.layers, config.kv_heads)
+    if there != wanted:
+        raise ModelError(f"{path}: {there[0]} layers of {there[1]} KV heads, the model has {wanted}")
+    return found
+
+
+def write_heads(
+    path: Path, layers: Sequence[Sequence[Mapping[str, Any]]], measured: Mapping[str, Any]
+) -> None:
+    """layers: of every KV head `sinks` and `recent` (None: all), and whatever else people should know."""
+    lines = ",\n".join(f"    {json.dumps(list(heads))}" for heads in layers)
+    path.write_text(f'{{\n  "measured": {json.dumps(dict(measured))},\n  "layers": [\n{lines}\n  ]\n}}\n')
+
+
+def _head_window(head: Mapping[str, Any]) -> tuple[int, int]:
+    recent = head["recent"]
+    return head["sinks"], MAX_TOKENS if recent is None else recent

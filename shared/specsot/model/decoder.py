@@ -16,24 +16,21 @@ from torch import Tensor
 from specsot.errors import InvalidRequest, ModelError
 from specsot.members import KvDtype, Layout, Quantization, Range
 from specsot.model.attention import AttentionPlan, Span, plan_attention
-from specsot.model.block import Block
+from specsot.model.block import Block, HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.config import ModelConfig, read_config
-from specsot.model.edges import HeldEdges, fetch_embedding, fetch_final_norm, fetch_lm_head
 from specsot.model.fused import check_invariant, fuse_blocks
 from specsot.model.kv import KVPages
-from specsot.model.linear import Linear
-from specsot.model.norms import AnyNorm, Norm
+from specsot.model.layers import AnyNorm, Norm, Rotary
+from specsot.model.linear import Linear, product_of
 from specsot.model.precision import resolve_dtype
-from specsot.model.product import product_of
-from specsot.model.rotary import Rotary
 from specsot.model.weights import Fetch, WeightFiles, Weights
-from specsot.process.options import ModelOptions
+from specsot.service.options import ModelOptions
 
 Loaded = Callable[[int], None]  # hears how many layers are there
 
 
 @dataclass(slots=True)
-class Parts:
+class LoadedParts:
     """What is loaded of one model, in one form, on one device: layers by index, and the edges."""
 
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
@@ -75,9 +72,9 @@ class Decoder:
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
-        parts: Parts | None = None,
+        parts: LoadedParts | None = None,
     ) -> None:
-        parts = Parts() if parts is None else parts
+        parts = LoadedParts() if parts is None else parts
         fetch = Fetch(files, dtype, device, quantization)
         self.batch_invariant = batch_invariant
         self.config, self.layers, self.dtype, self.device = config, layers, dtype, device
@@ -107,7 +104,7 @@ class Decoder:
         quantization: Quantization | None = None,
         kv_dtype: KvDtype = "auto",
         batch_invariant: bool = False,
-        parts: Parts | None = None,
+        parts: LoadedParts | None = None,
     ) -> Decoder:
         """Read this range's weights, and no others, from a Hugging Face directory.
 
@@ -129,7 +126,12 @@ class Decoder:
 
     @classmethod
     def of(
-        cls, options: ModelOptions, layers: Range, *, loaded: Loaded | None = None, parts: Parts | None = None
+        cls,
+        options: ModelOptions,
+        layers: Range,
+        *,
+        loaded: Loaded | None = None,
+        parts: LoadedParts | None = None,
     ) -> Decoder:
         """As options say; see `load`."""
         return cls.load(

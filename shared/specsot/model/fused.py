@@ -18,11 +18,8 @@ from specsot.model.attention import AttentionPlan, attend
 from specsot.model.block import Block
 from specsot.model.config import ModelConfig
 from specsot.model.kv import KVPages
-from specsot.model.linear import Linear
-from specsot.model.mlp import GatedMlp
-from specsot.model.norms import AnyNorm, Norm
-from specsot.model.product import product_of
-from specsot.model.rotary import frequencies
+from specsot.model.layers import AnyNorm, GatedMlp, Norm, frequencies
+from specsot.model.linear import Linear, product_of
 
 if TYPE_CHECKING:
     from specsot.kernels.gpu.rows import Turning

@@ -1,20 +1,19 @@
-"""KV rows of every layer in big pages: write, move, copy.
-
-Refuses to know who owns a page, sequences, and what attention makes of the rows.
-"""
+"""KV pages of a layer range on one device, int8 rows, and the staging buffer for what is sent there."""
 
 from __future__ import annotations
 
 import math
 import mmap
 from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot.members import KvDtype
-from specsot.model.rows8 import SCALE, as_numbers, round_rows
-from specsot.model.staging import indices
 
 Moves = Sequence[tuple[int, int]]  # of rows: source and target slot
 Places = tuple[Tensor, Tensor]  # (page, offset) of each row, both LongTensor [rows]
@@ -53,7 +52,7 @@ class KVPages:
         kept: KvDtype = "auto",
     ) -> None:
         """kept: int8 makes rows of int8, which `rows8.as_numbers` reads."""
-        width = head_dim + SCALE if kept == "int8" else head_dim
+        width = head_dim + SCALE_BYTES if kept == "int8" else head_dim
         shape = (layers, 2, pages, kv_heads, page_rows, width)
         self._whole = untouched_zeros(shape, torch.int8 if kept == "int8" else dtype, device)
         self.layers = self._whole.unbind()
@@ -129,3 +128,69 @@ class KVPages:
     def clear_page(self, page: int) -> None:
         """Zero a page in every layer: for rows that are not finite, before somebody else gets them."""
         self._whole[:, :, page].zero_()
+
+
+SCALE_BYTES = 2  # bytes
+MIN_SCALE = 2.0**-24  # of a scale: a row of zeros stays one
+
+
+def round_rows(rows: Tensor) -> Tensor:
+    """[..., head_dim] to int8 [..., head_dim + 2]. What is not finite does not come back finite."""
+    wide = rows.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(MIN_SCALE).half()
+    whole = (wide / scale).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat((whole, scale.view(torch.int8)), -1)
+
+
+def as_numbers(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows as they are kept, whichever way that is, as numbers [..., head_dim]."""
+    if rows.dtype != torch.int8:
+        return rows
+    scale = rows[..., -SCALE_BYTES:].view(torch.float16)
+    return rows[..., :-SCALE_BYTES].to(dtype).mul_(scale)
+
+
+def row_bytes(head_dim: int, itemsize: int, kept: KvDtype) -> int:
+    """Of one key or value of one head."""
+    return head_dim + SCALE_BYTES if kept == "int8" else head_dim * itemsize
+
+
+Numbers = NDArray[np.int32]
+Shapes = Sequence[tuple[int, ...]]
+
+
+class Staging:
+    """Host memory that a copy engine reads: not to be written again before it did."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._host = torch.empty(size, dtype=torch.int32, pin_memory=on_gpu)
+        self._numbers: Numbers = self._host.numpy()
+        self._sent = torch.cuda.Event() if on_gpu else None
+
+    def send(self, parts: Sequence[Numbers], target: Tensor) -> None:
+        """One copy of all parts, one behind the other; what is behind them in `target` stays."""
+        if self._sent:
+            self._sent.synchronize()
+        ends = np.cumsum([0, *(part.size for part in parts)])
+        for part, (start, end) in zip(parts, pairwise(ends.tolist())):
+            self._numbers[start:end] = part.reshape(-1)
+        target[: ends[-1]].copy_(self._host[: ends[-1]], non_blocking=True)
+        if self._sent:
+            self._sent.record()
+
+
+def indices(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Whole numbers on a device. From pinned memory: else the host waits for all that runs there."""
+    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def size_of(shapes: Shapes) -> int:
+    """How many numbers tensors of these shapes hold together."""
+    return sum(map(prod, shapes))
+
+
+def views(flat: Tensor, shapes: Shapes) -> list[Tensor]:
+    """Tensors of these shapes, one behind the other in `flat`."""
+    parts = flat.split([prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes)]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specsot.errors import ModelError
 from specsot.members import Quantization
-from specsot.model.fields import read_json
+from specsot.model.hf_config import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from specsot.core.info import Info, ModelInfo
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Finished, Numbered, Reason, Started, Statistics
-from specsot.info import Info, ModelInfo
 from specsot.params import Ask, Message
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from specsot import events as ev
-from specsot import info
-from specsot.skeleton import Point
+from specsot.core import info
+from specsot.core.skeleton import Point
 from tests.wire.strategies.asking import modes
 from tests.wire.strategies.fleet import layers
 from tests.wire.strategies.plain import big, seconds, small, text, tokens

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specsot import params
-from specsot.forms import Form
-from specsot.skeleton import PlanRules
+from specsot.core.skeleton import PlanRules
+from specsot.params import Form
 from tests.wire.strategies.plain import small, text
 
 samplings = st.builds(

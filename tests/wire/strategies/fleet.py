@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from specsot import frames as fr
 from specsot import members, params
+from specsot.core import frames as fr
 from tests.wire.strategies.plain import big, names, rising, seconds, small, text
 from tests.wire.strategies.ring import opens, results
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from specsot.tree import Tree
+from specsot.core.tree import Tree
 
 small = st.integers(0, 2**32 - 1)
 big = st.integers(0, 2**64 - 1)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from specsot import frames as fr
 from specsot import members, params
-from specsot.links import Lost
+from specsot.core import frames as fr
+from specsot.transport.links import Lost
 from tests.wire.strategies.asking import forms, head_windows, prunings, rules, samplings, windows
 from tests.wire.strategies.plain import (
     big,
@@ -63,13 +63,15 @@ def opens(draw: st.DrawFn) -> fr.Open:
 
 
 @st.composite
-def growths(draw: st.DrawFn) -> fr.Growth:
+def growths(draw: st.DrawFn) -> fr.TreeSegment:
     keep = draw(rising)
     committed = draw(st.integers(len(keep), 2**32 - 1))
-    return fr.Growth(draw(big), draw(small), committed, keep, draw(trees()))
+    return fr.TreeSegment(draw(big), draw(small), committed, keep, draw(trees()))
 
 
-segments = st.builds(fr.Chunk, sequence=big, start=small, tokens=tokens, final=st.booleans()) | growths()
+segments = (
+    st.builds(fr.PromptChunk, sequence=big, start=small, tokens=tokens, final=st.booleans()) | growths()
+)
 sequences = st.lists(big, max_size=3).map(tuple)
 frames = st.builds(
     fr.Frame,
@@ -85,7 +87,7 @@ frames = st.builds(
     trace=traces,
 )
 logprobs = st.floats(-100, 0, width=32)
-chances = st.builds(fr.Chance, logprobs, st.lists(st.tuples(small, logprobs), max_size=3).map(tuple))
+chances = st.builds(fr.Logprob, logprobs, st.lists(st.tuples(small, logprobs), max_size=3).map(tuple))
 
 
 @st.composite
@@ -107,7 +109,7 @@ results = st.builds(
     drafted=small,
 )
 lessons = st.builds(
-    fr.Lesson,
+    fr.FeatureBatch,
     sequence=big,
     start=small,
     tokens=tokens,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from specsot.frames import Features
+from specsot.core.frames import Features
 from specsot_drafter.selection import Candidates, KeepGrowing
 from specsot_drafter.texts import DraftSequence
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from specsot.arrange import window_of
-from specsot.frames import Features, Lesson, Opening
+from specsot.core.frames import FeatureBatch, Features, Opening
+from specsot.core.kv_plan import window_of
 from specsot.members import TreeShape
-from specsot.model.laps import Graphs
+from specsot.model.cuda_graphs import GraphCapture
 from specsot_drafter.descent import GraphInput, TreeGraphs
 from specsot_drafter.extension import compute_rows
 from specsot_drafter.following import EagleKv
@@ -96,7 +96,7 @@ class EagleProposer:
             sequence = DraftSequence(Opening(0, prompt=rows, limit=rows))
             self.open(sequence)
             for told in (rows, 1):
-                lesson = Lesson(0, sequence.committed, (0,) * told, 0, 1)
+                lesson = FeatureBatch(0, sequence.committed, (0,) * told, 0, 1)
                 sequence.observe(lesson)
                 payload = torch.zeros(told, self._head.width, dtype=self._head.dtype)
                 self.observe(Features(0, 0, lessons=(lesson,), rows=payload))
@@ -134,4 +134,4 @@ def _graphs(head: DraftHead, memory: DraftPages, shape: TreeShape) -> TreeGraphs
         return None
     from specsot.kernels.gpu.growing import grow
 
-    return TreeGraphs(fused, memory, shape.top_k, shape.depth + 1, Graphs(), grow)
+    return TreeGraphs(fused, memory, shape.top_k, shape.depth + 1, GraphCapture(), grow)

@@ -13,13 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specsot.arrange import window_of
+from specsot.core.frames import Features
+from specsot.core.kv_plan import window_of
+from specsot.core.pages import PageTable
 from specsot.errors import Overloaded
-from specsot.frames import Features
 from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot.pages import PageTable
 from specsot_drafter.drafters.beams import BeamShape
 from specsot_drafter.grammar import make_guide
 from specsot_drafter.growth import TreeGrowth, TreeRoom, reserve_room

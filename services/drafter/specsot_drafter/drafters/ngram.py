@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from specsot.frames import Features
+from specsot.core.frames import Features
 from specsot_drafter.acceptance import AcceptanceRates
 from specsot_drafter.selection import Candidates, KeepGrowing
 from specsot_drafter.texts import DraftSequence

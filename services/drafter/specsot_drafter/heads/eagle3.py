@@ -17,8 +17,8 @@ from torch import Tensor
 
 from specsot.model.attention import AttentionPlan
 from specsot.model.kv import KVPages
+from specsot.model.layers import Norm
 from specsot.model.linear import Linear
-from specsot.model.norms import Norm
 from specsot_drafter.heads.eagle import EagleHead
 from specsot_drafter.heads.fusion import Fusion
 from specsot_drafter.heads.layers import HeadLayers

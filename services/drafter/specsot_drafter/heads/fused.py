@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from specsot.model.attention import AttentionPlan, attend
-from specsot.model.fp8 import Fp8
 from specsot.model.kv import KVPages
-from specsot.model.linear import Linear
-from specsot.model.product import Product, captured_product
+from specsot.model.linear import Linear, RowProduct, captured_product
+from specsot.model.precision import Fp8
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.eagle3 import Eagle3Head
 
@@ -94,7 +93,7 @@ def fuse_head(head: DraftHead) -> FusedHead | None:
     return FusedHead(head) if all(map(captured_product, linears)) else None
 
 
-def _product(linear: Linear) -> Product | Fp8:
+def _product(linear: Linear) -> RowProduct | Fp8:
     product = captured_product(linear)
     assert product is not None, "see fuse_head"
     return product

@@ -10,11 +10,8 @@ from torch import Tensor
 
 from specsot.model.attention import AttentionPlan, attend
 from specsot.model.kv import KVPages
+from specsot.model.layers import Norm, Rotary, fuse, gate, interleave, rotate
 from specsot.model.linear import Linear
-from specsot.model.mlp import gate
-from specsot.model.norms import Norm
-from specsot.model.projections import fuse
-from specsot.model.rotary import Rotary, interleave, rotate
 from specsot.model.weights import Fetch
 from specsot_drafter.heads.shapes import HeadShape
 

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from specsot.errors import HeadMismatch, InvalidRequest, ModelError
 from specsot.members import AS_PUBLISHED, Overrides, Quantization
+from specsot.model.block import Edges, StoredEdges
 from specsot.model.config import ModelConfig, Rope, read_config, read_rope
-from specsot.model.edges import Edges, StoredEdges
-from specsot.model.fields import Fields
+from specsot.model.hf_config import Fields
+from specsot.model.layers import Norm, Rotary
 from specsot.model.linear import Linear
-from specsot.model.norms import Norm
-from specsot.model.quantization import of_lm_head
-from specsot.model.rotary import Rotary
+from specsot.model.precision import of_lm_head
 from specsot.model.weights import Fetch, WeightFiles
 from specsot_drafter.heads.checkpoint import Checkpoint
 from specsot_drafter.heads.eagle import EagleHead

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from specsot.core.pages import Policy, most_held
+from specsot.core.skeleton import MAX_TITLE_BYTES
 from specsot.errors import ContextLengthExceeded, InvalidRequest
-from specsot.pages import Policy, most_held
 from specsot.params import MAX_TOKENS, Ask, Window
-from specsot.skeleton import MAX_TITLE_BYTES
 from specsot_master.core.plan import plan_limit, skeleton_limit
 from specsot_master.core.prefix_tree import PrefixMatch
 from specsot_master.core.ring import RingState

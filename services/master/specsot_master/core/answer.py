@@ -6,8 +6,8 @@ import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from specsot.core.skeleton import PlanReader, Point
 from specsot.events import Reason, TokenLogprobs
-from specsot.skeleton import PlanReader, Point
 
 
 class StopStrings:

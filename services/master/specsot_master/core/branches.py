@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from specsot.core.skeleton import Point
 from specsot.events import Reason, TokenLogprobs
-from specsot.skeleton import Point
 from specsot_master.core.answer import END, AnswerText, TextPiece, TokenSpans
 from specsot_master.core.schedule import pick_ready
 

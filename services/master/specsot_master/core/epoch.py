@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from specsot.core.info import MemberInfo
 from specsot.errors import Refused
-from specsot.info import MemberInfo
 from specsot.members import (
     MASTER,
     PROTOCOL,

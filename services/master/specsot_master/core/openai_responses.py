@@ -7,10 +7,19 @@ from codecs import getincrementaldecoder
 from dataclasses import dataclass, field
 from typing import Any
 
+from specsot.core.view import Panel, View
 from specsot.errors import SpecsotError
-from specsot.events import Candidate, Event, Finished, MergedText, Numbered, Reason, Started, TokenLogprobs
-from specsot.lines import fields_of
-from specsot.view import Panel, View
+from specsot.events import (
+    Candidate,
+    Event,
+    Finished,
+    MergedText,
+    Numbered,
+    Reason,
+    Started,
+    TokenLogprobs,
+    fields_of,
+)
 
 MIN_LOGPROB = -9999.0  # what a logprob of minus infinity is told as: JSON has no word for it
 

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise, permutations
 from typing import Literal
 
-from specsot.amounts import in_words
+from specsot.core.info import memory_in_words
 from specsot.errors import Refused, Unavailable
 from specsot.members import (
     CommMode,
@@ -284,10 +284,10 @@ def _lacking(sites: Sequence[WorkerCost], wishes: RingConfig) -> str:
     need = weights.layer * wishes.model_layers + weights.first + weights.last
     rooms = [max(site.room, 0.0) for site in sites]
     gap = need - sum(rooms)
-    offers = " + ".join("an unknown amount" if room == math.inf else in_words(room) for room in rooms)
-    words = f"{in_words(gap)} are missing" if gap > 0 else "no cut between two layers fits"
+    offers = " + ".join("an unknown amount" if room == math.inf else memory_in_words(room) for room in rooms)
+    words = f"{memory_in_words(gap)} are missing" if gap > 0 else "no cut between two layers fits"
     return (
-        f"layers 0:{wishes.model_layers} need {in_words(need)}, "
+        f"layers 0:{wishes.model_layers} need {memory_in_words(need)}, "
         f"workers offer {offers} beside their KV pages; {words}"
     )
 

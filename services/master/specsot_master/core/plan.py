@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from specsot.core.frames import End, Outcome
+from specsot.core.skeleton import MAX_POINTS, PlanReader, PlanRules, Point
 from specsot.errors import InvalidRequest, PlanError, SpecsotError
 from specsot.events import (
     BranchFinished,
@@ -26,9 +28,7 @@ from specsot.events import (
     SkeletonText,
     Started,
 )
-from specsot.frames import End, Outcome
 from specsot.params import Ask, Mode
-from specsot.skeleton import MAX_POINTS, PlanReader, PlanRules, Point
 from specsot_master.core.answer import FirstSequence, TextPiece
 from specsot_master.core.branches import PlanBranches, heading_of, share_out
 from specsot_master.core.stats import OutputTokens, RequestTally

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specsot.skeleton import MAX_TITLE_BYTES, PlanRules, Point
+from specsot.core.skeleton import MAX_TITLE_BYTES, PlanRules, Point
 
 # What a template might change, or look for, in words that it should leave alone.
 _SLOT_PROBE = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Protocol
 
-from specsot.frames import Order
+from specsot.core.frames import Order
 from specsot.params import DrafterName, HeadWindows
-from specsot.process.option import POSITIVE, SECONDS, Option
+from specsot.service.option import POSITIVE, SECONDS, Option
 
 
 @dataclass(frozen=True, slots=True)

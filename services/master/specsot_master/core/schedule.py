@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from specsot.skeleton import Point
+from specsot.core.skeleton import Point
 
 
 def critical_paths(points: Sequence[Point]) -> dict[int, int]:

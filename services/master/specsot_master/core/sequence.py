@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from specsot.core.frames import End, Fork, Opening, Outcome
+from specsot.core.skeleton import PlanRules
 from specsot.errors import WireError
-from specsot.frames import End, Fork, Opening, Outcome
 from specsot.params import Ask, HeadWindows, Window
-from specsot.skeleton import PlanRules
 
 
 class SequenceFactory:

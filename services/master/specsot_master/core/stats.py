@@ -6,10 +6,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from specsot.core.frames import Outcome, Result
+from specsot.core.info import LapsInfo
 from specsot.errors import SpecsotError
 from specsot.events import Statistics
-from specsot.frames import Outcome, Result
-from specsot.info import LapsInfo
 
 
 @dataclass(frozen=True, slots=True)

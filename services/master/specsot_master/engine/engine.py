@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import structlog
 
+from specsot.core.frames import End, Open, Order, Outcome, Result
+from specsot.core.info import RequestsInfo
 from specsot.errors import InvalidRequest, NotFound, SpecsotError, Unavailable, WireError
 from specsot.events import Finished, Numbered
-from specsot.frames import End, Open, Order, Outcome, Result
-from specsot.info import RequestsInfo
 from specsot.params import Ask, brief
 from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.schedule import Quarantine

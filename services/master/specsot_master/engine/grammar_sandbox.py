@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from specsot.errors import InvalidRequest, Overloaded, Unavailable
-from specsot.forms import Form, refuse
+from specsot.params import Form, refuse
 
 MAX_VERDICTS = 256  # forms whose verdict is kept
 MAX_WAITING_FORMS = 16  # forms that wait for a verdict at most, those of two clients counted twice
@@ -99,7 +99,7 @@ def compile_in_subprocess(form: Form) -> str:
 
     The process imports nothing from the current folder (-P), and does not get the clients' token.
     """
-    command = [sys.executable, "-P", "-m", "specsot.constraint.trial"]
+    command = [sys.executable, "-P", "-m", "specsot.grammar.sandbox"]
     known = {name: value for name, value in os.environ.items() if name != "SPECSOT_TOKEN"}
     said = json.dumps(asdict(form))
     try:

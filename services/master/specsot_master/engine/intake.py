@@ -7,9 +7,9 @@ import itertools
 import secrets
 from dataclasses import dataclass
 
+from specsot.core.skeleton import Point
 from specsot.errors import InvalidRequest, NotFound, Overloaded, TimedOut, Unavailable
 from specsot.params import LONGEST_TOKEN, Ask
-from specsot.skeleton import Point
 from specsot.tracing import caller, current
 from specsot_master.core.admission import PlanSizes, PromptPrefix, answer_prefix, plan_prefix, position_limit
 from specsot_master.core.plan import RequestPlan, check_plan, mode_of, rules_of

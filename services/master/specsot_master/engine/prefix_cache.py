@@ -5,7 +5,7 @@ Whoever needs pages, to enter or for a branch, gets those of prefixes that were 
 
 from __future__ import annotations
 
-from specsot.frames import Close, End, Fork, Open, Outcome
+from specsot.core.frames import Close, End, Fork, Open, Outcome
 from specsot.params import Window
 from specsot_master.core.admission import AdmissionOption, PageLedger, admission_options
 from specsot_master.core.prefix_tree import PrefixMatch, PrefixNode, PrefixTree

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from specsot import errors
+from specsot.core.frames import Outcome
+from specsot.core.skeleton import PlanRules
 from specsot.errors import PlanError, SpecsotError, Unavailable
 from specsot.events import Numbered
-from specsot.frames import Outcome
-from specsot.skeleton import PlanRules
 from specsot_master.core.plan import CloseSequence, Command, FailRequest, OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.core.sequence import SequenceFactory, TokenLog
 from specsot_master.engine.request_state import ActiveSequence, RequestState

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
+from specsot.core.frames import Outcome
+from specsot.core.skeleton import PlanRules, Point
 from specsot.errors import SpecsotError
 from specsot.events import Numbered
-from specsot.frames import Outcome
-from specsot.skeleton import PlanRules, Point
 from specsot_master.core.plan import CloseSequence, Command, FailRequest, OpenAnswer, OpenBranch, OpenSkeleton
 from specsot_master.core.ring import Ring, RingState
 from specsot_master.core.stats import RequestCounts

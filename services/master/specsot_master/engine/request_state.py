@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specsot.core.frames import End, Fork, Logprob, Open
 from specsot.errors import Cancelled, InvalidRequest, SpecsotError
 from specsot.events import Candidate, Numbered, TokenLogprobs
-from specsot.frames import Chance, End, Fork, Open
 from specsot.params import Ask
 from specsot.tracing import trace_of
 from specsot_master.core.admission import NO_PREFIX, PlanSizes, PromptPrefix, own_pages, position_limit
@@ -229,7 +229,7 @@ class ActiveSequence:
         log = self.log
         return log.opening.decodes and (not log.has_output or log.position <= self.lease)
 
-    def read(self, tokens: Sequence[int], chances: Sequence[Chance] = ()) -> list[TextPiece]:
+    def read(self, tokens: Sequence[int], chances: Sequence[Logprob] = ()) -> list[TextPiece]:
         """New tokens as pieces of text; at the end, without its end token, and with what was held back.
 
         chances: of the tokens, or none.
@@ -242,7 +242,7 @@ class ActiveSequence:
         rest = self.detokenizer.flush() if over else ""
         return [*pieces, TextPiece(None, rest)] if rest else pieces
 
-    def _tell(self, token: int, chance: Chance) -> TokenLogprobs:
+    def _tell(self, token: int, chance: Logprob) -> TokenLogprobs:
         top = (Candidate(other, self.spell(other), logprob) for other, logprob in chance.top)
         return TokenLogprobs(Candidate(token, self.spell(token), chance.logprob), tuple(top))
 

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
+from specsot.core.frames import Close, Lease, Opening, Order, Outcome
+from specsot.core.skeleton import PlanRules
 from specsot.errors import SpecsotError
-from specsot.frames import Close, Lease, Opening, Order, Outcome
-from specsot.skeleton import PlanRules
 from specsot.tasks import start
 from specsot.tracing import followed
 from specsot_master.core.admission import PageLedger, own_pages

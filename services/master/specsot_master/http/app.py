@@ -17,12 +17,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from specsot._version import __version__
+from specsot.core.info import Info
 from specsot.errors import SpecsotError
-from specsot.info import Info
 from specsot.members import Head
 from specsot.params import Mode
-from specsot.rpc.options import Terms
-from specsot.rpc.tokens import Tokens
+from specsot.transport.grpc_options import Terms
+from specsot.transport.security import Tokens
 from specsot_master.http.context import HttpContext
 from specsot_master.http.errors import refuse, refuse_body, refuse_http
 from specsot_master.http.legacy_api import legacy_routes

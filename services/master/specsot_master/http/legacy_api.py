@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from specsot.events import Finished
 from specsot.params import Ask, Limits, Sampling
-from specsot.process.gpus import look_at_gpus
+from specsot.service.gpus import read_gpus
 from specsot_master.core.openai_responses import finish_reason
 from specsot_master.http import schemas
 from specsot_master.http.context import HttpContext, caller_of
@@ -52,7 +52,7 @@ def legacy_routes(house: HttpContext) -> APIRouter:
     async def health() -> Response:
         """200 while requests are answered, 503 while they are not."""
         ready = house.healthy()
-        used = sum(gpu.used for gpu in look_at_gpus()) / (1 << 20)
+        used = sum(gpu.used for gpu in read_gpus()) / (1 << 20)
         body = {
             "status": health_status(house),
             "model_loaded": house.desk.info().ready,

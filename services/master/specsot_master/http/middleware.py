@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specsot.errors import Overloaded, Unauthenticated
 from specsot.params import brief
-from specsot.rpc.options import PUBLIC_BYTES
-from specsot.rpc.tokens import Tokens
+from specsot.transport.grpc_options import PUBLIC_BYTES
+from specsot.transport.security import Tokens
 from specsot_master.http.errors import refusal, response_of
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})

@@ -11,11 +11,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from specsot.core.info import ModelInfo
+from specsot.core.view import View, advance
 from specsot.errors import NotFound
 from specsot.events import Numbered
-from specsot.info import ModelInfo
 from specsot.params import Ask
-from specsot.view import View, advance
 from specsot_master.core import openai_responses
 from specsot_master.core.openai_responses import ChoiceDelta, ChoiceOptions, UsageCount, delta_of
 from specsot_master.http.context import HttpContext, caller_of

@@ -7,8 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specsot.errors import InvalidRequest
-from specsot.forms import Form
-from specsot.params import MAX_TOKENS, Ask, Limits, Message, Mode, Pruning, Sampling, Window, check_length
+from specsot.params import (
+    MAX_TOKENS,
+    Ask,
+    Form,
+    Limits,
+    Message,
+    Mode,
+    Pruning,
+    Sampling,
+    Window,
+    check_length,
+)
 from specsot_master.http.openai_schemas import (
     MOST_CHOICES,
     Asking,
@@ -35,7 +45,7 @@ def form_of(body: Asking) -> Form | None:
 def form_field(body: Asking) -> str:
     """Where the caller said what form the answer has."""
     wishes = [*_formatted(body.response_format), *_structured(body.structured_outputs), *_guided(body)]
-    return wishes[0][0] if wishes else "specsot.constraint"
+    return wishes[0][0] if wishes else "specsot.grammar"
 
 
 def _formatted(asked: ResponseFormat | None) -> list[FieldForm]:

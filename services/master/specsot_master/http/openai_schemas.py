@@ -19,8 +19,7 @@ from pydantic import (
 )
 
 from specsot.errors import InvalidRequest
-from specsot.forms import MAX_CHOICES
-from specsot.params import MAX_BIASES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, DrafterName, Mode
+from specsot.params import MAX_BIASES, MAX_CHOICES, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, DrafterName, Mode
 from specsot_master.text import THINKING_OFF
 
 MOST_CHOICES = 128  # answers to one call

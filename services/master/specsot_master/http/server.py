@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specsot.errors import Unavailable
-from specsot.rpc.serve import reason, split_address
-from specsot.rpc.tls import PLAIN, Tls, secured_context
 from specsot.tasks import start
+from specsot.transport.grpc_server import reason, split_address
+from specsot.transport.security import PLAIN, Tls, secured_context
 from specsot_master.http.errors import refusal
 from specsot_master.http.sse import STALL_SECONDS
 

@@ -14,8 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specsot.errors import Cancelled
-from specsot.events import Numbered
-from specsot.lines import plain_of
+from specsot.events import Numbered, plain_of
 from specsot_master.http.errors import body_of
 
 RequestEvents = AsyncGenerator[Numbered, None]

@@ -4,10 +4,8 @@ Refuses to know checks of shapes (the caller's), and machines without Triton (th
 kernel computes is `reference`'s, bit for bit, but for the order in which the last draw adds up a vocabulary.
 """
 
-from specsot.kernels.gpu.building import arrange_trees, build_trees
-from specsot.kernels.gpu.choosing import organize_draft_results
-from specsot.kernels.gpu.sampling import tree_speculative_sampling
-from specsot.kernels.gpu.walking import verify_tree_greedy
+from specsot.kernels.gpu.building import arrange_trees, build_trees, organize_draft_results
+from specsot.kernels.gpu.verifying import tree_speculative_sampling, verify_tree_greedy
 
 __all__ = [
     "arrange_trees",

@@ -17,6 +17,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from specsot.kernels.attention_tables import AttentionTables, TableRoom, TableSpan, tabulate, tabulate_lines
 from specsot.kernels.gpu.launching import (
     await_before,
     early_start,
@@ -25,8 +26,6 @@ from specsot.kernels.gpu.launching import (
     on_device_of,
     power_of_two,
 )
-from specsot.kernels.lines import tabulate_lines
-from specsot.kernels.stretches import Room, Span, Tables, tabulate
 
 QUERIES, COLUMNS = 64, 64  # of a tile at most
 FEW = 16  # queries of a tile that more warps read faster
@@ -64,7 +63,7 @@ class TreePlan:
 
 
 def plan_attention(
-    spans: Sequence[Span],
+    spans: Sequence[TableSpan],
     page_rows: int,
     heads_per_kv: int,
     device: torch.device | str,
@@ -80,12 +79,12 @@ def plan_attention(
     return TreePlan(_sent(tables, device), len(tables.slots), page_rows, tile, invariant)
 
 
-def room_for(rows: int, pages: int, heads_per_kv: int) -> Room:
+def room_for(rows: int, pages: int, heads_per_kv: int) -> TableRoom:
     """Of the tables of every frame of at most `rows` rows and `pages` pages."""
-    return Room(rows, max(_tile_of(rows, heads_per_kv) // heads_per_kv, 1), pages)
+    return TableRoom(rows, max(_tile_of(rows, heads_per_kv) // heads_per_kv, 1), pages)
 
 
-def plan_over(tables: Sequence[Tensor], room: Room, page_rows: int, heads_per_kv: int) -> TreePlan:
+def plan_over(tables: Sequence[Tensor], room: TableRoom, page_rows: int, heads_per_kv: int) -> TreePlan:
     """A plan that is good for as long as somebody fills `tables`, int32 of `room.shapes`, before each use."""
     pieces, *rest, pages = tables
     return TreePlan((pieces, pages, *rest), room.slots, page_rows, _tile_of(room.rows, heads_per_kv))
@@ -96,7 +95,7 @@ def _tile_of(rows: int, heads_per_kv: int) -> int:
     return min(max(power_of_two(rows * heads_per_kv), 16), QUERIES)
 
 
-def _sent(tables: Tables, device: torch.device | str) -> tuple[Tensor, ...]:
+def _sent(tables: AttentionTables, device: torch.device | str) -> tuple[Tensor, ...]:
     sizes = [-(-each.size // ALIGNED) * ALIGNED for each in tables]
     flat = np.concatenate([np.resize(each, size) for each, size in zip(tables, sizes)])
     parts = torch.from_numpy(flat).to(device).split(sizes)

@@ -20,7 +20,7 @@ from specsot.kernels.gpu.launching import (
     on_device_of,
     power_of_two,
 )
-from specsot.kernels.growing import Frontier, Pool
+from specsot.kernels.growing import CandidatePool, LevelFrontier
 
 WIDE = 4096  # columns of a row that one program reads
 LEAST = tl.constexpr(-9223372036854775808)
@@ -31,10 +31,10 @@ def grow(
     k: int,
     level: int,
     words: int,
-    pool: Pool,
-    before: Frontier | None,
+    pool: CandidatePool,
+    before: LevelFrontier | None,
     offsets: Tensor | None,
-) -> Frontier:
+) -> LevelFrontier:
     """See `specsot.kernels.growing.grow`."""
     (rows, columns), trees = logits.shape, pool.tokens.shape[0]
     wide = min(power_of_two(columns), WIDE)
@@ -42,7 +42,7 @@ def grow(
     keys = logits.new_empty((rows, chunks, k), dtype=torch.int64)
     sums = logits.new_empty((rows, chunks, 2), dtype=torch.float32)
     tokens, numbers, origins = logits.new_empty((3, trees, k), dtype=torch.int64).unbind()
-    after = Frontier(
+    after = LevelFrontier(
         logits.new_empty((trees, k), dtype=torch.float32),
         tokens,
         numbers,

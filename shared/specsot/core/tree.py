@@ -1,0 +1,101 @@
+"""A draft tree as a value, what follows from it, and the rule by which its nodes are accepted.
+
+Tokens and parents of all nodes in one order: a parent stands before its children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specsot.errors import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Nodes in an order in which parents come first; node 0 is the root.
+
+    tokens:  token id of each node; the root's token is committed text that has no KV yet.
+    parents: node number of each node's parent; the root is its own parent.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents) or not self.tokens:
+            raise WireError(f"tree has {len(self.tokens)} tokens and {len(self.parents)} parents")
+        for node, parent in enumerate(self.parents):
+            if not 0 <= parent < max(node, 1):
+                raise WireError(f"tree node {node} has parent {parent}; parents come first")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def single(token: int) -> Tree:
+    """The tree of one node: plain decoding."""
+    return Tree((token,), (0,))
+
+
+def chain(tokens: Sequence[int]) -> Tree:
+    """A tree without branching, root first."""
+    return Tree(tuple(tokens), tuple(max(i - 1, 0) for i in range(len(tokens))))
+
+
+def shallow(tree: Tree, levels: int) -> Tree:
+    """What of a tree lies on its first levels; the root is one."""
+    near = [node for node, depth in enumerate(depths(tree.parents)) if depth < levels]
+    if len(near) == len(tree):
+        return tree
+    number = {node: place for place, node in enumerate(near)}
+    return Tree(tuple(tree.tokens[node] for node in near), tuple(number[tree.parents[node]] for node in near))
+
+
+def depths(parents: Sequence[int]) -> tuple[int, ...]:
+    """Distance from the root of each node; the root has 0."""
+    result: list[int] = []
+    for node, parent in enumerate(parents):
+        result.append(result[parent] + 1 if node else 0)
+    return tuple(result)
+
+
+def ancestry(parents: Sequence[int]) -> tuple[int, ...]:
+    """For each node the set of nodes it may attend, as bits: itself and its ancestors."""
+    bits: list[int] = []
+    for node, parent in enumerate(parents):
+        bits.append((bits[parent] if node else 0) | (1 << node))
+    return tuple(bits)
+
+
+def children(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each node its children, in node order."""
+    found: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents):
+        if node:
+            found[parent].append(node)
+    return tuple(tuple(nodes) for nodes in found)
+
+
+def path(parents: Sequence[int], node: int) -> tuple[int, ...]:
+    """Node numbers from the root to `node`, both included."""
+    walk = [node]
+    while walk[-1]:
+        walk.append(parents[walk[-1]])
+    return tuple(reversed(walk))
+
+
+def accept(tree: Tree, targets: Sequence[int]) -> tuple[int, ...]:
+    """Accepted node numbers, root first.
+
+    targets: the target token at each node, in node order. A child is accepted iff its token is the
+    target at its parent; among siblings with the same token the first counts.
+    """
+    below = children(tree.parents)
+    accepted = [0]
+    while True:
+        wanted = targets[accepted[-1]]
+        found = next((node for node in below[accepted[-1]] if tree.tokens[node] == wanted), None)
+        if found is None:
+            return tuple(accepted)
+        accepted.append(found)

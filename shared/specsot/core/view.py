@@ -1,0 +1,106 @@
+"""What a watcher of one request knows so far: (view, event) -> view.
+
+Refuses to know how it is drawn, clocks and transports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from specsot.core.skeleton import Point
+from specsot.events import (
+    BranchFinished,
+    BranchStarted,
+    BranchText,
+    Event,
+    Finished,
+    MergedText,
+    Planned,
+    Reason,
+    SkeletonText,
+    Started,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One point of the plan. `reason` None: still waiting (not started) or writing.
+
+    tokens: written so far. laps: how many texts brought them, so tokens / laps is its pace.
+    """
+
+    point: Point
+    text: str = ""
+    started: bool = False
+    budget: int | None = None
+    tokens: int = 0
+    laps: int = 0
+    reason: Reason | None = None
+
+    @property
+    def writing(self) -> bool:
+        return self.started and self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One request as seen so far. `planned` turns true with the plan, or with the choice of none.
+
+    logprobs: of the merged answer's tokens, where they were asked for.
+    """
+
+    started: Started | None = None
+    skeleton: str = ""
+    planned: bool = False
+    panels: tuple[Panel, ...] = ()
+    merged: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finished: Finished | None = None
+
+
+def advance(view: View, event: Event) -> View:
+    """The view after one more event."""
+    match event:
+        case Started():
+            return replace(view, started=event)
+        case SkeletonText():
+            return replace(view, skeleton=view.skeleton + event.text)
+        case Planned():
+            return replace(view, planned=True, panels=tuple(Panel(point) for point in event.points))
+        case BranchStarted() | BranchText() | BranchFinished():
+            return replace(view, panels=move_panel(view.panels, event))
+        case MergedText():
+            merged, logprobs = view.merged[: event.offset] + event.text, view.logprobs + event.logprobs
+            return replace(view, merged=merged, logprobs=logprobs)
+        case Finished():
+            return replace(view, merged=event.text, finished=event)
+
+
+def move_panel(
+    panels: tuple[Panel, ...], event: BranchStarted | BranchText | BranchFinished
+) -> tuple[Panel, ...]:
+    """The panels with one of them advanced; a branch no plan line named is added at the end."""
+    if all(panel.point.id != event.branch for panel in panels):
+        panels += (Panel(Point(event.branch, 0, getattr(event, "title", ""))),)
+    return tuple(advance_panel(panel, event) if panel.point.id == event.branch else panel for panel in panels)
+
+
+def advance_panel(panel: Panel, event: BranchStarted | BranchText | BranchFinished) -> Panel:
+    match event:
+        case BranchStarted():
+            return replace(panel, started=True, budget=event.budget)
+        case BranchText():
+            text = panel.text[: event.offset] + event.text
+            return replace(panel, text=text, tokens=panel.tokens + event.lap_tokens, laps=panel.laps + 1)
+        case BranchFinished():
+            return replace(panel, started=True, reason=event.reason, tokens=event.tokens)
+
+
+def watch(events: Iterable[Event]) -> View:
+    """The view after a whole list of events."""
+    view = View()
+    for event in events:
+        view = advance(view, event)
+    return view

@@ -1,0 +1,21 @@
+"""Constrained decoding of skeletons and of answers with a form: masks over tokens, from token bytes.
+
+Refuses to know text, tensors and requests.
+"""
+
+from specsot.grammar.automaton import Mask, State, TokenAutomaton, automaton
+from specsot.grammar.spelling import LONGEST_STRETCH, SpellingHabits
+from specsot.grammar.state import Grammar, IsolatedGrammar, grammar_of, prebuild
+
+__all__ = [
+    "LONGEST_STRETCH",
+    "Grammar",
+    "SpellingHabits",
+    "IsolatedGrammar",
+    "Mask",
+    "State",
+    "TokenAutomaton",
+    "automaton",
+    "grammar_of",
+    "prebuild",
+]

@@ -1,0 +1,239 @@
+"""Token masks that hold an answer to the form its caller asked for, and end it within its budget."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.core.vocabulary import Vocabulary
+from specsot.grammar.matchers import COMPILER, MatcherCursor, MatcherNode, Matchers, compile_form
+from specsot.grammar.spelling import Spelling, spelling_of
+from specsot.params import Form
+
+Mask = NDArray[np.bool_]
+
+
+class Choices:
+    """The texts, and in how few tokens what is left of each can be written: counted now, not within a lap."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, texts: Iterable[str], spelling: Spelling | None = None
+    ) -> None:
+        self._bytes = vocabulary.bytes
+        self._texts = [text.encode() for text in texts]
+        spelling = spelling or spelling_of(vocabulary)
+        self._counts = {text: spelling.counts(text, ceiling=len(text) + 1) for text in self._texts}
+
+    def fit(self, allowed: Mask, written: bytes, remaining: int) -> Mask:
+        """Those of the allowed tokens behind which a text can be ended with remaining - 1 more."""
+        open = [text for text in self._texts if text.startswith(written)]
+        if all(len(text) - len(written) <= remaining for text in open):
+            return allowed
+        tokens = np.flatnonzero(allowed).tolist()
+        begun, sizes = len(written), {len(self._bytes[token] or b"") for token in tokens}
+        near = {
+            text[begun : begun + size]
+            for text in open
+            for size in sizes
+            if begun + size <= len(text) and self._counts[text][begun + size] < remaining
+        }
+        fitting = np.zeros_like(allowed)
+        fitting[[token for token in tokens if (self._bytes[token] or b"") in near]] = True
+        return fitting
+
+
+FARTHEST = 128  # tokens of a budget from which on the end is thought of
+_WATCHED = 48  # tokens to spare from which on nothing is begun that cannot be ended
+_SPARE = 8  # tokens to spare from which on there is only the way to the end
+_TRIED = 16  # tokens at a place that begin something and are looked behind
+
+# What brings a JSON text nearer to its end comes first.
+_ORDER = b'}]":,0123456789[{-'
+_BEGINNING = frozenset(b'{[",')
+
+
+@functools.lru_cache(maxsize=4)
+def closing_of(vocabulary: Vocabulary) -> Closing:
+    """The one of this vocabulary, shared by all forms."""
+    return Closing(vocabulary)
+
+
+class Closing:
+    """Ways to the end, over the tokens of one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        texts = vocabulary.bytes
+        ids = {text: token for token, text in reversed(list(enumerate(texts))) if text}
+        self._order = _ids(ids, _ORDER)
+        self._string = _ids(ids, b'":')
+        self._sizes = np.array([len(text or b"") for text in texts], dtype=np.int32)
+        self._begin = np.array([not _BEGINNING.isdisjoint(text or b"") for text in texts], dtype=np.bool_)
+        self._quote = np.array([b'"' in (text or b"") for text in texts], dtype=np.bool_)
+
+    def lead(self, place: MatcherNode, allowed: Mask, remaining: int, may_stop: bool) -> Mask:
+        """Of the allowed tokens those behind which the end can be reached in time, as far as is known.
+
+        may_stop: there are tokens that end a text which may go on.
+        """
+        way = self.find(place)
+        if way is None or remaining > len(way) + _WATCHED or not (way or may_stop):
+            return allowed
+        if remaining > len(way) + _SPARE:
+            return self._without_the_endless(place, allowed, remaining)
+        only = np.zeros_like(allowed)
+        only[list(way[:1])] = True
+        return only
+
+    def _without_the_endless(self, place: MatcherNode, allowed: Mask, remaining: int) -> Mask:
+        """Without the tokens that begin more than can be ended; within a string that takes a quote."""
+        begin = self._quote if self._in_string(place.walker.bits(place)) else self._begin
+        fitting = allowed & ~begin
+        for token in np.flatnonzero(allowed & begin)[:_TRIED].tolist():
+            ahead = place.walker.step(place, token)
+            way = None if ahead is None else self.find(ahead)
+            fitting[token] = way is not None and len(way) < remaining
+        return fitting
+
+    def find(self, place: MatcherNode) -> tuple[int, ...] | None:
+        """Tokens from `place` to where the text may end; None where no such way was found."""
+        if place.behind and place.behind.way and place.behind.way[0] == place.token:
+            place.way = place.behind.way[1:]
+        if place.way is None:
+            place.way = self._search(place) or ()
+        return place.way if place.way or place.walker.accepts(place) else None
+
+    def _search(self, place: MatcherNode) -> tuple[int, ...] | None:
+        way: list[int] = []
+        walker, here = place.walker, place
+        while not (here.over or walker.accepts(here)):
+            token = self._next(walker, here) if len(way) < FARTHEST else None
+            ahead = None if token is None else walker.step(here, token)
+            if token is None or ahead is None:
+                return None
+            way.append(token)
+            here = ahead
+        return tuple(way)
+
+    def _next(self, walker: MatcherCursor, place: MatcherNode) -> int | None:
+        """What JSON ends with, if it may follow; else the longest token, which ends what is spelled out."""
+        bits = walker.bits(place)
+        if self._in_string(bits):
+            return self._string[0]
+        for token in self._order:
+            if _may(bits, token):
+                return token
+        raw = np.frombuffer(bits, dtype=np.uint8)
+        ids = np.flatnonzero(np.unpackbits(raw, count=len(self._sizes), bitorder="little"))
+        return int(ids[self._sizes[ids].argmax()]) if len(ids) else None
+
+    def _in_string(self, bits: bytes) -> bool:
+        """Only there both a quote and a colon may follow."""
+        return len(self._string) == 2 and all(_may(bits, token) for token in self._string)
+
+
+def _ids(ids: dict[bytes, int], singles: bytes) -> list[int]:
+    """Tokens of one byte each, as far as there are any."""
+    return [ids[text] for text in (bytes([byte]) for byte in singles) if text in ids]
+
+
+def _may(bits: bytes, token: int) -> int:
+    return bits[token >> 3] >> (token & 7) & 1
+
+
+_JSON = ("json_object", "json_schema")
+_MOST_FORCED = 64  # tokens that may follow where all of them spell one text
+
+
+class AnswerAutomaton:
+    """One form over the tokens of one vocabulary. Different texts may be walked by different threads.
+
+    ends: tokens that end an answer; they may follow where the form is complete.
+    led:  the answer is led to its end when its budget gets small, which takes looking ahead.
+    Raises InvalidRequest when the library cannot make sense of the form.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, form: Form, ends: tuple[int, ...] = (), led: bool = True
+    ) -> None:
+        self.vocabulary, self.form = vocabulary, form
+        self._matchers = Matchers(functools.partial(compile_form, vocabulary, form), COMPILER)
+        self._ends = np.array([end for end in ends if end < len(vocabulary)], dtype=np.int64)
+        self._writes = _writing(vocabulary)
+        self._choices = Choices(vocabulary, form.texts) if led and form.kind == "choice" else None
+        self._closing = closing_of(vocabulary) if led and form.kind in _JSON else None
+
+    def start(self) -> MatcherNode:
+        """Before the first token of a text."""
+        return MatcherCursor(self._matchers).root
+
+    def finished(self, place: MatcherNode) -> bool:
+        """Whether the answer is complete and nothing may follow."""
+        return place.over
+
+    def advance(self, place: MatcherNode, token: int) -> MatcherNode | None:
+        """The place behind `token`, or None when the form forbids it. Budgets are not looked at."""
+        if place.over or not 0 <= token < len(self._writes) or not self._writes[token]:
+            return None
+        ahead = place.walker.step(place, token)
+        if ahead is not None and not len(self._ends):
+            ahead.over = ahead.over or self._full(ahead)
+        return ahead
+
+    def mask(self, place: MatcherNode, remaining: int) -> Mask:
+        """[V] which tokens may follow; read-only. All False when finished, and where the form got too
+        complex to go on.
+
+        remaining: tokens the answer may still have, this one included. When they become few, JSON is led
+        to its end where a way there is known, and a choice to one that fits.
+        """
+        allowed, ends = self._allowed(place), self._may_end(place)
+        if self._choices:
+            written = b"".join(self.vocabulary.bytes[token] or b"" for token in place.tokens)
+            fitting = self._choices.fit(allowed, written, remaining)
+            allowed = fitting if ends or fitting.any() else allowed
+        if self._closing and remaining <= FARTHEST and (ends or allowed.any()):
+            allowed = self._closing.lead(place, allowed, remaining, len(self._ends) > 0)
+        if ends:
+            allowed[self._ends] = True
+        allowed.flags.writeable = False
+        return allowed
+
+    def forced(self, place: MatcherNode) -> tuple[int, ...]:
+        """A token for the bytes about which the form leaves no choice from here; () when it does.
+
+        The longest there is; the model may spell the same bytes in another way.
+        """
+        allowed = np.flatnonzero(self._allowed(place))
+        if len(allowed) > _MOST_FORCED or self._may_end(place):
+            return ()
+        texts = {self.vocabulary.bytes[token] or b"": token for token in allowed[::-1].tolist()}
+        longest = max(texts, key=len, default=b"")
+        return (texts[longest],) if texts and all(map(longest.startswith, texts)) else ()
+
+    def way(self, place: MatcherNode) -> tuple[int, ...] | None:
+        """Tokens with which JSON can be ended from here; None where no way is known."""
+        return self._closing.find(place) if self._closing else None
+
+    def _allowed(self, place: MatcherNode) -> Mask:
+        """What the form alone allows, ends left out."""
+        if place.over:
+            return np.zeros(len(self._writes), dtype=np.bool_)
+        bits = np.frombuffer(place.walker.bits(place), dtype=np.uint8)
+        allowed = np.unpackbits(bits, count=len(self._writes), bitorder="little").view(np.bool_)
+        return allowed & self._writes
+
+    def _may_end(self, place: MatcherNode) -> bool:
+        return len(self._ends) > 0 and not place.over and place.walker.accepts(place)
+
+    def _full(self, place: MatcherNode) -> bool:
+        """Complete, and nothing may follow: the library does not always see it at once."""
+        return place.walker.accepts(place) and not self._allowed(place).any()
+
+
+@functools.lru_cache(maxsize=4)
+def _writing(vocabulary: Vocabulary) -> Mask:
+    """[V] which tokens are text."""
+    return np.array([bool(text) for text in vocabulary.bytes], dtype=np.bool_)

@@ -1,0 +1,153 @@
+"""The grammar that one sequence is held to: the skeleton language, or the form its caller asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from specsot.core.frames import Opening
+from specsot.core.skeleton import PlanRules
+from specsot.core.vocabulary import Vocabulary
+from specsot.errors import InvalidRequest
+from specsot.grammar.answers import AnswerAutomaton, Mask
+from specsot.grammar.automaton import automaton
+from specsot.grammar.matchers import COMPILER
+from specsot.grammar.spelling import Forcing
+from specsot.params import Form
+
+T = TypeVar("T")
+
+MAX_CACHED_FORMS = 8  # forms that are kept, the newest used
+MAX_CACHED_AUTOMATA = 8  # automata of skeletons, likewise
+
+
+class Grammar(Forcing, Protocol):
+    """What is asked of a constraint over tokens (TokenAutomaton, AnswerAutomaton); states are opaque."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+    def start(self) -> Any: ...
+    def mask(self, state: Any, remaining: int, /) -> Mask: ...
+
+
+def grammar_of(vocabulary: Vocabulary, opening: Opening, led: bool = True) -> Future[Grammar] | None:
+    """What holds this sequence, done once it is built; None for free text.
+
+    led: forms look at budgets, too. Who only guesses does without.
+    """
+    if opening.plan:
+        return _building(vocabulary, opening.plan)
+    if opening.form is None:
+        return None
+    return _compiling(vocabulary, opening.form, opening.stop_ids, led)
+
+
+def prebuild(vocabulary: Vocabulary) -> None:
+    """Begin to build what most requests are held by."""
+    for direct in (True, False):
+        _building(vocabulary, PlanRules(direct))
+
+
+@functools.lru_cache(maxsize=MAX_CACHED_AUTOMATA)
+def _building(vocabulary: Vocabulary, rules: PlanRules) -> Future[Grammar]:
+    """Shared by everybody in the process. Fails where the vocabulary cannot write a skeleton."""
+    return COMPILER.submit(_build, vocabulary, rules)
+
+
+def _build(vocabulary: Vocabulary, rules: PlanRules) -> Grammar:
+    """With its first mask, which is the dearest."""
+    built = automaton(vocabulary, rules)
+    built.mask(built.start(), rules.plan_tokens)
+    return built
+
+
+@functools.lru_cache(maxsize=MAX_CACHED_FORMS)
+def _compiling(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Future[Grammar]:
+    """Shared by everybody in the process."""
+    return COMPILER.submit(_compile, vocabulary, form, ends, led)
+
+
+def _compile(vocabulary: Vocabulary, form: Form, ends: tuple[int, ...], led: bool) -> Grammar:
+    """A form that cannot be compiled here, though it could be where it was asked for, lets nothing be
+    written: its sequence fails, alone.
+    """
+    try:
+        return AnswerAutomaton(vocabulary, form, ends, led)
+    except InvalidRequest:
+        return EmptyGrammar(vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyGrammar:
+    """A grammar without a text."""
+
+    vocabulary: Vocabulary
+
+    def start(self) -> str:
+        return "start"
+
+    def advance(self, state: str, token: int) -> None:
+        return None
+
+    def finished(self, state: str) -> bool:
+        return False
+
+    def forced(self, state: str) -> tuple[int, ...]:
+        return ()
+
+    def mask(self, state: str, remaining: int) -> Mask:
+        return np.zeros(len(self.vocabulary), dtype=np.bool_)
+
+
+class IsolatedGrammar:
+    """One sequence's grammar. What goes wrong with it ends that sequence, and nobody else hears of it.
+
+    failure: what went wrong first; None while all is well. From then on no answer means anything.
+    """
+
+    def __init__(self, find: Callable[[], Grammar]) -> None:
+        """find: may raise."""
+        self.failure: str | None = None
+        self._grammar = self._ask(find, None)
+
+    def start(self) -> Any:
+        return self._ask(lambda: self._known.start(), None)
+
+    def advance(self, state: Any, token: int) -> Any:
+        return self._ask(lambda: self._known.advance(state, token), None)
+
+    def finished(self, state: Any) -> bool:
+        return self._ask(lambda: self._known.finished(state), False)
+
+    def forced(self, state: Any) -> Sequence[int]:
+        return self._ask(lambda: self._known.forced(state), ())
+
+    def mask(self, state: Any, remaining: int) -> Mask:
+        """All False once it failed."""
+        found = self._ask(lambda: self._known.mask(state, remaining), None)
+        return np.zeros(len(self.vocabulary), dtype=np.bool_) if found is None else found
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._known.vocabulary
+
+    @property
+    def _known(self) -> Grammar:
+        assert self._grammar is not None
+        return self._grammar
+
+    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
+        if self.failure is not None:
+            return otherwise
+        try:
+            return question()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a library's panic is no Exception
+            self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
+            return otherwise

@@ -1,0 +1,308 @@
+"""Attention work of a frame as tables of numbers: which rows read which columns; batch-invariant ones too.
+
+Pure. A stretch is a run of pages and the rows that read it; full pages that neighbouring sequences share, and
+every row of them sees, are one stretch for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+PIECE_COLUMNS = 512  # columns of a piece, always
+
+
+class RowLine(NamedTuple):
+    """Rows first .. first + rows - 1 read these slots, which are columns at, at + 1, ... of their lines, each
+    as far as its own goes.
+    """
+
+    first: int
+    rows: int
+    at: int
+    slots: Numbers
+
+
+def tabulate_lines(spans: Sequence[TableSpan], page_rows: int, tile_rows: int) -> AttentionTables:
+    """The work of one frame, as `stretches.tabulate` has it; but `pages` are slots, one for every column, and
+    a row sees the columns before its lead, nothing else.
+    """
+    leads = [length for span in spans for length in _lengths(span)]
+    pieces: list[tuple[int, ...]] = []
+    slots: list[Numbers] = []
+    owners: list[range] = []
+    used = held = 0
+    for first, rows, at, line in _lines(spans, page_rows):
+        for top in range(first, first + rows, tile_rows):
+            high = min(tile_rows, first + rows - top)
+            stop = min(max(leads[top : top + high]) - at, len(line))
+            for left in range(0, stop, PIECE_COLUMNS):
+                pieces.append((top, high, held + left, min(PIECE_COLUMNS, stop - left), at + left, 0, used))
+                owners.append(range(top, top + high))
+                used += high
+        slots.append(line)
+        held += len(line)
+    nothing = np.zeros(len(leads), np.int32)
+    sights = numbers(leads), nothing, nothing.reshape(-1, 1)
+    return AttentionTables(numbers(pieces), np.concatenate(slots), *sights, *merges_of(owners, len(leads)))
+
+
+def _lengths(span: TableSpan) -> list[int]:
+    """Of each row's line."""
+    if span.visible is None:
+        return [span.base + row + 1 for row in range(span.rows)]
+    return [span.base + seen.bit_count() for seen in span.visible]
+
+
+def _lines(spans: Sequence[TableSpan], page_rows: int) -> Iterator[RowLine]:
+    """Rows in a row read one line together; of a tree, what is before the last cut, and each its own rest."""
+    first = 0
+    for span in spans:
+        slots = (numbers(span.pages)[:, None] * page_rows + np.arange(page_rows, dtype=np.int32)).reshape(-1)
+        if span.visible is None:
+            yield RowLine(first, span.rows, 0, slots[: span.base + span.tail])
+        else:
+            whole = span.base // PIECE_COLUMNS * PIECE_COLUMNS
+            yield RowLine(first, span.rows, 0, slots[:whole])
+            for row, seen in enumerate(span.visible, first):
+                own = slots[span.base :][_places(seen)]
+                yield RowLine(row, 1, whole, np.concatenate((slots[whole : span.base], own)))
+        first += span.rows
+
+
+def _places(bits: int) -> Numbers:
+    """Of the bits that are set, ascending."""
+    packed = np.frombuffer(bits.to_bytes(-(-bits.bit_length() // 8), "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(packed, bitorder="little")).astype(np.int32)
+
+
+Numbers = NDArray[np.int32]
+
+LEAST, FEW = 64, 8  # columns of a piece that are worth a program; twice as many where it has more rows
+PIECES = 32  # no more than these, if there are rows for fewer; times eight KV heads they just fill a GPU
+WORD = 32
+
+
+class TableSpan(Protocol):
+    """One sequence's rows in a frame: see `specsot.core.segments.Span`."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def base(self) -> int: ...
+    @property
+    def tail(self) -> int: ...
+    @property
+    def pages(self) -> tuple[int, ...]: ...
+    @property
+    def visible(self) -> tuple[int, ...] | None: ...
+    @property
+    def lead(self) -> int: ...
+
+
+class SeenRows(NamedTuple):
+    """A sequence's rows, from row `first` of the frame on, which all see the columns before `lead`."""
+
+    first: int
+    span: TableSpan
+    lead: int
+
+
+class PageStretch(NamedTuple):
+    """Rows first .. first + rows - 1 read columns at .. at + columns - 1, which lie on these pages."""
+
+    first: int
+    rows: int
+    at: int
+    columns: int
+    pages: tuple[int, ...]
+
+
+class RowSights(NamedTuple):
+    """What each row sees, as `Tables` has it."""
+
+    leads: Numbers
+    bases: Numbers
+    bits: Numbers
+
+
+class AttentionTables(NamedTuple):
+    """A frame's work; slots are numbered through, one for each row of each piece.
+
+    pieces: [pieces, 7] first row, rows, where its pages start in `pages`, columns, the first column,
+            columns that all of its rows see, first slot.
+    pages:  page numbers of all pieces.
+    leads:  [rows] columns before this one are seen; bases: [rows] column of bit 0 of the row's bits.
+    bits:   [rows, words], bit j of word i: column base + 32 i + j is seen.
+    starts: [rows + 1] and slots: row r merges slots[starts[r] : starts[r + 1]].
+    """
+
+    pieces: Numbers
+    pages: Numbers
+    leads: Numbers
+    bases: Numbers
+    bits: Numbers
+    starts: Numbers
+    slots: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class TableRoom:
+    """Tables of one size for every frame of at most `rows` rows, tiles of `tile_rows` of them, and `pages`
+    pages named: what one captured graph reads. In the order of `Tables`, but pages come last: few of them
+    are in use, and only what is in use needs to be copied.
+    """
+
+    rows: int
+    tile_rows: int
+    pages: int
+
+    @property
+    def pieces(self) -> int:
+        """As many as any frame that shares at most two levels of prefixes has; see `_piece_columns`."""
+        return PIECES + 2 * self.rows
+
+    @property
+    def slots(self) -> int:
+        """Of few pieces full of rows, or of one piece a stretch, of which a row reads at most three."""
+        return max(PIECES * min(self.rows, self.tile_rows), 3 * self.rows)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of pieces, leads, bases, bits, starts, slots, pages."""
+        rows, words = self.rows, self.rows // WORD + 1
+        return (self.pieces, 7), (rows,), (rows,), (rows, words), (rows + 1,), (self.slots,), (self.pages,)
+
+    def fill(self, tables: AttentionTables) -> list[Numbers] | None:
+        """The same tables in these shapes, pages cut to those in use; None where they do not fit.
+
+        A piece of no rows does nothing; a row of no pieces gets zeros.
+        """
+        parts = [tables.pieces, *tables[2:], tables.pages]
+        if any(not _fits(part.shape, shape) for part, shape in zip(parts, self.shapes)):
+            return None
+        filled = [_grown(part, shape) for part, shape in zip(parts[:-1], self.shapes)]
+        filled[4][len(tables.starts) :] = tables.starts[-1]
+        return [*filled, tables.pages]
+
+    def fill_sights(self, sights: RowSights) -> list[Numbers]:
+        """Leads, bases and bits alone, of rows for which there is room."""
+        return [_grown(part, shape) for part, shape in zip(sights, self.shapes[1:4])]
+
+
+def _fits(inner: tuple[int, ...], outer: tuple[int, ...]) -> bool:
+    return all(one <= other for one, other in zip(inner, outer))
+
+
+def _grown(part: Numbers, shape: tuple[int, ...]) -> Numbers:
+    grown = np.zeros(shape, np.int32)
+    grown[tuple(map(slice, part.shape))] = part
+    return grown
+
+
+def tabulate(spans: Sequence[TableSpan], page_rows: int, tile_rows: int) -> AttentionTables:
+    """The work of one frame whose spans come in row order; a piece has at most tile_rows rows."""
+    starts = (0, *accumulate(span.rows for span in spans))
+    sights = sights_of(spans)
+    leads = sights.leads.tolist()
+    stretches = tuple(_cut([SeenRows(at, span, span.lead) for at, span in zip(starts, spans)], 0, page_rows))
+    pieces: list[tuple[int, ...]] = []
+    pages: list[int] = []
+    owners: list[range] = []  # of slots: which rows merge them
+    used = 0
+    step = _piece_columns(stretches, page_rows, tile_rows)
+    for first, rows, at, columns, run in stretches:
+        for left in range(0, columns, step):
+            wide, where = min(step, columns - left), len(pages)
+            pages += run[left // page_rows : -(-(left + wide) // page_rows)]
+            for top in range(first, first + rows, tile_rows):
+                high = min(tile_rows, first + rows - top)
+                pieces.append((top, high, where, wide, at + left, min(leads[top : top + high]), used))
+                owners.append(range(top, top + high))
+                used += high
+    return AttentionTables(
+        numbers(pieces).reshape(-1, 7),
+        numbers(pages),
+        *sights,
+        *merges_of(owners, len(leads)),
+    )
+
+
+def merges_of(owners: Sequence[range], rows: int) -> tuple[Numbers, Numbers]:
+    """Starts and slots of every row, from the rows of every slot."""
+    rows_of = np.concatenate([np.arange(each.start, each.stop) for each in owners])
+    starts = np.zeros(rows + 1, np.int32)
+    np.cumsum(np.bincount(rows_of, minlength=rows), out=starts[1:])
+    return starts, np.argsort(rows_of, kind="stable").astype(np.int32)
+
+
+def _piece_columns(stretches: Sequence[PageStretch], page_rows: int, tile_rows: int) -> int:
+    """Whole pages, so many that pieces are not too many: what does not fit a GPU at once waits long."""
+    tiles = [(each.columns, -(-each.rows // tile_rows)) for each in stretches]
+    most = max((columns for columns, _ in tiles), default=0)
+    least = LEAST if tile_rows < FEW else 2 * LEAST
+    step = -(-least // page_rows) * page_rows
+    while step < most and sum(-(-columns // step) * many for columns, many in tiles) > PIECES:
+        step += page_rows
+    return step
+
+
+def _cut(blocks: Sequence[SeenRows], level: int, page_rows: int) -> Iterator[PageStretch]:
+    """Stretches of neighbours from the level-th page on."""
+    for run in _runs(blocks, level, page_rows):
+        (first, span, _), at = run[0], level * page_rows
+        end = -(-(span.base + span.tail) // page_rows)
+        columns = span.base + span.tail - at
+        if len(run) > 1:
+            end = _shared_until(run, level + 1, page_rows)
+            columns = end * page_rows - at
+        if columns > 0:
+            yield PageStretch(first, sum(each.span.rows for each in run), at, columns, span.pages[level:end])
+        if len(run) > 1:
+            yield from _cut(run, end, page_rows)
+
+
+def _runs(blocks: Sequence[SeenRows], level: int, page_rows: int) -> list[list[SeenRows]]:
+    """Neighbours whose level-th page is the same, full, and seen whole."""
+    runs: list[list[SeenRows]] = []
+    before: int | None = None
+    for block in blocks:
+        page = block.span.pages[level] if block.lead >= (level + 1) * page_rows else None
+        if runs and page is not None and page == before:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+        before = page
+    return runs
+
+
+def _shared_until(run: Sequence[SeenRows], level: int, page_rows: int) -> int:
+    """The first level from this one on whose page the run does not share."""
+    pages = [block.span.pages for block in run]
+    most = min(block.lead for block in run) // page_rows
+    return next((at for at in range(level, most) if len({each[at] for each in pages}) > 1), max(level, most))
+
+
+def sights_of(spans: Sequence[TableSpan]) -> RowSights:
+    """Of all rows, in row order."""
+    leads: list[int] = []
+    bases: list[int] = []
+    rows: list[int] = []
+    for span in spans:
+        causal = span.visible is None
+        leads += [span.base + row + 1 if causal else span.base for row in range(span.rows)]
+        bases += [span.base] * span.rows
+        rows += span.visible or [0] * span.rows
+    words = max((row.bit_length() for row in rows), default=0) // WORD + 1
+    packed = b"".join(row.to_bytes(4 * words, "little") for row in rows)
+    bits = np.frombuffer(packed, "<i4").reshape(len(rows), words)
+    return RowSights(numbers(leads), numbers(bases), bits)
+
+
+def numbers(values: Sequence[int] | Sequence[tuple[int, ...]]) -> Numbers:
+    return np.array(values, np.int32)

@@ -1,0 +1,182 @@
+"""A range's forward as one captured graph for each number of rows: the host fills in numbers and says go.
+
+Refuses to know frames and sequences. A frame runs in the graph of the next larger number of rows; the rows
+that are too many have no slot, so they leave nothing behind, and read nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specsot.kernels.attention_tables import Numbers, sights_of, tabulate
+from specsot.model.attention import Span, plan_with_kernel
+from specsot.model.decoder import Decoder
+from specsot.model.kv import KVPages, Moves, Staging, size_of, views
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 200, 256, 384, 512)
+MAX_GRAPH_MOVES = 64  # of KV rows at most that a graph of trees does itself
+MAX_KNOWN_FRAMES = 8  # frames whose tables are kept: as many may take turns in a ring
+MIN_ROWS_WITH_MOVES = 16  # rows: what fewer rows follow has seldom left anything to move
+
+Outputs = tuple[Tensor, Tensor | None]
+Work = Callable[[], Outputs]
+Captured = tuple[Callable[[], object], Outputs]  # runs the work again, into the same outputs
+Capture = Callable[[Work], Captured]
+
+
+@dataclass(frozen=True, slots=True)
+class LapRows:
+    """A frame's rows, as a range gets them.
+
+    entry:  token ids where the range begins with the embedding, else hidden [rows, H].
+    spans:  in row order.
+    moves:  of KV rows, source and target, before anything else.
+    """
+
+    entry: Sequence[int] | Tensor
+    positions: Sequence[int]
+    slots: Sequence[int]
+    spans: Sequence[Span]
+    moves: Moves = ()
+
+
+def bucket_of(rows: int, buckets: Sequence[int]) -> int | None:
+    """The least that holds so many; None where none does."""
+    return next((bucket for bucket in sorted(buckets) if rows <= bucket), None)
+
+
+class GraphCapture:
+    """Captures with torch; what is captured shares one pool of memory, so that only the first needs any."""
+
+    _turns = (
+        Lock()
+    )  # stages of one process are prepared side by side; a capture begins by waiting for a device
+
+    def __init__(self) -> None:
+        """For the GPU on which this thread stands."""
+        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+
+    def __call__(self, work: Work) -> Captured:
+        work()  # compiles, and lets libraries take what they will not take while they are captured
+        graph = torch.cuda.CUDAGraph()
+        with self._turns, torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+            outputs = work()
+        graph.replay()  # the first one is slow, and nobody waits for it yet
+        return graph.replay, outputs
+
+
+class CapturedLaps:
+    """All of a range's graphs over its pages."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPages,
+        taps: Mapping[int, Tensor],
+        capture: Capture,
+        buckets: Sequence[int] = BUCKETS,
+    ) -> None:
+        """taps: as in `Decoder.forward`; good for as long as they stay. Takes seconds."""
+        descending = sorted(buckets, reverse=True)  # the largest first: the others live in its memory
+        self._laps = {rows: _CapturedLap(decoder, kv, taps, capture, rows) for rows in descending}
+        self._staging = Staging(max(lap.size for lap in self._laps.values()), decoder.device)
+
+    @torch.inference_mode()
+    def run(self, rows: LapRows) -> Outputs | None:
+        """Hidden [rows, H] behind the range and the sum of its own taps; None where no graph fits."""
+        bucket = bucket_of(len(rows.positions), tuple(self._laps))
+        return None if bucket is None else self._laps[bucket].run(rows, self._staging)
+
+    @torch.inference_mode()
+    def seconds(self, rows: LapRows, times: int = 3) -> float:
+        """What the device takes for a frame, on a GPU. Raises KeyError where no graph fits."""
+        lap = self._laps[bucket_of(len(rows.positions), tuple(self._laps)) or 0]
+        lap.run(rows, self._staging)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(times):
+            lap.again()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / times
+
+
+class _CapturedLap:
+    """One graph, with the numbers it reads."""
+
+    def __init__(
+        self, decoder: Decoder, kv: KVPages, taps: Mapping[int, Tensor], capture: Capture, rows: int
+    ) -> None:
+        from specsot.kernels.gpu.attention import plan_over, room_for
+
+        config = decoder.config
+        self._rows, self._kv, group = rows, kv, config.heads // config.kv_heads
+        self._room = room_for(rows, kv.pages + rows, group)
+        self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
+        shapes = ((2, self._moves), (rows,), (rows,), (rows,), *self._room.shapes)
+        self.size = size_of(shapes)
+        self._numbers = torch.zeros(self.size, dtype=torch.int32, device=decoder.device)
+        moves, tokens, positions, slots, *tables = views(self._numbers, shapes)
+        moves.fill_(-1)
+        slots.fill_(-1)
+        plan = plan_with_kernel(plan_over(tables, self._room, kv.page_rows, group))
+        self._hidden: Tensor | None = None
+        if decoder.layers.first > 0:
+            self._hidden = tokens.new_zeros((rows, config.hidden), dtype=decoder.dtype)
+
+        def forward() -> Outputs:
+            if self._moves:
+                kv.move_on_device(moves)
+            entry = decoder.embed(tokens) if self._hidden is None else self._hidden.clone()
+            return decoder.forward(entry, positions, slots, plan, kv, taps)
+
+        self._replay, self._outputs = capture(forward)
+        self._known: dict[object, list[Numbers] | None] = {}
+
+    def run(self, rows: LapRows, staging: Staging) -> Outputs | None:
+        count = len(rows.positions)
+        filled = self._fill(rows.spans)
+        if filled is None:
+            return None
+        heads = np.full((3, self._rows), ((0,), (0,), (-1,)), np.int32)
+        heads[1, :count], heads[2, :count] = rows.positions, rows.slots
+        if self._hidden is None:
+            heads[0, :count] = rows.entry
+        else:
+            self._hidden[:count] = torch.as_tensor(rows.entry)
+        staging.send([self._moved(rows.moves), heads, *filled], self._numbers)
+        self._replay()
+        hidden, fused = self._outputs
+        return hidden[:count].clone(), None if fused is None else fused[:count].clone()
+
+    def again(self) -> None:
+        """The same frame once more."""
+        self._replay()
+
+    def _moved(self, moves: Moves) -> Numbers:
+        """What the graph is to move; more than it has room for is moved at once."""
+        room = np.full((2, self._moves), -1, np.int32)
+        if len(moves) <= self._moves:
+            room[:, : len(moves)] = np.array(moves, np.int32).reshape(-1, 2).T
+        else:
+            self._kv.move(moves)
+        return room
+
+    def _fill(self, spans: Sequence[Span]) -> list[Numbers] | None:
+        """What is read, of whole pages: so it stays the same for many laps; and what rows see of that."""
+        size = self._kv.page_rows
+        known = tuple((span.rows, span.base // size, tuple(span.pages[: span.depth(size)])) for span in spans)
+        if known not in self._known:
+            if len(self._known) == MAX_KNOWN_FRAMES:
+                del self._known[next(iter(self._known))]
+            tables = tabulate([span.on_whole_pages(size) for span in spans], size, self._room.tile_rows)
+            self._known[known] = self._room.fill(tables)
+        filled = self._known[known]
+        return filled and [filled[0], *self._room.fill_sights(sights_of(spans)), *filled[4:]]

@@ -1,0 +1,262 @@
+"""Parts of a decoder layer: norms, rotary positions, fused projections, MLP.
+
+Numerics follow Hugging Face's eager modules unless a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specsot.model.config import ModelConfig
+from specsot.model.hf_config import Activation, Rope
+from specsot.model.linear import Linear
+from specsot.model.weights import Fetch
+
+AnyNorm = Callable[[Tensor], Tensor]  # [rows, ..., size] -> the same shape
+
+
+class Norm:
+    """RMSNorm: x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside.
+
+    torch has no fused one for the CPU; there ||x|| and hypot(||x||, sqrt(n eps)) do it in four short
+    passes instead of seven.
+    """
+
+    __slots__ = ("_floor", "_scaled", "_shape", "eps", "weight")
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        size = weight.shape[0]
+        self.weight, self.eps, self._shape = weight, eps, (size,)
+        self._scaled = weight.float() * math.sqrt(size)
+        self._floor = torch.tensor(math.sqrt(size * eps))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return F.rms_norm(x, self._shape, self.weight, self.eps)
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        return wide.div(torch.hypot(length, self._floor)).mul_(self._scaled).to(x.dtype)
+
+
+class LayerNorm:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
+
+    __slots__ = ("_bias", "_eps", "_shape", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
+        self._weight, self._bias, self._eps, self._shape = weight, bias, eps, tuple(weight.shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+
+
+def fetch_norm(fetch: Fetch, name: str, config: ModelConfig) -> AnyNorm:
+    """The norm called `name` over the hidden width, of the model's kind."""
+    weight = fetch(f"{name}.weight", (config.hidden,))
+    if config.norm == "rms":
+        return Norm(weight, config.eps)
+    return LayerNorm(weight, fetch(f"{name}.bias", (config.hidden,)), config.eps)
+
+
+def interleave(rows: Tensor, head_dim: int, rotated: int | None = None) -> Tensor:
+    """Reorder rows of a query or key projection [heads * head_dim, ...] (or its bias, or a norm weight
+    [head_dim]): of each head the first d = `rotated` (all) as 0, d/2, 1, d/2 + 1, ..., the rest behind."""
+    turns = head_dim if rotated is None else rotated
+    heads = rows.unflatten(0, (-1, head_dim))
+    pairs = heads[:, :turns].unflatten(1, (2, turns // 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((pairs, heads[:, turns:]), 1).reshape(rows.shape)
+
+
+def frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians per position of each pair, fp32 [head_dim / 2]; pairs of the part that does not turn have 0.
+
+    llama3: wavelengths beyond original / low are slowed by `factor`, those below original / high are
+    kept, between them the two are blended (as published with Llama 3.1).
+    """
+    rotated = rope.rotated(head_dim)
+    exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
+    return F.pad(_scaled(rope, 1.0 / rope.theta**exponents), (0, (head_dim - rotated) // 2))
+
+
+def _scaled(rope: Rope, plain: Tensor) -> Tensor:
+    if rope.kind == "default":
+        return plain
+    if rope.kind == "linear":
+        return plain / rope.factor
+    turns = rope.original * plain / (2 * math.pi)
+    blend = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+    return plain / rope.factor * (1 - blend) + plain * blend
+
+
+class Rotary:
+    """Rotation tables for `heads` query heads and `kv_heads` key heads.
+
+    The attention scale rides along in the query part of the table, so no pass is spent on it.
+    """
+
+    def __init__(
+        self, rope: Rope, heads: int, kv_heads: int, head_dim: int, device: torch.device | str
+    ) -> None:
+        self.frequencies = frequencies(rope, head_dim).to(device)
+        scales = torch.ones(heads + kv_heads, 1)
+        scales[:heads] = head_dim**-0.5
+        self._scales = scales.to(device)
+
+    def table(self, positions: Tensor) -> Tensor:
+        """Rotations for positions [rows]: complex64 [rows, heads + kv_heads, head_dim / 2]."""
+        angles = positions.float()[:, None, None] * self.frequencies
+        return torch.polar(
+            self._scales.expand(*angles.shape[:1], -1, angles.shape[-1]),
+            angles.expand(-1, self._scales.shape[0], -1),
+        )
+
+    def back(self, steps: Sequence[int]) -> Tensor:
+        """Rotations that bring queries so many positions nearer to the keys before them: complex64
+        [rows, head_dim / 2]."""
+        angles = torch.tensor(steps, device=self.frequencies.device).float()[:, None] * -self.frequencies
+        return torch.polar(torch.ones_like(angles), angles)
+
+
+def rotate(qk: Tensor, table: Tensor) -> None:
+    """Rotate interleaved heads [rows, heads + kv_heads, head_dim] in place; in fp32 whatever the dtype."""
+    wide = qk.float()
+    torch.view_as_complex(wide.view(*wide.shape[:2], -1, 2)).mul_(table)
+    if wide is not qk:
+        qk.copy_(wide)
+
+
+def fuse(fetch: Fetch, names: Sequence[str], shape: tuple[int, int], bias: bool) -> Linear:
+    """Projections of equal shape [out, in], read by the same rows, as one: [in] -> out, out, ..."""
+    weights = [fetch(f"{name}.weight", shape) for name in names]
+    biases = [fetch(f"{name}.bias", shape[:1]) for name in names] if bias else []
+    return Linear(_join(weights), _join(biases) if biases else None, fetch.quantization)
+
+
+def fuse_qkv(fetch: Fetch, prefix: str, config: ModelConfig, inputs: int) -> Linear:
+    """Query, key and value projections of `prefix` as one: [inputs] -> heads, kv_heads, kv_heads.
+
+    Query and key rows are interleaved for `rotary.rotate`.
+    """
+    weight = _fetch_qkv(fetch, prefix, "weight", (inputs,), config)
+    bias = _fetch_qkv(fetch, prefix, "bias", (), config) if config.qkv_bias else None
+    return Linear(weight, bias, fetch.quantization)
+
+
+def _fetch_qkv(fetch: Fetch, prefix: str, kind: str, inputs: tuple[int, ...], config: ModelConfig) -> Tensor:
+    """Rows of queries, keys, values, each row [*inputs]: of three tensors, or of one [heads, 3, head_dim]."""
+    dim, rotated = config.head_dim, config.rope.rotated(config.head_dim)
+    if config.names.qkv:
+        fused = fetch(f"{prefix}.{config.names.qkv}.{kind}", (3 * config.heads * dim, *inputs))
+        q, k, v = (part.flatten(0, 1) for part in fused.unflatten(0, (config.heads, 3, dim)).unbind(1))
+    else:
+        sizes = {"q_proj": config.heads, "k_proj": config.kv_heads, "v_proj": config.kv_heads}
+        q, k, v = (fetch(f"{prefix}.{name}.{kind}", (size * dim, *inputs)) for name, size in sizes.items())
+    return torch.cat((interleave(q, dim, rotated), interleave(k, dim, rotated), v))
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+Mlp = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, hidden]
+Act = Callable[[Tensor], Tensor]
+
+ACTS: Mapping[Activation, Act] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def fetch_mlp(fetch: Fetch, layer: str, config: ModelConfig) -> Mlp:
+    """The MLP of the layer whose tensors begin with `layer`."""
+    if config.mlp == "plain":
+        return _fetch_plain(fetch, layer, config)
+    if config.mlp == "gated":
+        return _fetch_gated(fetch, layer, config)
+    router = fetch(f"{layer}.{config.names.router}.weight", (config.experts, config.hidden))
+    experts = [_fetch_gated(fetch, layer, config, expert) for expert in range(config.experts)]
+    return Experts(router, experts, config.chosen)
+
+
+def gate(gate_up: Tensor, act: Act = F.silu) -> Tensor:
+    """act(gate) * up of [rows, 2 * intermediate]."""
+    half = gate_up.shape[-1] // 2
+    return act(gate_up.narrow(-1, 0, half)).mul_(gate_up.narrow(-1, half, half))
+
+
+class GatedMlp:
+    """down(act(gate(x)) * up(x)), with gate and up as one product."""
+
+    __slots__ = ("act", "down", "gate_up")
+
+    def __init__(self, gate_up: Linear, down: Linear, act: Act) -> None:
+        self.gate_up, self.down, self.act = gate_up, down, act
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(gate(self.gate_up(x), self.act))
+
+
+class PlainMlp:
+    """down(act(up(x)))."""
+
+    __slots__ = ("_act", "_down", "_up")
+
+    def __init__(self, up: Linear, down: Linear, act: Act) -> None:
+        self._up, self._down, self._act = up, down, act
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._act(self._up(x)))
+
+
+class Experts:
+    """Each row's `chosen` most likely experts, weighted by the router's softmax over all of them,
+    scaled so that the chosen ones' weights sum to 1 (Mixtral). Softmax and weights in fp32.
+    """
+
+    __slots__ = ("_chosen", "_experts", "_router")
+
+    def __init__(self, router: Tensor, experts: list[GatedMlp], chosen: int) -> None:
+        """router: [experts, hidden]."""
+        self._router, self._experts, self._chosen = router, experts, chosen
+
+    def __call__(self, x: Tensor) -> Tensor:
+        likely = torch.softmax(F.linear(x, self._router).float(), -1)
+        weights, experts = likely.topk(self._chosen, -1)
+        weights = (weights / weights.sum(-1, keepdim=True)).flatten()
+        experts = experts.flatten()
+        pairs = experts.argsort(stable=True)  # (row, expert) pairs, one expert's side by side
+        counts = experts.bincount(minlength=len(self._experts)).tolist()
+        out = torch.zeros_like(x)
+        for expert, mine in zip(self._experts, pairs.split(counts)):
+            if len(mine):
+                rows = mine // self._chosen
+                part = expert(x[rows]) * weights[mine, None]
+                out.index_add_(0, rows, part.to(out.dtype))
+        return out
+
+
+def _fetch_gated(fetch: Fetch, layer: str, config: ModelConfig, expert: int = 0) -> GatedMlp:
+    """The one gated MLP, or that of one expert."""
+    names, shape = config.names, (config.intermediate, config.hidden)
+    gate_up = fuse(
+        fetch, [f"{layer}.{name.format(expert)}" for name in (names.gate, names.up)], shape, config.mlp_bias
+    )
+    return GatedMlp(gate_up, _fetch_down(fetch, layer, expert, config), ACTS[config.activation])
+
+
+def _fetch_plain(fetch: Fetch, layer: str, config: ModelConfig) -> PlainMlp:
+    up = fuse(fetch, [f"{layer}.{config.names.up}"], (config.intermediate, config.hidden), config.mlp_bias)
+    return PlainMlp(up, _fetch_down(fetch, layer, 0, config), ACTS[config.activation])
+
+
+def _fetch_down(fetch: Fetch, layer: str, expert: int, config: ModelConfig) -> Linear:
+    name = f"{layer}.{config.names.down.format(expert)}"
+    return fuse(fetch, [name], (config.hidden, config.intermediate), config.mlp_bias)

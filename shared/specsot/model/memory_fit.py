@@ -1,0 +1,206 @@
+"""Whether what is about to be loaded fits: counted from the headers of weight files, before any is read.
+
+Refuses to know members and epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from specsot.core.info import memory_in_words
+from specsot.errors import ModelError
+from specsot.members import Quantization, Range, WeightBytes
+from specsot.model.config import ModelConfig
+from specsot.model.cuda_graphs import BUCKETS
+from specsot.model.precision import check_device, of_lm_head, size_of
+from specsot.model.weights import Weights
+
+log = structlog.get_logger()
+
+LIBRARY_BYTES = 64 << 20  # bytes that libraries take for the stream on which graphs are captured
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """weights, pages, graphs: bytes."""
+
+    weights: int
+    pages: int
+    graphs: int = 0
+
+    @property
+    def whole(self) -> int:
+        return self.weights + self.pages + self.graphs
+
+    def __str__(self) -> str:
+        kept = f"{memory_in_words(self.weights)} of weights and {memory_in_words(self.pages)} of KV pages"
+        return f"{kept}, and {memory_in_words(self.graphs)} for captured graphs" if self.graphs else kept
+
+
+def check_fit(what: str, need: Need, device: str, free: int | None) -> None:
+    """Tell in one line what it takes and what there is. Raises ModelError where that is too little.
+
+    free: bytes; None: nobody knows.
+    """
+    has = "an unknown amount" if free is None else memory_in_words(free)
+    if free is not None and need.whole > free:
+        raise ModelError(
+            f"{what} need {need}, {device} has {has} free: "
+            "fewer layers, a smaller --kv-memory, a --dtype of fewer bytes or --quantization would fit"
+        )
+    parts = {"graphs": memory_in_words(need.graphs)} if need.graphs else {}
+    log.info(
+        "fits",
+        what=what,
+        weights=memory_in_words(need.weights),
+        pages=memory_in_words(need.pages),
+        **parts,
+        free=has,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """How weights are held once loaded: in numbers of so many bytes, matrices perhaps in fewer bits."""
+
+    itemsize: int
+    quantization: Quantization | None = None
+
+    def bytes(self, files: Weights, names: Iterable[str]) -> int:
+        """Of these tensors; nothing is read but shapes."""
+        return sum(size_of(files.shape(name), self.itemsize, self.quantization) for name in names)
+
+    @property
+    def whole(self) -> WeightForm:
+        """As embeddings and norms are."""
+        return WeightForm(self.itemsize)
+
+    @property
+    def last(self) -> WeightForm:
+        """As an lm_head is."""
+        return WeightForm(self.itemsize, of_lm_head(self.quantization))
+
+
+def weights_of(files: Weights, config: ModelConfig, layers: Range, held: WeightForm) -> int:
+    """Bytes a range takes: its layers, the embedding with the first, norm and lm_head with the last."""
+    inner = sum(_layer(files, config, layer, held) for layer in range(layers.first, layers.last))
+    before = _before(files, config, held) if layers.first == 0 else 0
+    return inner + before + (_behind(files, config, held) if layers.last == config.layers else 0)
+
+
+def bytes_of(files: Weights, config: ModelConfig, held: WeightForm) -> WeightBytes:
+    """What weights_of counts, by parts: of the largest layer, before the first one, behind the last one."""
+    layer = max(_layer(files, config, layer, held) for layer in range(config.layers))
+    return WeightBytes(layer, _before(files, config, held), _behind(files, config, held))
+
+
+def drafts_of(files: Weights, held: WeightForm) -> int:
+    """Bytes that what drafts takes. Of a head, embeddings and fc, which the stages apply, are held whole."""
+    names = set(files.names())
+    inner = {name for name in names if name.endswith("_proj.weight")}
+    last = {name for name in names if name.endswith("lm_head.weight")}
+    parts = (held, inner), (held.last, last), (held.whole, names - inner - last)
+    return sum(each.bytes(files, named) for each, named in parts)
+
+
+def _layer(files: Weights, config: ModelConfig, layer: int, held: WeightForm) -> int:
+    return held.bytes(files, _under(files, config.names.layer.format(layer)))
+
+
+def _before(files: Weights, config: ModelConfig, held: WeightForm) -> int:
+    return held.whole.bytes(files, _under(files, config.names.embedding))
+
+
+def _behind(files: Weights, config: ModelConfig, held: WeightForm) -> int:
+    names = config.names
+    own = any(name.startswith(f"{names.head}.") for name in files.names())
+    norm, head = _under(files, names.norm), _under(files, names.head if own else names.embedding)
+    return held.whole.bytes(files, norm) + held.last.bytes(files, head)
+
+
+def _under(files: Weights, part: str) -> list[str]:
+    return [name for name in files.names() if name.startswith(f"{part}.")]
+
+
+def graph_bytes(rows: int, heads: tuple[int, int, int], columns: int, itemsize: int) -> int:
+    """Of a device's memory that captured graphs take at most while they are made, of `rows` rows and fewer.
+
+    All live in the memory of the largest, whose layers use the same again; what is to be captured runs once
+    before, beside that. Parts are attention's, one for each row and piece that a frame may have.
+
+    heads:   of queries, of keys, and numbers of each. columns: numbers of a row that are there at once.
+    """
+    from specsot.kernels.gpu.attention import room_for
+
+    many, kv_heads, dim = heads
+    parts = 4 * room_for(rows, 0, many // kv_heads).slots * many * (dim + 1)
+    return 2 * (parts + rows * columns * itemsize) + LIBRARY_BYTES
+
+
+def laps_of(config: ModelConfig, itemsize: int, width: int) -> int:
+    """The same of a range's laps, which sum up features of `width` columns."""
+    heads = config.heads, config.kv_heads, config.head_dim
+    stream = 8 * config.hidden + 6 * width + 3 * config.intermediate
+    return graph_bytes(max(BUCKETS), heads, stream + 2 * (heads[0] + heads[1]) * heads[2], itemsize)
+
+
+def numbers_of(files: Weights, names: Iterable[str]) -> int:
+    """In these tensors; nothing is read but shapes."""
+    return sum(math.prod(files.shape(name)) for name in names)
+
+
+def room_on(device: str) -> int | None:
+    """Free bytes of a device's memory, as far as this process may use it; None where nobody tells.
+
+    Raises InvalidRequest: no such device.
+    """
+    check_device(device)
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free_memory() if torch.device(device).type == "cpu" else None
+
+
+def gpus_on(device: str) -> dict[str, str]:
+    """Ids of the GPUs that `device` may mean, and each one's own name as a device: of "cuda" all that this
+    process sees. By torch, not by NVIDIA's library, whose numbers know nothing of CUDA_VISIBLE_DEVICES.
+    Raises InvalidRequest: no such device.
+    """
+    check_device(device)
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return {}
+    numbers = [int(number)] if number else range(torch.cuda.device_count())
+    return {str(torch.cuda.get_device_properties(number).uuid): f"cuda:{number}" for number in numbers}
+
+
+def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+    """What the machine has, or what is left of this container's limit, whichever is less."""
+    found = [one for one in (_of_machine(meminfo), _of_container(cgroup)) if one is not None]
+    return min(found, default=None)
+
+
+def _of_machine(meminfo: Path) -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _of_container(cgroup: Path) -> int | None:
+    """cgroup 2; file pages that nobody uses are given back before a limit bites."""
+    try:
+        limit = int((cgroup / "memory.max").read_text())  # "max" is no number: no limit
+        used = int((cgroup / "memory.current").read_text())
+        told = dict(line.split(" ", 1) for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(limit - used + int(told.get("inactive_file", "0")), 0)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,340 @@
+"""Makes a command line program of a settings dataclass: parsing, help, sources of values, errors, completion.
+
+The command line wins, then the environment, then --config's file, then the default. Built on click: a
+program is a click command, so parsing, suggestions and shell completion are its.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NoReturn, TypeVar
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from specsot._version import __version__
+from specsot.errors import InvalidRequest
+from specsot.service.option import ALL, Entry, Offer, build, entries_of, in_words
+from specsot.service.sources import CONFIG, Found, find_all, in_environment, variable_of
+
+T = TypeVar("T")
+
+WRONG_INPUT = 2  # exit status
+WIDEST = 120  # columns of --help, where the terminal has as many
+COLUMN = 32  # where descriptions begin
+SOURCES = "specsot.sources"  # in a context's meta: parameter -> where its value was found
+OWN = "Common options"
+
+Switches = Literal["values", "flags"]  # --insecure [on|off], or --insecure alone
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A command line that --help shows, and what it is for."""
+
+    line: str
+    purpose: str
+
+
+class Typed(click.ParamType[Any, Any]):
+    """A kind of value as click reads it."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry, self.name = entry, entry.kind.metavar or "|".join(entry.kind.choices)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._entry.kind.read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        if self._entry.kind.metavar in ("PATH", "DIR", "FILE"):
+            kind = "dir" if self._entry.kind.metavar == "DIR" else "file"
+            return [CompletionItem(incomplete, type=kind)]
+        words = self._entry.kind.choices
+        return [CompletionItem(one) for one in words if one.startswith(incomplete)]
+
+
+class TableOption(click.Option):
+    """An option whose line of help has its default, its variable, and its other names."""
+
+    def __init__(self, entry: Entry, names: Sequence[str], **more: Any) -> None:
+        super().__init__([*names, entry_key(entry)], **more)
+        self.entry = entry
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        entry = self.entry
+        name = f"--{entry.flag}"
+        if self.secondary_opts:
+            name += f" / {self.secondary_opts[0]}"
+        elif not self.is_flag:
+            value = entry.kind.metavar or "|".join(entry.kind.choices)
+            name += f" [{value}]" if entry.switch else f" {value}"
+        return name, " ".join((entry.help, *notes_of(entry, bool(self.is_flag))))
+
+
+def notes_of(entry: Entry, flag: bool = False) -> list[str]:
+    """What follows an option's help: may be repeated, its default, its variable, its other names."""
+    notes = ["May be repeated."] if entry.several else []
+    if entry.required:
+        notes.append("[required]")
+    elif (default := shown_default(entry, flag)) is not None:
+        notes.append(f"[default: {default}]")
+    notes.append(f"[{variable_of(entry.flag)}]")
+    if entry.option.aliases:
+        notes.append(f"[also {', '.join(f'--{other}' for other in entry.option.aliases)}]")
+    return notes
+
+
+def shown_default(entry: Entry, flag: bool = False) -> str | None:
+    """None where there is nothing to tell."""
+    if entry.unset is not None and entry.default in (None, ""):
+        return entry.unset
+    if entry.default in (None, "", ()) or (flag and entry.default is False):
+        return None
+    if flag:
+        return f"--{entry.flag}"
+    return entry.write(entry.default)
+
+
+def entry_key(entry: Entry) -> str:
+    """The parameter's name in click: that of the flag, which is one within a program."""
+    return entry.flag.replace("-", "_")
+
+
+class TableCommand(click.Command, Generic[T]):
+    """A program of one settings dataclass. run: hears what was given; its result is the exit status."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: type[T],
+        run: Callable[[T], Any],
+        about: str,
+        *,
+        table: str | None = None,
+        switches: Switches = "flags",
+        offer: Offer = ALL,
+        examples: Sequence[Example] = (),
+        environment: Mapping[str, str] = os.environ,
+        hidden: bool = False,
+    ) -> None:
+        """table: the program's name in files. switches: whether a switch takes a value."""
+        self.settings, self.run, self.offer = settings, run, offer
+        self.table, self.environment, self.examples = table or name, environment, examples
+        self.entries = entries_of(settings, offer)
+        shown = [one for one in self.entries if not (one.option.secret or one.option.keyword_only)]
+        parameters = [parameter_of(entry, switches) for entry in shown]
+        super().__init__(
+            name,
+            params=[*parameters, config_option()],
+            help=about,
+            hidden=hidden,
+            context_settings={"max_content_width": WIDEST, "token_normalize_func": with_dashes},
+        )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Raises what the program raises; a value from elsewhere is named with its source."""
+        try:
+            return self.run(build(self.settings, self.values(ctx), self.offer))
+        except InvalidRequest as error:
+            source = source_of(ctx, error.field)
+            if source is None:
+                raise
+            raise InvalidRequest(f"{source}: {error}", error.field) from None
+
+    def values(self, ctx: click.Context) -> dict[str, Any]:
+        """By flag; what was not given is not there."""
+        values: dict[str, Any] = {}
+        for entry in self.entries:
+            value = ctx.params.get(entry_key(entry))
+            if entry.option.secret:
+                found = in_environment(entry.flag, self.environment)
+                value = found and found.words[0].strip()
+            if value not in (None, (), "") or (value == "" and not entry.option.secret):
+                values[entry.flag] = value
+        return values
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options by their groups, in the order in which those first appear."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        rest: list[tuple[str, str]] = []
+        for one in self.get_params(ctx):
+            record = one.get_help_record(ctx)
+            if record is None:
+                continue
+            if isinstance(one, TableOption):
+                groups.setdefault(one.entry.heading, []).append(record)
+            else:
+                rest.append(record)
+        for heading, records in (*groups.items(), (OWN, rest)):
+            with formatter.section(heading):
+                write_list(formatter, records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                for one in self.examples:
+                    formatter.write_text(f"{one.purpose}:")
+                    formatter.write(f"{'':{formatter.current_indent}}  {one.line}\n")
+
+
+def write_list(formatter: click.HelpFormatter, records: Sequence[tuple[str, str]]) -> None:
+    """As formatter.write_dl, in columns that are the same in every group, and no name is broken in two."""
+    indent = formatter.current_indent
+    left = " " * COLUMN
+    for name, told in records:
+        lines = textwrap.wrap(told, formatter.width - COLUMN, break_on_hyphens=False) or [""]
+        head = f"{'':{indent}}{name}"
+        if len(head) + 2 > COLUMN:
+            formatter.write(f"{head}\n{left}{lines[0]}\n")
+        else:
+            formatter.write(f"{head:{COLUMN}}{lines[0]}\n")
+        formatter.write("".join(f"{left}{line}\n" for line in lines[1:]))
+
+
+def with_dashes(token: str) -> str:
+    """--layer_splits is --layer-splits."""
+    return token.replace("_", "-")
+
+
+def parameter_of(entry: Entry, switches: Switches) -> click.Parameter:
+    if entry.option.positional:
+        return click.Argument([entry_key(entry)], required=entry.required, type=Typed(entry))
+    names = [f"--{one}" for one in entry.names]
+    if entry.switch and switches == "flags":
+        if entry.option.paired:
+            names[0] += f"/--no-{entry.flag}"
+        return TableOption(entry, names, is_flag=True, default=None)
+    bare = (
+        {"is_flag": False, "flag_value": "on"} if entry.switch and entry.option.words == ("off", "on") else {}
+    )
+    return TableOption(
+        entry,
+        names,
+        type=type_of(entry),
+        multiple=entry.several,
+        required=entry.required,
+        **bare,
+    )
+
+
+def type_of(entry: Entry) -> click.ParamType[Any, Any]:
+    return click.Choice(entry.kind.choices) if entry.kind.choices and not entry.switch else Typed(entry)
+
+
+def config_option() -> click.Option:
+    return click.Option(
+        [f"--{CONFIG}"],
+        metavar="FILE",
+        help=f"TOML file whose keys are these options. [{variable_of(CONFIG)}]",
+        is_eager=True,
+        expose_value=False,
+        callback=look_elsewhere,
+    )
+
+
+def look_elsewhere(ctx: click.Context, parameter: click.Parameter, file: str | None) -> None:
+    """Let environment and file stand in for what is not on the command line. Raises InvalidRequest."""
+    command = ctx.command
+    assert isinstance(command, TableCommand)
+    options = {one.entry.flag: one for one in command.params if isinstance(one, TableOption)}
+    names = {name: flag for flag, one in options.items() for name in one.entry.names}
+    found = find_all(command.table, names, command.environment, file)
+    ctx.default_map = {str(options[flag].name): _text_of(options[flag], one) for flag, one in found.items()}
+    ctx.meta[SOURCES] = {str(options[flag].name): one.source for flag, one in found.items()}
+
+
+def _text_of(option: TableOption, found: Found) -> str | list[str]:
+    """As the option's type takes it. A variable has one value a line, where there may be several."""
+    if option.is_flag:
+        return found.words[0]
+    if not option.multiple:
+        return in_words(option.entry, ",".join(found.words))
+    return [line for word in found.words for line in word.splitlines()]
+
+
+def source_of(ctx: click.Context, parameter: str | None) -> str | None:
+    """Where its value was found; None: on the command line, or nowhere."""
+    if parameter is None or ctx.get_parameter_source(parameter) is not ParameterSource.DEFAULT_MAP:
+        return None
+    return ctx.meta[SOURCES][parameter]
+
+
+def wording(error: Exception) -> str:
+    """What the parser has to say, on one line; where the value came from, if not from the command line."""
+    said = error.format_message() if isinstance(error, click.ClickException) else "aborted"
+    if isinstance(error, click.BadParameter) and error.ctx and error.param:
+        source = source_of(error.ctx, error.param.name)
+        said = f"{source}: {error.message}" if source else said
+    return " ".join(said.split())
+
+
+def read(
+    program: str,
+    settings: type[T],
+    about: str,
+    arguments: Sequence[str] | None = None,
+    environment: Mapping[str, str] = os.environ,
+    check: Callable[[T], None] = lambda settings: None,
+) -> T:
+    """A service's settings. "specsot-worker" is "worker" in files.
+
+    check: raises InvalidRequest for values that do not go together. Exits with status 2 and one line when
+    something is wrong, with status 0 once help or version are shown.
+    """
+
+    def keep(given: T) -> T:
+        check(given)
+        return given
+
+    table = program.removeprefix("specsot-")
+    command = TableCommand(
+        program, settings, keep, about, table=table, switches="values", environment=environment
+    )
+    command.params.append(version_option(program))
+    return parsed(command, program, arguments)
+
+
+def version_option(program: str) -> click.Option:
+    def tell(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+        if asked:
+            print(f"{program} {__version__}")
+            ctx.exit()
+
+    return click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=tell,
+        help="Show the version and exit.",
+    )
+
+
+def parsed(command: TableCommand[T], program: str, arguments: Sequence[str] | None) -> T:
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        with command.make_context(program, list(given)) as ctx:
+            return command.invoke(ctx)
+    except click.exceptions.Exit as done:
+        raise SystemExit(done.exit_code) from None
+    except InvalidRequest as error:
+        refuse(program, str(error))
+    except click.ClickException as error:
+        refuse(program, wording(error))
+
+
+def refuse(program: str, said: str) -> NoReturn:
+    print(f"{program}: {said}", file=sys.stderr)
+    raise SystemExit(WRONG_INPUT)

@@ -1,0 +1,110 @@
+"""Runs a service from start to exit status: one event loop, two signals, log lines for people or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import structlog
+import uvloop
+
+from specsot.errors import Hung, InvalidRequest, ModelError, SpecsotError
+from specsot.service.options import LogFormat
+
+log = structlog.get_logger()
+
+FAILED, WRONG_INPUT = 1, 2  # exit statuses
+
+Work = Callable[[asyncio.Event], Awaitable[None]]
+
+
+def run_service(program: str, work: Work) -> int:
+    """Run `work(leaving)`; SIGTERM and SIGINT set `leaving`. The exit status.
+
+    Ends the process at once where a thread hangs: Python would wait for it.
+    """
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_until_told(work))
+    except (InvalidRequest, ModelError) as error:
+        return _tell(program, str(error), WRONG_INPUT)
+    except Hung as error:
+        os._exit(_tell(program, str(error), FAILED))
+    except SpecsotError as error:
+        return _tell(program, str(error), FAILED)
+    except Exception as error:
+        log.debug("failed", exc_info=error)
+        return _tell(program, f"{type(error).__name__}: {error}".splitlines()[0], FAILED)
+    return 0
+
+
+async def _until_told(work: Work) -> None:
+    leaving, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leaving.set)
+    await work(leaving)
+
+
+def _tell(program: str, line: str, status: int) -> int:
+    print(f"{program}: {line}", file=sys.stderr, flush=True)
+    return status
+
+
+Line = MutableMapping[str, Any]
+
+
+def write_logs(service: str, format: LogFormat, level: str) -> None:
+    """Every later structlog line of this process, whichever thread writes it; as JSON with `service`."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            leave_absent_out,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso" if format == "json" else "%H:%M:%S"),
+            *(_for_machines(service) if format == "json" else _for_people()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def leave_absent_out(logger: Any, method: str, line: Line) -> Line:
+    """What is None is not told."""
+    return {name: value for name, value in line.items() if value is not None}
+
+
+QUOTED = frozenset(
+    " \t=\r\n\"'"
+)  # structlog shows a value with one of these as its repr, and others as they are
+
+
+def escape(logger: Any, method: str, line: Line) -> Line:
+    """A line stays one line, and no peer's words move the cursor of a terminal. JSON needs no such thing."""
+    return {
+        name: _shown(value)
+        if isinstance(value, str) and (name == "event" or not QUOTED & set(value))
+        else value
+        for name, value in line.items()
+    }
+
+
+def _shown(text: str) -> str:
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def _for_machines(service: str) -> list[Any]:
+    def name(logger: Any, method: str, line: Line) -> Line:
+        return {**line, "service": service}
+
+    return [name, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+def _for_people() -> list[Any]:
+    """A traceback without the values of its frames: they hold prompts."""
+    plain = structlog.dev.plain_traceback
+    return [escape, structlog.dev.ConsoleRenderer(0, sys.stderr.isatty(), exception_formatter=plain)]

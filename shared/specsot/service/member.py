@@ -1,0 +1,133 @@
+"""Runs a worker's or drafter's process: opens its server, builds its part, takes part until told to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+
+import structlog
+
+from specsot.members import Configuration, Registration
+from specsot.service.habits import return_freed_memory
+from specsot.service.membership import Part, serve_part
+from specsot.service.options import MemberOptions, ServiceOptions, name_of, reachable
+from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
+from specsot.transport.grpc_options import Terms
+from specsot.transport.grpc_server import GrpcServer, open_server
+from specsot.transport.links import Arrival, Dialer, Dialers, Inbox, Link
+from specsot.transport.nccl_links import DirectDialer, DirectHost
+from specsot.transport.uplink import join
+from specsot.transport.zmq_links import ZmqDialer, ZmqHost
+from specsot.transport.zmq_sockets import Sockets
+
+
+class IdleTimer:
+    """`stir` whenever something happens: cheap enough for every lap. Belongs to one event loop."""
+
+    def __init__(self, pause: float, then: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+        """pause: seconds without a stir after which `then` is called."""
+        self._pause, self._then, self._loop = pause, then, loop
+        self._stirred = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def stir(self) -> None:
+        self._stirred = self._loop.time()
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(self._stirred + self._pause, self._look)
+
+    def stop(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _look(self) -> None:
+        due = self._stirred + self._pause
+        self._alarm = None
+        if self._loop.time() < due:
+            self._alarm = self._loop.call_at(due, self._look)
+        else:
+            self._then()
+
+
+log = structlog.get_logger()
+
+QUIET = 5.0  # seconds without work after which freed memory goes back to the system
+
+PartMaker = Callable[[str, str, Dialer, Executor], Part]  # (name, address, dialer, compute)
+
+
+class ReportingPart:
+    """A part whose health is told: "specsot.v1.Ring" serves while it is configured for an epoch.
+
+    It dials by the epoch's transport, whichever that is.
+    """
+
+    def __init__(self, part: Part, door: GrpcServer, dialers: Dialers, lull: IdleTimer) -> None:
+        """lull: is stirred whenever there is work."""
+        self._part, self._door, self._dialers, self._lull = part, door, dialers, lull
+
+    @property
+    def epoch(self) -> int:
+        return self._part.epoch
+
+    async def registration(self) -> Registration:
+        return await self._part.registration()
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        self._dialers.turn_to(configuration.transport)
+        await self._part.configure(configuration, uplink)
+        await self._door.report(SERVICE, True)
+
+    async def handle(self, arrival: Arrival) -> None:
+        await self._part.handle(arrival)
+
+    async def settle(self) -> float | None:
+        self._lull.stir()
+        return await self._part.settle()
+
+    async def disband(self) -> None:
+        await self._door.report(SERVICE, False)
+        await self._part.disband()
+
+
+async def serve_member(
+    make: PartMaker,
+    service: ServiceOptions,
+    member: MemberOptions,
+    leaving: asyncio.Event,
+) -> None:
+    """Runs until `leaving` is set. Raises what making the part raises, Refused, Unavailable."""
+    began, inbox, sockets = time.time_ns(), Inbox(), Sockets()
+    host = ZmqHost(service.listen, inbox, sockets)
+    rows = DirectHost()
+    ring = RingService(inbox, host=host, rows=rows)
+    terms = Terms(reflection=service.reflection, channelz=service.channelz, tls=service.tls)
+    door = await open_server(service.listen, {SERVICE: ring.attach}, terms)
+    address = reachable(member.advertise, service.listen, door.port)
+    ring.name = name_of(member.name, address)
+    log.info("listening", at=address, name=ring.name)
+    compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+    lull = IdleTimer(QUIET, return_freed_memory, asyncio.get_running_loop())
+    try:
+        grpc = GrpcDialer(ring.name, inbox, tls=service.tls)
+        zmq = ZmqDialer(ring.name, sockets, inbox, tls=service.tls)
+        direct = DirectDialer(ring.name, grpc, rows, service.tls)
+        dialers = Dialers({"grpc": grpc, "zmq": zmq, "direct": direct})
+        part = await asyncio.get_running_loop().run_in_executor(
+            compute, make, ring.name, address, dialers, compute
+        )
+
+        async def connect(registration: Registration) -> Link:
+            return await join(member.master, replace(registration, began=began), inbox, tls=service.tls)
+
+        await serve_part(ReportingPart(part, door, dialers, lull), inbox, connect, leaving)
+        log.info("left")
+    finally:
+        lull.stop()
+        rows.close()
+        await host.close()
+        sockets.close()
+        await door.close(0)
+        compute.shutdown(wait=False, cancel_futures=True)

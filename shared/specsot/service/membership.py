@@ -1,0 +1,247 @@
+"""A member's life: join the master, take part in epochs, leave. The same for worker and drafter.
+
+Refuses to know transports (links and the way to join are passed in) and what a part computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import structlog
+
+from specsot.errors import Hung, Refused, SpecsotError, Unavailable
+from specsot.members import Broken, Configuration, Disband, Leaving, Progress, Ready, Registration, StandBy
+from specsot.service.compute import explain_failure
+from specsot.transport.links import Arrival, Inbox, Link, Lost
+
+log = structlog.get_logger()
+
+Connect = Callable[[Registration], Awaitable[Link]]
+
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.25, 5.0  # seconds between attempts to join
+MASTER_RESTART_SECONDS = (
+    3.0  # seconds in which a master that said that it goes will not be back: it ends, and reads its model
+)
+PROGRESS_SECONDS = 2.0  # seconds between two words of how far getting ready is
+
+
+@dataclass(frozen=True, slots=True)
+class _Farewell:
+    """Time to leave."""
+
+
+class Part(Protocol):
+    """What a member does in the ring."""
+
+    async def registration(self) -> Registration:
+        """Who it is. May load weights to measure itself; called once per attempt to join."""
+        ...
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        """Get ready for an epoch: weights, pages, links. Raises SpecsotError if it cannot."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it is configured for; 0 when for none."""
+        ...
+
+    async def handle(self, arrival: Arrival) -> None:
+        """Take one message of the ring or an order of the master."""
+        ...
+
+    async def settle(self) -> float | None:
+        """Do what is due once everything that has arrived is taken.
+
+        Returns how many seconds later it wants to be called again without an arrival; None: never.
+        """
+        ...
+
+    async def disband(self) -> None:
+        """Forget the epoch: pages, links, everything in flight. Safe to call at any time."""
+        ...
+
+
+async def serve_part(part: Part, inbox: Inbox, connect: Connect, leaving: asyncio.Event) -> None:
+    """Join and serve, again and again, until `leaving` is set. Raises Refused when not wanted, Hung."""
+    farewell = asyncio.ensure_future(_call(leaving, inbox))
+    newest = 0
+    try:
+        while not leaving.is_set():
+            uplink = await _join(part, connect, farewell, newest)
+            if uplink is not None:
+                newest = max(newest, await _serve(part, inbox, uplink, leaving))
+    finally:
+        farewell.cancel()
+        await part.disband()
+
+
+async def _join(part: Part, connect: Connect, farewell: asyncio.Future[Any], newest: int) -> Link | None:
+    """Try until the master takes us; None when it is time to leave instead. newest: epoch we know of."""
+    wait = FIRST_RETRY_SECONDS
+    registration = replace(await part.registration(), epoch=newest)
+    while not farewell.done():
+        try:
+            uplink = await connect(registration)
+        except Refused:
+            raise
+        except Unavailable as error:
+            log.info("waiting for the master", reason=str(error), again_in=wait)
+            await asyncio.wait([farewell], timeout=wait)
+            wait = min(wait * 2, MAX_RETRY_SECONDS)
+        else:
+            log.info("joined", name=registration.name, waiting_for="the ring to be complete")
+            return uplink
+    return None
+
+
+async def _call(leaving: asyncio.Event, inbox: Inbox) -> None:
+    """Wake whoever waits for the next arrival when it is time to leave: cheaper than to wait for two."""
+    await leaving.wait()
+    inbox.put("", _Farewell())
+
+
+async def _serve(part: Part, inbox: Inbox, uplink: Link, leaving: asyncio.Event) -> int:
+    """Take what arrives, then let the part do what is due; until the master is lost or we leave.
+
+    Returns the newest epoch.
+    """
+    wait: float | None = None
+    newest, told = 0, False
+    while not leaving.is_set():
+        arrival = await _next(inbox, wait)
+        while arrival is not None:
+            if arrival.sender == "master" and isinstance(arrival.message, Lost):
+                if not told:
+                    log.warning("lost the master", reason=arrival.message.reason)
+                await part.disband()
+                if told:
+                    await _wait(leaving, MASTER_RESTART_SECONDS)
+                return newest
+            if arrival.sender == "master" and isinstance(arrival.message, Leaving):
+                log.info("the master leaves", reason=arrival.message.reason)
+                told = True
+            if isinstance(arrival.message, Configuration):
+                newest = max(newest, arrival.message.epoch)
+            await _take(part, arrival, uplink)
+            arrival = inbox.take()
+        wait = await _settle(part, uplink)
+    await _say(uplink, Leaving())
+    await uplink.close()
+    return newest
+
+
+async def _wait(leaving: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await leaving.wait()
+
+
+async def _next(inbox: Inbox, wait: float | None) -> Arrival | None:
+    """The next arrival, or None when `wait` seconds have passed without one."""
+    if (arrival := inbox.take()) is not None:
+        return arrival
+    if wait is not None and wait <= 0:
+        await asyncio.sleep(0)  # links work on this loop: without a breath nothing would ever arrive
+        return inbox.take()
+    try:
+        async with asyncio.timeout(wait):
+            return await inbox.get()
+    except TimeoutError:
+        return None
+
+
+async def _take(part: Part, arrival: Arrival, uplink: Link) -> None:
+    match arrival.message:
+        case Configuration() as configuration:
+            await _configure(part, configuration, uplink)
+        case Disband(epoch, reason):
+            log.info("epoch ended", epoch=epoch, reason=reason)
+            await part.disband()
+        case StandBy(epoch):
+            log.info("stands by", epoch=epoch, until="a worker is lost, or specsot rebalance")
+            await _handle(part, arrival, uplink)
+        case _Farewell() | Leaving():
+            pass
+        case _:
+            await _handle(part, arrival, uplink)
+
+
+async def _configure(part: Part, configuration: Configuration, uplink: Link) -> None:
+    try:
+        await part.disband()
+        await part.configure(configuration, uplink)
+    except Exception as error:
+        reason = str(_explain(error))
+        log.error("cannot take part", epoch=configuration.epoch, reason=reason)
+        await _say(uplink, Broken(configuration.epoch, reason))
+
+
+@asynccontextmanager
+async def report_progress(
+    uplink: Link, epoch: int, done: Callable[[], int], total: int
+) -> AsyncGenerator[None]:
+    """Tell the master meanwhile how far getting ready is: so much of `total`, and all of it in the end."""
+
+    async def tell() -> None:
+        before = None
+        while True:
+            if (now := done()) != before:
+                log.debug("getting ready", epoch=epoch, done=now, total=total)
+                await _say(uplink, Progress(epoch, min(now, total - 1), total))
+            before = now
+            await asyncio.sleep(PROGRESS_SECONDS)
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+    await _say(uplink, Progress(epoch, total, total))
+
+
+async def _handle(part: Part, arrival: Arrival, uplink: Link) -> None:
+    try:
+        await part.handle(arrival)
+    except Exception as error:
+        await _break(part, uplink, _explain(error))
+
+
+async def _settle(part: Part, uplink: Link) -> float | None:
+    try:
+        return await part.settle()
+    except Exception as error:
+        await _break(part, uplink, _explain(error))
+        return None
+
+
+def _explain(error: Exception) -> SpecsotError:
+    """A bug of ours ends an epoch as anything else does that goes wrong, and not the process."""
+    return error if isinstance(error, SpecsotError) else explain_failure("this member", error)
+
+
+async def _break(part: Part, uplink: Link, error: SpecsotError) -> None:
+    """An epoch that fails here ends everywhere: the master is told and forms the next one.
+
+    What goes wrong outside of any epoch ends none. Raises Hung: who hangs will not take part again.
+    """
+    epoch = part.epoch
+    log.error("the epoch broke here", epoch=epoch, reason=str(error))
+    await part.disband()
+    if epoch:
+        await _say(uplink, Broken(epoch, str(error)))
+    if isinstance(error, Hung):
+        await uplink.close()
+        raise error
+
+
+async def _say(uplink: Link, message: Ready | Broken | Leaving | Progress) -> None:
+    """Tell the master; if it is gone, its loss arrives in the inbox anyway."""
+    try:
+        await uplink.send(message)
+    except Unavailable:
+        log.info("the master could not be told", message=type(message).__name__)

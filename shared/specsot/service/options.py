@@ -1,0 +1,225 @@
+"""The options that services and commands share: what a process is, what it loads, how it drafts.
+
+One object of these is read once, in `__main__` or by a command, and passed through to whoever needs it.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from specsot.drafting import DraftOptions
+from specsot.errors import InvalidRequest
+from specsot.members import KvDtype, Overrides, Quantization, Range, WeightFormat
+from specsot.params import DrafterName
+from specsot.service.option import MEMORY, SECONDS, Kind, Offer, Option
+from specsot.transport.security import PLAIN, Tls, exposed
+
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+
+SERVICE_KV_MEMORY = 1 << 30  # bytes of each worker and drafter process, where nothing is given
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """What every service has: where it listens, how it logs, what it shows of itself, how it leaves."""
+
+    HEADING: ClassVar[str] = "Service"
+
+    listen: Annotated[
+        str, Option("Address to serve on: host:port (port 0: any free port) or unix:path.", metavar="ADDRESS")
+    ] = "127.0.0.1:0"
+    log_format: Annotated[LogFormat, Option("Format of log lines.")] = "console"
+    log_level: Annotated[LogLevel, Option("Least severe log lines to write.")] = "info"
+    grace: Annotated[
+        float, Option("Seconds that running work has to finish after SIGTERM.", kind=SECONDS)
+    ] = 5.0
+    metrics: Annotated[
+        str | None,
+        Option("Serve Prometheus metrics on this host:port (port 0: any free port).", metavar="ADDRESS"),
+    ] = None
+    reflection: Annotated[
+        bool | None,
+        Option("gRPC reflection.", unset="on, where clients need no certificate or token"),
+    ] = None
+    channelz: Annotated[bool, Option("gRPC channelz: connections can be inspected.")] = False
+    tls: Tls = PLAIN
+    insecure: Annotated[bool, Option("Allow access from other machines without certificates or tokens.")] = (
+        False
+    )
+
+    def check(self) -> None:
+        """Raises InvalidRequest for metrics that strangers could read and nobody said that they may."""
+        self.check_exposure("metrics", self.metrics, "--tls-cert and --tls-key", self.tls.cert is not None)
+
+    def check_exposure(self, flag: str, address: str | None, needs: str, secured: bool) -> None:
+        """Raises InvalidRequest where other machines could come in unsecured, unless --insecure allows it.
+
+        An address without a port is refused later, by whoever opens it.
+        """
+        open = address is not None and ":" in address and exposed(address)
+        if open and not secured and not self.insecure:
+            raise InvalidRequest(f"--{flag} {address} is open to other machines: give {needs}, or --insecure")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """How a worker or drafter takes part in a fleet."""
+
+    HEADING: ClassVar[str] = "Fleet"
+
+    master: Annotated[str, Option("Master to join.", metavar="HOST:PORT")] = "127.0.0.1:50050"
+    advertise: Annotated[
+        str | None, Option("Address at which peers reach this one.", metavar="ADDRESS", unset="--listen")
+    ] = None
+    name: Annotated[str | None, Option("Name in the fleet.", unset="the advertised address")] = None
+
+
+def check_member(service: ServiceOptions) -> None:
+    """Whoever dials a member shows a certificate, and so does it. Raises InvalidRequest."""
+    service.check()
+    if service.tls != PLAIN and not service.tls.mutual:
+        raise InvalidRequest(
+            "--tls-cert, --tls-key and --tls-ca go together: members show each other who they are"
+        )
+    needs = "--tls-cert, --tls-key and --tls-ca"
+    service.check_exposure("listen", service.listen, needs, service.tls.mutual)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """The base model: where its weights are, and what they are computed and held in.
+
+    kv_memory: bytes for KV pages of each worker, and of the drafter. device: without a number ("cuda") the
+    master chooses among the machine's GPUs.
+    """
+
+    HEADING: ClassVar[str] = "Model"
+
+    model: Annotated[
+        str | Path | None, Option("Directory of the base model (Hugging Face format).", metavar="DIR")
+    ] = None
+    model_format: Annotated[
+        WeightFormat,
+        Option("`bin` reads pytorch_model.bin (weights only) where there are no safetensors files."),
+    ] = "safetensors"
+    dtype: Annotated[Dtype, Option("Data type to compute in.")] = "auto"
+    quantization: Annotated[
+        Quantization | None, Option("Hold the model's matrices in fewer bits.", unset="none")
+    ] = None
+    kv_cache_dtype: Annotated[
+        KvDtype, Option("Data type of KV pages; `int8` has one scale per row and head.")
+    ] = "auto"
+    kv_memory: Annotated[
+        int | None,
+        Option(
+            "Memory for the KV pages of each worker, and of the drafter, such as 512M or 4G.",
+            aliases=("kv-cache-memory-bytes",),
+            kind=MEMORY,
+        ),
+    ] = None
+    batch_invariant: Annotated[
+        bool,
+        Option("On GPUs: a row's result does not depend on the rows computed with it, bit for bit. Slower."),
+    ] = False
+    device: Annotated[str, Option("Torch device, such as cpu, cuda or cuda:0.")] = "cpu"
+
+    @property
+    def base(self) -> Path:
+        """The model's directory. Raises InvalidRequest where none was given."""
+        if self.model is None:
+            raise InvalidRequest("a model directory is needed", "model")
+        return Path(self.model)
+
+    @property
+    def page_bytes(self) -> int:
+        """For KV pages."""
+        return SERVICE_KV_MEMORY if self.kv_memory is None else self.kv_memory
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelOptions(ModelOptions):
+    """What drafts for a base model, and how. draft_dtype None: the base's."""
+
+    HEADING: ClassVar[str] = "Speculative decoding"
+
+    drafter: Annotated[
+        DrafterName | None,
+        Option(
+            "What drafts: an EAGLE head, a small model, n-grams of the text, or nothing.",
+            unset="eagle, where there is a draft model",
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | Path | None, Option("Directory of the EAGLE head, or of the small model.", metavar="DIR")
+    ] = None
+    draft_format: Annotated[WeightFormat, Option("As --model-format, for the draft model.")] = "safetensors"
+    overrides: Overrides = field(default_factory=Overrides)
+    draft_dtype: Annotated[Dtype | None, Option("Data type the drafter computes in.", unset="--dtype")] = None
+    draft_quantization: Annotated[
+        Quantization | None, Option("Hold the draft model's matrices in fewer bits.", unset="none")
+    ] = None
+    drafting: DraftOptions = field(default_factory=DraftOptions)
+
+    @property
+    def drafts(self) -> DrafterName:
+        """What does."""
+        return self.drafter or ("none" if self.draft_model is None else "eagle")
+
+    @property
+    def draft(self) -> Path:
+        """The draft model's directory. Raises InvalidRequest where none was given."""
+        if self.draft_model is None:
+            raise InvalidRequest(f"drafter {self.drafts} needs a draft_model", "draft_model")
+        return Path(self.draft_model)
+
+    @property
+    def drafter_dtype(self) -> Dtype:
+        return self.draft_dtype or self.dtype
+
+
+# What a worker's and a drafter's process offer of them: a fleet that starts one writes the same flags.
+OF_WORKER = Offer(
+    only=tuple(ModelOptions.__dataclass_fields__),
+    defaults={"model": MISSING, "kv_memory": SERVICE_KV_MEMORY},
+)
+OF_DRAFTER = Offer(
+    without=("dtype", "quantization", "kv_cache_dtype", "batch_invariant"),
+    defaults={
+        "model": MISSING, "kv_memory": SERVICE_KV_MEMORY, "drafter": "eagle", "draft_dtype": "auto",
+    },
+    flags={"draft_dtype": "dtype", "draft_quantization": "quantization"},
+    choices={"drafter": ("eagle", "model", "ngram")},
+)  # fmt: skip
+
+
+def layers(text: str) -> Range:
+    """ "0:4" -> layers 0, 1, 2, 3."""
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise ValueError(f"{text!r} is no layer range; write first:last, such as 0:4")
+    return Range(int(found[1]), int(found[2]))
+
+
+LAYERS = Kind("FIRST:LAST", layers)
+
+
+def reachable(advertise: str | None, listen: str, port: int) -> str:
+    """The address peers are told: what was asked for, else where it really listens."""
+    if advertise:
+        return advertise
+    if listen.startswith("unix:"):
+        return listen
+    host = listen.rpartition(":")[0]
+    everywhere = host in ("", "0.0.0.0", "[::]")
+    return f"{socket.gethostname() if everywhere else host}:{port}"
+
+
+def name_of(name: str | None, address: str) -> str:
+    """A unix socket is named after its file."""
+    return name or (address.rpartition("/")[2] if address.startswith("unix:") else address)

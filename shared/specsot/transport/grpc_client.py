@@ -1,0 +1,104 @@
+"""A client of a master: ask, watch the events, cancel, look at the ring. The same values as in-process.
+
+Refuses to know terminals and what an answer is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+from grpc.aio import AioRpcError
+
+from specsot.core.info import Info, Rebalanced
+from specsot.errors import InvalidRequest, Unavailable
+from specsot.events import Finished, Numbered
+from specsot.params import Ask
+from specsot.transport.grpc_channel import DIAL_SECONDS, reach
+from specsot.transport.grpc_options import PUBLIC_BYTES
+from specsot.transport.grpc_status import error_of
+from specsot.transport.grpc_tracing import outgoing
+from specsot.transport.security import PLAIN, Tls, exposed
+from specsot.transport.wire.events import decode_event, encode_ask
+from specsot.transport.wire.info import decode_info, decode_rebalanced
+from specsot.v1 import master_pb2, master_pb2_grpc
+
+
+async def connect(
+    address: str, patience: float = DIAL_SECONDS, tls: Tls = PLAIN, token: str | None = None
+) -> MasterClient:
+    """token: what the master wants to be shown. It never leaves this machine in the clear.
+
+    Raises Unavailable when no master is there, InvalidRequest (certificates, a token without TLS).
+    """
+    if token is not None and tls.ca is None and exposed(address):
+        raise InvalidRequest(f"a token would travel to {address} in the clear: give --tls-ca", field="tls_ca")
+    return MasterClient(await reach(address, patience, PUBLIC_BYTES, tls), token)
+
+
+class MasterClient:
+    """Any number of requests over one channel. Raises what the master raised."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: str | None = None) -> None:
+        self._channel, self._master = channel, master_pb2_grpc.MasterStub(channel)
+        self._shown = () if token is None else (("authorization", f"Bearer {token}"),)
+
+    def generate(
+        self, ask: Ask, request_id: str = "", timeout: float | None = None
+    ) -> AsyncIterator[Numbered]:
+        """Events of one request, `Finished` last. Closing the iterator early cancels the request, unless it
+        is resumable.
+
+        timeout: seconds it may take.
+        """
+        return self._read(encode_ask(ask, request_id), timeout)
+
+    def resume(
+        self, request_id: str, offset: int = 0, timeout: float | None = None
+    ) -> AsyncIterator[Numbered]:
+        """The events from `offset` on of a resumable request. Raises NotFound: it is not kept."""
+        request = master_pb2.GenerateRequest(request_id=request_id, resume_offset=offset)
+        return self._read(request, timeout)
+
+    async def _read(
+        self, request: master_pb2.GenerateRequest, timeout: float | None
+    ) -> AsyncIterator[Numbered]:
+        call = self._master.Generate(request, timeout=timeout, metadata=(*self._shown, *outgoing()))
+        last = None
+        try:
+            async for message in call:
+                last = decode_event(message)
+                yield last
+        except AioRpcError as failure:
+            raise error_of(failure) from None
+        finally:
+            call.cancel()
+        if last is None or not isinstance(last.event, Finished):
+            raise Unavailable("the master ended the stream before the request was finished")
+
+    async def cancel(self, request: str) -> bool:
+        """Whether such a request was running."""
+        try:
+            wanted = master_pb2.CancelRequest(request_id=request)
+            response = await self._master.Cancel(wanted, metadata=self._shown)
+        except AioRpcError as failure:
+            raise error_of(failure) from None
+        return response.cancelled
+
+    async def info(self) -> Info:
+        try:
+            response = await self._master.GetInfo(master_pb2.GetInfoRequest(), metadata=self._shown)
+            return decode_info(response)
+        except AioRpcError as failure:
+            raise error_of(failure) from None
+
+    async def rebalance(self) -> Rebalanced:
+        """Share the layers out anew; the new epoch may still be on its way. Raises Unavailable, Refused."""
+        try:
+            request = master_pb2.RebalanceRequest()
+            return decode_rebalanced(await self._master.Rebalance(request, metadata=self._shown))
+        except AioRpcError as failure:
+            raise error_of(failure) from None
+
+    async def close(self) -> None:
+        await self._channel.close()

@@ -1,0 +1,314 @@
+"""Opens a gRPC server with limits, health, reflection, token checks, and errors as rich statuses."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format
+from grpc.aio import AbortError, ServicerContext
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from specsot.errors import Overloaded, SpecsotError, Unavailable, WireError
+from specsot.transport.grpc_channel import server_credentials
+from specsot.transport.grpc_options import Terms, server_options
+from specsot.transport.grpc_status import TRAILER, code_of, status_of
+from specsot.transport.grpc_tracing import TraceInterceptor
+from specsot.transport.security import Tokens, exposed
+
+OPEN = "/grpc.health.v1.Health/"
+HEADER = "authorization"
+
+
+class BearerInterceptor(grpc.aio.ServerInterceptor):
+    """Goes behind the Guard, which makes a status of what is raised here."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        details: Any = handler_call_details
+        if details.method.startswith(OPEN):
+            return await continuation(details)
+        try:
+            self._tokens.check(shown(details.invocation_metadata))
+        except Exception as error:
+            return _refusal(error)
+        return await continuation(details)
+
+
+def shown(metadata: Any) -> str | None:
+    """The header, if there is exactly one."""
+    values = [value for key, value in metadata or () if key == HEADER]
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else None
+
+
+def _refusal(error: Exception) -> Any:
+    """Answers a call of any kind; whether there is such a method is not told either."""
+
+    async def refuse(request: object, context: object) -> NoReturn:
+        raise error
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+log = structlog.get_logger()
+
+Attach = Callable[[grpc.aio.Server], None]
+
+_TERMS = Terms()
+_V1 = "grpc.reflection.v1.ServerReflection"
+
+
+class GrpcServer:
+    """A server that is open. `port` is the real one (0 for a unix socket)."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, state: Any) -> None:
+        self._server, self.port, self._state = server, port, state
+
+    async def report(self, service: str, serving: bool) -> None:
+        """Tell the world by grpc.health.v1 whether a service can do its work."""
+        states = health_pb2.HealthCheckResponse
+        await self._state.set(service, states.SERVING if serving else states.NOT_SERVING)
+
+    async def close(self, grace: float) -> None:
+        """No new calls; those under way have `grace` seconds, then they are cancelled."""
+        await self._state.enter_graceful_shutdown()
+        await self._server.stop(grace)
+
+
+async def open_server(listen: str, services: Mapping[str, Attach], terms: Terms = _TERMS) -> GrpcServer:
+    """Serve at host:port or unix:path. `services` start as not serving; "" is live at once.
+
+    Raises, in one line, Unavailable when the address cannot be had, InvalidRequest for bad certificates.
+    """
+    check_free(listen)
+    if exposed(listen) and not terms.asks:
+        log.warning("other machines reach this address, and nobody is asked who they are", at=listen)
+    credentials = server_credentials(terms.tls)
+    asked = [BearerInterceptor(terms.tokens)] if terms.tokens else []
+    server = grpc.aio.server(
+        interceptors=[CallGuard(terms.held), *asked, TraceInterceptor()], options=server_options(terms)
+    )
+    state: Any = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
+    health_pb2_grpc.add_HealthServicer_to_server(state, server)
+    for attach in services.values():
+        attach(server)
+    if terms.channelz:
+        channelz.add_channelz_servicer(server)
+    if terms.reflects:
+        reflect(server, names_of(services, terms))
+    door = GrpcServer(server, _bind(server, listen, credentials), state)
+    for name in services:
+        await door.report(name, False)
+    await server.start()
+    return door
+
+
+def names_of(services: Iterable[str], terms: Terms) -> list[str]:
+    """Everything that is served, in the words of reflection."""
+    debugging = ["grpc.channelz.v1.Channelz"] if terms.channelz else []
+    return [*services, "grpc.health.v1.Health", *debugging, _V1, reflection.SERVICE_NAME]
+
+
+def reflect(server: grpc.aio.Server, names: list[str]) -> None:
+    """Reflection v1alpha, and v1 too: the messages are the same, grpcio-reflection serves only the former."""
+    describe_v1()
+    servicer = reflection.aio.ReflectionServicer(service_names=names)
+    request, response = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
+    for service in (reflection.SERVICE_NAME, _V1):
+        method = grpc.stream_stream_rpc_method_handler(
+            servicer.ServerReflectionInfo, request.FromString, response.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": method})
+        server.add_generic_rpc_handlers((handler,))
+
+
+def describe_v1() -> None:
+    """Let v1 be looked up as well: whoever walks all services asks for the file of each."""
+    known = descriptor_pool.Default()
+    try:
+        known.FindFileContainingSymbol(_V1)
+    except KeyError:
+        alpha = descriptor_pb2.FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)
+        renamed = json_format.MessageToJson(alpha).replace("v1alpha", "v1")
+        known.Add(json_format.Parse(renamed, descriptor_pb2.FileDescriptorProto()))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port". Raises Unavailable."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise Unavailable(f"{address} is not an address; write host:port")
+    return host.strip("[]"), int(port)
+
+
+def check_free(listen: str) -> None:
+    """Find out in plain words what gRPC would only say in a stack of C++ lines."""
+    if listen.startswith("unix:"):
+        return
+    host, port = split_address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise Unavailable(f"cannot listen at {listen}: {reason(error)}") from None
+
+
+def reason(error: OSError) -> str:
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+
+
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, credentials)
+    except RuntimeError:
+        raise Unavailable(f"cannot listen at {listen}: address already in use") from None
+    return 0 if listen.startswith("unix:") else port
+
+
+Behaviour = Callable[[Any, Any], Any]
+
+
+class Malformed:
+    """Stands in for a message whose bytes did not parse."""
+
+
+class Excess:
+    """Stands in for a message that there was no room for."""
+
+
+class HeldBytes:
+    """Bytes of the messages of one call, out of a budget that all have."""
+
+    def __init__(self, guard: CallGuard) -> None:
+        self._guard, self._bytes = guard, 0
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for so many more."""
+        if self._guard.left is None:
+            return True
+        fits = size <= self._guard.left
+        if fits:
+            self._bytes += size
+            self._guard.left -= size
+        return fits
+
+    def give_back(self) -> None:
+        """The call is over."""
+        if self._guard.left is not None:
+            self._guard.left += self._bytes
+        self._bytes = 0
+
+
+class CallGuard(grpc.aio.ServerInterceptor):
+    """left: bytes that messages of calls under way may still have, None for no limit."""
+
+    def __init__(self, held: int | None = None) -> None:
+        self.left = held
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        return handler and _wrapped(handler, HeldBytes(self))
+
+
+def _wrapped(handler: Any, held: HeldBytes) -> Any:
+    make, behaviour = _parts(handler)
+    return make(
+        _guarded(behaviour, handler.request_streaming, held),
+        request_deserializer=handler.request_deserializer and _tolerant(handler.request_deserializer, held),
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _parts(handler: Any) -> tuple[Callable[..., Any], Behaviour]:
+    match handler.request_streaming, handler.response_streaming:
+        case False, False:
+            return grpc.unary_unary_rpc_method_handler, handler.unary_unary
+        case False, True:
+            return grpc.unary_stream_rpc_method_handler, handler.unary_stream
+        case True, False:
+            return grpc.stream_unary_rpc_method_handler, handler.stream_unary
+        case _:
+            return grpc.stream_stream_rpc_method_handler, handler.stream_stream
+
+
+def _tolerant(deserialize: Callable[[bytes], Any], held: HeldBytes) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data) if held.take(len(data)) else Excess()
+        except Exception:  # any: a stranger's bytes must not reach the caller as a Python error
+            return Malformed()
+
+    return read
+
+
+def _guarded(behaviour: Behaviour, streaming: bool, held: HeldBytes) -> Behaviour:
+    """The same kind of coroutine or generator as `behaviour`; gRPC treats the two differently."""
+    admit = _checked_stream if streaming else _checked
+
+    async def answer(request: Any, context: ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behaviour(admit(request), context)
+        except Exception as error:
+            await refuse(context, error)
+        finally:
+            held.give_back()
+
+    async def generate(request: Any, context: ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(behaviour(admit(request), context)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            await refuse(context, error)
+        finally:
+            held.give_back()
+
+    return generate if inspect.isasyncgenfunction(behaviour) else answer
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, Malformed):
+        raise WireError("the message does not parse")
+    if isinstance(request, Excess):
+        raise Overloaded("the messages of other calls fill the memory for them")
+    return request
+
+
+async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
+
+
+async def refuse(context: ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    """End a call with what `error` means. Errors of gRPC itself pass through."""
+    if isinstance(error, AbortError) or context.done():
+        raise error
+    if not isinstance(error, SpecsotError):
+        log.error("a call failed", exc_info=error)
+        error = SpecsotError("internal error")
+    status = status_of(error)
+    await context.abort(code_of(error), status.message, ((TRAILER, status.SerializeToString()),))

@@ -1,0 +1,114 @@
+"""How often the two ends of a long-lived stream say that they live, and when silence means the end.
+
+Refuses to know streams. gRPC's own keepalive only proves that the peer's network code lives; a beat
+comes from its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from specsot.errors import InvalidRequest
+from specsot.service.option import ABOVE_ZERO, Option
+
+# Times the silence limit: for so long members wait for the master, and it for one that loads, or that
+# computes on a GPU, whose kernels may be compiled in the middle of an answer (a guess: not measured there).
+BUSY_FACTOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """every: seconds between beats when nothing else is said. silence: seconds after which a peer is gone.
+
+    A peer that stands still for s seconds is silent for up to `every` + s, and as long as it takes to be
+    heard again: 0.1 and 1.3 leave one that stands still for a second 0.2 s for that. One packet that is lost
+    and sent again costs TCP 0.2 s, two in a row 0.6. Beats come from the event loop, which computing does not
+    hold up: while weights were loaded it was late by 12 ms (SmolLM2-135M, two cores).
+    """
+
+    every: Annotated[
+        float,
+        Option(
+            "Seconds between heartbeats of members and master while nothing else is sent.",
+            flag="heartbeat",
+            kind=ABOVE_ZERO,
+        ),
+    ] = 0.1
+    silence: Annotated[
+        float, Option("Seconds without a heartbeat after which a member is lost.", kind=ABOVE_ZERO)
+    ] = 1.3
+
+    def check(self) -> None:
+        """Raises InvalidRequest where one late heartbeat would be a loss."""
+        if self.silence < 2 * self.every:
+            raise InvalidRequest(
+                f"--silence {self.silence:g} must be at least twice --heartbeat {self.every:g}", "silence"
+            )
+
+    @property
+    def of_master(self) -> Heartbeat:
+        """As members watch it: nobody takes its place, so there is nothing to win by haste, and its loop is
+        the one that many strangers keep busy.
+        """
+        return Heartbeat(self.every, BUSY_FACTOR * self.silence)
+
+
+TICKS_PER_SILENCE = 8  # in which a watch counts one silence
+
+
+class SilenceTimer:
+    """Calls `on_silence` once when nothing has been heard for `silence` seconds in which this loop ran.
+
+    It counts ticks, each at most its own length: when this process itself was frozen, what the peer has said
+    meanwhile is still to be read, and only one tick of all that time counts.
+    """
+
+    def __init__(self, silence: float, on_silence: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tick, self._on_silence = silence / TICKS_PER_SILENCE, on_silence
+        self._heard, self._silent = False, 0  # ticks
+        self._timer = self._loop.call_later(self._tick, self._check)
+
+    def heard(self) -> None:
+        self._heard = True
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        self._silent = 0 if self._heard else self._silent + 1
+        self._heard = False
+        if self._silent >= TICKS_PER_SILENCE:
+            self._on_silence()
+        else:
+            self._timer = self._loop.call_later(self._tick, self._check)
+
+
+class PeerMonitor:
+    """Watches one that may be `busy`: while it is, it may be silent LENIENT times as long.
+
+    Members that load, allocate or compile hold their interpreter's lock now and then, however short the parts
+    are in which they do it, and others on the same machine do the same at the same time.
+    """
+
+    def __init__(self, silence: float, busy: Callable[[], bool], on_silence: Callable[[], None]) -> None:
+        self._silence, self._busy, self._on_silence = silence, busy, on_silence
+        self._passed = 0  # silences
+        self._watch = SilenceTimer(silence, self._silent)
+
+    def heard(self) -> None:
+        self._passed = 0
+        self._watch.heard()
+
+    def stop(self) -> None:
+        self._watch.stop()
+
+    def _silent(self) -> None:
+        self._passed += 1
+        if self._passed >= (BUSY_FACTOR if self._busy() else 1):
+            self._on_silence()
+        else:
+            self._watch = SilenceTimer(self._silence, self._silent)

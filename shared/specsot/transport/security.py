@@ -1,0 +1,289 @@
+"""TLS files, bearer tokens, and which addresses other machines reach; changed files are read again."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+from specsot.errors import Forbidden, InvalidRequest, SpecsotError, Unauthenticated
+from specsot.service.option import Option
+
+T = TypeVar("T")
+Stamp = tuple[int, int, int] | None
+
+
+class WatchedFiles(Generic[T]):
+    """`read` is called at once, and may raise then. A later change that it refuses is logged.
+
+    lost: what holds after such a change. None: what was read before, since two files that belong together
+    never change in the same moment.
+    """
+
+    def __init__(self, paths: Iterable[Path], read: Callable[[], T], lost: T | None = None) -> None:
+        self._paths, self._read, self._lost = tuple(paths), read, lost
+        self._stamps = self._look()
+        self._value = read()
+
+    def value(self) -> T:
+        """Of this moment; costs a look at each file."""
+        stamps = self._look()
+        if stamps != self._stamps:
+            self._stamps = stamps
+            self._renew()
+        return self._value
+
+    def _renew(self) -> None:
+        import structlog  # only here: a client never comes this far, and should not wait for it
+
+        log = structlog.get_logger()
+        try:
+            self._value = self._read()
+        except SpecsotError as error:
+            log.warning("files changed, and are not taken", reason=str(error))
+            self._value = self._value if self._lost is None else self._lost
+        else:
+            log.info("files changed, and are taken", files=[str(path) for path in self._paths])
+
+    def _look(self) -> tuple[Stamp, ...]:
+        return tuple(map(_stamp, self._paths))
+
+
+def _stamp(path: Path) -> Stamp:
+    """None: it is not there. Links are followed: that is how Kubernetes changes files."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM. cert, key: who we are. ca: who vouches for our peers.
+
+    A door with `cert` speaks TLS; with `ca` too, whoever comes must show a certificate of that CA.
+    A channel with `ca` speaks TLS, and shows `cert` where it is asked for it.
+    """
+
+    ca: Annotated[
+        Path | None,
+        Option(
+            "CA certificates (PEM) that vouch for the rest of the fleet.",
+            flag="tls-ca",
+            aliases=("ssl-ca-certs",),
+            metavar="FILE",
+        ),
+    ] = None
+    cert: Annotated[
+        Path | None,
+        Option(
+            "Certificate of this service (PEM).", flag="tls-cert", aliases=("ssl-certfile",), metavar="FILE"
+        ),
+    ] = None
+    key: Annotated[
+        Path | None,
+        Option("Its private key (PEM).", flag="tls-key", aliases=("ssl-keyfile",), metavar="FILE"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            given, missing = ("--tls-cert", "--tls-key") if self.cert else ("--tls-key", "--tls-cert")
+            raise InvalidRequest(f"{given} needs {missing}", field="tls")
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
+
+    @property
+    def mutual(self) -> bool:
+        """Both sides of every connection show who they are."""
+        return self.ca is not None and self.cert is not None
+
+
+PLAIN = Tls()
+
+
+@dataclass(frozen=True, slots=True)
+class Pems:
+    """What is in the files. pair: the key, and the certificate with what leads to its CA."""
+
+    ca: bytes | None
+    pair: tuple[bytes, bytes] | None
+
+
+def read_pems(tls: Tls) -> Pems:
+    """Raises InvalidRequest, in one line, for files that are not what they should be."""
+    context_of(tls)
+    pair = (_read(tls.key), _read(tls.cert)) if tls.cert and tls.key else None
+    return Pems(_read(tls.ca) if tls.ca else None, pair)
+
+
+def context_of(tls: Tls) -> ssl.SSLContext:
+    """As Python's own servers want it. Raises InvalidRequest."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if tls.ca is not None:
+        _read(tls.ca)  # says more plainly why it cannot be
+        try:
+            context.load_verify_locations(tls.ca)
+        except ssl.SSLError:
+            raise InvalidRequest(f"{tls.ca}: no certificates in PEM", field="tls_ca") from None
+    if tls.cert is not None and tls.key is not None:
+        _read(tls.cert)
+        _read(tls.key)
+        try:
+            context.load_cert_chain(tls.cert, tls.key, password=_no_password)
+        except (ssl.SSLError, ValueError) as error:
+            raise InvalidRequest(_complaint(tls.cert, tls.key, error), field="tls_cert") from None
+    return context
+
+
+def secured_context(tls: Tls) -> ssl.SSLContext | None:
+    """For a server of Python's own. Changed files hold from the next handshake on. None: no TLS."""
+    if tls.cert is None:
+        return None
+    fresh = WatchedFiles(tls.paths, lambda: context_of(tls))
+
+    def renew(connection: ssl.SSLObject, host: str | None, context: ssl.SSLContext) -> None:
+        connection.context = fresh.value()
+
+    first = fresh.value()
+    first.sni_callback = renew
+    return first
+
+
+def _no_password() -> str:
+    """Nobody is there to be asked for one."""
+    raise ValueError("the key is encrypted")
+
+
+def _complaint(cert: Path, key: Path, error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return f"{key} is not the key of {cert}"
+    if isinstance(error, ssl.SSLError):
+        return f"{cert}, {key}: not a certificate and its key in PEM"
+    return f"{key}: {error}"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path}: {(error.strerror or 'cannot be read').lower()}", field="tls") from None
+
+
+LONGEST = 4096  # bytes of a token
+MOST = 10_000  # tokens in a file
+
+ADMIN = "admin"  # behind a token in the file
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A token's digest. admin: it is marked as an administrator's."""
+
+    digest: bytes
+    admin: bool = False
+
+
+Digests = tuple[Known, ...]
+
+
+class Tokens:
+    """Who shows one of these may come in. Raises InvalidRequest for a file without a token; one that loses
+    all of them later lets nobody in.
+    """
+
+    def __init__(self, file: Path | None = None, token: str | None = None) -> None:
+        self._fixed = digests_of(token, "SPECSOT_TOKEN") if token is not None else ()
+        self._file = None if file is None else WatchedFiles([file], lambda: read_digests(file), lost=())
+
+    def check(self, authorization: str | None) -> None:
+        """`authorization` is the header's value. Raises Unauthenticated."""
+        self._find(authorization)
+
+    def owner(self, authorization: str | None) -> str:
+        """By what the holder of this token is known: nobody finds the token by it. Raises Unauthenticated."""
+        return hashlib.sha256(b"owner:" + self._find(authorization).digest).hexdigest()[:32]
+
+    def check_admin(self, authorization: str | None) -> None:
+        """The holder of the only token is the administrator; among several, those that are marked are.
+
+        Raises Unauthenticated, Forbidden.
+        """
+        if not self._find(authorization).admin and len(self._known()) > 1:
+            raise Forbidden(f"this takes an administrator's token: one with ` {ADMIN}` behind it in the file")
+
+    def _known(self) -> Digests:
+        return (*self._fixed, *(self._file.value() if self._file else ()))
+
+    def _find(self, authorization: str | None) -> Known:
+        """Every known one is compared, so that the time tells nothing."""
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise Unauthenticated("a token is needed: authorization: Bearer ...")
+        shown = _digest(token.strip())
+        found = [known for known in self._known() if hmac.compare_digest(shown, known.digest)]
+        if not found:
+            raise Unauthenticated("this token is not known here")
+        return Known(shown, any(known.admin for known in found))
+
+
+def read_digests(file: Path) -> Digests:
+    try:
+        return digests_of(file.read_text("utf-8"), str(file))
+    except OSError as error:
+        why = (error.strerror or "cannot be read").lower()
+        raise InvalidRequest(f"{file}: {why}", field="token_file") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{file}: not text in UTF-8", field="token_file") from None
+
+
+def digests_of(text: str, source: str) -> Digests:
+    """One token a line, an administrator's with a mark behind it.
+
+    Raises InvalidRequest, which names the source but never the token.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    tokens = [token_of(line) for line in lines]
+    if not 0 < len(tokens) <= MOST:
+        raise InvalidRequest(f"{source}: {'no token' if not tokens else 'too many tokens'} in it", "token")
+    for number, token in enumerate(tokens, 1):
+        if not (token.isascii() and token.isprintable()) or " " in token or len(token) > LONGEST:
+            raise InvalidRequest(f"{source}: token {number} cannot travel in a header", field="token")
+    return tuple(Known(_digest(token), token != line) for token, line in zip(tokens, lines))
+
+
+def first_token(file: Path) -> str:
+    """What a client shows: the first line that is one. Raises InvalidRequest."""
+    read_digests(file)
+    return next(token_of(line.strip()) for line in file.read_text("utf-8").splitlines() if line.strip())
+
+
+def token_of(line: str) -> str:
+    """Without the mark."""
+    token, _, mark = line.rpartition(" ")
+    return token.rstrip() if mark == ADMIN and token.strip() else line
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def exposed(address: str) -> bool:
+    """Neither a unix socket nor loopback. Names count as reachable, but for localhost."""
+    if address.startswith("unix:"):
+        return False
+    host = address.rpartition(":")[0].strip("[]")
+    if host.lower() == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True

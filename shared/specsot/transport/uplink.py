@@ -1,0 +1,171 @@
+"""A member's stream to the master: registers, then carries messages both ways and beats.
+
+Refuses to know what the messages mean; they go to the member's inbox as from "master".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from grpc.aio import AioRpcError, StreamStreamCall
+
+from specsot.errors import SpecsotError, Unavailable, WireError
+from specsot.members import MASTER, Beat, Registration
+from specsot.tasks import start
+from specsot.transport.grpc_channel import DIAL_SECONDS, reach
+from specsot.transport.grpc_status import error_of
+from specsot.transport.heartbeat import Heartbeat, SilenceTimer
+from specsot.transport.links import Inbox, Lost
+from specsot.transport.security import PLAIN, Tls
+from specsot.transport.send_queue import SendQueue
+from specsot.transport.wire.members import Upward, decode_downward, encode_upward
+from specsot.v1 import fleet_pb2
+
+OF_OLD = Heartbeat(2.0, 20.0)  # of a master that does not say how often it beats
+FAREWELL = 2.0  # seconds a closing uplink has to deliver what is still in it
+
+_Call = StreamStreamCall[bytes, fleet_pb2.JoinResponse]
+
+
+async def join(
+    address: str, registration: Registration, inbox: Inbox, pulse: Heartbeat | None = None, tls: Tls = PLAIN
+) -> Uplink:
+    """Register at the master. Raises Refused (we do not belong there), Unavailable (nobody there).
+
+    pulse: None: as the master says.
+    """
+    channel = await reach(address, tls=tls, name=MASTER)
+    try:
+        measured = replace(registration, rtt=await _round_trip(channel))
+        call, joined = await _register(channel, measured, address)
+    except BaseException:
+        await channel.close()
+        raise
+    return Uplink(channel, call, inbox, pulse or _pulse(joined))
+
+
+def _pulse(joined: fleet_pb2.Joined) -> Heartbeat:
+    if not (joined.heartbeat > 0 and joined.silence > 0):
+        return OF_OLD
+    return Heartbeat(joined.heartbeat, joined.silence).of_master
+
+
+async def _round_trip(channel: grpc.aio.Channel) -> float | None:
+    """Seconds to the master and back; None: no answer. The second of two calls: the first one pays for more.
+
+    Whatever it answers, it has answered.
+    """
+    ask = channel.unary_unary("/grpc.health.v1.Health/Check")
+    taken = None
+    for _ in range(2):
+        begun = time.perf_counter()
+        try:
+            await ask(b"", timeout=1)
+        except AioRpcError as failure:
+            if failure.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+                return None
+        taken = time.perf_counter() - begun
+    return taken
+
+
+async def _register(
+    channel: grpc.aio.Channel, registration: Registration, address: str
+) -> tuple[_Call, fleet_pb2.Joined]:
+    method = channel.stream_stream(
+        "/specsot.v1.Fleet/Join", response_deserializer=fleet_pb2.JoinResponse.FromString
+    )
+    call: _Call = method()
+    try:
+        async with asyncio.timeout(DIAL_SECONDS):
+            with contextlib.suppress(asyncio.InvalidStateError):  # refused before it was written
+                await call.write(encode_upward(registration).SerializeToString())
+            response = await call.read()
+    except TimeoutError:
+        call.cancel()
+        raise Unavailable(f"the master at {address} does not answer a registration") from None
+    except AioRpcError as failure:
+        raise error_of(failure) from None
+    if not isinstance(response, fleet_pb2.JoinResponse) or not response.HasField("joined"):
+        raise WireError(f"the master at {address} did not begin with joined")
+    return call, response.joined
+
+
+class Uplink:
+    """The member's end of the stream. `send` takes Ready, Broken, Leaving, Beat, Progress and Result.
+
+    What is sent once the master's loss is in the inbox goes nowhere, quietly: a result under way when the
+    master left in good order is no failure of this member's.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, call: _Call, inbox: Inbox, pulse: Heartbeat) -> None:
+        self._channel, self._call, self._inbox, self.pulse = channel, call, inbox, pulse
+        self._outbox: SendQueue[bytes] = SendQueue()
+        self._closing = self._parted = False
+        self._watch = SilenceTimer(pulse.silence, self._silent)
+        self._tasks = [start(work(), self._fail) for work in (self._write, self._read)]
+
+    async def send(self, message: Upward | Any) -> None:
+        if self._parted:
+            return
+        data = encode_upward(message).SerializeToString()
+        self._outbox.put(data, len(data))
+
+    async def close(self) -> None:
+        """Deliver what waits and hang up. Never waits long, never raises."""
+        if self._closing:
+            return
+        self._closing = True
+        self._outbox.finish()
+        await asyncio.wait(self._tasks[:1], timeout=FAREWELL)
+        self._outbox.lose("the link is closed")
+        await self._hang_up()
+
+    async def _write(self) -> None:
+        with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
+            beat = encode_upward(Beat()).SerializeToString()
+            await self._outbox.write_all(self._call.write, beat, self.pulse.every)
+            await self._call.done_writing()
+
+    async def _read(self) -> None:
+        """Deliver until the stream ends, then say so."""
+        reason = "it ended the stream"
+        try:
+            while isinstance(response := await self._call.read(), fleet_pb2.JoinResponse):
+                self._watch.heard()
+                message = decode_downward(response)
+                if not isinstance(message, Beat):
+                    self._inbox.put(MASTER, message)
+        except AioRpcError as failure:
+            reason = str(error_of(failure))
+        except SpecsotError as error:
+            reason = str(error)
+        except asyncio.CancelledError:
+            reason = "the link was cut"
+            raise
+        finally:
+            self._lose(reason)
+
+    def _fail(self, error: BaseException) -> None:
+        self._lose(f"{type(error).__name__} on the way")
+
+    def _silent(self) -> None:
+        self._lose(f"silent for {self.pulse.silence:g} s")
+
+    def _lose(self, reason: str) -> None:
+        if self._closing or self._outbox.lost is not None:
+            return
+        self._parted = True
+        self._outbox.lose(f"lost the master: {reason}")
+        self._inbox.put(MASTER, Lost(MASTER, reason))
+        self._farewell = start(self._hang_up())
+
+    async def _hang_up(self) -> None:
+        self._watch.stop()
+        for task in self._tasks:
+            task.cancel()
+        await self._channel.close()
