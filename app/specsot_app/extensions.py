@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "specsot.commands"
-BENCHES = ("demo", "load", "gpu", "ring", "policies", "precision")
+BENCHES = ("demo", "load", "gpu", "ring", "policies", "precision", "ablation", "laps")
 LAB = ("train", "eval", *(f"bench.{name}" for name in BENCHES))
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 

@@ -22,11 +22,13 @@ from specsot_app.bench.core.aggregate import (
     unwritten,
 )
 from specsot_app.bench.core.methods import (
+    FAMILIES,
     HEAD,
     HF_BASELINES,
     PLAINLY,
     Method,
     MethodTable,
+    TableOptions,
     full,
     linear,
     quick,
@@ -35,7 +37,7 @@ from specsot_app.bench.core.methods import (
 )
 from specsot_app.bench.core.recommend import recommend
 from specsot_app.bench.core.samples import LapSample, Recording
-from specsot_app.bench.core.tables import COLUMNS, advised, escape, latex, markdown
+from specsot_app.bench.core.tables import COLUMNS, advised, escape, latex, markdown, pipes
 from specsot_app.bench.report import look_back
 from specsot_app.bench.stored_run import SpeedupChange, StoredRun, compare, read_run
 from specsot_app.commands.options import place_for
@@ -129,7 +131,9 @@ def test_runs_come_by_length_and_plans_are_asked_for_each() -> None:
 def test_the_tables_have_what_the_seeds_had() -> None:
     names = [method.name for method in full().methods]
     assert len(set(names)) == len(names)
-    assert [name for name in names if name.startswith("linear")] == [f"linear K={k}" for k in range(4, 9)]
+    chains = [method.name for method in full().methods if method.family == "linear"]
+    assert chains == [f"linear K={k}" for k in range(4, 9)]
+    assert {"linear K=5, window 256", "linear K=5, window 1024"} <= set(names)
     for wanted in ("plain", "Transformers generate", "Transformers assisted", "EAGLE", "SoT", "SoT + EAGLE",
                    "window 256", "window 512", "window 1024"):  # fmt: skip
         assert wanted in names
@@ -139,6 +143,39 @@ def test_the_tables_have_what_the_seeds_had() -> None:
     }  # fmt: skip
     assert all(method.options.tuner == "fixed" for method in full().methods if method.drafter == "model")
     assert sight_of(256).recent == 252
+
+
+def test_lengths_chains_windows_and_families_are_as_asked() -> None:
+    asked = TableOptions(3, (2000, 500), (5, 6), (256, 1024), ("linear-window", "window"))
+    table = full(asked)
+    assert (table.lengths, table.rounds) == ((500, 2000), 3)
+    assert [method.name for method in table.methods] == [
+        "plain",
+        *(f"linear K={k}, window {window}" for k in (5, 6) for window in (256, 1024)),
+        *("window 256", "window 1024"),
+    ]
+    assert all(table.lengths_of(method) == (500, 2000) for method in table.methods)
+
+
+def test_chains_behind_windows_need_no_windows_of_their_own() -> None:
+    table = quick(TableOptions(chains=(3,), families=("linear-window",)))
+    assert [method.name for method in table.methods] == ["plain", "linear K=3, window 256"]
+
+
+def test_nothing_asked_for_is_the_usual_table_and_every_method_has_a_family() -> None:
+    assert all(method.family in FAMILIES for method in full().methods)
+    everything = quick(TableOptions(families=FAMILIES))
+    assert everything.methods == quick().methods
+
+
+def test_a_reason_runs_over_the_last_columns_behind_all_names() -> None:
+    shown = pipes(("a", "what", "x", "y"), [["one", "two", "1", "2"], ["three", "four", "none", ""]], left=2)
+    assert shown.splitlines() == [
+        "| a     | what | x | y |",
+        "|-------|------|--:|--:|",
+        "| one   | two  | 1 | 2 |",
+        "| three | four | none | |",
+    ]
 
 
 def table_row(method: Method, **figures: object) -> dict[str, object]:

@@ -5,7 +5,9 @@ Refuses to know how figures came about. matplotlib is imported only when somethi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +44,66 @@ def draw(rows: Sequence[Row], title: str, stem: Path) -> list[Path]:
         tokens: [row for row in some if "skipped" not in row] for tokens, some in by_length(rows).items()
     }
     lengths = {tokens: some for tokens, some in measured.items() if some}
-    drawn: list[Path] = []
+    files: list[Path] = []
     for what, fill in (("speed", _speeds), ("memory", _memory)) if lengths else ():
         figure = _panels(pyplot, lengths, fill)
         file = stem.with_name(f"{stem.name}-{what}.png")
         _finished(figure, title).savefig(file, dpi=110, bbox_inches="tight")
         pyplot.close(figure)
-        drawn.append(file)
-    return drawn
+        files.append(file)
+    return files
+
+
+def ratios(rows: Sequence[Row], title: str, file: Path) -> None:
+    """A bar for each row's `ratio`, with its quartiles; rows that were skipped are left out."""
+    measured = [row for row in rows if "skipped" not in row]
+    values = [row["ratio"] for row in measured]
+    below = [max(value - row["quartiles"][0], 0) for row, value in zip(measured, values)]
+    above = [max(row["quartiles"][1] - value, 0) for row, value in zip(measured, values)]
+    with _saved(file, (8, 0.4 * len(measured) + 1.6)) as panel:
+        colours = [SAME if row.get("exact", True) else OTHER for row in measured]
+        panel.barh(range(len(values)), values, xerr=[below, above], color=colours, ecolor="#999999")
+        panel.axvline(1, color=PLAIN, linewidth=0.8)
+        panel.set_yticks(range(len(values)), [row["name"] for row in measured])
+        panel.set_title(title)
+        panel.margins(x=0.2)
+        ends = [value + more for value, more in zip(values, above)]
+        _label(panel, ends, [f"{value:.2f}" for value in values])
+
+
+def shares(rows: Mapping[str, Mapping[str, float]], title: str, file: Path) -> None:
+    """A bar of 100 % for each row, cut into its parts, which are the same in all."""
+    parts = list(dict.fromkeys(part for row in rows.values() for part in row))
+    with _saved(file, (9, 0.5 * len(rows) + 1.8)) as panel:
+        left = [0.0] * len(rows)
+        for part in parts:
+            values = [100 * row.get(part, 0.0) / (sum(row.values()) or 1) for row in rows.values()]
+            panel.barh(range(len(rows)), values, left=left, label=part)
+            left = [before + value for before, value in zip(left, values)]
+        panel.set_yticks(range(len(rows)), list(rows))
+        panel.set_xlabel("% of a lap")
+        panel.set_title(title)
+        panel.legend(ncols=4, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.25))
+
+
+def drawn(draw: Callable[[], object]) -> None:
+    """Draw; a line instead where nothing can."""
+    try:
+        draw()
+    except InvalidRequest as error:
+        print(f"specsot: {error}", file=sys.stderr)
+
+
+@contextmanager
+def _saved(file: Path, size: tuple[float, float]) -> Generator[Any]:
+    """One panel, the first row on top; written at the end. Raises InvalidRequest: no matplotlib."""
+    pyplot = plotter()
+    figure, panel = pyplot.subplots(figsize=size)
+    yield panel
+    panel.invert_yaxis()
+    panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=110, bbox_inches="tight")
+    pyplot.close(figure)
 
 
 def _panels(

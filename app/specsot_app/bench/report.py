@@ -6,16 +6,14 @@ Refuses to know how anything is measured.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsot.errors import InvalidRequest
 from specsot_app.bench.core.aggregate import names_of
 from specsot_app.bench.core.recommend import recommend
 from specsot_app.bench.core.tables import latex, markdown
-from specsot_app.bench.plots import draw
+from specsot_app.bench.plots import draw, drawn
 from specsot_app.bench.results import Row, describe_machine, write_results
 from specsot_app.bench.rounds import TableRun, measure
 from specsot_app.bench.stored_run import StoredRun, compare, lost, read_run, unlike
@@ -71,10 +69,7 @@ def keep(wish: ReportOptions, output: Path, settings: Row, rows: Sequence[Row], 
     write_results(output, wish.name, settings, rows)
     output.with_suffix(".md").write_text(page, encoding="utf-8")
     output.with_suffix(".tex").write_text(latex(title_of(wish, settings), rows), encoding="utf-8")
-    try:
-        draw(rows, title_of(wish, settings), output.with_suffix(""))
-    except InvalidRequest as error:
-        print(f"specsot: {error}", file=sys.stderr)
+    drawn(lambda: draw(rows, title_of(wish, settings), output.with_suffix("")))
 
 
 def look_back(settings: Row, rows: Sequence[Row], before: StoredRun, tolerance: float) -> int:

@@ -69,8 +69,15 @@ class TableRun:
         return self.questions[number % len(self.questions)]
 
 
-def questions_of(models: ModelSet) -> tuple[str, ...]:
-    """The demo model is asked what it was trained to answer."""
+def questions_of(models: ModelSet, file: Path | None = None) -> tuple[str, ...]:
+    """Those of a file, one a line; else some of ours, the demo model's what it was trained to answer. Raises
+    InvalidRequest, OSError.
+    """
+    if file is not None:
+        lines = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+        if not lines:
+            raise InvalidRequest(f"prompts: {file} holds no question", field="prompts")
+        return lines
     return TOPICS if models.base == demo() / "base" else QUESTIONS
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from specsot.drafting import DraftMode, TunerName
+from specsot.errors import InvalidRequest
 from specsot.members import CommMode, KvDtype, Layout, Quantization, Transport, WeightFormat
 from specsot.params import DrafterName, Mode
 from specsot_app.ask import OPTIONS
@@ -118,11 +119,24 @@ def place_for(file: Path | None) -> Path | None:
     return file
 
 
+def numbers_of(written: str | None, field: str) -> tuple[int, ...] | None:
+    """ "1,2,4" as numbers. Raises InvalidRequest."""
+    if written is None:
+        return None
+    parts = [part.strip() for part in written.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InvalidRequest(f"{field} must be numbers > 0, such as 1,2,4, got {written!r}", field=field)
+    return tuple(map(int, parts))
+
+
 # Of a measurement.
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "--json", callback=place_for, help="Also write the figures to this file."),
+    typer.Option(
+        "--output", "--json", "--output-json", callback=place_for, help="Also write the figures to this file."
+    ),
 ]
+OwnQuestions = Annotated[Path | None, typer.Option("--prompts", help="Questions of your own, one a line.")]
 ReferenceText = Annotated[Path | None, typer.Option(help="Text for perplexity, if not the one it brings.")]
 
 _ELSEWHERE = {"fleet": "kind", "branch_layout": "layout"}  # options that Wanted has other names for

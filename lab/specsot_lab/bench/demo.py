@@ -7,26 +7,24 @@ sides of every pair.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from specsot.events import Finished
 from specsot.model.precision import resolve_dtype
 from specsot.params import Ask
 from specsot_app.ask import ask_of
 from specsot_app.bench.core.pairing import Comparison, Run, Sample, as_json, compare
+from specsot_app.bench.core.tables import pipes
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.results import Row, write_results
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import Fleet, Wanted, demo, open_fleet
+from specsot_app.fleets import Fleet, Wanted, demo
 from specsot_app.terminal.show import counting_bar
+from specsot_lab.bench.asking import answer, opened
 from specsot_master.prompts import Prompts, messages_of
 from specsot_master.text import Text
 
@@ -36,27 +34,10 @@ COMPARISONS = 9  # those whose runs are made for them
 OFF_TOPIC = "Write a long letter to my landlord about a broken window."
 
 
-@dataclass(frozen=True, slots=True)
-class TimedAnswer:
-    """One finished request and its wall seconds, from the call to the last event."""
-
-    finished: Finished
-    seconds: float
-
-    def whole(self) -> Sample:
-        """Tokens of the merged answer over the whole wall time."""
-        return Sample(self.finished.statistics.merged_tokens, self.seconds)
-
-    def branches(self) -> Sample:
-        """Tokens of the branches over their phase alone."""
-        statistics = self.finished.statistics
-        return Sample(statistics.merged_tokens, statistics.phases["branches"])
-
-
 def measure(runs: int, wanted: Wanted, output: Path | None) -> int:
     """Run everything, print the table, write JSON where asked to. wanted: the precision of all our fleets."""
     comparisons = run_until_signal(_measure(runs, wanted))
-    Console().print(table_of(comparisons))
+    print(page_of(comparisons))
     if output is not None:
         write_results(output, "demo", settings_of(runs, wanted), as_json(comparisons))
     return 0
@@ -193,26 +174,6 @@ async def _apart(series: Series) -> list[Comparison]:
         ]
 
 
-@asynccontextmanager
-async def opened(wanted: Wanted) -> AsyncGenerator[Fleet]:
-    fleet = await open_fleet(wanted)
-    try:
-        yield fleet
-    finally:
-        await fleet.close()
-
-
-async def answer(fleet: Fleet, ask: Ask) -> TimedAnswer:
-    """Ask, read to the end, and time it."""
-    begun = time.perf_counter()
-    finished: Finished | None = None
-    async for numbered in fleet.generate(ask):
-        if isinstance(numbered.event, Finished):
-            finished = numbered.event
-    assert finished is not None
-    return TimedAnswer(finished, time.perf_counter() - begun)
-
-
 def _direct(pair: int, tokens: int = DIRECT_TOKENS) -> Ask:
     return ask_of(topic(pair), mode="direct", drafter="none", max_new_tokens=tokens, ignore_eos=True)
 
@@ -241,21 +202,14 @@ def settings_of(runs: int, wanted: Wanted) -> Row:
     }
 
 
-def table_of(comparisons: Sequence[Comparison]) -> Table:
+def page_of(comparisons: Sequence[Comparison]) -> str:
     """One row per comparison, with its aim."""
-    table = Table(title="specsot bench demo")
-    for heading in ("comparison", "ratio", "quartiles", "aim", "tokens/s", "against", "pairs"):
-        table.add_column(heading, justify="left" if heading == "comparison" else "right")
-    for one in comparisons:
-        low, high = one.spread
-        ours, theirs = one.rates
-        table.add_row(
-            one.name,
-            f"{one.ratio:.2f}",
-            f"{low:.2f} .. {high:.2f}",
-            "" if one.aim is None else f"{one.aim:.2f}",
-            f"{ours:.0f}",
-            f"{theirs:.0f}",
-            str(len(one.a)),
-        )
-    return table
+    headings = ("comparison", "ratio", "quartiles", "aim", "tokens/s", "against", "pairs")
+    return pipes(headings, map(_cells, comparisons))
+
+
+def _cells(one: Comparison) -> list[str]:
+    (low, high), (ours, theirs) = one.spread, one.rates
+    aim = "" if one.aim is None else f"{one.aim:.2f}"
+    spread = f"{low:.2f} .. {high:.2f}"
+    return [one.name, f"{one.ratio:.2f}", spread, aim, f"{ours:.0f}", f"{theirs:.0f}", str(len(one.a))]

@@ -1,4 +1,4 @@
-"""`specsot bench demo`, `load`, `gpu`, `ring`, `policies` and `precision`, with their options."""
+"""The lab's words of `specsot bench`, with their options."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def load(
     from specsot_lab.bench import memory as other_room
 
     wanted = options.wanted_by({**ctx.params, "fleet": "processes"})
-    what = room.LoadOptions(counts_of(clients), requests, tokens, mode, wanted)
+    what = room.LoadOptions(options.numbers_of(clients, "clients") or (), requests, tokens, mode, wanted)
     if hostile is not None:
         from specsot_lab.bench.attacks import KINDS
         from specsot_lab.bench.hostile import measure
@@ -171,17 +171,58 @@ def precision(
     return room.measure(reading, writing, output)
 
 
+def ablation(
+    ctx: typer.Context,
+    samples: Annotated[
+        int, typer.Option("--samples", "--num-samples", min=1, help="Pairs of each row, a question each.")
+    ] = 5,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
+    only: Annotated[str | None, typer.Option(help="Some of them, such as drafting,adaptive,int8.")] = None,
+    prompts: options.OwnQuestions = None,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    dtype: options.Numbers = "auto",
+    device: options.Device = "cpu",
+    output: options.Output = None,
+) -> int:
+    """What each optimisation brings by itself: on against off, on one page."""
+    from specsot_app.bench.rounds import models_of, questions_of
+    from specsot_lab.bench import ablation as room
+
+    wanted = options.wanted_by(ctx.params)
+    models = models_of(wanted, None)
+    names = tuple(part.strip() for part in only.split(",")) if only else ()
+    if unknown := set(names) - room.MEANING.keys():
+        known = ", ".join(room.MEANING)
+        raise InvalidRequest(f"only must be of {known}, got {min(unknown)!r}", field="only")
+    asked = questions_of(models, prompts)
+    has_head = models.head is not None
+    what = room.AblationOptions(wanted, asked, samples, max_new_tokens, names, has_head)
+    return room.measure(what, output)
+
+
+def laps(
+    ctx: typer.Context,
+    count: Annotated[int, typer.Option("--laps", min=1, help="Laps that count, of each way.")] = 30,
+    branches: Annotated[int, typer.Option(min=2, help="Texts side by side behind one prompt.")] = 6,
+    prompts: options.OwnQuestions = None,
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    dtype: options.Numbers = "fp32",
+    quantization: options.Rounding = None,
+    output: options.Output = None,
+) -> int:
+    """Where the time of a lap goes on a CPU: by phase, and by kind of work."""
+    from specsot_app.bench.rounds import models_of, questions_of
+    from specsot_lab.bench import lap_split as room
+
+    models = models_of(options.wanted_by(ctx.params), None)
+    return room.measure_models(models, questions_of(models, prompts)[0], count, branches, output)
+
+
 def _reading(wanted: Wanted, text: Path | None, length: int, pieces: int) -> ReadingOptions:
     from specsot_lab.bench.policies import ReadingOptions
 
     held, kept = wanted.quantization, wanted.kv_cache_dtype or "auto"
     base = models_of(wanted).base
     return ReadingOptions(base, text, length, pieces, wanted.dtype, wanted.device, held, kept)
-
-
-def counts_of(written: str) -> tuple[int, ...]:
-    """ "1,2,4" as numbers. Raises InvalidRequest."""
-    counts = [part.strip() for part in written.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in counts):
-        raise InvalidRequest(f"clients must be numbers > 0, such as 1,2,4, got {written!r}", field="clients")
-    return tuple(map(int, counts))

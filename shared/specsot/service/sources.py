@@ -20,7 +20,7 @@ PROGRAMS = (
     *("infer", "chat", "serve", "status", "info", "health", "rebalance", "verify"),
     *("train", "eval"),
     *("bench-quick", "bench-full", "bench-policies", "bench-precision"),
-    *("bench-demo", "bench-load", "bench-ring", "bench-gpu"),
+    *("bench-demo", "bench-load", "bench-ring", "bench-gpu", "bench-ablation", "bench-laps"),
 )  # each may have a table in a file
 
 

@@ -5,7 +5,7 @@ Pure. Refuses to know models and clocks. Names, sizes and defaults are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,10 @@ HfMode = Literal["generate", "assisted"]
 
 SINKS = 4
 PLAIN = "plain"
+FAMILIES = (
+    *("plain", "transformers", "linear", "linear-window", "tree", "pruned", "window", "pruned-window"),
+    *("eagle", "sot", "sot-eagle"),
+)
 DEPTH, BREADTH, THRESHOLD = 5, 2, 0.03
 
 
@@ -43,6 +47,18 @@ class Method:
         return self.window is None and not self.planned
 
     @property
+    def family(self) -> str:
+        """One of FAMILIES."""
+        if self.rival:
+            return "transformers"
+        if self.planned:
+            return "sot" if self.drafter == "none" else "sot-eagle"
+        if self.drafter == "eagle":
+            return "eagle"
+        drafts = self.options.mode if self.drafter == "model" else None
+        return "-".join(filter(None, (drafts, "window" if self.window else None))) or PLAIN
+
+    @property
     def small(self) -> bool:
         """Whether it needs the small language model."""
         return self.drafter == "model" or self.rival == "assisted"
@@ -60,10 +76,28 @@ class MethodTable:
         return self.lengths if method.lengthy else self.lengths[:1]
 
 
-def linear(tokens: int, lengthy: bool = False) -> Method:
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What is asked of a table besides its usual rows; None: what is usual.
+
+    lengths:  tokens of the answers. chains: K of the linear methods. windows: tokens that are attended to.
+    families: of FAMILIES; plain decoding is always there.
+    """
+
+    rounds: int | None = None
+    lengths: tuple[int, ...] | None = None
+    chains: tuple[int, ...] | None = None
+    windows: tuple[int, ...] | None = None
+    families: tuple[str, ...] | None = None
+
+
+def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:
     """A chain of so many drafts, always."""
     options = DraftOptions("linear", tokens, tuner="fixed", blend=False)
-    return Method(f"linear K={tokens}", "model", options, lengthy=lengthy)
+    name, sight = f"linear K={tokens}", None
+    if window is not None:
+        name, sight = f"{name}, window {window}", sight_of(window)
+    return Method(name, "model", options, sight, lengthy=lengthy)
 
 
 def tree(depth: int, breadth: int, nodes: int = 32, lengthy: bool = False) -> Method:
@@ -106,7 +140,7 @@ HEAD = (
 EVERY_TREE = Method("EAGLE, every tree", "eagle", DraftOptions(tuner="fixed", blend=False), lengthy=False)
 
 
-def quick(rounds: int | None = None) -> MethodTable:
+def quick(options: TableOptions = TableOptions()) -> MethodTable:
     """A look, in minutes on two cores."""
     middle = (
         linear(4, lengthy=True),
@@ -116,14 +150,13 @@ def quick(rounds: int | None = None) -> MethodTable:
         windowed(256),
         pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=256),
     )
-    return MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), rounds or 2)
+    return _asked(MethodTable((PLAINLY, *HF_BASELINES, *middle, *HEAD), (200, 400), 2), options)
 
 
-def full(rounds: int | None = None) -> MethodTable:
+def full(options: TableOptions = TableOptions()) -> MethodTable:
     """Everything."""
-    return MethodTable(
-        (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE), (500, 1000, 2000), rounds or 2
-    )
+    methods = (PLAINLY, *HF_BASELINES, *_middle(), *HEAD, EVERY_TREE)
+    return _asked(MethodTable(methods, (500, 1000, 2000), 2), options)
 
 
 def _middle() -> Iterator[Method]:
@@ -134,3 +167,36 @@ def _middle() -> Iterator[Method]:
     yield from (pruned(DEPTH, BREADTH, 0.1), pruned(6, BREADTH, 0.02), pruned(4, 3, THRESHOLD))
     yield from (windowed(tokens) for tokens in (256, 512, 1024))
     yield pruned(DEPTH, BREADTH, THRESHOLD, lengthy=True, window=512)
+    yield from (linear(DEPTH, window=tokens) for tokens in (256, 1024))
+
+
+def _asked(usual: MethodTable, options: TableOptions) -> MethodTable:
+    """A table with the lengths, chains, windows and families that were asked for. What was asked for goes to
+    every length; chains behind windows are every K with every window.
+    """
+    methods, chains, windows = usual.methods, options.chains, options.windows
+    if chains:
+        methods = _instead(methods, "linear", (linear(tokens, True) for tokens in chains))
+    if windows:
+        methods = _instead(methods, "window", map(windowed, windows))
+        usual_tree = (pruned(DEPTH, BREADTH, THRESHOLD, True, tokens) for tokens in windows)
+        methods = _instead(methods, "pruned-window", usual_tree)
+    if windows or (chains and "linear-window" in (options.families or ())):
+        behind = windows or tuple(_window_of(one) for one in usual.methods if one.family == "window")
+        both = (linear(tokens, True, window) for tokens in chains or (DEPTH,) for window in behind)
+        methods = _instead(methods, "linear-window", both)
+    if options.families:
+        methods = tuple(one for one in methods if one.family in (PLAIN, *options.families))
+    lengths = tuple(sorted(set(options.lengths or usual.lengths)))
+    return MethodTable(methods, lengths, options.rounds or usual.rounds)
+
+
+def _instead(methods: Sequence[Method], family: str, others: Iterable[Method]) -> tuple[Method, ...]:
+    """Others of a family, in the families' order."""
+    kept = [one for one in methods if one.family != family]
+    return tuple(sorted([*kept, *others], key=lambda one: FAMILIES.index(one.family)))
+
+
+def _window_of(method: Method) -> int:
+    assert method.window is not None
+    return method.window.sinks + method.window.recent

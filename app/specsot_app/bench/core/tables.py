@@ -90,7 +90,7 @@ def markdown(title: str, said: str, rows: Sequence[Row], advice: Sequence[Row]) 
     headings = [column.heading for column in COLUMNS]
     for tokens, some in by_length(rows).items():
         parts.append(f"## {tokens} tokens")
-        parts.append(_pipes(headings, (cells(row) for row in some)))
+        parts.append(pipes(headings, (cells(row) for row in some)))
     parts += [NOTES, "## Recommended settings", advised(advice)]
     return "\n\n".join(parts) + "\n"
 
@@ -98,7 +98,7 @@ def markdown(title: str, said: str, rows: Sequence[Row], advice: Sequence[Row]) 
 def advised(advice: Sequence[Row]) -> str:
     """As a Markdown table."""
     headings = ["tokens", "goal", "among methods that write", "method", "figure", "speedup"]
-    return _pipes(headings, map(_advice_cells, advice))
+    return pipes(headings, map(_advice_cells, advice))
 
 
 def _advice_cells(one: Row) -> list[str]:
@@ -106,23 +106,28 @@ def _advice_cells(one: Row) -> list[str]:
     return [str(one["tokens"]), one["goal"], one["text"], one["method"], figure, f"{one['speedup']:.2f}"]
 
 
-def _pipes(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as what they hold, so that it reads well as it is, too."""
+def pipes(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table whose columns are as wide as what they hold, so that it reads well as it is, too.
+
+    left: columns of text; figures behind them stand to the right. A row whose last cells are empty ends with
+    a reason that runs over them.
+    """
     lines = [list(headings), *map(list, rows)]
-    whole = [line for line in lines if line[-1]]  # a reason may run over all columns
+    whole = [line for line in lines if line[-1]]
     widths = [max(map(len, column)) for column in zip(*whole)]
-    widths[0] = max(len(line[0]) for line in lines)
-    rule = "|".join("-" * (width + 1) + ("-" if place == 0 else ":") for place, width in enumerate(widths))
-    shown = [_line(line, widths) for line in lines]
+    widths[:left] = [max(len(line[place]) for line in lines) for place in range(left)]
+    rule = "|".join("-" * (width + 1) + ("-" if place < left else ":") for place, width in enumerate(widths))
+    shown = [_line(line, widths, left) for line in lines]
     return "\n".join([shown[0], f"|{rule}|", *shown[1:]])
 
 
-def _line(line: Sequence[str], widths: Sequence[int]) -> str:
-    """The first column to the left, figures to the right."""
+def _line(line: Sequence[str], widths: Sequence[int], left: int) -> str:
+    """Texts to the left, figures to the right."""
+    names = [cell.ljust(width) for cell, width in zip(line[:left], widths)]
     if not line[-1]:
-        return f"| {line[0].ljust(widths[0])} | {line[1]} |{' |' * (len(line) - 2)}"
-    rest = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))
-    return f"| {' | '.join((line[0].ljust(widths[0]), *rest))} |"
+        return f"| {' | '.join([*names, line[left]])} |{' |' * (len(line) - left - 1)}"
+    figures = (cell.rjust(width) for cell, width in zip(line[left:], widths[left:]))
+    return f"| {' | '.join([*names, *figures])} |"
 
 
 def latex(title: str, rows: Sequence[Row]) -> str:

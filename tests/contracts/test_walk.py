@@ -1,0 +1,79 @@
+"""docs/walk.md leads where it says: files, functions, the names they use, and how long the ways are.
+
+Left out of `make check`, so that a room may move before its walk does.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.slow
+
+PROMPT, TOKEN, CORE = "From a prompt to stage 0", "From a token to its client", "The core, in an evening"
+MOST_FILES = {PROMPT: 18, TOKEN: 14, CORE: 36}
+MOST_LINES = 9000
+STOP = re.compile(r"^\d+\. `(?P<file>[^`]+)`: (?:`(?P<function>[^`]+)` → (?P<uses>`.*?`)\. )?", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One file of a walk. uses: names that its function uses, which lead on."""
+
+    file: str
+    function: str | None
+    uses: tuple[str, ...]
+
+
+def walks() -> dict[str, list[Stop]]:
+    text = (REPOSITORY / "docs" / "walk.md").read_text(encoding="utf-8")
+    _, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    return {title: list(stops(body)) for title, _, body in (part.partition("\n") for part in parts)}
+
+
+def stops(body: str) -> Iterator[Stop]:
+    for found in STOP.finditer(body):
+        yield Stop(found["file"], found["function"], tuple(re.findall(r"`([^`]+)`", found["uses"] or "")))
+
+
+def function_of(stop: Stop) -> ast.AST | None:
+    """Its body in its file; None: it is not there."""
+    place: ast.AST | None = ast.parse((REPOSITORY / stop.file).read_text(encoding="utf-8"))
+    for name in (stop.function or "").split("."):
+        inside = getattr(place, "body", ())
+        place = next((one for one in inside if getattr(one, "name", None) == name), None)
+    return place
+
+
+def names_in(place: ast.AST) -> set[str]:
+    named = {node.id for node in ast.walk(place) if isinstance(node, ast.Name)}
+    return named | {node.attr for node in ast.walk(place) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("title", [PROMPT, TOKEN, CORE])
+def test_a_walk_is_as_short_as_it_should_be(title: str) -> None:
+    files = [stop.file for stop in walks()[title]]
+    assert 0 < len(files) <= MOST_FILES[title]
+    assert len(set(files)) == len(files), "one visit each"
+    assert [file for file in files if not (REPOSITORY / file).is_file()] == []
+
+
+@pytest.mark.parametrize("title", [PROMPT, TOKEN])
+def test_every_step_of_a_way_leads_on(title: str) -> None:
+    wrong: list[str] = []
+    for stop in walks()[title]:
+        place = function_of(stop)
+        missing = set(stop.uses) - names_in(place) if place and stop.uses else {"such a function"}
+        wrong += [f"{stop.file}: {stop.function} has no {name}" for name in sorted(missing)]
+    assert wrong == []
+
+
+def test_the_core_can_be_read_in_an_evening() -> None:
+    files = [REPOSITORY / stop.file for stop in walks()[CORE]]
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= MOST_LINES
