@@ -97,7 +97,7 @@ class Served:
 
     async def quiet(self) -> None:
         """Nobody waits, nothing runs, and every order is with the ring."""
-        while not self.stage.conductor.idle:
+        while not self.stage.engine.idle:
             await turn()
         await self.stage.settle()
 
@@ -143,9 +143,9 @@ async def served(
     stage, standing = Stage(says, **({"config": CONFIG} | more)), Standing()
 
     def info() -> Info:
-        return replace(standing.info, requests=stage.conductor.requests())
+        return replace(standing.info, requests=stage.engine.requests())
 
-    desk, metrics = RequestCounter(stage.conductor, info), Metrics(info)
+    desk, metrics = RequestCounter(stage.engine, info), Metrics(info)
     desk.watch(lambda _: RequestMetrics(lambda _: metrics, stage.time.now))
     house = HttpContext(
         desk,
