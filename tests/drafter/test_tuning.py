@@ -350,7 +350,7 @@ def test_what_is_grown_for_nothing_is_booked() -> None:
     while laps < 2000:
         if levels := tuner.plan_levels(1, 6, 1):
             tuner.record_growth(1, levels, 1, 1.8e-3)
-            tuner.choose_rows(np.zeros(20), 1, levels)
+            tuner.count_rows(np.zeros(20), 1, levels)
             tuner.record_lap([TreeOutcome(levels, 1, (), 0)], LapSeconds(7e-3, 7.5e-3, 2.7e-3))
             laps, grown = laps + 1, grown + 1
         else:
