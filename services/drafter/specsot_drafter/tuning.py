@@ -12,18 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsot.members import Curve, TreeShape
 from specsot_drafter.acceptance import AcceptanceRates
 from specsot_drafter.costs import CostModel
 from specsot_drafter.purse import RiskBudget
-from specsot_drafter.selection import Candidates, Flags, KeepGrowing, acceptance_chances, best_overall, ranked
-
-Floats = NDArray[np.floating[Any]]
+from specsot_drafter.selection import (
+    Candidates,
+    Flags,
+    Floats,
+    KeepGrowing,
+    acceptance_chances,
+    best_overall,
+    ranked,
+)
 
 FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known
 FIRST_REST_LAPS, MAX_REST_LAPS = 32, 1024  # laps

@@ -17,7 +17,7 @@ from specsot_drafter.heads.checkpoint import Checkpoint
 
 Kind = Literal["eagle1", "eagle3"]  # EAGLE-2 is EAGLE-1's head: only the tree is another
 
-FIRST = "layers.0"
+BLOCK = "layers.0"
 ATTENTION, MLP = "self_attn", "mlp"
 
 
@@ -42,10 +42,10 @@ def kind_of(checkpoint: Checkpoint) -> Kind:
     """EAGLE-3's first layer norms the feature and reads the token's embedding beside it."""
     if checkpoint.layers == 0:
         raise ModelError(
-            f"{checkpoint.directory}: no EAGLE head, as there is no tensor {FIRST}.{ATTENTION}.q_proj.weight"
+            f"{checkpoint.directory}: no EAGLE head, as there is no tensor {BLOCK}.{ATTENTION}.q_proj.weight"
         )
-    hidden, columns = _hidden(checkpoint), _matrix(checkpoint, f"{FIRST}.{ATTENTION}.q_proj.weight")[1]
-    if f"{FIRST}.hidden_norm.weight" in checkpoint or columns == 2 * hidden:
+    hidden, columns = _hidden(checkpoint), _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.q_proj.weight")[1]
+    if f"{BLOCK}.hidden_norm.weight" in checkpoint or columns == 2 * hidden:
         return "eagle3"
     if "fc.weight" not in checkpoint:
         raise ModelError(f"{checkpoint.directory}: no EAGLE head, as there is no tensor fc.weight")
@@ -66,9 +66,9 @@ def read_shape(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
 def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
     kind, hidden = kind_of(checkpoint), _hidden(checkpoint)
-    queries, _ = _matrix(checkpoint, f"{FIRST}.{ATTENTION}.q_proj.weight")
-    keys, _ = _matrix(checkpoint, f"{FIRST}.{ATTENTION}.k_proj.weight")
-    intermediate, _ = _matrix(checkpoint, f"{FIRST}.{MLP}.gate_proj.weight")
+    queries, _ = _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.q_proj.weight")
+    keys, _ = _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.k_proj.weight")
+    intermediate, _ = _matrix(checkpoint, f"{BLOCK}.{MLP}.gate_proj.weight")
     heads = checkpoint.settings.get("num_attention_heads")
     if not isinstance(heads, int) or isinstance(heads, bool) or heads <= 0 or queries % heads:
         raise HeadMismatch(
@@ -86,7 +86,7 @@ def _read(checkpoint: Checkpoint, base: ModelConfig) -> HeadShape:
 
 def _hidden(checkpoint: Checkpoint) -> int:
     """The width that attention's output projection writes."""
-    return _matrix(checkpoint, f"{FIRST}.{ATTENTION}.o_proj.weight")[0]
+    return _matrix(checkpoint, f"{BLOCK}.{ATTENTION}.o_proj.weight")[0]
 
 
 def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
