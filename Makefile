@@ -4,8 +4,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-UV     := uv==0.13.9
+# What is never imported is never compiled.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 SERVE  := --editable '.[model,http]'
 DEVELOP := --editable '.[model,dev]' --editable ./lab
 TOOLS  := .venv-protos
@@ -22,14 +22,6 @@ HALF := tests/drafter tests/fleet tests/master tests/pure tests/skeleton tests/w
 # pip takes pins for the build's own environment too (older pips read the first, newer the second).
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
-export UV_CONSTRAINT := $(CURDIR)/constraints.txt
-export UV_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
-ifdef PIP_FIND_LINKS
-export UV_FIND_LINKS := $(PIP_FIND_LINKS)
-endif
-
-# uv brings a hundred packages at once (11 s where pip took 121, both on two cores beside others); where it cannot, pip does.
-get = { $(PIP) '$(UV)' && $(BIN)/uv pip install --quiet --python $(BIN)/python $(1); } || $(PIP) $(1)
 
 .PHONY: help demo install develop test test-all test-lab faults check lint neat floors types pure pure-half pure-others format protos promise buf browser docs clean
 
@@ -110,11 +102,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(call get,$(SERVE))
+	$(PIP) $(SERVE)
 	@touch $@
 
 $(VENV)/developed: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
-	$(call get,$(DEVELOP))
+	$(PIP) $(DEVELOP)
 	@touch $@ $(VENV)/installed
 
 # The generator pins an older protobuf than the services run on, so that the stubs load on both.

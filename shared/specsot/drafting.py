@@ -1,7 +1,4 @@
-"""How a drafter is told to draft: the shape of its trees, and who decides how large they are.
-
-Refuses to know models, heads, texts and costs.
-"""
+"""Options of drafting: the shape of draft trees, and which policy decides how large they are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a client sees of a request, in order; the same values behind gRPC, Python API and terminal.
-
-Refuses to know tokens, sequences and transports.
-"""
+"""What a client sees of a request, in order; the same values behind gRPC, Python API and terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a worker or drafter says of itself when it joins, and what the master makes of it.
-
-Refuses to know transports, tensors and processes.
-"""
+"""What members and the master tell each other: registrations, configurations, readiness, losses."""
 
 from __future__ import annotations
 

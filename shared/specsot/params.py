@@ -1,7 +1,4 @@
-"""What a caller may ask for, as frozen values that refuse impossible numbers.
-
-Refuses to know text, tokens, tensors, and where the numbers came from.
-"""
+"""Request parameters and answer forms as frozen values that refuse invalid numbers."""
 
 from __future__ import annotations
 

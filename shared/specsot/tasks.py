@@ -1,4 +1,4 @@
-"""Starts background tasks whose failure must not pass unseen."""
+"""Starts background tasks whose failure is logged and handled, never lost."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Framed:
         """Let tasks run until they wait for the ring."""
         for _ in range(3):
             await asyncio.sleep(0)
-            await self.conductor.settled()
+            await self.conductor.flushed()
 
     async def lap(self) -> bool:
         """A frame goes out, or the oldest one comes back; False when nothing can move."""
@@ -129,7 +129,7 @@ class Framed:
             self._written.pop(sequence, None)
         result = Result(frame.epoch, frame.number, tuple(outcomes), rows=len(seen[0]))
         self.sequencer.apply_result(result, self._now)
-        self.conductor.received(result)
+        self.conductor.on_result(result)
         self._draft([one for one in outcomes if not one.end and self.openings[one.sequence].drafted])
 
     def _open(self, opening: Opening) -> None:

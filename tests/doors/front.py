@@ -41,7 +41,7 @@ class Front:
 
     async def quiet(self) -> None:
         """Nobody waits, nothing runs, and every order is with the ring."""
-        while not self.stage.conductor.idle:
+        while not self.stage.engine.idle:
             await turn()
         await self.stage.settle()
 
@@ -64,7 +64,7 @@ async def turn() -> None:
 async def front(says: Mapping[str, str] = SAYS, patience: float = 60.0, **more: Any) -> AsyncIterator[Front]:
     """`more` goes to the Stage."""
     stage = Stage(says, **more)
-    desk = RequestCounter(stage.conductor, lambda: Info(ready=True, requests=stage.conductor.requests()))
+    desk = RequestCounter(stage.engine, lambda: Info(ready=True, requests=stage.engine.requests()))
     service = MasterService(desk, desk.info, patience)
     door = await open_master_port("127.0.0.1:0", service, FleetService(FakeFleet()))
     one = Front(stage, desk, service, f"127.0.0.1:{door.port}")

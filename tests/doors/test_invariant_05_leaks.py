@@ -41,7 +41,7 @@ async def test_invariant_5_a_thousand_random_ends() -> None:
         assert after["tasks"] <= before["tasks"] + 2
         assert after["files"] <= before["files"] + 2
         one.stage.assert_clean()
-        found = one.stage.conductor.requests()
+        found = one.stage.engine.requests()
         assert (found.waiting, found.running, found.writing, found.kept) == (0, 0, 0, 0)
         ended = dict(found.ended)
         assert ended["stop"] > 100, "those that were read, or left to themselves"

@@ -31,7 +31,7 @@ async def test_invariant_6_ten_times_what_fits() -> None:
         assert all(isinstance(error, Overloaded) for error in refused), "before anybody was answered"
         hints = sorted(error.retry_after for error in refused if isinstance(error, Overloaded))
         assert 0 < hints[0] < hints[-1] <= 60, "not all at the same time"
-        assert one.stage.conductor.requests().waiting == 8
+        assert one.stage.engine.requests().waiting == 8
         one.going.set()
         answers = [answer for answer in await asyncio.gather(*calls) if not isinstance(answer, Exception)]
         assert [finished(events).text for events in answers] == ["It is naïve 你好."] * FITS

@@ -260,11 +260,11 @@ class World:
         """What is there, with nobody asking."""
         counts: dict[str, int] = {}
         for replica in self.house.master.replicas:
-            requests = replica.conductor.requests()
+            requests = replica.engine.requests()
             for what in ("waiting", "running", "writing"):
                 counts[f"{what} {replica.number}"] = getattr(requests, what)
             for member in replica.fleet.registrations:
-                counts[f"left in {member.name}"] = _left_in(self.members[member.name], replica.conductor)
+                counts[f"left in {member.name}"] = _left_in(self.members[member.name], replica.engine)
         return tuple(counts.items())
 
     def lacking(self) -> str:
@@ -297,7 +297,7 @@ class World:
     def _doubled(self) -> list[Doubled]:
         rings: dict[str, list[int]] = {}
         for replica in self.house.master.replicas:
-            for request in replica.conductor.everybody:
+            for request in replica.engine.all_requests:
                 rings.setdefault(request.id, []).append(replica.number)
         return [Doubled(id, tuple(numbers)) for id, numbers in rings.items() if len(numbers) > 1]
 

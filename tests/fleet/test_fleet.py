@@ -220,7 +220,7 @@ class Context:
 
 async def test_what_an_old_stream_still_says_is_nobodys():
     stand = await stand_with(worker("a", began=1), worker("b"))
-    old = stand.fleet._roll["a"].downlink
+    old = stand.fleet._table["a"].downlink
     await stand.join(worker("a", began=2))
     for said in (Ready(stand.fleet.epoch), Leaving()):
         stand.fleet.heard("a", said, old)

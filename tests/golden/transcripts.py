@@ -45,7 +45,7 @@ class Transcript:
 
     def ask(self, name: str, ask: Ask, **more: Any) -> asyncio.Task[None]:
         """A client that reads everything."""
-        return self.follow(name, generate(self.stage.conductor, ask, f"id-{name}", **more))
+        return self.follow(name, generate(self.stage.engine, ask, f"id-{name}", **more))
 
     def follow(
         self, name: str, events: AsyncGenerator[Numbered], most: int | None = None
@@ -75,7 +75,7 @@ class Transcript:
                 break
             wrote = " ".join(f"{one.sequence}:{len(one.tokens)}" for one in result.outcomes)
             self.lines.append(f"> lap {result.number} {wrote}")
-            self.stage.conductor.received(result)
+            self.stage.engine.on_result(result)
         await self.settle()
 
     async def play(self, *tasks: asyncio.Task[None]) -> None:
@@ -104,11 +104,11 @@ class Transcript:
     async def break_and_form(self, epoch: int, **changes: Any) -> None:
         """Another ring comes after this one."""
         self.stage.ring.break_off()
-        await self.say("the ring breaks", lambda: self.stage.conductor.epoch_ended("worker-2 is gone"))
+        await self.say("the ring breaks", lambda: self.stage.engine.on_ring_lost("worker-2 is gone"))
         state = replace(STATE, epoch=epoch, **changes)
         self.stage.ring.form(state)
         self.stage.state = state
-        await self.say(f"epoch {epoch} begins", self.stage.conductor.epoch_began)
+        await self.say(f"epoch {epoch} begins", self.stage.engine.on_ring_ready)
 
 
 def shown(message: Any) -> str:
@@ -160,14 +160,14 @@ async def cancelled_among_branches() -> Transcript:
     one = Transcript(Stage(SAYS, seed=1))
     client = one.ask("a", SOT)
     await one.lap(14)
-    await one.say("a is cancelled", lambda: one.stage.conductor.cancel("id-a"))
+    await one.say("a is cancelled", lambda: one.stage.engine.cancel("id-a"))
     await one.play(client)
     return one
 
 
 async def left_early() -> Transcript:
     one = Transcript(Stage(SAYS, seed=2))
-    await one.play(one.follow("a", generate(one.stage.conductor, SOT, "id-a"), most=9))
+    await one.play(one.follow("a", generate(one.stage.engine, SOT, "id-a"), most=9))
     await one.settle()
     return one
 
@@ -208,7 +208,7 @@ async def no_ring_comes_back() -> Transcript:
     client = one.ask("a", SOT)
     await one.lap(6)
     one.stage.ring.break_off()
-    await one.say("the ring breaks", lambda: one.stage.conductor.epoch_ended("worker-2 is gone"))
+    await one.say("the ring breaks", lambda: one.stage.engine.on_ring_lost("worker-2 is gone"))
     await one.say("31 s pass", lambda: one.stage.time.advance(31))
     await client
     await one.settle()
@@ -225,7 +225,7 @@ async def a_branch_fails() -> Transcript:
     (alpha,) = [opening for opening in opened if opening.ordinal == 1]
     await one.stage.ring.order(Close(alpha.sequence))
     failed = Result(1, 999, (Outcome(alpha.sequence, 0, (), (), End.FAILED),))
-    await one.say("the first branch fails", lambda: one.stage.conductor.received(failed))
+    await one.say("the first branch fails", lambda: one.stage.engine.on_result(failed))
     await one.play(client)
     return one
 
@@ -250,7 +250,7 @@ async def a_beginning_is_kept() -> Transcript:
 async def nobody_reads() -> Transcript:
     config = EngineConfig(model="demo", lease=32, unread=10, unread_for=100.0)
     one = Transcript(Stage(SAYS, config=config, burst=2))
-    events = generate(one.stage.conductor, COUNT, "id-a")
+    events = generate(one.stage.engine, COUNT, "id-a")
     first = asyncio.ensure_future(anext(events))
     await one.lap(40)
     assert first.done()
@@ -261,19 +261,19 @@ async def nobody_reads() -> Transcript:
 
 async def read_on_elsewhere() -> Transcript:
     one = Transcript(Stage(SAYS, seed=3, config=KEEPING))
-    await one.play(one.follow("a", generate(one.stage.conductor, KEPT, "id-a"), most=7))
+    await one.play(one.follow("a", generate(one.stage.engine, KEPT, "id-a"), most=7))
     await one.lap(10)
-    await one.play(one.follow("b", resume(one.stage.conductor, "id-a", 7)))
+    await one.play(one.follow("b", resume(one.stage.engine, "id-a", 7)))
     return one
 
 
 async def a_journal_is_gone_on_from() -> Transcript:
     """Written by the master of 23 November 2026, in the middle of the branches."""
     one = Transcript(Stage(SAYS, seed=3, config=KEEPING))
-    await one.stage.conductor.revive(await open_kept(JOURNAL, "m"))
+    await one.stage.engine.revive(await open_kept(JOURNAL, "m"))
     told = int(TOLD.read_text(encoding="utf-8"))
-    await one.play(one.follow("a", resume(one.stage.conductor, "mine", told, owner="alice")))
-    await one.play(one.follow("b", resume(one.stage.conductor, "mine", 0, owner="alice")))
+    await one.play(one.follow("a", resume(one.stage.engine, "mine", told, owner="alice")))
+    await one.play(one.follow("b", resume(one.stage.engine, "mine", 0, owner="alice")))
     return one
 
 
@@ -281,13 +281,13 @@ async def write_journal() -> None:
     """As it was done, once."""
     notes, close = notes_in(JOURNAL, "m")
     stage = Stage(SAYS, seed=3, config=KEEPING, notes=notes)
-    client = asyncio.create_task(_all(generate(stage.conductor, KEPT, "mine", owner="alice")))
+    client = asyncio.create_task(_all(generate(stage.engine, KEPT, "mine", owner="alice")))
     while sum(one.opening.decodes for one in stage.ring.live.values()) < 2:
         await stage.lap()
-    (request,) = stage.conductor.everybody
+    (request,) = stage.engine.all_requests
     client.cancel()
     await close()
-    TOLD.write_text(f"{request.feed.position}\n", encoding="utf-8")
+    TOLD.write_text(f"{request.events.position}\n", encoding="utf-8")
 
 
 async def _all(events: AsyncGenerator[Numbered]) -> None:

@@ -72,7 +72,9 @@ class Served:
         return f"http://127.0.0.1:{self.door.port}"
 
     def client(self, **more: Any) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False, **more)
+        """Without the machine's certificates, which nobody here shows and which take a while to be read."""
+        kept = {"verify": False, "timeout": 20, "trust_env": False} | more
+        return httpx.AsyncClient(base_url=self.url, **kept)
 
     def openai(self) -> AsyncOpenAI:
         """OpenAI's own client, which tries everything once."""
@@ -95,7 +97,7 @@ class Served:
 
     async def quiet(self) -> None:
         """Nobody waits, nothing runs, and every order is with the ring."""
-        while not self.stage.conductor.idle:
+        while not self.stage.engine.idle:
             await turn()
         await self.stage.settle()
 
@@ -141,9 +143,9 @@ async def served(
     stage, standing = Stage(says, **({"config": CONFIG} | more)), Standing()
 
     def info() -> Info:
-        return replace(standing.info, requests=stage.conductor.requests())
+        return replace(standing.info, requests=stage.engine.requests())
 
-    desk, metrics = RequestCounter(stage.conductor, info), Metrics(info)
+    desk, metrics = RequestCounter(stage.engine, info), Metrics(info)
     desk.watch(lambda _: RequestMetrics(lambda _: metrics, stage.time.now))
     house = HttpContext(
         desk,

@@ -301,7 +301,7 @@ async def test_the_callers_id_is_a_name_that_several_calls_may_have(house: Serve
     named = {"x-request-id": "mine"}
     house.going.clear()
     asking = [asyncio.create_task(ask(house, extra_headers=named, n=2)) for _ in range(2)]
-    while (told := house.stage.conductor.requests()).running + told.waiting < 4:
+    while (told := house.stage.engine.requests()).running + told.waiting < 4:
         await turn()
     house.going.set()
     answers = await asyncio.gather(*asking)

@@ -32,7 +32,7 @@ def closed(house: Served) -> int:
 
 
 def standing(house: Served) -> RequestsInfo:
-    return house.stage.conductor.requests()
+    return house.stage.engine.requests()
 
 
 async def begun(house: Served) -> None:
@@ -202,7 +202,7 @@ async def test_answers_that_do_not_finish_in_time_end_with_an_error() -> None:
         while standing(house).running < 2:
             await turn()
         assert not await house.desk.drain(0)
-        house.stage.conductor.end("the master is shutting down")
+        house.stage.engine.end("the master is shutting down")
         assert await house.desk.drain(5)
         told = await reading
         assert (told[-1], told[-2]["error"]["code"]) == ("[DONE]", "unavailable")

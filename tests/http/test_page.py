@@ -222,7 +222,7 @@ async def test_the_ring_breaks_under_an_answer(house: Served) -> None:
         await house.asked()
         await house.laps(6)
         await until(page, "document.querySelector('#answer').textContent.length > 10")
-        house.stage.conductor.end("worker-1 is gone: its link broke")
+        house.stage.engine.end("worker-1 is gone: its link broke")
         await page.wait_for_selector("#notice")
         said = await text_of(page, "#notice")
         assert said.startswith("The answer broke off. worker-1 is gone")

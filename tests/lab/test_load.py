@@ -97,13 +97,13 @@ async def test_every_request_is_asked_once() -> None:
             assert all(one.tokens > 5 for one in level.heard)
         await one.quiet()
         assert sorted(asked) == list(range(14))
-        assert one.stage.conductor.requests().ended == (("stop", 14),)
+        assert one.stage.engine.requests().ended == (("stop", 14),)
 
 
 async def test_refusals_are_counted_as_what_they_are() -> None:
     async with front(config=EngineConfig(model="demo", live=1, queue=1)) as one:
         level = await ask_at_once(one.address, 8, iter(range(40)), lambda _: DIRECT)
-        refused = one.stage.conductor.requests().refused
+        refused = one.stage.engine.requests().refused
     assert refused > 0
     assert level.errors == {"Overloaded": refused}
     assert len(level.answered) == 40 - refused

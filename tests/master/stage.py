@@ -110,7 +110,7 @@ class Stage:
         self.ring = FakeRing(self._script, self._ended, self.seed, self.state, self.burst)
         prompts = Prompts(BASE, self.text)
         self.time = Ticks()
-        self.conductor = Engine(self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes)
+        self.engine = Engine(self.ring, self.text, prompts, self.config, self.time, self.forms, self.notes)
         self.prompts_seen: list[tuple[Opening, str]] = []
 
     def _script(self, opening: Opening, prompt: tuple[int, ...]) -> tuple[int, ...]:
@@ -128,14 +128,14 @@ class Stage:
         """Let tasks run until they wait for the ring."""
         for _ in range(3):
             await asyncio.sleep(0)
-            await self.conductor.settled()
+            await self.engine.flushed()
 
     async def lap(self) -> bool:
         """One lap, heard and obeyed; False when nothing was ready."""
         await self.settle()
         result = self.ring.lap()
         if result is not None:
-            self.conductor.received(result)
+            self.engine.on_result(result)
         await self.settle()
         return result is not None
 
@@ -159,9 +159,7 @@ class Stage:
         self, ask: Ask, request_id: str | None = None, client: str = "", timeout: float | None = None
     ) -> asyncio.Task[list[Event]]:
         """A client that reads everything."""
-        return asyncio.create_task(
-            _collect(self.conductor.generate(ask, Caller(request_id, client, timeout)))
-        )
+        return asyncio.create_task(_collect(self.engine.generate(ask, Caller(request_id, client, timeout))))
 
     async def answer(self, ask: Ask) -> list[Event]:
         """All events of one request, alone in the ring."""
@@ -170,11 +168,11 @@ class Stage:
 
     def assert_clean(self) -> None:
         """Nothing is left of anybody, on either side, but beginnings that nobody needs."""
-        assert self.conductor.idle
+        assert self.engine.idle
         assert not self.time.alarms
-        assert set(self.ring.live) == set(self.conductor.kept)
-        assert self.conductor.free_pages == self.state.pages
-        kept = self.state.pages - self.conductor.kept_pages
+        assert set(self.ring.live) == set(self.engine.kept)
+        assert self.engine.free_pages == self.state.pages
+        kept = self.state.pages - self.engine.kept_pages
         assert self.ring.free_pages == kept or (self.state.has_drafter and self.ring.free_pages > kept)
 
 

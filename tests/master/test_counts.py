@@ -38,9 +38,9 @@ async def test_how_requests_ended() -> None:
     stage.time.advance(60)
     gone.cancel()
     await asyncio.wait([late, gone])
-    stage.conductor.cancel("mine")
+    stage.engine.cancel("mine")
     await stage.play(running)
-    found = stage.conductor.requests()
+    found = stage.engine.requests()
     assert dict(found.ended) == {"stop": 1, "length": 1, "plan_error": 1, "timed_out": 1, "cancelled": 2}
     assert found.refused == 2
     assert (found.waiting, found.running, found.writing) == (0, 0, 0)
@@ -52,20 +52,20 @@ async def test_how_requests_stand() -> None:
     stage = Stage(SAYS, config=EngineConfig(model="demo", live=2, keep_for=10.0))
     await stage.play(stage.listen(replace(DIRECT, resumable=True)))
     clients = [stage.listen(SOT) for _ in range(5)]
-    while stage.conductor.requests().writing < 4:
+    while stage.engine.requests().writing < 4:
         await stage.lap()
-    found = stage.conductor.requests()
+    found = stage.engine.requests()
     assert (found.waiting, found.running, found.kept) == (3, 2, 1)
-    stage.conductor.end("a worker is gone")
+    stage.engine.end("a worker is gone")
     await asyncio.wait(clients)
-    assert dict(stage.conductor.requests().ended) == {"stop": 1, "unavailable": 5}
+    assert dict(stage.engine.requests().ended) == {"stop": 1, "unavailable": 5}
 
 
 async def test_what_prompts_found() -> None:
     stage = Stage(SAYS)
     for _ in range(3):
         await stage.answer(Ask(prompt="Letters?", mode="sot"))
-    found = stage.conductor.requests()
+    found = stage.engine.requests()
     prefix = openings(stage)[0].prompt
     assert found.cached_tokens == 2 * prefix
     assert found.prompt_tokens == 3 * openings(stage)[1].prompt

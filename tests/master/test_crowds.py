@@ -76,7 +76,7 @@ async def test_after_random_ends_nothing_is_left(seed: int) -> None:
         name = chance.choice(sorted(running))
         match chance.randint(0, 2):
             case 0:
-                stage.conductor.cancel(name)
+                stage.engine.cancel(name)
             case 1:
                 running.pop(name).cancel()
             case _:

@@ -33,19 +33,19 @@ async def test_cancel_leaves_nothing_behind(laps: int) -> None:
     await stage.settle()
     for _ in range(laps):
         await stage.lap()
-    assert stage.conductor.cancel("mine")
+    assert stage.engine.cancel("mine")
     await stage.settle()
     events = client.result()
     assert finished(events).reason is Reason.CANCELLED
     assert finished(events).text == "".join(event.text for event in of(MergedText, events))
-    assert not stage.conductor.cancel("mine")
+    assert not stage.engine.cancel("mine")
     stage.assert_clean()
 
 
 @pytest.mark.parametrize("reads", [0, 1, 4, 12, 20])
 async def test_a_dropped_client_cancels_its_request(reads: int) -> None:
     stage = Stage(SAYS, seed=2)
-    events = stage.conductor.generate(SOT)
+    events = stage.engine.generate(SOT)
     for _ in range(reads):
         reading = asyncio.ensure_future(anext(events))
         while not reading.done():
@@ -73,20 +73,20 @@ async def test_a_broken_ring_ends_requests_and_a_new_one_serves_again() -> None:
         await stage.lap()
     last = max(stage.ring.live)
     stage.ring.break_off()
-    stage.conductor.epoch_ended("worker-2 is gone: connection reset")
+    stage.engine.on_ring_lost("worker-2 is gone: connection reset")
     await stage.settle()
     stage.time.advance(29)
     assert not client.done()
     stage.time.advance(2)
     with pytest.raises(Unavailable, match="reset; after 30 s the ring is still waiting for 1 of 2 workers"):
         await client
-    assert stage.conductor.idle
+    assert stage.engine.idle
     late, later = stage.listen(SOT), stage.listen(DIRECT)
     await stage.settle()
     late.cancel()
     stage.time.advance(29)
     stage.ring.form(RingState(epoch=2, pages=64, page_rows=64, slots=8, max_positions=2048))
-    stage.conductor.epoch_began()
+    stage.engine.on_ring_ready()
     while not later.done():
         await stage.lap()
     assert finished(await later).text == "It is naïve 你好."
@@ -97,13 +97,13 @@ async def test_who_comes_while_there_is_no_ring_waits_as_long_as_anybody() -> No
     stage = Stage(SAYS)
     assert finished(await stage.answer(DIRECT)).text
     stage.ring.break_off()
-    stage.conductor.epoch_ended("worker-2 is gone")
+    stage.engine.on_ring_lost("worker-2 is gone")
     client = stage.listen(SOT)
     await stage.settle()
     stage.time.advance(31)
     with pytest.raises(Unavailable, match="after 30 s the ring is still waiting for 1 of 2 workers"):
         await client
-    assert stage.conductor.idle
+    assert stage.engine.idle
 
 
 async def test_an_order_that_cannot_be_sent_breaks_the_request_off() -> None:
@@ -115,7 +115,7 @@ async def test_an_order_that_cannot_be_sent_breaks_the_request_off() -> None:
     stage.time.advance(31)
     with pytest.raises(Unavailable, match="the ring broke; after 30 s"):
         await client
-    assert stage.conductor.idle
+    assert stage.engine.idle
 
 
 async def test_a_failed_branch_ends_its_children_and_nobody_else() -> None:
@@ -128,7 +128,7 @@ async def test_a_failed_branch_ends_its_children_and_nobody_else() -> None:
     state = stage.ring.now
     assert state is not None
     await stage.ring.order(Close(alpha.sequence))
-    stage.conductor.received(Result(state.epoch, 999, (Outcome(alpha.sequence, 0, (), (), End.FAILED),)))
+    stage.engine.on_result(Result(state.epoch, 999, (Outcome(alpha.sequence, 0, (), (), End.FAILED),)))
     (events,) = await stage.play(client)
     assert {event.branch: event.reason for event in of(BranchFinished, events)} == {
         1: Reason.FAILED, 2: Reason.STOP, 3: Reason.PARENT_FAILED,
@@ -146,7 +146,7 @@ async def test_results_that_come_twice_or_from_another_epoch_change_nothing() ->
             break
         stale = Result(result.epoch + 1, result.number, result.outcomes)
         for one in (stale, result, result, stale):
-            stage.conductor.received(one)
+            stage.engine.on_result(one)
         await stage.settle()
     assert finished(client.result()).text == ANSWER
     stage.assert_clean()
@@ -156,7 +156,7 @@ async def test_a_missing_result_ends_only_the_request_it_belongs_to() -> None:
     stage = Stage(SAYS)
     broken, whole = stage.listen(DIRECT), stage.listen(COUNT)
     await stage.settle()
-    stage.conductor.received(Result(1, 1, (Outcome(1, 3, (0,), (5,)),)))
+    stage.engine.on_result(Result(1, 1, (Outcome(1, 3, (0,), (5,)),)))
     with pytest.raises(Unavailable, match="result of step 3 came, 0 is missing"):
         await broken
     (events,) = await stage.play(whole)
@@ -183,7 +183,7 @@ async def test_an_order_that_cannot_be_sent_ends_its_request_alone(
             return
         await order(one)
 
-    monkeypatch.setattr(stage.conductor._outbox, "_send", send)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(stage.engine._outbox, "_send", send)  # pyright: ignore[reportPrivateUsage]
     client = stage.listen(SOT)
     (events,) = await stage.play(other)
     assert bad

@@ -55,7 +55,7 @@ async def test_a_form_that_passed_is_opened_at_stage_0() -> None:
     master = Engine(stage.ring, stage.text, Prompts(BASE, stage.text), stage.config, stage.time, forms)
     events = master.generate(replace(DIRECT, form=YES_NO))
     await anext(events)
-    await master.settled()
+    await master.flushed()
     (order,) = stage.ring.orders
     assert order.opening.form == YES_NO
     await events.aclose()

@@ -26,10 +26,10 @@ def test_nothing_yet() -> None:
 def test_the_newest_laps_count_and_old_ones_are_forgotten() -> None:
     clock = Clock()
     laps = LapMeter(clock)
-    laps.heard(lap(1, rows=2))
+    laps.on_result(lap(1, rows=2))
     clock.now += WINDOW_SECONDS + 0.1
     for _ in range(4):
-        laps.heard(lap(3, rows=8))
+        laps.on_result(lap(3, rows=8))
         clock.now += 0.1
     found = laps.info()
     assert (found.laps, found.tokens) == (5, 13)
@@ -42,18 +42,18 @@ def test_the_newest_laps_count_and_old_ones_are_forgotten() -> None:
 
 def test_stage_times_are_smoothed_and_another_ring_begins_anew() -> None:
     laps = LapMeter(Clock())
-    laps.heard(lap(1, seconds=(0.01, 0.02)))
-    laps.heard(lap(1, seconds=(0.02, 0.02)))
+    laps.on_result(lap(1, seconds=(0.01, 0.02)))
+    laps.on_result(lap(1, seconds=(0.02, 0.02)))
     first, second = laps.info().stages
     assert 0.01 < first < 0.02
     assert second == 0.02
-    laps.heard(lap(1, seconds=(0.05,)))
+    laps.on_result(lap(1, seconds=(0.05,)))
     assert laps.info().stages == (0.05,)
 
 
 def test_many_laps_take_bounded_room() -> None:
     laps = LapMeter(Clock())
     for _ in range(10_000):
-        laps.heard(lap(1))
+        laps.on_result(lap(1))
     assert laps.info().laps == 10_000
     assert laps.info().per_second < 10_000 / WINDOW_SECONDS

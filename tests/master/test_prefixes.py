@@ -34,7 +34,7 @@ def texts(size: int = 30) -> st.SearchStrategy[tuple[int, ...]]:
 
 def grow(tree: PrefixTree, tokens: tuple[int, ...], sequence: int, drafted: bool = True) -> PrefixNode:
     """As the master does: fork what is there, add the rest."""
-    route = tree.route(tokens, drafted)
+    route = tree.longest_match(tokens, drafted)
     if route.node and route.length == len(tokens):
         return route.node
     node = PrefixNode(sequence, tokens, 1, drafted, route.node, route.length)
@@ -50,7 +50,7 @@ def test_the_longest_beginning_is_found(
     for sequence, (tokens, whose) in enumerate(kept):
         node = grow(tree, tokens, sequence, whose)
         assert node.tokens[: node.at] == (node.parent.tokens[: node.at] if node.parent else ())
-    found = tree.route(asked, drafted)
+    found = tree.longest_match(asked, drafted)
     best = max((_same(asked, tokens) for tokens, whose in kept if whose is drafted), default=0)
     assert found.length == best
     assert (found.node is None) == (best == 0)
@@ -75,12 +75,12 @@ def test_what_is_needed_and_what_it_stands_on_stays() -> None:
     tree, _, b, c = chain()
     tree.pin(b)
     assert tree.spare() == 1
-    assert tree.give_up(99) == [c]
+    assert tree.evict(99) == [c]
     tree.unpin(b)
     assert tree.spare() == 2
     assert tree.spare(keep=b) == 0
-    assert tree.give_up(99, keep=b) == []
-    assert [node.sequence for node in tree.give_up(99)] == [2, 1], "children before what they stand on"
+    assert tree.evict(99, keep=b) == []
+    assert [node.sequence for node in tree.evict(99)] == [2, 1], "children before what they stand on"
     assert len(tree) == tree.pages == 0
 
 
@@ -90,8 +90,8 @@ def test_no_more_is_given_up_than_must_be_longest_unneeded_first() -> None:
     for n in (3, 0, 4):
         tree.pin(nodes[n])
         tree.unpin(nodes[n])
-    assert [node.sequence for node in tree.give_up(3)] == [1, 2, 3]
-    assert [node.sequence for node in tree.give_up(1)] == [0]
+    assert [node.sequence for node in tree.evict(3)] == [1, 2, 3]
+    assert [node.sequence for node in tree.evict(1)] == [0]
 
 
 def test_what_is_needed_keeps_what_it_stands_on_young() -> None:
@@ -101,20 +101,20 @@ def test_what_is_needed_keeps_what_it_stands_on_young() -> None:
     tree.unpin(other)
     tree.pin(c)
     tree.unpin(c)
-    assert tree.give_up(1) == [other]
+    assert tree.evict(1) == [other]
     assert a.used == c.used
 
 
 def test_doubted_ones_are_not_found_and_go_first() -> None:
     tree, a, b, c = chain()
     tree.pin(b)
-    tree.doubt(b)
-    assert tree.route((1, 2, 3, 4), True) == PrefixMatch()
-    assert [one.doubted for one in (a, b, c)] == [True, True, False]
+    tree.mark_suspect(b)
+    assert tree.longest_match((1, 2, 3, 4), True) == PrefixMatch()
+    assert [one.suspect for one in (a, b, c)] == [True, True, False]
     tree.unpin(b)
     other = grow(tree, (7, 7), 7)
-    assert tree.give_up(1) == [c], "it stands on doubted ones, and keeps them there"
-    assert tree.give_up(1) == [b]
+    assert tree.evict(1) == [c], "it stands on doubted ones, and keeps them there"
+    assert tree.evict(1) == [b]
     assert tree.drop(a) == [a]
     assert tree.find(7) is other
 
@@ -179,7 +179,7 @@ def test_pages_are_counted_exactly(seed: int, drafting: bool) -> None:
         if chance.random() < 0.6:
             length = chance.choice([5, 8, 9, 16, 24, 30])
             tokens = tuple(chance.randint(0, 1) for _ in range(2)) + (7,) * length
-            route = tree.route(tokens, True)
+            route = tree.longest_match(tokens, True)
             pages = pages_for(len(tokens), 8) - shared_pages(route.length, ring)
             grant = own_pages(len(tokens) + 10, len(tokens), ring)
             for gone in _room(tree, ledger, pages + grant, route.node):
@@ -200,7 +200,7 @@ def test_pages_are_counted_exactly(seed: int, drafting: bool) -> None:
             name = chance.choice(sorted(live))
             node, writer, _ = live.pop(name)
             stage.close(writer)
-            ledger.leave(name)
+            ledger.remove(name)
             tree.unpin(node)
         assert ledger.free == stage.free if not drafting else 0 <= ledger.free <= stage.free
     assert all(one.sequence in stage.table for node, _, _ in live.values() for one in ancestors(node))
@@ -234,7 +234,7 @@ class Table:
 
 
 def _room(tree: PrefixTree, ledger: PageLedger, pages: int, keep: PrefixNode | None) -> list[PrefixNode]:
-    gone = tree.give_up(pages - ledger.free, keep)
+    gone = tree.evict(pages - ledger.free, keep)
     ledger.give_kept(sum(node.pages for node in gone))
     return gone
 

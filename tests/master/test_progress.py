@@ -33,7 +33,7 @@ Look = tuple[float, int, bool, bool]  # (time, laps so far, owed, moves)
 )  # fmt: skip
 def test_progress(looks: list[Look]) -> None:
     progress = StallDetector(10)
-    assert [progress.moves(laps, owed, now) for now, laps, owed, _ in looks] == [one[3] for one in looks]
+    assert [progress.is_moving(laps, owed, now) for now, laps, owed, _ in looks] == [one[3] for one in looks]
 
 
 async def test_a_master_ends_with_the_tasks_that_tell_how_it_stands() -> None:

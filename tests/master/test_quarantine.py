@@ -67,7 +67,7 @@ class Rings:
 
     def _break(self, inside: list[int]) -> None:
         self.broken += 1
-        culprit = self.quarantine.broke([self.records[number] for number in reversed(inside)])
+        culprit = self.quarantine.on_break([self.records[number] for number in reversed(inside)])
         for number in inside:
             if self.records[number] is culprit:
                 self.given_up.append(number)
@@ -75,7 +75,7 @@ class Rings:
 
     def _leave(self, number: int) -> None:
         del self.left[number]
-        self.quarantine.leave(self.records[number])
+        self.quarantine.remove(self.records[number])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 64])
@@ -124,22 +124,22 @@ def test_rings_that_break_for_other_reasons_as_well(seed: int) -> None:
 def test_nobody_waits_for_a_suspect_that_left() -> None:
     quarantine, records = Quarantine(), [BreakHistory() for _ in range(3)]
     for _ in range(2):
-        assert quarantine.broke(records) is None
+        assert quarantine.on_break(records) is None
     held = [one for one in records if not quarantine.admits(one)]
     assert held
     for one in records:
         if one not in held:
-            quarantine.leave(one)
-    assert quarantine.moved()
+            quarantine.remove(one)
+    assert quarantine.has_changed()
     assert all(quarantine.admits(one) for one in held)
 
 
 def test_one_break_keeps_nobody_out() -> None:
     quarantine, records = Quarantine(), [BreakHistory() for _ in range(3)]
-    quarantine.broke(records)
+    quarantine.on_break(records)
     for one in records:
         quarantine.wrote(one, 100)
-    quarantine.broke(records)
+    quarantine.on_break(records)
     assert all(quarantine.admits(one) for one in (*records, BreakHistory()))
 
 

@@ -24,12 +24,12 @@ TEXTS = {SOT: ANSWER, COUNT: SAYS["Count"], DIRECT: "It is naïve 你好."}
 
 async def break_and_form(stage: Stage, epoch: int, **changes: object) -> None:
     stage.ring.break_off()
-    stage.conductor.epoch_ended("worker-2 is gone")
+    stage.engine.on_ring_lost("worker-2 is gone")
     await stage.settle()
     state = replace(STATE, epoch=epoch, **changes)  # type: ignore[arg-type]
     stage.ring.form(state)
     stage.state = state
-    stage.conductor.epoch_began()
+    stage.engine.on_ring_ready()
 
 
 @pytest.mark.parametrize("seed", seeds(12, quick=3))
@@ -106,8 +106,8 @@ async def test_branches_that_do_not_fit_together_follow_each_other() -> None:
     while sum(player.opening.decodes for player in stage.ring.live.values()) < 2:
         await stage.lap()
     stage.ring.most_live = 0
-    grant = next(iter(stage.conductor._sharing.ledger._accounts.values())).grant  # pyright: ignore[reportPrivateUsage]
-    await break_and_form(stage, 2, pages=stage.conductor.kept_pages + grant + 2)
+    grant = next(iter(stage.engine._prefixes.ledger._accounts.values())).grant  # pyright: ignore[reportPrivateUsage]
+    await break_and_form(stage, 2, pages=stage.engine.kept_pages + grant + 2)
     (events,) = await stage.play(client)
     assert finished(events).text == ANSWER
     stage.assert_clean()
@@ -148,11 +148,11 @@ async def test_a_cancelled_one_does_not_come_back() -> None:
     for _ in range(6):
         await stage.lap()
     stage.ring.break_off()
-    stage.conductor.epoch_ended("worker-2 is gone")
-    assert stage.conductor.cancel("mine")
+    stage.engine.on_ring_lost("worker-2 is gone")
+    assert stage.engine.cancel("mine")
     await client
     stage.ring.form(replace(STATE, epoch=2))
-    stage.conductor.epoch_began()
+    stage.engine.on_ring_ready()
     await stage.settle()
     assert not stage.ring.live
     stage.assert_clean()
@@ -164,13 +164,13 @@ async def test_an_epoch_that_is_over_takes_no_orders() -> None:
     client = stage.listen(COUNT)
     for _ in range(3):
         await stage.lap()
-    stage.conductor.epoch_ended("stage 0 does not answer")
+    stage.engine.on_ring_lost("stage 0 does not answer")
     stage.ring.orders.clear()
-    stage.conductor.epoch_began()
+    stage.engine.on_ring_ready()
     await stage.settle()
     assert not stage.ring.orders
     stage.ring.break_off()
     stage.ring.form(replace(STATE, epoch=2))
-    stage.conductor.epoch_began()
+    stage.engine.on_ring_ready()
     (events,) = await stage.play(client)
     assert finished(events).text == SAYS["Count"]

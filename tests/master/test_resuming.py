@@ -53,16 +53,16 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
     """The ring goes on while nobody reads: for no lap, some, or to the end."""
     stage = Stage(SAYS, seed=3, config=CONFIG)
     got: list[Numbered] = []
-    (part,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine")), cuts[0]))
+    (part,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), cuts[0]))
     got += part
     for most in (*cuts[1:], None):
         for _ in range(away):
             if not await stage.lap():
                 break
         if not got:  # nothing came back, not even that it is known: the very same call is safe
-            events = stage.conductor.generate(KEPT, Caller("mine"))
+            events = stage.engine.generate(KEPT, Caller("mine"))
         else:
-            events = stage.conductor.resume("mine", len(got))
+            events = stage.engine.resume("mine", len(got))
         (part,) = await stage.play(reading(stage, events, most))
         got += part
     assert [event.offset for event in got] == list(range(len(got)))
@@ -73,30 +73,28 @@ async def test_what_is_read_in_parts_is_the_whole(cuts: list[int], away: int) ->
 
 async def test_a_finished_request_replays_from_any_event_for_a_while() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    (whole,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine"))))
+    (whole,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine"))))
     stage.time.advance(29)
     orders = len(stage.ring.orders)
     for offset in (0, 1, len(whole) - 1, len(whole)):
-        assert await read(stage.conductor.resume("mine", offset)) == whole[offset:]
+        assert await read(stage.engine.resume("mine", offset)) == whole[offset:]
         stage.time.advance(29)  # counted from the last reader on
-    assert await read(stage.conductor.generate(KEPT, Caller("mine"))) == whole
+    assert await read(stage.engine.generate(KEPT, Caller("mine"))) == whole
     assert len(stage.ring.orders) == orders, "nothing is written again"
     stage.time.advance(31)
     with pytest.raises(NotFound, match="no request 'mine' is kept here"):
-        await read(stage.conductor.resume("mine", 1))
+        await read(stage.engine.resume("mine", 1))
     stage.assert_clean()
 
 
 async def test_only_so_many_are_kept() -> None:
     stage = Stage(SAYS, config=CONFIG)
     for id in ("a", "b", "c"):
-        await stage.play(
-            reading(stage, stage.conductor.generate(replace(DIRECT, resumable=True), Caller(id)))
-        )
+        await stage.play(reading(stage, stage.engine.generate(replace(DIRECT, resumable=True), Caller(id))))
     with pytest.raises(NotFound):
-        await read(stage.conductor.resume("a"))
-    assert await read(stage.conductor.resume("b", 1))
-    assert await read(stage.conductor.resume("c", 1))
+        await read(stage.engine.resume("a"))
+    assert await read(stage.engine.resume("b", 1))
+    assert await read(stage.engine.resume("c", 1))
     stage.time.advance(31)
     stage.assert_clean()
 
@@ -106,37 +104,37 @@ async def test_a_reader_that_does_not_come_back_cancels_it(resumable: bool) -> N
     """The one that was not meant to be resumed at once, the other one when its time is over."""
     stage = Stage(SAYS, config=CONFIG)
     await stage.play(
-        reading(stage, stage.conductor.generate(replace(SOT, resumable=resumable), Caller("mine")), 3)
+        reading(stage, stage.engine.generate(replace(SOT, resumable=resumable), Caller("mine")), 3)
     )
     await stage.settle()
-    assert stage.conductor.idle is not resumable
+    assert stage.engine.idle is not resumable
     stage.time.advance(29)
     await stage.settle()
-    assert stage.conductor.idle is not resumable
+    assert stage.engine.idle is not resumable
     stage.time.advance(2)
     await stage.settle()
     with pytest.raises(NotFound):
-        await read(stage.conductor.resume("mine", 3))
+        await read(stage.engine.resume("mine", 3))
     stage.assert_clean()
 
 
 async def test_what_cannot_be_resumed() -> None:
     stage = Stage(SAYS, config=CONFIG)
     plain = stage.listen(COUNT, "plain")
-    first = reading(stage, stage.conductor.generate(KEPT, Caller("mine")), 4)
+    first = reading(stage, stage.engine.generate(KEPT, Caller("mine")), 4)
     await stage.play(first)
     for id in ("nobody", "plain"):
         with pytest.raises(NotFound, match=f"no request '{id}' is kept here"):
-            await read(stage.conductor.resume(id, 1))
+            await read(stage.engine.resume(id, 1))
     with pytest.raises(InvalidRequest, match="resume_offset 999 is ahead") as caught:
-        await read(stage.conductor.resume("mine", 999))
+        await read(stage.engine.resume("mine", 999))
     assert caught.value.field == "resume_offset"
     with pytest.raises(InvalidRequest, match="asks for something else") as caught:
-        await read(stage.conductor.resume("mine", 4, replace(KEPT, seed=6)))
+        await read(stage.engine.resume("mine", 4, replace(KEPT, seed=6)))
     assert caught.value.field == "request_id"
     with pytest.raises(InvalidRequest, match="asks for something else"):
-        await read(stage.conductor.generate(SOT, Caller("mine")))
-    (rest,) = await stage.play(reading(stage, stage.conductor.resume("mine", 4, KEPT)))
+        await read(stage.engine.generate(SOT, Caller("mine")))
+    (rest,) = await stage.play(reading(stage, stage.engine.resume("mine", 4, KEPT)))
     assert text_of(rest) == ANSWER
     await stage.play(plain)
     stage.time.advance(31)
@@ -146,10 +144,10 @@ async def test_what_cannot_be_resumed() -> None:
 async def test_the_newest_reader_reads_on() -> None:
     """The master may not have noticed yet that the old connection is dead."""
     stage = Stage(SAYS, config=CONFIG)
-    old = reading(stage, stage.conductor.generate(KEPT, Caller("mine")))
+    old = reading(stage, stage.engine.generate(KEPT, Caller("mine")))
     for _ in range(5):
         await stage.lap()
-    new = reading(stage, stage.conductor.resume("mine", 2))
+    new = reading(stage, stage.engine.resume("mine", 2))
     await stage.settle()
     with pytest.raises(Cancelled, match="another call reads on here"):
         await old
@@ -163,11 +161,11 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
     """Unlike for one that is there and does not read: what it misses is kept anyway."""
     stage = Stage(SAYS, config=replace(CONFIG, lease=32, unread=10), burst=2)
     ask = replace(COUNT, resumable=True)
-    (first,) = await stage.play(reading(stage, stage.conductor.generate(ask, Caller("mine")), 1))
+    (first,) = await stage.play(reading(stage, stage.engine.generate(ask, Caller("mine")), 1))
     while await stage.lap():
         pass
-    assert stage.conductor.idle
-    rest = await read(stage.conductor.resume("mine", len(first)))
+    assert stage.engine.idle
+    rest = await read(stage.engine.resume("mine", len(first)))
     assert text_of(rest) == SAYS["Count"]
     stage.time.advance(31)
     stage.assert_clean()
@@ -175,12 +173,12 @@ async def test_nobody_waits_for_a_reader_that_is_away() -> None:
 
 async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine")), 3))
-    assert stage.conductor.cancel("mine")
-    last = (await read(stage.conductor.resume("mine", 3)))[-1].event
+    await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), 3))
+    assert stage.engine.cancel("mine")
+    last = (await read(stage.engine.resume("mine", 3)))[-1].event
     assert isinstance(last, Finished)
     assert last.reason is Reason.CANCELLED
-    assert not stage.conductor.cancel("mine")
+    assert not stage.engine.cancel("mine")
     await stage.settle()
     stage.time.advance(31)
     stage.assert_clean()
@@ -188,9 +186,9 @@ async def test_a_cancelled_one_tells_so_to_whoever_resumes() -> None:
 
 async def test_what_ended_it_ends_whoever_resumes_too() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine")), 3))
-    stage.conductor.end("worker-2 is gone")
-    events = stage.conductor.resume("mine", 2)
+    await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), 3))
+    stage.engine.end("worker-2 is gone")
+    events = stage.engine.resume("mine", 2)
     assert (await anext(events)).offset == 2
     with pytest.raises(Unavailable, match="worker-2 is gone"):
         await anext(events)
@@ -198,8 +196,8 @@ async def test_what_ended_it_ends_whoever_resumes_too() -> None:
 
 async def test_the_newest_deadline_counts() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, keep_for=1000))
-    await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine", timeout=100)), 3))
-    longer = reading(stage, stage.conductor.resume("mine", 3, caller=Caller(timeout=500)))
+    await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine", timeout=100)), 3))
+    longer = reading(stage, stage.engine.resume("mine", 3, caller=Caller(timeout=500)))
     await stage.settle()
     stage.time.advance(400)
     await stage.settle()
@@ -214,10 +212,10 @@ async def test_the_newest_deadline_counts() -> None:
 
 async def test_a_request_of_its_own_id_is_resumed_by_what_started_told() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    (first,) = await stage.play(reading(stage, stage.conductor.generate(KEPT), 1))
+    (first,) = await stage.play(reading(stage, stage.engine.generate(KEPT), 1))
     started = first[0].event
     assert isinstance(started, Started)
-    (rest,) = await stage.play(reading(stage, stage.conductor.resume(started.request, 1)))
+    (rest,) = await stage.play(reading(stage, stage.engine.resume(started.request, 1)))
     assert finished([event.event for event in rest]).text == ANSWER
     stage.time.advance(31)
     stage.assert_clean()
@@ -227,18 +225,18 @@ async def test_an_old_request_takes_nothing_from_a_newer_one_of_its_name() -> No
     """It was evicted while somebody read it; that reader leaves when the name is another's already."""
     stage = Stage(SAYS, config=replace(CONFIG, keep=1))
     ask = replace(DIRECT, resumable=True)
-    old = stage.conductor.generate(ask, Caller("mine"))
+    old = stage.engine.generate(ask, Caller("mine"))
     first = asyncio.create_task(anext(old))
     while await stage.lap():
         pass
     await first
-    await stage.play(reading(stage, stage.conductor.generate(ask, Caller("other"))))  # takes the only place
-    (whole,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine"))))
+    await stage.play(reading(stage, stage.engine.generate(ask, Caller("other"))))  # takes the only place
+    (whole,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine"))))
     await old.aclose()
     stage.time.advance(29)
-    assert await read(stage.conductor.resume("mine")) == whole
+    assert await read(stage.engine.resume("mine")) == whole
     stage.time.advance(20)
-    assert await read(stage.conductor.resume("mine")) == whole
+    assert await read(stage.engine.resume("mine")) == whole
     stage.time.advance(31)
     stage.assert_clean()
 
@@ -247,8 +245,8 @@ async def test_one_client_does_not_evict_anothers_answers() -> None:
     stage = Stage(SAYS, config=replace(CONFIG, keep=3))
     ask = replace(DIRECT, resumable=True)
     for id, client in (("a", "alice"), *((f"m{n}", "mallory") for n in range(6)), ("b", "bob")):
-        await stage.play(reading(stage, stage.conductor.generate(ask, Caller(id, client))))
-    assert [id for id in ("a", "b", *(f"m{n}" for n in range(6))) if stage.conductor.knows(id)] == [
+        await stage.play(reading(stage, stage.engine.generate(ask, Caller(id, client))))
+    assert [id for id in ("a", "b", *(f"m{n}" for n in range(6))) if stage.engine.has_request(id)] == [
         "a",
         "b",
         "m5",
@@ -260,44 +258,42 @@ async def test_what_is_kept_of_a_running_request_is_bounded(monkeypatch: pytest.
     monkeypatch.setattr(request_state, "MAX_KEPT_EVENTS", 20)
     stage = Stage(SAYS, config=replace(CONFIG, lease=8), burst=1)
     ask = replace(COUNT, resumable=True)
-    (first,) = await stage.play(reading(stage, stage.conductor.generate(ask, Caller("mine")), 30))
-    (request,) = stage.conductor.everybody
+    (first,) = await stage.play(reading(stage, stage.engine.generate(ask, Caller("mine")), 30))
+    (request,) = stage.engine.all_requests
     while await stage.lap():
         pass
-    assert not stage.conductor.idle, "it waits for its client"
-    assert len(request.feed._events) <= 20 + 2 * 8  # pyright: ignore[reportPrivateUsage]
+    assert not stage.engine.idle, "it waits for its client"
+    assert len(request.events._events) <= 20 + 2 * 8  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(InvalidRequest, match="resume_offset 3 is too far back"):
-        await read(stage.conductor.resume("mine", 3))
-    (rest,) = await stage.play(reading(stage, stage.conductor.resume("mine", len(first))))
+        await read(stage.engine.resume("mine", 3))
+    (rest,) = await stage.play(reading(stage, stage.engine.resume("mine", len(first))))
     assert [one.offset for one in (*first, *rest)] == list(range(len(first) + len(rest)))
     assert text_of(rest) == SAYS["Count"]
-    assert len(request.feed._events) <= 20  # pyright: ignore[reportPrivateUsage]
+    assert len(request.events._events) <= 20  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("over", [False, True])
 async def test_a_request_is_of_the_token_that_opened_it(over: bool) -> None:
     """To others it is a request that is not there, running or kept; its name is taken, whoever has it."""
     stage = Stage(SAYS, config=CONFIG)
-    mine = stage.conductor.generate(KEPT, Caller("mine", owner="alice"))
+    mine = stage.engine.generate(KEPT, Caller("mine", owner="alice"))
     await stage.play(reading(stage, mine, None if over else 3))
     for other in ("bob", ""):
         with pytest.raises(NotFound) as told:
-            await read(stage.conductor.resume("mine", 3, caller=Caller(owner=other)))
+            await read(stage.engine.resume("mine", 3, caller=Caller(owner=other)))
         with pytest.raises(NotFound) as unknown:
-            await read(stage.conductor.resume("nobody", 3, caller=Caller(owner=other)))
+            await read(stage.engine.resume("nobody", 3, caller=Caller(owner=other)))
         assert str(told.value).replace("mine", "nobody") == str(unknown.value)
-        assert not stage.conductor.cancel("mine", other)
+        assert not stage.engine.cancel("mine", other)
         with pytest.raises(InvalidRequest, match="already running"):
-            await read(stage.conductor.generate(KEPT, Caller("mine", owner=other)))
-    (rest,) = await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine", owner="alice"))))
+            await read(stage.engine.generate(KEPT, Caller("mine", owner=other)))
+    (rest,) = await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine", owner="alice"))))
     assert text_of(rest) == ANSWER
-    assert not stage.conductor.cancel("mine", "alice")
+    assert not stage.engine.cancel("mine", "alice")
 
 
 async def test_without_tokens_whoever_knows_the_id_has_it() -> None:
     stage = Stage(SAYS, config=CONFIG)
-    await stage.play(reading(stage, stage.conductor.generate(KEPT, Caller("mine")), 3))
-    (rest,) = await stage.play(
-        reading(stage, stage.conductor.resume("mine", 3, caller=Caller(owner="anybody")))
-    )
+    await stage.play(reading(stage, stage.engine.generate(KEPT, Caller("mine")), 3))
+    (rest,) = await stage.play(reading(stage, stage.engine.resume("mine", 3, caller=Caller(owner="anybody"))))
     assert text_of(rest) == ANSWER

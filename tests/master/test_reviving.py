@@ -24,15 +24,15 @@ async def written(place: Path) -> tuple[JournaledRequest, int]:
     """A request in the middle of its branches, as its master leaves it, and the events its client has."""
     journal = open_journal(place, "m")
     stage = Stage(SAYS, seed=3, config=CONFIG, notes=RequestJournal(journal, lambda: 0.0))
-    client = reading(stage, stage.conductor.generate(KEPT, Caller("mine", owner="alice")))
+    client = reading(stage, stage.engine.generate(KEPT, Caller("mine", owner="alice")))
     while sum(one.opening.decodes for one in stage.ring.live.values()) < 2:
         await stage.lap()
-    (request,) = stage.conductor.everybody
+    (request,) = stage.engine.all_requests
     client.cancel()
     await journal.close()
     (kept,) = (again := open_journal(place, "m")).kept
     await again.close()
-    return kept, request.feed.position
+    return kept, request.events.position
 
 
 async def test_what_was_written_goes_on(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ async def test_what_was_written_goes_on(tmp_path: Path) -> None:
     assert kept.owner == "alice"
     assert kept.wording
     stage = Stage(SAYS, config=CONFIG)
-    await stage.conductor.revive([kept])
+    await stage.engine.revive([kept])
     (events,) = await stage.play(
-        reading(stage, stage.conductor.resume("mine", told, caller=Caller(owner="alice")))
+        reading(stage, stage.engine.resume("mine", told, caller=Caller(owner="alice")))
     )
     assert text_of(events) == ANSWER
 
@@ -70,12 +70,10 @@ async def test_what_does_not_play_ends_alone_and_clearly(tmp_path: Path, kind: s
     kept, read_so_far = await written(tmp_path)
     well = replace(kept, id="well")
     stage = Stage(SAYS, config=CONFIG)
-    await stage.conductor.revive([spoil(kept, kind), well])
+    await stage.engine.revive([spoil(kept, kind), well])
     with pytest.raises(Unavailable, match=told):
-        await read(stage.conductor.resume("mine", read_so_far + 1000, caller=Caller(owner="alice")))
-    (events,) = await stage.play(
-        reading(stage, stage.conductor.resume("well", 0, caller=Caller(owner="alice")))
-    )
+        await read(stage.engine.resume("mine", read_so_far + 1000, caller=Caller(owner="alice")))
+    (events,) = await stage.play(reading(stage, stage.engine.resume("well", 0, caller=Caller(owner="alice"))))
     assert text_of(events) == ANSWER
 
 
@@ -83,16 +81,14 @@ async def test_a_record_that_cannot_even_be_asked_keeps_no_master_from_beginning
     kept, _ = await written(tmp_path)
     broken = replace(kept, id="broken", ask=None)  # type: ignore[arg-type]
     stage = Stage(SAYS, config=CONFIG)
-    await stage.conductor.revive([broken, kept])
-    assert not stage.conductor.knows("broken")
-    assert stage.conductor.knows("mine")
+    await stage.engine.revive([broken, kept])
+    assert not stage.engine.has_request("broken")
+    assert stage.engine.has_request("mine")
 
 
 async def test_an_error_with_more_than_a_message_comes_back(tmp_path: Path) -> None:
     kept, told = await written(tmp_path)
     stage = Stage(SAYS, config=CONFIG)
-    await stage.conductor.revive(
-        [replace(kept, records=(*kept.records, FailedRecord("PlanError", "no plan")))]
-    )
+    await stage.engine.revive([replace(kept, records=(*kept.records, FailedRecord("PlanError", "no plan")))])
     with pytest.raises(PlanError, match="no plan"):
-        await read(stage.conductor.resume("mine", told, caller=Caller(owner="alice")))
+        await read(stage.engine.resume("mine", told, caller=Caller(owner="alice")))

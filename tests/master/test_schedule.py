@@ -281,7 +281,7 @@ class TestThePageLedger:
         assert ledger.free == 6
         ledger.waive("a")
         assert ledger.free == 7
-        ledger.leave("a")
+        ledger.remove("a")
         assert ledger.free == 10
 
     def test_what_does_not_fit_changes_nothing(self) -> None:
@@ -314,7 +314,7 @@ class TestThePageLedger:
                 ledger.waive(who)
                 grants[who] = 0
             elif move == "l":
-                ledger.leave(who)
+                ledger.remove(who)
                 grants.pop(who, None), used.pop(who, None)
             charged = sum(max(grants[one], sum(used[one])) for one in grants)
             assert ledger.free == 12 - charged >= 0

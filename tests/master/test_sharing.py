@@ -100,7 +100,7 @@ async def test_short_prompts_take_no_detour() -> None:
     stage = Stage(SAYS, state=PLAIN)
     await stage.answer(DIRECT)
     assert [one.decodes for one in openings(stage)] == [True]
-    assert stage.conductor.kept == ()
+    assert stage.engine.kept == ()
 
 
 async def test_it_can_be_switched_off() -> None:
@@ -108,7 +108,7 @@ async def test_it_can_be_switched_off() -> None:
     for _ in range(2):
         assert cached(await stage.answer(SOT)) == 0
         assert cached(await stage.answer(direct(RULES, "What is it?"))) == 0
-    assert stage.conductor.kept == ()
+    assert stage.engine.kept == ()
     assert sum(not one.decodes for one in openings(stage)) == 2, "what a request's own branches share"
     stage.assert_clean()
     assert stage.ring.free_pages == PLAIN.pages
@@ -121,10 +121,10 @@ async def test_whoever_must_have_pages_gets_those_nobody_needs() -> None:
     for n in range(4):
         await stage.answer(direct(Message("system", f"Rule {n}: " + "be kind. " * 60), "What is it?",
                                   limits=Limits(max_new_tokens=20)))  # fmt: skip
-    before = stage.conductor.kept
+    before = stage.engine.kept
     large = replace(COUNT, limits=Limits(max_new_tokens=900))
     assert finished(await stage.answer(large)).text == SAYS["Count"]
-    after = stage.conductor.kept
+    after = stage.engine.kept
     assert after
     assert after == before[-len(after) :], "the youngest are still there"
     stage.assert_clean()
@@ -137,10 +137,10 @@ async def test_a_branch_gets_pages_that_nobody_needs() -> None:
     stage = Stage(says, state=state)
     for n in range(5):
         await stage.answer(direct(Message("system", f"Rule {n}: " + "be kind. " * 60), "What is it?"))
-    kept = len(stage.conductor.kept)
+    kept = len(stage.engine.kept)
     await stage.answer(Ask(prompt="Many?", mode="sot", limits=Limits(512, max_branch_tokens=40)))
     assert stage.ring.most_live == 8, "all branches at once"
-    assert len(stage.conductor.kept) < kept
+    assert len(stage.engine.kept) < kept
     stage.assert_clean()
 
 
@@ -151,7 +151,7 @@ async def test_what_a_live_request_stands_on_is_not_given_up() -> None:
     counting = stage.listen(ask)
     for _ in range(3):
         await stage.lap()
-    (node,) = stage.conductor.kept
+    (node,) = stage.engine.kept
     others = [stage.listen(replace(COUNT, limits=Limits(max_new_tokens=1200))) for _ in range(3)]
     while not counting.done():
         assert node in stage.ring.live
@@ -166,11 +166,11 @@ async def test_a_new_epoch_begins_with_nothing() -> None:
     stage = Stage(SAYS, state=PLAIN)
     await stage.answer(SOT)
     stage.ring.break_off()
-    stage.conductor.epoch_ended("a worker is gone")
-    assert stage.conductor.kept == ()
+    stage.engine.on_ring_lost("a worker is gone")
+    assert stage.engine.kept == ()
     stage.state = replace(PLAIN, epoch=2)
     stage.ring.form(stage.state)
-    stage.conductor.epoch_began()
+    stage.engine.on_ring_ready()
     assert cached(await stage.answer(SOT)) == 0
     assert cached(await stage.answer(SOT)) > 0
     stage.assert_clean()
@@ -186,7 +186,7 @@ async def test_what_broke_is_not_begun_with_again() -> None:
     skeleton = openings(stage)[-1]
     assert skeleton.plan or skeleton.ordinal
     await stage.ring.order(Close(skeleton.sequence))
-    stage.conductor.received(Result(1, 999, (Outcome(skeleton.sequence, 0, (), (), End.FAILED),)))
+    stage.engine.on_result(Result(1, 999, (Outcome(skeleton.sequence, 0, (), (), End.FAILED),)))
     await stage.play(client)
     assert cached(await stage.answer(SOT)) == 0
     assert cached(await stage.answer(SOT)) > 0
@@ -217,7 +217,7 @@ async def test_answers_are_the_same_with_and_without(seed: int, pages: int, draf
             for _ in range(chance.randint(0, 6)):
                 await stage.lap()
             if chance.random() < 0.2:
-                stage.conductor.cancel(f"r{chance.randint(0, n)}")
+                stage.engine.cancel(f"r{chance.randint(0, n)}")
         answers = await stage.play(*clients)
         said.append([finished(events).text for events in answers if finished(events).reason.value == "stop"])
         stage.assert_clean()

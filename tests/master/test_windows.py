@@ -46,7 +46,7 @@ def test_a_window_must_fit_the_context() -> None:
 def test_what_one_request_has_behind_a_window_no_other_one_finds() -> None:
     tree = PrefixTree()
     tree.add(PrefixNode(1, (1, 2, 3), 1, own=True))
-    assert tree.route((1, 2, 3), drafted=True).node is None
+    assert tree.longest_match((1, 2, 3), drafted=True).node is None
 
 
 async def test_every_sequence_of_a_plan_looks_through_the_window_and_nothing_is_kept() -> None:
@@ -56,9 +56,9 @@ async def test_every_sequence_of_a_plan_looks_through_the_window_and_nothing_is_
     opened = [order.opening for order in stage.ring.orders if isinstance(order, Open)]
     assert len(opened) > 2
     assert {one.window for one in opened} == {asked.window}
-    assert stage.conductor.kept == ()
+    assert stage.engine.kept == ()
     await stage.answer(replace(asked, window=None))
-    assert stage.conductor.kept != ()
+    assert stage.engine.kept != ()
 
 
 def test_chat_bodies_may_name_one() -> None:

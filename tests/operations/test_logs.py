@@ -69,12 +69,12 @@ async def test_every_request_that_begins_has_an_end() -> None:
     stage = Stage(SAYS)
     with structlog.testing.capture_logs() as lines:
         await stage.play(stage.listen(DIRECT, "r-done"))
-        left = stage.conductor.generate(SOT, Caller("r-left"))
+        left = stage.engine.generate(SOT, Caller("r-left"))
         await anext(left)
         await left.aclose()
         broken = stage.listen(SOT, "r-broken")
         await stage.lap()
-        stage.conductor.end("w0 is gone")
+        stage.engine.end("w0 is gone")
         with pytest.raises(Unavailable):
             await broken
     told = [(line["event"], line["request_id"]) for line in lines]

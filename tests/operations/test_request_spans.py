@@ -72,7 +72,7 @@ async def ask(stage: Stage, desk: RequestCounter, ask: Ask) -> None:
 
 async def test_a_planned_request_is_a_tree_of_phases(collection: Collection) -> None:
     stage = Stage(SAYS)
-    desk = RequestCounter(stage.conductor, Info)
+    desk = RequestCounter(stage.engine, Info)
     collection.watch(desk)
     await ask(stage, desk, SOT)
     spans = collection.spans
@@ -88,9 +88,9 @@ async def test_a_planned_request_is_a_tree_of_phases(collection: Collection) -> 
 
 async def test_a_refused_request_says_by_what(collection: Collection) -> None:
     stage = Stage(SAYS)
-    desk = RequestCounter(stage.conductor, Info)
+    desk = RequestCounter(stage.engine, Info)
     collection.watch(desk)
-    stage.conductor._arrive = _full  # type: ignore[method-assign]
+    stage.engine._accept = _full  # type: ignore[method-assign]
     with pytest.raises(Overloaded):
         await ask(stage, desk, SOT)
     assert collection.spans["request"].attributes["error.type"] == "Overloaded"
@@ -103,7 +103,7 @@ async def _full(*_: object) -> None:
 
 async def test_a_reader_that_leaves_ends_every_span(collection: Collection) -> None:
     stage = Stage(SAYS)
-    desk = RequestCounter(stage.conductor, Info)
+    desk = RequestCounter(stage.engine, Info)
     collection.watch(desk)
     events = desk.generate(SOT)
     await anext(events)
@@ -132,7 +132,7 @@ async def test_over_http_it_is_the_callers_child(house: Served, collection: Coll
 
 async def test_the_ring_is_told_only_of_traces_that_are_collected(collection: Collection) -> None:
     stage = Stage(SAYS)
-    desk = RequestCounter(stage.conductor, Info)
+    desk = RequestCounter(stage.engine, Info)
     collection.watch(desk)
     await ask(stage, desk, DIRECT)
     brought = stage.prompts_seen[-1][0].trace
@@ -149,7 +149,7 @@ def _context(span: ReadableSpan) -> str:
 
 async def test_spans_carry_no_text(collection: Collection) -> None:
     stage = Stage({"zanzibar": "pomegranate juice"})
-    desk = RequestCounter(stage.conductor, Info)
+    desk = RequestCounter(stage.engine, Info)
     collection.watch(desk)
     await ask(stage, desk, Ask(prompt="zanzibar?", mode="direct", limits=Limits(max_new_tokens=32)))
     told = json.dumps([json.loads(span.to_json()) for span in collection.exporter.get_finished_spans()])

@@ -110,13 +110,13 @@ async def test_one_that_stands_by_serves_whichever_ring_breaks():
     await stand.join(*(worker(name) for name in "abcde"))
     assert stand.where() == [{"a", "b", "e"}, {"c", "d"}]
     stand.members.lost("d", "killed")
-    stand.members.lend()
+    stand.members.lend_workers()
     stand.confirm()
     assert stand.where() == [{"a", "b"}, {"c", "e"}]
     assert [str(one.layers) for one in stand.fleets[1].members()] == ["0:4", "4:8"]
     assert stand.fleets[1].ready
     stand.members.lost("e", "killed")
-    stand.members.lend()
+    stand.members.lend_workers()
     assert stand.where() == [{"a", "b"}, {"c"}], "nobody who works is taken away"
 
 
@@ -124,10 +124,10 @@ async def test_two_halves_make_a_whole():
     stand = Stand()
     await stand.join(*(worker(name) for name in "abcd"))
     stand.members.lost("a", "killed")
-    stand.members.lend()
+    stand.members.lend_workers()
     assert stand.where() == [{"b"}, {"c", "d"}]
     stand.members.lost("d", "killed")
-    stand.members.lend()
+    stand.members.lend_workers()
     stand.confirm()
     assert stand.where() == [{"b", "c"}, set()]
     assert stand.fleets[0].ready
@@ -187,7 +187,7 @@ async def test_a_request_id_is_live_in_one_ring_alone(monkeypatch, resumable):
     monkeypatch.setattr(intake, "THREAD_CHARACTERS", 0)
     stages = [Stage(SAYS), Stage(SAYS)]
     router = RequestRouter(
-        [Replica(n, one.conductor, Complete(one), LapMeter(time.monotonic)) for n, one in enumerate(stages)]
+        [Replica(n, one.engine, Complete(one), LapMeter(time.monotonic)) for n, one in enumerate(stages)]
     )
     ask = replace(COUNT, resumable=resumable)
     calls = [asyncio.create_task(read(router.generate(ask, Caller("mine")))) for _ in range(2)]
@@ -198,9 +198,9 @@ async def test_a_request_id_is_live_in_one_ring_alone(monkeypatch, resumable):
         for _ in range(2):
             with pytest.raises(Cancelled if resumable else InvalidRequest):
                 await next(ends)
-    assert [len(one.conductor.everybody) for one in stages] == [1, 0]
+    assert [len(one.engine.all_requests) for one in stages] == [1, 0]
     assert router.cancel("mine")
     (event,) = (await next(ends))[-1:]
     assert isinstance(event.event, Finished)
-    assert not any(one.conductor.everybody for one in stages)
+    assert not any(one.engine.all_requests for one in stages)
     assert not router._arriving

@@ -45,7 +45,7 @@ WARMING = 4
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """How a fleet drafts, and who is asked for. right: by node rank, as published; else never."""
+    """How a fleet drafts, and who is asked for, in turns. right: by node rank, as published; else never."""
 
     said: str
     tree: Tree
@@ -55,8 +55,8 @@ class Drafts:
 
 FLEETS = (
     Drafts("", "tuned", ("none", "eagle")),
-    Drafts(", whole trees", "fixed", ("eagle",)),
-    Drafts(", never right", "tuned", ("eagle",), right=False),
+    Drafts(", whole trees", "fixed", ("none", "eagle")),
+    Drafts(", never right", "tuned", ("none", "eagle"), right=False),
 )
 
 
@@ -85,12 +85,12 @@ async def _measure(
         doors: dict[str, Ways] = {"gRPC": GrpcClients(grpc), "HTTP": HttpClients(http)}
         for drafter in drafts.drafters:
             await doors["gRPC"].ask(1, 99, WARMING, drafter)
+        for many, drafter in itertools.product(clients, drafts.drafters):
             said = f"drafter {drafter}{drafts.said}"
-            for many in clients:
-                await doors["gRPC"].ask(many, 32, many, drafter)
-                for door, ways in doors.items():
-                    level = await ways.ask(many, TOKENS[many], PER_CLIENT[many] * many, drafter)
-                    rows.append(row_of(level, door, said, TOKENS[many]))
+            await doors["gRPC"].ask(many, 32, many, drafter)
+            for door, ways in doors.items():
+                level = await ways.ask(many, TOKENS[many], PER_CLIENT[many] * many, drafter)
+                rows.append(row_of(level, door, said, TOKENS[many]))
     return rows
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -188,6 +188,8 @@ class MeasuredBudget:
             return
         live, rows = len(trees), sum(tree.rows for tree in trees)
         drafted = [tree for tree in trees if tree.grown]
+        if drafted and rows == live:  # grown for nothing: the ring tells what a plain lap takes, not this one
+            spent = replace(spent, wall=0.0)
         self._record_costs(live, rows, bool(drafted), spent)
         plain, gained = self.costs.plain_lap(live), 0.0
         if drafted:

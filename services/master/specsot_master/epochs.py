@@ -74,14 +74,14 @@ class MemberTable:
         for name, word in words.items():
             self.tell(name, word)
 
-    def hang_up(self, member: Member) -> None:
+    def disconnect(self, member: Member) -> None:
         """Another one took its place: what its link still says, and its end, is nobody's any more."""
         self._soon(member.downlink.close())
 
     def drop(self, name: str, reason: str) -> None:
         """It does not do what it must; once it does again, it may join again."""
         if member := self._members.get(name):
-            self.hang_up(member)
+            self.disconnect(member)
             self._on_lost(name, reason)
 
     async def _send(self, name: str, word: MemberMessage) -> None:
@@ -108,7 +108,7 @@ class RejoinGrace:
         self._alarm: asyncio.TimerHandle | None = None
 
     @property
-    def lasts(self) -> bool:
+    def active(self) -> bool:
         return self._alarm is not None
 
     def begin(self, seconds: float) -> None:
@@ -157,14 +157,14 @@ class Epochs:
 
     def __init__(
         self,
-        roll: MemberTable,
+        table: MemberTable,
         wishes: RingConfig,
         numbers: EpochNumbers,
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         idle: Callable[[], bool],
     ) -> None:
-        self._roll, self._wishes, self._numbers = roll, wishes, numbers
+        self._table, self._wishes, self._numbers = table, wishes, numbers
         self._on_ready, self._on_end, self._idle = on_ready, on_end, idle
         self.newest = Epoch()
         self.complaint: str | None = None
@@ -178,23 +178,23 @@ class Epochs:
         if self.newest.ring:
             return ""
         if self.newest.formed:
-            return self.complaint or f"{', '.join(self.newest.slow)} to get ready"
+            return self.complaint or f"{', '.join(self.newest.not_ready)} to get ready"
         drawn = self._draw_up()
         return drawn if isinstance(drawn, str) else self.complaint or "the next attempt"
 
     def in_words(self, stages: Stages) -> str:
         """Who runs what, and the pace that is expected."""
-        return str(expected_throughput(stages, {one.name: one for one in self._roll.registrations}))
+        return str(expected_throughput(stages, {one.name: one for one in self._table.registrations}))
 
-    def be_patient(self, seconds: float) -> None:
+    def start_grace(self, seconds: float) -> None:
         """Those whom a ring lost may come back so long."""
         if self.newest.stages and not self.newest.formed:
             self._patience.begin(seconds)
 
     def reform(self) -> None:
         """Begin a new epoch if the ring is complete and nothing runs that it would disturb."""
-        epoch, members = self.newest, self._roll.registrations
-        self._roll.tell_all(epoch.take_back(members, self._wishes))
+        epoch, members = self.newest, self._table.registrations
+        self._table.tell_all(epoch.rejoin_drafter(members, self._wishes))
         if not epoch.formed:
             self._form()
             return
@@ -206,7 +206,7 @@ class Epochs:
         """Share the layers out anew. Raises Unavailable while there is no ring, Refused for want of room."""
         if not self.newest.formed:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
-        stages = rebalanced_stages(self._roll.registrations, self._wishes)
+        stages = rebalanced_stages(self._table.registrations, self._wishes)
         changed = stages != self.newest.stages
         if changed:
             self._begin_anew(stages, "the ring is rebalanced")
@@ -223,7 +223,7 @@ class Epochs:
             self._barrier.heard()
         told = self.newest.count(name)
         if told:
-            self._roll.tell_all(told)
+            self._table.tell_all(told)
             log.info("the drafter is back", epoch=self.newest.number, name=name)
             self._on_ready()  # somebody may wait for it
         elif name in self.newest:
@@ -232,11 +232,11 @@ class Epochs:
     def fail(self, name: str, reason: str) -> None:
         """Without its drafter an epoch goes on; this one is not asked again before the next."""
         epoch = self.newest
-        if epoch.draft_no_more(name):
+        if epoch.remove_drafter(name):
             epoch.failed.add(name)
             log.warning("nobody drafts", name=name, reason=reason)
         elif name in epoch:
-            if name in epoch.slow:
+            if name in epoch.not_ready:
                 epoch.failed.add(name)
             self.complaint = f"{name}: {reason}"
             self._break(self.complaint, name)
@@ -244,7 +244,7 @@ class Epochs:
 
     def lose(self, name: str, reason: str) -> None:
         """A member is gone. A lost stage ends the epoch, a lost drafter does not."""
-        self.newest.draft_no_more(name)
+        self.newest.remove_drafter(name)
         self.newest.failed.discard(name)
         if name in self.newest:
             self._break(f"{name} is gone: {reason}", name)
@@ -253,7 +253,7 @@ class Epochs:
         """The next epoch's stages, or what is missing."""
         before, failed = self.newest.stages, self.newest.failed
         try:
-            return next_stages(self._roll.registrations, self._wishes, before, self._patience.lasts, failed)
+            return next_stages(self._table.registrations, self._wishes, before, self._patience.active, failed)
         except Refused as error:
             self.complaint = str(error)
             return self.complaint
@@ -270,7 +270,7 @@ class Epochs:
     def _begin(self, stages: Stages) -> None:
         self._missing = ""
         try:
-            told = self.newest.begin(next(self._numbers), self._roll.registrations, stages, self._wishes)
+            told = self.newest.begin(next(self._numbers), self._table.registrations, stages, self._wishes)
         except Refused as error:
             self.complaint = str(error)
             log.error("no ring", reason=str(error))
@@ -278,19 +278,19 @@ class Epochs:
         self._patience.end()
         log.info("plan", epoch=self.newest.number, stages=self.in_words(stages))
         self._barrier = SilenceTimer(BARRIER_SECONDS, self._give_up)
-        self._roll.tell_all(told)
+        self._table.tell_all(told)
 
     def _give_up(self) -> None:
         """Nobody gets any further. Whoever has not done its part is lost; if all have, something that one of
         them waits for is.
         """
-        behind, standing = self.newest.behind, self.newest.standing
+        behind, standing = self.newest.unfinished, self.newest.progress_text
         reason = f"no progress for {BARRIER_SECONDS:g} s in getting ready: {standing}"
         log.error("the ring does not get ready", epoch=self.newest.number, standing=standing, lost=behind)
         self.complaint = reason
         self._break(reason, None)
         for name in behind:
-            self._roll.drop(name, reason)
+            self._table.drop(name, reason)
         self._try_again()
 
     def _begin_anew(self, stages: Stages, reason: str) -> None:
@@ -310,7 +310,7 @@ class Epochs:
         """End the epoch: everybody but the culprit is told, requests hear why."""
         self._stop_watching()
         told = [name for name in self.newest.end() if name != culprit]
-        self._roll.tell_all(dict.fromkeys(told, Disband(self.newest.number, reason)))
+        self._table.tell_all(dict.fromkeys(told, Disband(self.newest.number, reason)))
         self._on_end(reason)
 
     def _stop_watching(self) -> None:

@@ -47,8 +47,8 @@ class Fleet:
         """numbers: of epochs to come."""
         self._numbers = numbers or EpochNumbers()
         self._wishes, self._on_result = wishes, on_result
-        self._roll = MemberTable(self.lost)
-        self._epochs = Epochs(self._roll, wishes, self._numbers, on_ready, on_end, idle)
+        self._table = MemberTable(self.lost)
+        self._epochs = Epochs(self._table, wishes, self._numbers, on_ready, on_end, idle)
         self._epoch = self._epochs.newest
 
     @property
@@ -85,7 +85,7 @@ class Fleet:
     @property
     def registrations(self) -> list[Registration]:
         """Of everybody who has joined, in that order."""
-        return self._roll.registrations
+        return self._table.registrations
 
     @property
     def max_positions(self) -> int:
@@ -156,26 +156,26 @@ class Fleet:
         """One more member, or one that is back before its old link was known to be lost. Raises Refused."""
         check_joining(registration, self.registrations, self._wishes)
         self._numbers.pass_over(registration.epoch)
-        if older := self._roll.find(registration.name):
+        if older := self._table.find(registration.name):
             self._remove(registration.name, "another process took its place")
-            self._roll.hang_up(older)
+            self._table.disconnect(older)
         registration = with_one_gpu(registration, self.registrations)
-        self._roll.add(registration, downlink)
+        self._table.add(registration, downlink)
         log.info("member joined", kind=registration.kind, name=registration.name, at=registration.address)
-        self._epochs.be_patient(self._wishes.take_over_after)  # where one comes back, others may
+        self._epochs.start_grace(self._wishes.take_over_after)  # where one comes back, others may
         if self.formed and registration.kind == "worker":
-            self._roll.tell(registration.name, StandBy(self.epoch))
+            self._table.tell(registration.name, StandBy(self.epoch))
         self.reform()
 
     def release(self, name: str) -> Member:
         """Let a worker that runs nothing here go elsewhere; nothing is lost by it."""
-        member = self._roll[name]
-        self._roll.remove(name)
+        member = self._table[name]
+        self._table.remove(name)
         return member
 
     def knows(self, name: str, by: Link | None = None) -> bool:
         """It is a member. by: the downlink of whoever is meant: another one may have its name by now."""
-        member = self._roll.find(name)
+        member = self._table.find(name)
         return member is not None and (by is None or by is member.downlink)
 
     def heard(self, name: str, message: object, by: Link | None = None) -> None:
@@ -203,7 +203,7 @@ class Fleet:
         """
         if self.knows(name, by):
             self._remove(name, reason)
-            self._epochs.be_patient(self._wishes.take_over_after if patience is None else patience)
+            self._epochs.start_grace(self._wishes.take_over_after if patience is None else patience)
             self.reform()
 
     def reform(self) -> None:
@@ -229,7 +229,7 @@ class Fleet:
         ring = self.ring
         if ring is None:
             raise Unavailable(f"the ring is not complete: waiting for {self.waiting_for()}")
-        await self._roll[ring.stages[0].name].downlink.send(order)
+        await self._table[ring.stages[0].name].downlink.send(order)
 
     def _take(self, name: str, result: Result) -> None:
         """The last stage's word (late: of no lap, number 0), or the first one's on what could not begin."""
@@ -242,7 +242,7 @@ class Fleet:
 
     def _remove(self, name: str, reason: str) -> None:
         log.warning("member lost", name=name, reason=reason)
-        self._roll.remove(name)
+        self._table.remove(name)
         self._epochs.lose(name, reason)
 
     def _could_form(self, more: Sequence[Registration] = ()) -> bool:

@@ -191,7 +191,7 @@ class Master:
     def end(self, reason: str) -> None:
         """Every request ends with Unavailable(reason)."""
         for one in self.replicas:
-            one.conductor.end(reason)
+            one.engine.end(reason)
 
     def _members_of(self, one: Replica) -> Iterable[MemberInfo]:
         members = one.fleet.members()
@@ -204,12 +204,12 @@ class Master:
 class SharedParts:
     """What all rings of a master have in common."""
 
-    wishes: RingConfig
-    conduct: EngineConfig
+    ring_config: RingConfig
+    engine_config: EngineConfig
     text: Text
     prompts: Prompts
-    notes: RequestJournal
-    forms: GrammarSandbox
+    journal: RequestJournal
+    sandbox: GrammarSandbox
     numbers: EpochNumbers
 
     def ring(self, number: int, changed: Callable[[], None], readers: Subscriptions | None = None) -> Replica:
@@ -217,20 +217,26 @@ class SharedParts:
         laps = LapMeter(time.monotonic)
 
         def hear(result: Result) -> None:
-            conductor.received(result)
-            laps.heard(result)
+            conductor.on_result(result)
+            laps.on_result(result)
 
         def end(reason: str) -> None:
-            conductor.epoch_ended(reason)
+            conductor.on_ring_lost(reason)
             changed()
 
         def begin() -> None:
-            conductor.epoch_began()
+            conductor.on_ring_ready()
             changed()
 
-        fleet = Fleet(self.wishes, hear, begin, end, lambda: conductor.idle, self.numbers)
+        fleet = Fleet(self.ring_config, hear, begin, end, lambda: conductor.idle, self.numbers)
         conductor = Engine(
-            fleet, self.text, self.prompts, self.conduct, forms=self.forms, notes=self.notes, readers=readers
+            fleet,
+            self.text,
+            self.prompts,
+            self.engine_config,
+            forms=self.sandbox,
+            journal=self.journal,
+            readers=readers,
         )
         return Replica(number, conductor, fleet, laps)
 
@@ -255,7 +261,7 @@ def assemble(base: Path, ring: RingOptions, after: int = 0, notes: RequestJourna
         return _several(shared, model, ring.replicas)
     changed = asyncio.Event()
     only = shared.ring(0, changed.set)
-    return Master(text, model, (only,), only.conductor, only.fleet, changed)
+    return Master(text, model, (only,), only.engine, only.fleet, changed)
 
 
 def _several(shared: SharedParts, model: ModelInfo, count: int) -> Master:
@@ -264,14 +270,14 @@ def _several(shared: SharedParts, model: ModelInfo, count: int) -> Master:
     router = RequestRouter(replicas)
 
     def settle() -> None:
-        enrolment.lend()
-        router.relieve()
+        enrolment.lend_workers()
+        router.move_stranded()
 
     def change() -> None:
         changed.set()
         asyncio.get_running_loop().call_soon(settle)  # once the fleet has done what it can by itself
 
-    readers = Subscriptions(shared.conduct, LoopClock(), router.drop, router.renew, shared.notes)
+    readers = Subscriptions(shared.engine_config, LoopClock(), router.drop, router.renew, shared.journal)
     replicas += (shared.ring(number, change, readers) for number in range(count))
     enrolment = MemberRouter([one.fleet for one in replicas], change)
     return Master(shared.text, model, tuple(replicas), router, enrolment, changed)

@@ -155,7 +155,7 @@ class Replica:
     """number: 0 for the first."""
 
     number: int
-    conductor: Engine
+    engine: Engine
     fleet: Fleet
     laps: LapMeter
 
@@ -167,7 +167,7 @@ class Replica:
 
     def info(self) -> ReplicaInfo:
         """How it stands."""
-        fleet, conductor, waiting = self.fleet, self.conductor, self.fleet.waiting_for()
+        fleet, conductor, waiting = self.fleet, self.engine, self.fleet.waiting_for()
         return ReplicaInfo(
             number=self.number,
             epoch=fleet.epoch,
@@ -180,7 +180,7 @@ class Replica:
         )
 
     def _pages(self) -> PagesInfo | None:
-        ring, conductor = self.fleet.ring, self.conductor
+        ring, conductor = self.fleet.ring, self.engine
         return (
             PagesInfo(ring.pages, conductor.free_pages, ring.page_rows, conductor.kept_pages)
             if ring
@@ -202,38 +202,38 @@ class RequestRouter(RequestStreams):
     async def open(self, ask: Ask, caller: Caller) -> EventStream:
         """As the conductor's, of the ring that has the request already, or of the least loaded one."""
         with self._reserved(caller.request, ask) as replica:
-            return await replica.conductor.open(ask, caller)
+            return await replica.engine.open(ask, caller)
 
     async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
         """As the conductor's."""
         replica = self.home(request_id) or self._replicas[0]
-        return await replica.conductor.reopen(request_id, offset, ask, caller)
+        return await replica.engine.reopen(request_id, offset, ask, caller)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
-        return any(replica.conductor.cancel(request_id, owner) for replica in self._replicas)
+        return any(replica.engine.cancel(request_id, owner) for replica in self._replicas)
 
     def home(self, request_id: str | None) -> Replica | None:
         """The ring that has a request, running or over."""
-        known = (one for one in self._replicas if request_id and one.conductor.knows(request_id))
+        known = (one for one in self._replicas if request_id and one.engine.has_request(request_id))
         return next(known, None)
 
     async def revive(self, kept: Iterable[JournaledRequest]) -> None:
         """Dealt out evenly; where a ring is not complete in time another takes its share."""
         listed = list(kept)
         for replica in self._replicas:
-            await replica.conductor.revive(listed[replica.number :: len(self._replicas)])
+            await replica.engine.revive(listed[replica.number :: len(self._replicas)])
 
     def drop(self, request: RequestState) -> None:
         """As the conductor's, of whichever ring has it."""
         for replica in self._replicas:
-            replica.conductor.drop(request)
+            replica.engine.drop(request)
 
     def renew(self, request: RequestState) -> None:
         """As the conductor's, of whichever ring has it."""
         for replica in self._replicas:
-            replica.conductor.renew(request)
+            replica.engine.renew(request)
 
-    def relieve(self) -> None:
+    def move_stranded(self) -> None:
         """Whoever waits in a ring that cannot be formed now goes on in one that is complete."""
         for replica in self._replicas:
             if replica.fleet.lacking:
@@ -259,17 +259,17 @@ class RequestRouter(RequestStreams):
                 del self._arriving[id]
 
     def _move(self, source: Replica) -> None:
-        for request in source.conductor.everybody:
+        for request in source.engine.all_requests:
             complete = self._complete()
             if not complete:
                 return
             target = self._replicas[least_loaded(complete)]
             try:
-                target.conductor.adopt(request)
+                target.engine.adopt(request)
             except InvalidRequest:
                 continue  # too large for that one: it waits for its own
-            source.conductor.let_go(request)
-            log.info("goes on elsewhere", **request.named, replica=target.number, before=source.number)
+            source.engine.hand_over(request)
+            log.info("goes on elsewhere", **request.log_fields, replica=target.number, before=source.number)
 
     def _choose(self, ask: Ask) -> Replica:
         """Of complete rings, if there are any; else whichever, which says what is missing."""
@@ -283,7 +283,7 @@ class RequestRouter(RequestStreams):
 
 
 def _load_of(replica: Replica) -> ReplicaLoad:
-    conductor, ring = replica.conductor, replica.fleet.ring
+    conductor, ring = replica.engine, replica.fleet.ring
     used = 1 - conductor.free_pages / ring.pages if ring else 1.0
     return ReplicaLoad(conductor.waiting, used)
 
@@ -320,7 +320,7 @@ class MemberRouter:
         fleet.lost(name, reason)
         self._changed()
 
-    def lend(self) -> None:
+    def lend_workers(self) -> None:
         """Workers without work go to rings that they complete."""
         for needy in self._fleets:
             for lender, worker in self._helpers(needy):

@@ -107,7 +107,7 @@ async def update_health(
     """It serves while a ring is complete and moves when there is work, unless it is told to leave."""
     serving = False
     for one, watched in zip(master.replicas, progress):
-        moves = watched.moves(one.laps.info().laps, one.conductor.owed, now)
+        moves = watched.is_moving(one.laps.info().laps, one.engine.has_work, now)
         serving |= one.fleet.ready and moves
         if not moves and master.serving:
             log.error("no lap comes, though there is work", epoch=one.fleet.epoch)

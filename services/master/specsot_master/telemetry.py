@@ -438,12 +438,12 @@ def observe_master(
 ) -> Metrics:
     """From now on. registry: where the process tells its own figures already."""
     metrics = Metrics(master.info, registry=registry)
-    engines = [metrics.of(one.number, lambda one=one: one.conductor.owed) for one in master.replicas]
+    engines = [metrics.of(one.number, lambda one=one: one.engine.has_work) for one in master.replicas]
     for one, engine in zip(master.replicas, engines):
         one.laps.follow(engine.heard)
 
     def engine_of(request: str) -> Metrics:
-        found = (engine for one, engine in zip(master.replicas, engines) if one.conductor.knows(request))
+        found = (engine for one, engine in zip(master.replicas, engines) if one.engine.has_request(request))
         return next(found, engines[0])
 
     desk.watch(lambda _: RequestMetrics(engine_of, time.monotonic))

@@ -1,18 +1,17 @@
-"""How long a member's compute may take for so many rows before it counts as hung.
+"""Bounds how long a member's computation may take for a number of rows before it counts as hung.
 
-Pure. Refuses to know clocks and what is computed: measured seconds in, seconds out.
+Measured seconds in, seconds out.
 """
 
 from __future__ import annotations
 
 from specsot.members import Curve
 
-TOLERANCE = 8.0  # what is expected
-MIN_SECONDS = 10.0  # seconds; a machine may be busy with something else
-FIRST_RUN_SECONDS = (
-    120.0  # seconds for an amount of work that is new here: kernels are compiled, memory is touched
-)
-WORST_DECAY = 0.9  # of what was worst, with every piece of work
+TOLERANCE = 8.0  # times the expected seconds; not measured
+MIN_SECONDS = 10.0  # a machine may be busy with something else; not measured
+# For a number of rows that is new here: kernels are compiled, memory is touched. Not measured.
+FIRST_RUN_SECONDS = 120.0
+WORST_DECAY = 0.9  # share of the worst ratio that is kept after each piece of work; not measured
 
 
 class Deadline:

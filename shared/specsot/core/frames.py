@@ -1,7 +1,5 @@
 """What travels in the ring: frames, results, features, drafts, and the orders that start them.
 
-Refuses to know text, requests, transports and tensor libraries (payloads are opaque).
-
 Numbering. A sequence's tokens have positions 0, 1, ...; `committed` = n means rows 0..n-1 of its KV
 are final, and the next token to be fed (the tree's root) sits at position n.
 """

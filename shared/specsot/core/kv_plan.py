@@ -1,6 +1,6 @@
-"""What a frame's header means for a page table: copies, moves, and a place for every row.
+"""Plans what a frame does to the KV cache: page copies, row moves, and which columns every row sees.
 
-Refuses to know tensors and layers. Every stage, and the sequencer's mirror, runs this same rule.
+Every stage, and the sequencer's mirror, runs this same rule.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Who owns which KV page: one allocator, the same operations in the same order on every stage.
-
-Refuses to know tensors, layers and tokens: it hands out page numbers and says what to copy.
-"""
+"""Allocates KV pages: the same operations in the same order give the same table on every stage."""
 
 from __future__ import annotations
 

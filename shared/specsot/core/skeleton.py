@@ -1,7 +1,5 @@
 """The skeleton language as values: its rules, its points, and the reader of written text.
 
-Refuses to know tokens (specsot.grammar walks bytes) and prompts.
-
     output := "[DIRECT]" NL text "[END]"  |  "[PLAN]" NL line{1..16} "[END]"
     line   := ID "." "<" LEN ">" "<" TOOL ">" "[" DEPS "]" TITLE NL          (no "[END]" in a TITLE)
 

@@ -1,7 +1,4 @@
-"""What a watcher of one request knows so far: (view, event) -> view.
-
-Refuses to know how it is drawn, clocks and transports.
-"""
+"""Folds a request's events into what a watcher displays: (view, event) -> view."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What every token of a tokenizer.json writes, in bytes.
-
-Refuses to know chat templates, prompts, merges and how text becomes tokens.
-"""
+"""Reads from tokenizer.json which bytes every token writes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Which tokens may follow, so that what is written is a valid skeleton within its budget.
 
-Refuses to know text, logits, sequences, and how tokens are chosen.
-
 A token may follow when its bytes stay within the grammar and what then remains to the end, written the
 shortest way we know (along `grammar.onward`, in as few tokens as it takes), fits the budget behind it. The
 ending's own first token always passes that test, so some token is allowed everywhere but at the end.

@@ -1,7 +1,5 @@
 """The arrays of EAGLE's tree functions: names, shapes, element types, the mask's three layouts, and checks.
 
-Refuses to know how anything is computed, and whose arrays they are: NumPy's or torch's.
-
 bs requests, each with a tree of n nodes, the root (its newest token, not fed yet) included; k candidates
 below each node that was drafted from, S levels of drafting, V tokens. Candidates are numbered flat:
 0 .. k - 1 below the root, then k * k of each further level. -1 means none in every index array.

@@ -1,7 +1,4 @@
-"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches.
-
-Refuses to know heads, attention, and how often it is called.
-"""
+"""One level of a tree's growth in plain torch: what `gpu.growing` does in two launches."""
 
 from __future__ import annotations
 

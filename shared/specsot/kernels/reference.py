@@ -1,7 +1,4 @@
-"""The tree functions in plain NumPy, request by request: what every faster version must agree with.
-
-Refuses to know torch, devices, and checks of shapes (the caller's).
-"""
+"""The tree functions in plain NumPy, request by request: what every faster version must agree with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a batch of verified trees came to, in numbers.
-
-Refuses to know trees and tokens: how many drafts each tree had accepted.
-"""
+"""Statistics of a batch of verified trees: accepted drafts, mean, histogram."""
 
 from __future__ import annotations
 

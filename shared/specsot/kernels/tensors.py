@@ -1,7 +1,7 @@
 """The tree functions in torch, all requests at once, on whatever device the arrays are.
 
-Refuses to know checks of shapes (the caller's). No loop is longer than a tree is deep, and nothing waits
-for the device but the length of a full mask where nobody told the sum of the sequences.
+No loop is longer than a tree is deep, and nothing waits for the device but the length of a full mask where
+nobody told the sum of the sequences.
 """
 
 from __future__ import annotations

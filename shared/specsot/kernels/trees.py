@@ -1,7 +1,7 @@
 """EAGLE's tree functions over arrays: build trees, verify them. The contract is AITER's and SGLang's.
 
-Refuses to know models, and how each library computes: NumPy arrays (or lists) go to `reference`, torch
-tensors to `tensors`, on a GPU with Triton to `gpu`; the results are of the same library, on the same device.
+NumPy arrays (or lists) go to `reference`, torch tensors to `tensors`, on a GPU with Triton to `gpu`; results
+are of the same library, on the same device.
 """
 
 from __future__ import annotations

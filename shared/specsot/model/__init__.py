@@ -1,4 +1,5 @@
 """The base model's room: config, weights, KV pages, attention, decoder.
 
-Imports nothing on its own, so that `specsot.model.fingerprint` and `.config` work without torch.
+Refuses to know requests, text and other ranges. Imports nothing on its own: `fingerprint` and `config` work
+without torch.
 """

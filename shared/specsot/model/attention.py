@@ -1,7 +1,5 @@
 """Attention of a frame's rows over KV pages: one plan a frame, one entry point for every layer.
 
-Refuses to know layers, weights and sequences.
-
 Each reading (rows over one stretch of a page, read where it lies) is a softmax of its own, and where a
 row has several they are merged by log-sum-exp: with o_i and l_i a reading's output and log-sum-exp,
 l = log(sum exp l_i) and o = sum exp(l_i - l) o_i. On a GPU with Triton, kernels do the same.

@@ -1,7 +1,7 @@
-"""A range's forward as one captured graph for each number of rows: the host fills in numbers and says go.
+"""Captures a layer range's forward as one CUDA graph for each bucket of row counts.
 
-Refuses to know frames and sequences. A frame runs in the graph of the next larger number of rows; the rows
-that are too many have no slot, so they leave nothing behind, and read nothing.
+A frame runs in the graph of the next larger number of rows; the rows that are too many have no slot, so
+they leave nothing behind, and read nothing.
 """
 
 from __future__ import annotations

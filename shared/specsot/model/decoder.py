@@ -1,7 +1,4 @@
-"""A contiguous range of a base model's layers, run over rows of any mix of sequences.
-
-Refuses to know sequences, sampling, and which other ranges exist.
-"""
+"""Runs a contiguous range of a base model's layers over rows of any mix of sequences."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A short name for what a model directory holds, so that two machines can tell they mean the same model.
-
-Refuses to know torch, and to read whole weight files.
-"""
+"""Hashes a model directory to a short name, so that two machines can tell they hold the same model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One decoder layer in the kernels of a GPU: nothing is read or written twice that a kernel can keep.
 
-Refuses to know other layers, embeddings, sequences, and families whose layers are built otherwise: those
-run as `Block` has them. Everything runs on the device's own time, so a graph of many layers can be captured.
+Layers built otherwise run as `Block` has them. Everything runs on the device's own time, so a graph of many
+layers can be captured.
 """
 
 from __future__ import annotations

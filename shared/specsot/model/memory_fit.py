@@ -1,7 +1,4 @@
-"""Whether what is about to be loaded fits: counted from the headers of weight files, before any is read.
-
-Refuses to know members and epochs.
-"""
+"""Checks that weights, KV pages and graphs fit in memory, from weight files' headers, before loading any."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Named tensors: out of a model directory's weight files, each read when asked for, or held in memory.
-
-Refuses to know what the tensors mean.
-"""
+"""Reads named tensors from a model directory's weight files on demand, or holds them in memory."""
 
 from __future__ import annotations
 

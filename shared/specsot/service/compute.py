@@ -1,7 +1,4 @@
-"""A member's tensor work: off the event loop, one job at a time, and not for ever; a bug in it ends an epoch.
-
-Refuses to know what is computed.
-"""
+"""Runs a member's tensor work off the event loop, one job at a time, with a deadline; a bug ends an epoch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The GPUs of this machine, through NVIDIA's library where there is one.
+"""Reads the GPUs of this machine through NVIDIA's library.
 
-Refuses to know who uses them. No library, no driver, no GPU: an empty list, never an error.
+No library, no driver, no GPU: an empty list, never an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a process should treat memory and cores, told to libraries before they are loaded.
 
-Refuses to know what the process computes. What the environment already says is left alone.
+What the environment already says is left alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A member's life: join the master, take part in epochs, leave. The same for worker and drafter.
-
-Refuses to know transports (links and the way to join are passed in) and what a part computes.
-"""
+"""A member's life cycle: join the master, take part in epochs, leave. The same for worker and drafter."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a flag's value is where the command line does not say: the environment's word, else that of a file.
-
-Refuses to know which flags there are and what their values mean: all it hands out is words, and their source.
-"""
+"""What a flag's value is where the command line does not say: the environment's word, else that of a file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """vLLM's names of flags that mean the same here, in one table: second names on command lines and in files.
 
-Refuses to know which program has which flag. Where vLLM means something else, there is no second name.
+Where vLLM means something else, there is no second name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Spans by OpenTelemetry's SDK, handed to an exporter in the background.
 
-Refuses to know where they go, and what they are of. What the SDK reads of the environment (sampling,
-limits, resource attributes, batches) holds as its documents say.
+What the SDK reads of the environment (sampling, limits, resource attributes, batches) holds as its
+documents say.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Starts OpenTelemetry where the standard variables ask for it; elsewhere nothing is even imported.
 
-Refuses to know what spans are of. Exporters are those that are installed, by OpenTelemetry's own names.
+Exporters are those that are installed, by OpenTelemetry's own names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A client of a master: ask, watch the events, cancel, look at the ring. The same values as in-process.
-
-Refuses to know terminals and what an answer is for.
-"""
+"""A client of a master over gRPC: ask, watch events, cancel, show the ring. The same values as in-process."""
 
 from __future__ import annotations
 

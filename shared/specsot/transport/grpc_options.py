@@ -1,6 +1,6 @@
-"""gRPC's settings, the same for every server and channel.
+"""gRPC channel and server options: message sizes, keepalive, stream limits.
 
-Refuses to know who uses them. Sizes in bytes, times in milliseconds, as gRPC wants them.
+Sizes in bytes, times in milliseconds, as gRPC wants them.
 """
 
 from __future__ import annotations

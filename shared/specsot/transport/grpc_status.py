@@ -1,6 +1,6 @@
-"""The error tree as google.rpc.Status, and back: the one place where gRPC's codes are known.
+"""Translates the error tree to google.rpc.Status and back: the one place where gRPC's codes are known.
 
-Refuses to know which call failed. What is not a SpecsotError never shows its words to a peer.
+What is not a SpecsotError never shows its words to a peer.
 """
 
 from __future__ import annotations

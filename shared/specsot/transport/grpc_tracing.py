@@ -1,6 +1,6 @@
 """The caller's trace context, out of a call's metadata and into it.
 
-Refuses to know spans. W3C's `traceparent`, as every OpenTelemetry instrumentation of gRPC writes it.
+W3C's `traceparent`, as every OpenTelemetry instrumentation of gRPC writes it.
 """
 
 from __future__ import annotations

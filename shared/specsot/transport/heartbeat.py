@@ -1,7 +1,6 @@
-"""How often the two ends of a long-lived stream say that they live, and when silence means the end.
+"""Heartbeats of long-lived streams, and when silence means that a peer is gone.
 
-Refuses to know streams. gRPC's own keepalive only proves that the peer's network code lives; a beat
-comes from its event loop.
+gRPC's own keepalive only proves that the peer's network code lives; a beat comes from its event loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Links over gRPC whose frames leave their rows to a channel beside them.
 
-Refuses to know channels' insides. A channel belongs to one link and ends with it; both members are on one
-host and of one user, as they meet in a folder that nobody else may enter.
+A channel belongs to one link and ends with it; both members are on one host and of one user, as they meet
+in a folder that nobody else may enter.
 """
 
 from __future__ import annotations

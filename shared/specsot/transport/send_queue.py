@@ -1,7 +1,6 @@
-"""What waits to be sent over one stream: handed over without waiting, written in order by one task.
+"""A bounded send queue: `put` never waits, one task writes in order.
 
-Refuses to know messages; it counts their bytes. A peer that does not read stops nobody: past the
-limit the link is lost.
+A peer that does not read stops nobody: past the limit the link is lost.
 """
 
 from __future__ import annotations

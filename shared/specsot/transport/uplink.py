@@ -1,6 +1,6 @@
-"""A member's stream to the master: registers, then carries messages both ways and beats.
+"""A member's stream to the master: registers, then carries messages both ways and heartbeats.
 
-Refuses to know what the messages mean; they go to the member's inbox as from "master".
+What the master says goes to the member's inbox as from "master".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The two ends of a link as ZMQ sockets: limits, heartbeats, keys, and news of the one connection.
 
-Refuses to know what is sent. One context a process; a socket serves one link and is never connected twice.
+One context a process; a socket serves one link and is never connected twice.
 """
 
 from __future__ import annotations

@@ -243,13 +243,13 @@ class PageLedger:
 
         reserved_only: somebody waits for free pages, so only the grant may be used.
         """
-        account, more = self._accounts[request], self.lacking(request, pages)
+        account, more = self._accounts[request], self.shortfall(request, pages)
         if more > self.free or (more and reserved_only):
             return False
         self._change(account, account.grant, account.used + pages)
         return True
 
-    def lacking(self, request: str, pages: int) -> int:
+    def shortfall(self, request: str, pages: int) -> int:
         """How many must be free so that the request can take so many."""
         account = self._accounts[request]
         return max(account.grant, account.used + pages) - account.charge
@@ -264,7 +264,7 @@ class PageLedger:
         if account := self._accounts.get(request):
             self._change(account, 0, account.used)
 
-    def leave(self, request: str) -> None:
+    def remove(self, request: str) -> None:
         """The request is over, with everything it had."""
         if account := self._accounts.pop(request, None):
             self.free += account.charge

@@ -209,20 +209,20 @@ class Epoch:
         return bool(self._plan)
 
     @property
-    def slow(self) -> list[str]:
+    def not_ready(self) -> list[str]:
         """Those who have not said yet that they are ready."""
         return [name for name in self._plan if name not in self._ready]
 
     @property
-    def behind(self) -> list[str]:
+    def unfinished(self) -> list[str]:
         """Of the slow ones those who have not done their own part: the others wait for them."""
-        told = [(name, self._progress.get(name)) for name in self.slow]
+        told = [(name, self._progress.get(name)) for name in self.not_ready]
         return [name for name, one in told if one is None or one.done < one.total]
 
     @property
-    def standing(self) -> str:
+    def progress_text(self) -> str:
         """Of the slow ones, in words."""
-        told = [(name, self._progress.get(name)) for name in self.slow]
+        told = [(name, self._progress.get(name)) for name in self.not_ready]
         return ", ".join(
             f"{name} {f'{one.done} of {one.total}' if one else 'not begun'}" for name, one in told
         )
@@ -237,7 +237,7 @@ class Epoch:
     @property
     def ring(self) -> Configuration | None:
         """What every member was told; None while somebody is not ready."""
-        return next(iter(self._plan.values())) if self._plan and not self.slow else None
+        return next(iter(self._plan.values())) if self._plan and not self.not_ready else None
 
     @property
     def running(self) -> dict[str, Range]:
@@ -279,7 +279,7 @@ class Epoch:
         assert told.drafter is not None
         return {told.stages[-1].name: Rejoined(self.number, told.drafter)}
 
-    def draft_no_more(self, name: str) -> bool:
+    def remove_drafter(self, name: str) -> bool:
         """Whether it was the drafter of a running epoch, which goes on without."""
         if self._returning and self._returning[0] == name:
             self._returning = None
@@ -290,7 +290,9 @@ class Epoch:
         self._draft_at(None)
         return True
 
-    def take_back(self, members: Sequence[Registration], wishes: RingConfig) -> Mapping[str, Configuration]:
+    def rejoin_drafter(
+        self, members: Sequence[Registration], wishes: RingConfig
+    ) -> Mapping[str, Configuration]:
         """A drafter may come back into a running epoch, which it disturbs no more than its loss did."""
         drafters = (one.name for one in members if one.kind == "drafter")
         name = next((one for one in drafters if one not in self.busy and one not in self.failed), None)

@@ -28,12 +28,12 @@ class PrefixNode:
     at: int = 0
     pins: int = 0
     used: int = 0
-    doubted: bool = False
+    suspect: bool = False
     own: bool = False
     children: list[PrefixNode] = field(default_factory=list["PrefixNode"])
 
     @property
-    def spare(self) -> bool:
+    def evictable(self) -> bool:
         """Nobody needs it at this moment."""
         return not self.pins and not self.children
 
@@ -69,12 +69,12 @@ class PrefixTree:
     def find(self, sequence: int) -> PrefixNode | None:
         return self._by_id.get(sequence)
 
-    def route(self, tokens: Sequence[int], drafted: bool) -> PrefixMatch:
+    def longest_match(self, tokens: Sequence[int], drafted: bool) -> PrefixMatch:
         """The longest beginning that is there."""
         best, among = PrefixMatch(), list(self._roots)
         while among:
             node = among.pop()
-            if node.doubted or node.own or node.drafted != drafted:
+            if node.suspect or node.own or node.drafted != drafted:
                 continue
             length = shared_length(tokens, node.tokens, node.at)
             if length > best.length:
@@ -106,14 +106,14 @@ class PrefixTree:
                 held.update(one.sequence for one in ancestors(node))
         return sum(node.pages for node in nodes if node.sequence not in held)
 
-    def give_up(self, pages: int, keep: PrefixNode | None = None) -> list[PrefixNode]:
+    def evict(self, pages: int, keep: PrefixNode | None = None) -> list[PrefixNode]:
         """Take nodes out until so many pages are given back, or nothing is spare: doubted ones first, then
         those that were needed longest ago.
         """
         gone: list[PrefixNode] = []
         while pages > 0:
-            spare = (node for node in self._by_id.values() if node.spare and node is not keep)
-            first = min(spare, key=lambda node: (not node.doubted, node.used), default=None)
+            spare = (node for node in self._by_id.values() if node.evictable and node is not keep)
+            first = min(spare, key=lambda node: (not node.suspect, node.used), default=None)
             if first is None:
                 break
             self._remove(first)
@@ -125,16 +125,16 @@ class PrefixTree:
         """Take out one that nobody needs, and what then is needed by nobody."""
         gone: list[PrefixNode] = []
         one: PrefixNode | None = node
-        while one is not None and one.spare and (one is node or one.doubted):
+        while one is not None and one.evictable and (one is node or one.suspect):
             self._remove(one)
             gone.append(one)
             one = one.parent
         return gone
 
-    def doubt(self, node: PrefixNode) -> None:
+    def mark_suspect(self, node: PrefixNode) -> None:
         """Nothing is forked any more from it and from what it stands on."""
         for one in ancestors(node):
-            one.doubted = True
+            one.suspect = True
 
     def clear(self) -> None:
         self._roots.clear()

@@ -150,7 +150,7 @@ class BreakHistory:
         return min(PROOF_TOKENS << min(max(self.breaks - MAX_BREAKS, 0), 8), MAX_PROOF_TOKENS)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What its client is told when it is given up."""
         return f"{self.breaks} rings broke while this request ran, {self.alone} of them with it alone in them"
 
@@ -177,19 +177,19 @@ class Quarantine:
         """Whether this request may enter the ring now."""
         return not self._trial or record in self._trial or record in self._cleared
 
-    def moved(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether others may enter, since this was asked last."""
         moved, self._moved = self._moved, False
         return moved
 
-    def broke(self, present: Sequence[BreakHistory]) -> BreakHistory | None:
+    def on_break(self, present: Sequence[BreakHistory]) -> BreakHistory | None:
         """The ring broke with these in it, the most likely culprits first. Returns who is to be given up."""
         tried = [one for one in present if one in self._trial]
         alone = len(present) == len(tried) == 1
         for one in present:
             one.broke(alone)
         if alone and tried[0].guilty:
-            self.leave(tried[0])
+            self.remove(tried[0])
             return tried[0]
         if present:
             untried = [*self._trial, *self._pending]
@@ -205,7 +205,7 @@ class Quarantine:
             self._cleared.append(record)
             self._end_trial(record)
 
-    def leave(self, record: BreakHistory) -> None:
+    def remove(self, record: BreakHistory) -> None:
         """A request is over, or elsewhere."""
         for group in (self._pending, self._cleared):
             if record in group:

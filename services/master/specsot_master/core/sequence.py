@@ -65,7 +65,7 @@ class SequenceFactory:
             heads=self._heads if ask.head_aware else None,
         )
 
-    def again(
+    def reopened(
         self, opening: Opening, written: int, *, drafted: bool, fork: Fork | None, family: int | None
     ) -> Opening:
         """The same, for a ring that knows nothing of it. written: how many tokens it has to its name."""
@@ -119,12 +119,12 @@ class TokenLog:
         return len(self.prompt) + len(self.written)
 
     @property
-    def last(self) -> int:
+    def max_position(self) -> int:
         """Tokens there can ever be."""
         return len(self.prompt) + self.opening.limit
 
     @property
-    def spoken(self) -> bool:
+    def has_output(self) -> bool:
         """It has an outcome, so its prompt is in the ring and its source is no longer needed."""
         return self.next_step > 0 or self.end is not None
 

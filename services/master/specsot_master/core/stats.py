@@ -136,7 +136,7 @@ class LapMeter:
         """From now on `listener` hears of every lap too; what it does must be quick."""
         self._listeners.append(listener)
 
-    def heard(self, result: Result) -> None:
+    def on_result(self, result: Result) -> None:
         """One more lap; or what belongs to none, which has the number 0."""
         tokens = sum(len(outcome.tokens) for outcome in result.outcomes)
         if not result.number:
@@ -181,7 +181,7 @@ class StallDetector:
         self._patience = patience
         self._laps, self._since = 0, float("inf")
 
-    def moves(self, laps: int, owed: bool, now: float) -> bool:
+    def is_moving(self, laps: int, owed: bool, now: float) -> bool:
         """laps: how many there have been. owed: something in the ring may go on. Idle is healthy."""
         if self._since > now or not owed or laps != self._laps:
             self._laps, self._since = laps, now

@@ -66,7 +66,7 @@ READER_LEFT, UNREAD = "left", "unread"  # alarms
 
 class Subscriptions:
     """drop: ends a request, if it is not over yet. renew: it may go on, since its client reads again.
-    notes: nobody sees what a master after this one would not know.
+    journal: nobody sees what a master after this one would not know.
     """
 
     def __init__(
@@ -75,27 +75,27 @@ class Subscriptions:
         clock: Clock,
         drop: Callable[[RequestState], None],
         renew: Callable[[RequestState], None],
-        notes: RequestJournal,
+        journal: RequestJournal,
     ) -> None:
         self._config, self._clock, self._drop, self._renew = config, clock, drop, renew
-        self._notes = notes
-        self._shelf: dict[str, RequestState] = {}
+        self._journal = journal
+        self._finished: dict[str, RequestState] = {}
 
     @property
     def kept(self) -> int:
         """Requests that are over and may still be read."""
-        return len(self._shelf)
+        return len(self._finished)
 
     def find(self, id: str) -> RequestState | None:
         """One that is over and kept."""
-        return self._shelf.get(id)
+        return self._finished.get(id)
 
-    def follow(self, request: RequestState, offset: int) -> Subscription:
+    def subscribe(self, request: RequestState, offset: int) -> Subscription:
         """Its events from `offset` on, to be closed by who reads them. Raises InvalidRequest, and what ended
         the request before it came that far.
         """
-        reader = request.feed.read(offset)
-        request.alarms.clear(READER_LEFT)
+        reader = request.events.read(offset)
+        request.timers.clear(READER_LEFT)
         self._renew(request)  # it may have been paused while nobody read
         return Subscription(self, request, reader)
 
@@ -103,53 +103,53 @@ class Subscriptions:
         """Once it would survive a restart; None at the end. Raises Cancelled (cut off), what ended it."""
         event = await reader.next()
         if event is not None:
-            if request.feed.unread == self._config.unread - 1:  # it may have been paused until now
+            if request.events.unread == self._config.unread - 1:  # it may have been paused until now
                 self._renew(request)
-            await self._notes.secure(request)
+            await self._journal.secure(request)
         return event
 
     def leave(self, request: RequestState, reader: BufferReader) -> None:
         """This one reads no more: a request that nobody may come back to ends with it."""
-        if request.feed.leave(reader):
+        if request.events.leave(reader):
             self._left(request)
 
-    def told(self, request: RequestState) -> None:
+    def on_event(self, request: RequestState) -> None:
         """There is something to read."""
-        if request.feed.listening and UNREAD not in request.alarms:
+        if request.events.has_reader and UNREAD not in request.timers:
             self._watch(request)
 
-    def pauses(self, request: RequestState) -> bool:
+    def is_paused(self, request: RequestState) -> bool:
         """Too much is unread. What a client that is away misses is kept, as far as it can be."""
-        feed = request.feed
-        return feed.unread >= (self._config.unread if feed.listening else max(feed.keeps, 1))
+        feed = request.events
+        return feed.unread >= (self._config.unread if feed.has_reader else max(feed.keeps, 1))
 
-    def over(self, request: RequestState) -> None:
+    def on_end(self, request: RequestState) -> None:
         """It has ended; its last events may still be unread."""
-        request.alarms.clear()
-        if request.feed.listening and request.feed.unread:
+        request.timers.clear()
+        if request.events.has_reader and request.events.unread:
             self._watch(request)
         if request.ask.resumable:
-            self._shelf[request.id] = request
-            while len(self._shelf) > self._config.keep:
+            self._finished[request.id] = request
+            while len(self._finished) > self._config.keep:
                 self._forget(self._next_to_go())
-            if not request.feed.listening:
-                self.set_aside(request)
+            if not request.events.has_reader:
+                self.start_keeping(request)
 
-    def set_aside(self, request: RequestState) -> None:
+    def start_keeping(self, request: RequestState) -> None:
         """Nobody reads a resumable request; whoever wants it has this long to come back."""
         if request.forgotten:
             return
-        request.alarms.set(READER_LEFT, self._clock, self._config.keep_for, lambda: self._let_go(request))
+        request.timers.set(READER_LEFT, self._clock, self._config.keep_for, lambda: self._let_go(request))
 
     def clear(self) -> None:
         """Keep nothing."""
-        for request in tuple(self._shelf.values()):
+        for request in tuple(self._finished.values()):
             self._forget(request)
 
     def _left(self, request: RequestState) -> None:
-        request.alarms.clear(UNREAD)
+        request.timers.clear(UNREAD)
         if request.ask.resumable:
-            self.set_aside(request)
+            self.start_keeping(request)
         else:
             self._drop(request)
 
@@ -159,33 +159,33 @@ class Subscriptions:
 
     def _next_to_go(self) -> RequestState:
         """The oldest of the client that has most, so that nobody's answers go for another's."""
-        places = Counter(one.client for one in self._shelf.values())
-        return max(self._shelf.values(), key=lambda one: places[one.client])
+        places = Counter(one.client for one in self._finished.values())
+        return max(self._finished.values(), key=lambda one: places[one.client])
 
     def _forget(self, request: RequestState) -> None:
         """Once: from then on its id may be another's."""
         if request.forgotten:
             return
         request.forgotten = True
-        if self._shelf.get(request.id) is request:
-            del self._shelf[request.id]
-        self._notes.forget(request.id)
-        request.alarms.clear(READER_LEFT)
+        if self._finished.get(request.id) is request:
+            del self._finished[request.id]
+        self._journal.forget(request.id)
+        request.timers.clear(READER_LEFT)
 
     def _watch(self, request: RequestState) -> None:
         """Look again, a while from now, whether anything was read."""
-        position, wait = request.feed.position, self._config.unread_for
-        request.alarms.set(UNREAD, self._clock, wait, lambda: self._look(request, position))
+        position, wait = request.events.position, self._config.unread_for
+        request.timers.set(UNREAD, self._clock, wait, lambda: self._look(request, position))
 
     def _look(self, request: RequestState, position: int) -> None:
-        feed = request.feed
-        if not feed.listening or not feed.unread:
+        feed = request.events
+        if not feed.has_reader or not feed.unread:
             return
         if feed.position != position:
             self._watch(request)
             return
-        log.warning("the client does not read", **request.named, unread=feed.unread)
-        feed.cut(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
+        log.warning("the client does not read", **request.log_fields, unread=feed.unread)
+        feed.disconnect(Cancelled(f"nothing was read for {self._config.unread_for:g} s"))
         self._left(request)
 
 

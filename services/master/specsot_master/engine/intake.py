@@ -71,13 +71,13 @@ class RequestBuilder:
                 "head_aware",
             )
 
-    async def word(self, ask: Ask) -> EncodedPrompt:
+    async def encode(self, ask: Ask) -> EncodedPrompt:
         """Its prompts; long ones are made in a thread, so that nobody else waits. Raises InvalidRequest."""
         if prompt_characters(ask) < THREAD_CHARACTERS:
             return self._word(ask)
         return await asyncio.to_thread(self._word, ask)
 
-    def prepare(self, ask: Ask, caller: Caller, now: float, words: EncodedPrompt) -> RequestState:
+    def build(self, ask: Ask, caller: Caller, now: float, words: EncodedPrompt) -> RequestState:
         """Raises InvalidRequest (it can never fit), Unavailable (there was no ring yet)."""
         beginning = prefix_of(ask, words, self._ring_to_fit())
         id = caller.request or secrets.token_hex(8)
@@ -86,9 +86,9 @@ class RequestBuilder:
         request.owner, request.beginning = caller.owner, beginning
         return request
 
-    async def recall(self, kept: JournaledRequest, since: float) -> RequestState:
+    async def rebuild(self, kept: JournaledRequest, since: float) -> RequestState:
         """One that a master before this one took; nothing of it has happened yet. Raises InvalidRequest."""
-        words = await self.word(kept.ask)
+        words = await self.encode(kept.ask)
         return self._make(kept.ask, kept.id, kept.client, kept.seed, since, words)
 
     def _ring_to_fit(self) -> RingState:
@@ -203,29 +203,29 @@ class Intake:
 
     def __init__(
         self,
-        acceptance: RequestBuilder,
+        builder: RequestBuilder,
         forms: GrammarSandbox,
-        roster: RequestQueue,
+        queue: RequestQueue,
         counts: RequestCounts,
         clock: Clock,
         config: EngineConfig,
     ) -> None:
-        self._acceptance, self._forms, self._roster = acceptance, forms, roster
+        self._builder, self._forms, self._queue = builder, forms, queue
         self._counts, self._clock, self._most = counts, clock, config.queue
         self._hints = RetryHints(config.retry_after)
         self.inside = 0
 
-    async def look_into(self, ask: Ask, caller: Caller) -> tuple[EncodedPrompt, float | None]:
+    async def validate(self, ask: Ask, caller: Caller) -> tuple[EncodedPrompt, float | None]:
         """Its words, and the seconds it has left. Who would be refused anyway is refused at once.
 
         Raises Overloaded, TimedOut, and whatever is wrong with it.
         """
         timeout = caller.timeout
         check_deadline(timeout)
-        self.find_room(caller.client)
+        self.make_room(caller.client)
         if self.inside >= self._most:
             raise self.overloaded()
-        self._acceptance.check(ask, caller.request)
+        self._builder.check(ask, caller.request)
         begun = self._clock.now()
         self.inside += 1
         try:
@@ -239,10 +239,10 @@ class Intake:
         check_deadline(left)
         return words, left
 
-    def find_room(self, client: str) -> RequestState | None:
+    def make_room(self, client: str) -> RequestState | None:
         """Who must leave the queue for this client, if anybody. Raises Overloaded."""
         try:
-            return self._roster.make_room(client)
+            return self._queue.make_room(client)
         except QueueFull:
             raise self.overloaded() from None
 
@@ -250,7 +250,7 @@ class Intake:
         """One more is refused, and told when to come back."""
         self._counts.refused += 1
         later = self._hints.refuse(self._clock.now())
-        return Overloaded(f"{self._roster.waiting} requests are waiting already", later)
+        return Overloaded(f"{self._queue.waiting} requests are waiting already", later)
 
     def left(self) -> None:
         """A request is over, so that another can be taken."""
@@ -259,7 +259,7 @@ class Intake:
     async def _word(self, ask: Ask, client: str) -> EncodedPrompt:
         if ask.form:
             await self._forms.check(ask.form, client)
-        return await self._acceptance.word(ask)
+        return await self._builder.encode(ask)
 
 
 def check_deadline(timeout: float | None) -> None:

@@ -18,13 +18,13 @@ from specsot_master.engine.sequence_table import OrderQueue
 class PrefixCache:
     """The beginnings of one epoch. `keeps`: they outlive their requests."""
 
-    def __init__(self, openings: SequenceFactory, outbox: OrderQueue, keeps: bool) -> None:
-        self._openings, self._outbox, self._keeps = openings, outbox, keeps
+    def __init__(self, factory: SequenceFactory, outbox: OrderQueue, keeps: bool) -> None:
+        self._factory, self._outbox, self._keeps = factory, outbox, keeps
         self._tree = PrefixTree()
         self.ledger = PageLedger(0)
 
     @property
-    def spare(self) -> int:
+    def evictable_pages(self) -> int:
         """Pages kept for nobody in particular."""
         return self._tree.spare()
 
@@ -47,7 +47,7 @@ class PrefixCache:
         """Set aside what the request must have, if there is room, and hold what it begins with."""
         drafted, beginning = is_drafted(request, state), request.beginning
         keeps = self._keeps and beginning.window is None
-        route = self._tree.route(beginning.tokens, drafted) if keeps else PrefixMatch()
+        route = self._tree.longest_match(beginning.tokens, drafted) if keeps else PrefixMatch()
         for way in admission_options(beginning, route, state, keeps):
             if self._make_room(way.pages + way.grant, way.route.node, way.slack):
                 self.ledger.admit(request.id, way.grant)
@@ -59,33 +59,33 @@ class PrefixCache:
         """Pages for a further sequence of a request that was admitted."""
         if self.ledger.take(request.id, pages, reserved_only):
             return True
-        lacking = self.ledger.lacking(request.id, pages)
+        lacking = self.ledger.shortfall(request.id, pages)
         if reserved_only or not self._make_room(lacking):
             return False
         return self.ledger.take(request.id, pages)
 
     def release(self, request: RequestState) -> None:
         """The request is over."""
-        self.ledger.leave(request.id)
+        self.ledger.remove(request.id)
         node, request.node = request.node, None
         if node is None:
             return
         self._tree.unpin(node)
-        if not self._keeps or node.doubted or node.own:
+        if not self._keeps or node.suspect or node.own:
             self._close(self._tree.drop(node))
 
-    def heard(self, outcome: Outcome, request: RequestState | None = None) -> None:
+    def on_outcome(self, outcome: Outcome, request: RequestState | None = None) -> None:
         """A sequence that broke, or was refused, may have stood on something broken."""
         node = request.node if request else self._tree.find(outcome.sequence)
         if node is not None and outcome.end is End.FAILED:
-            self._tree.doubt(node)
+            self._tree.mark_suspect(node)
 
     def _make_room(self, pages: int, keep: PrefixNode | None = None, slack: int = 0) -> bool:
         """See that so many are free; nothing is given up where that would not do."""
         lacking = pages - self.ledger.free
         if lacking + slack > self._tree.spare(keep):
             return False
-        self._close(self._tree.give_up(lacking, keep))
+        self._close(self._tree.evict(lacking, keep))
         return True
 
     def _take(self, request: RequestState, way: AdmissionOption, drafted: bool) -> None:
@@ -98,7 +98,7 @@ class PrefixCache:
         """A beginning that is not there, as far as it is not."""
         source, at = way.route.node, way.route.length
         fork = Fork(source.sequence, at) if source else None
-        opening = self._openings.prefix(len(way.own), drafted, fork, window)
+        opening = self._factory.prefix(len(way.own), drafted, fork, window)
         node = PrefixNode(opening.sequence, way.own, way.pages, drafted, source, at, own=window is not None)
         self._tree.add(node)
         self.ledger.keep(way.pages)

@@ -23,12 +23,12 @@ class RequestQueue:
         self._live: dict[str, RequestState] = {}
 
     @property
-    def crowded(self) -> bool:
+    def has_waiting(self) -> bool:
         """Somebody waits to be admitted."""
         return bool(self._waiting)
 
     @property
-    def quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Nobody is in the ring."""
         return not self._live
 
@@ -49,7 +49,7 @@ class RequestQueue:
         return len(self._live)
 
     @property
-    def everybody(self) -> list[RequestState]:
+    def all_requests(self) -> list[RequestState]:
         return [*self._live.values(), *self._waiting.values()]
 
     @property
@@ -61,7 +61,7 @@ class RequestQueue:
     def suspects(self) -> list[BreakHistory]:
         """Of those in the ring, the newest first: what came last is the likeliest to have broken it."""
         inside = [request for request in self._live.values() if request.inside]
-        return [one.record for one in sorted(inside, key=lambda one: -one.arrival)]
+        return [one.breaks for one in sorted(inside, key=lambda one: -one.arrival)]
 
     def make_room(self, client: str) -> RequestState | None:
         """Whom a newcomer of this client displaces from a full queue; None while there is room.
@@ -87,7 +87,7 @@ class RequestQueue:
         """
         if self.live >= self._config.live:
             return None
-        free = {id: one for id, one in self._waiting.items() if self._quarantine.admits(one.record)}
+        free = {id: one for id, one in self._waiting.items() if self._quarantine.admits(one.breaks)}
         interrupted = {id: one for id, one in free.items() if one.begun}
         claims = self._claims(interrupted or free, self._admitted(), now)
         claim = pick_fairest(claims, self._config.aging)
@@ -106,7 +106,7 @@ class RequestQueue:
         claim = pick_fairest(self._claims(wanting, held))
         return wanting[claim.request] if claim else None
 
-    def leave(self, request: RequestState) -> None:
+    def remove(self, request: RequestState) -> None:
         """The request is over. Unknown ones are ignored."""
         if self._waiting.get(request.id) is request:
             del self._waiting[request.id]
@@ -121,7 +121,7 @@ class RequestQueue:
 
     def clear(self) -> list[RequestState]:
         """Everybody goes; returns who was there."""
-        everybody = self.everybody
+        everybody = self.all_requests
         self._live.clear()
         self._waiting.clear()
         return everybody
@@ -169,17 +169,17 @@ class Deadlines:
     ) -> None:
         self._clock, self._fail, self._lacking, self._repair_for = clock, fail, lacking, repair_for
 
-    def give(self, request: RequestState, seconds: float | None) -> None:
+    def set(self, request: RequestState, seconds: float | None) -> None:
         """From now on; None: as long as it needs."""
         request.deadline = None if seconds is None else self._clock.now() + seconds
         self.watch(request)
 
     def watch(self, request: RequestState) -> None:
         """Its deadline, whoever watched it before."""
-        request.alarms.clear(DEADLINE)
+        request.timers.clear(DEADLINE)
         if request.deadline is not None:
             left = request.deadline - self._clock.now()
-            request.alarms.set(DEADLINE, self._clock, left, lambda: self._expire(request))
+            request.timers.set(DEADLINE, self._clock, left, lambda: self._expire(request))
 
     def await_ring(self, request: RequestState, reason: str) -> None:
         """The ring broke, or is not there yet."""
@@ -189,11 +189,11 @@ class Deadlines:
             told = f"{reason}; after {self._repair_for:g} s the ring is still {lacking}"
             self._fail(request, Unavailable(told))
 
-        request.alarms.set(REPAIR, self._clock, self._repair_for, give_up)
+        request.timers.set(REPAIR, self._clock, self._repair_for, give_up)
 
     def has_ring(self, request: RequestState) -> None:
         """It waits for its turn alone."""
-        request.alarms.clear(REPAIR)
+        request.timers.clear(REPAIR)
 
     def _expire(self, request: RequestState) -> None:
         doing = "was answered" if request.begun else "waited for its turn"

@@ -57,7 +57,7 @@ class RequestJournal:
         if self._journal:
             self._note(request, BranchRecord(point, fingerprint_of(request.turn(point).suffix)))
 
-    def heard(self, request: RequestState, said: Iterable[tuple[int, Outcome]], now: float) -> None:
+    def on_lap(self, request: RequestState, said: Iterable[tuple[int, Outcome]], now: float) -> None:
         self._note(request, LapRecord(now - request.since, tuple(said)))
 
     def again(self, request: RequestState, ordinal: int) -> None:
@@ -90,15 +90,15 @@ log = structlog.get_logger()
 class JournalReplay:
     """`over`: it has ended. `error`: with this."""
 
-    def __init__(self, request: RequestState, text: Text, openings: SequenceFactory) -> None:
-        self._request, self._text, self._openings = request, text, openings
+    def __init__(self, request: RequestState, text: Text, factory: SequenceFactory) -> None:
+        self._request, self._text, self._factory = request, text, factory
         self.error: SpecsotError | None = None
 
     @property
     def over(self) -> bool:
         return self.error is not None or self._request.plan.finished
 
-    def play(self, kept: JournaledRequest) -> None:
+    def run(self, kept: JournaledRequest) -> None:
         """Nothing follows its end. What does not play ends it, too."""
         try:
             check_prompt_unchanged(kept.wording, self._request.first_turn.tokens)
@@ -109,7 +109,7 @@ class JournalReplay:
         except SpecsotError as error:  # what ended it then ends it now
             self.error = error
         except Exception:
-            log.exception("request lost", **self._request.named)
+            log.exception("request lost", **self._request.log_fields)
             self.error = Unavailable("what was written down of this request cannot be played again")
 
     def _take(self, record: Record) -> None:
@@ -156,7 +156,7 @@ class JournalReplay:
         for command in commands:
             match command:
                 case Numbered():
-                    request.feed.push(command)
+                    request.events.push(command)
                 case OpenAnswer(limit):
                     self._open(0, request.first_turn, limit)
                 case OpenSkeleton(limit, rules, constrained):
@@ -171,7 +171,7 @@ class JournalReplay:
     def _open(self, ordinal: int, turn: PromptTurn, limit: int, rules: PlanRules | None = None) -> None:
         """As it was first asked for; pages, lease and fork are the next ring's."""
         request = self._request
-        opening = self._openings.writer(
+        opening = self._factory.writer(
             len(turn.tokens),
             request.ask,
             request.seed,

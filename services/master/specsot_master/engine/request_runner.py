@@ -27,36 +27,36 @@ class RequestRunner:
         self,
         ring: Ring,
         sequences: SequenceTable,
-        sharing: PrefixCache,
-        notes: RequestJournal,
+        prefixes: PrefixCache,
+        journal: RequestJournal,
         counts: RequestCounts,
         tell: Callable[[RequestState, Numbered], None],
         fail: Callable[[RequestState, SpecsotError], None],
     ) -> None:
-        self._ring, self._sequences, self._sharing = ring, sequences, sharing
-        self._notes, self._counts = notes, counts
+        self._ring, self._sequences, self._prefixes = ring, sequences, prefixes
+        self._journal, self._counts = journal, counts
         self._tell, self._fail = tell, fail
 
     def begin(self, request: RequestState, now: float) -> None:
         """It was admitted, or again to a new ring: then it goes on where it was."""
         if request.begun:
-            self.go_on(request)
+            self.reopen_lost(request)
             return
         request.begun = True
         self._counts.enter(request.prompt_tokens, request.found)
-        self._notes.begun(request, now)
-        self.obey(request, request.plan.start(request.asked_tokens, now, request.found))
+        self._journal.begun(request, now)
+        self.execute(request, request.plan.start(request.asked_tokens, now, request.found))
 
-    def go_on(self, request: RequestState, reserved_only: bool = False) -> None:
+    def reopen_lost(self, request: RequestState, reserved_only: bool = False) -> None:
         """Open again what was lost with an epoch, as far as there are pages; at first from its own grant."""
         state = require_ring(self._ring)
         for sequence in request.lost:
             turn = request.turn(sequence.ordinal)
             pages = pages_of(request, turn, sequence.log.opening.limit, state)
-            if not self._sharing.take(request, pages, reserved_only):
+            if not self._prefixes.take(request, pages, reserved_only):
                 return
             self._sequences.reopen(request, sequence, pages, state)
-            self._notes.again(request, sequence.ordinal)
+            self._journal.again(request, sequence.ordinal)
 
     def add_branch(
         self, request: RequestState, point: Point, reserved_only: bool, made: Callable[[], object]
@@ -71,24 +71,24 @@ class RequestRunner:
         turn = request.branch_turn(order)
         check_branch_fits(request, turn, order.budget, state)
         pages = pages_of(request, turn, order.budget, state)
-        if not self._sharing.take(request, pages, reserved_only):
+        if not self._prefixes.take(request, pages, reserved_only):
             return
         self._sequences.open_writer(request, turn, state, ordinal=point.id, limit=order.budget)
-        self._notes.branched(request, point.id)
-        self.obey(request, request.plan.open_branch(point))
+        self._journal.branched(request, point.id)
+        self.execute(request, request.plan.open_branch(point))
 
-    def learn(self, request: RequestState, outcomes: Sequence[Outcome], now: float) -> None:
+    def apply(self, request: RequestState, outcomes: Sequence[Outcome], now: float) -> None:
         """One lap brought these outcomes for it."""
         found = ((self._sequences.find(outcome.sequence), outcome) for outcome in outcomes)
-        self._notes.heard(request, [(one[1].ordinal, outcome) for one, outcome in found if one], now)
+        self._journal.on_lap(request, [(one[1].ordinal, outcome) for one, outcome in found if one], now)
         request.plan.lapped(outcomes, now)
         for outcome in outcomes:
             if found := self._sequences.find(outcome.sequence):
-                self._learn_one(request, found[1], outcome, now)
+                self._apply_one(request, found[1], outcome, now)
         if request.plan.all_opened:
-            self._sharing.ledger.waive(request.id)
+            self._prefixes.ledger.waive(request.id)
 
-    def obey(self, request: RequestState, commands: Iterable[Command]) -> None:
+    def execute(self, request: RequestState, commands: Iterable[Command]) -> None:
         for command in commands:
             match command:
                 case Numbered():
@@ -110,31 +110,31 @@ class RequestRunner:
         for sequence in request.sequences.values():
             self._sequences.renew(sequence)
 
-    def leave(self, request: RequestState) -> None:
+    def close(self, request: RequestState) -> None:
         """Close what still lives of it, and give everything back."""
         for sequence in tuple(request.sequences.values()):
             self._retire(request, sequence, close=True)
-        self._sharing.release(request)
+        self._prefixes.release(request)
 
-    def _learn_one(
+    def _apply_one(
         self, request: RequestState, sequence: ActiveSequence, outcome: Outcome, now: float
     ) -> None:
-        self._sharing.heard(outcome, request)
+        self._prefixes.on_outcome(outcome, request)
         pieces = sequence.read(sequence.log.append(outcome), outcome.chances)
         if outcome.end:
             self._retire(request, sequence, close=False)
-        self.obey(request, request.plan.wrote(sequence.ordinal, pieces, now))
+        self.execute(request, request.plan.wrote(sequence.ordinal, pieces, now))
         if outcome.end:
-            self.obey(request, request.plan.ended(sequence.ordinal, outcome.end, now))
+            self.execute(request, request.plan.ended(sequence.ordinal, outcome.end, now))
 
     def _open_first(self, request: RequestState, limit: int, rules: PlanRules | None) -> None:
         """The skeleton or the whole answer, from the request's grant."""
         state, turn = require_ring(self._ring), request.first_turn
-        self._sharing.take(request, pages_of(request, turn, limit, state))
+        self._prefixes.take(request, pages_of(request, turn, limit, state))
         self._sequences.open_writer(request, turn, state, ordinal=0, limit=limit, rules=rules)
 
     def _retire(self, request: RequestState, sequence: ActiveSequence, close: bool) -> None:
-        self._sequences.retire(request, sequence, self._sharing.ledger, close)
+        self._sequences.close(request, sequence, self._prefixes.ledger, close)
 
 
 class Scheduler:
@@ -143,16 +143,16 @@ class Scheduler:
     def __init__(
         self,
         ring: Ring,
-        roster: RequestQueue,
-        course: RequestRunner,
+        queue: RequestQueue,
+        runner: RequestRunner,
         sequences: SequenceTable,
-        sharing: PrefixCache,
+        prefixes: PrefixCache,
         isolate: Callable[[RequestState], AbstractContextManager[None]],
         clock: Clock,
         began: Callable[[RingState], None],
     ) -> None:
-        self._ring, self._roster, self._course = ring, roster, course
-        self._sequences, self._sharing = sequences, sharing
+        self._ring, self._queue, self._runner = ring, queue, runner
+        self._sequences, self._prefixes = sequences, prefixes
         self._isolate, self._clock, self._began = isolate, clock, began
         self.epoch: int | None = None
         self._over = 0  # the last epoch that is known to have ended
@@ -164,7 +164,7 @@ class Scheduler:
         if state is None:
             return 0
         fresh = state.epoch != self.epoch
-        return state.pages if fresh else self._sharing.ledger.free + self._sharing.spare
+        return state.pages if fresh else self._prefixes.ledger.free + self._prefixes.evictable_pages
 
     def fill(self) -> None:
         """First those who wait, then further branches of those who run."""
@@ -175,20 +175,20 @@ class Scheduler:
         if self.epoch != state.epoch:
             self._begin_epoch(state)
         self._admit(state)
-        for request in self._roster.interrupted:
+        for request in self._queue.interrupted:
             with self._isolate(request):
-                self._course.go_on(request, self._roster.crowded)
+                self._runner.reopen_lost(request, self._queue.has_waiting)
         self._add_branches()
 
     def end_epoch(self) -> None:
         """Nothing of this epoch is in the ring any more."""
         self._sequences.clear()
-        self._sharing.begin_epoch(0)
+        self._prefixes.begin_epoch(0)
         self._over, self.epoch = max(self._over, self.epoch or 0), None
 
     def _begin_epoch(self, state: RingState) -> None:
         """An empty ring, perhaps of another size."""
-        self._sharing.begin_epoch(state.pages)
+        self._prefixes.begin_epoch(state.pages)
         self.epoch = state.epoch
         self._began(state)
 
@@ -196,19 +196,19 @@ class Scheduler:
         now = self._clock.now()
 
         def admit(request: RequestState) -> bool:
-            return self._sharing.admit(request, state)
+            return self._prefixes.admit(request, state)
 
-        while (request := self._roster.admit_next(now, admit)) is not None:
+        while (request := self._queue.admit_next(now, admit)) is not None:
             with self._isolate(request):
-                self._course.begin(request, now)
+                self._runner.begin(request, now)
 
     def _add_branches(self) -> None:
         """One branch at a time for whoever's turn it is, until nobody wants one or nothing fits."""
         stuck: set[str] = set()
-        while (request := self._roster.next_to_branch(stuck)) is not None:
+        while (request := self._queue.next_to_branch(stuck)) is not None:
             before = len(request.sequences)
             point = request.plan.ready()[0]
             with self._isolate(request):
-                self._course.add_branch(request, point, self._roster.crowded, self.fill)
+                self._runner.add_branch(request, point, self._queue.has_waiting, self.fill)
             if len(request.sequences) == before:
                 stuck.add(request.id)

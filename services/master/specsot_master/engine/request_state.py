@@ -104,7 +104,7 @@ class EventBuffer:
         return self._error
 
     @property
-    def listening(self) -> bool:
+    def has_reader(self) -> bool:
         """Somebody reads."""
         return self._reader is not None
 
@@ -136,7 +136,7 @@ class EventBuffer:
                 f"resume_offset {offset} is ahead: there are {self._end} events", field="resume_offset"
             )
         if self._reader is not None:
-            self._reader.cut(Cancelled("another call reads on here"))
+            self._reader.disconnect(Cancelled("another call reads on here"))
         self._reader, self._next = BufferReader(self), offset
         return self._reader
 
@@ -147,10 +147,10 @@ class EventBuffer:
         self._reader = None
         return True
 
-    def cut(self, error: SpecsotError) -> None:
+    def disconnect(self, error: SpecsotError) -> None:
         """Whoever reads gets `error` instead of the next event; what nobody can read any more is gone."""
         if self._reader is not None:
-            self._reader.cut(error)
+            self._reader.disconnect(error)
             self._reader = None
         if not self.keeps:
             self._events.clear()
@@ -192,7 +192,7 @@ class BufferReader:
     async def next(self) -> Numbered | None:
         return await self._feed.take(self)
 
-    def cut(self, error: SpecsotError) -> None:
+    def disconnect(self, error: SpecsotError) -> None:
         self.error = error
         self._feed.wake()
 
@@ -224,10 +224,10 @@ class ActiveSequence:
         return self.log.opening.ordinal
 
     @property
-    def owed(self) -> bool:
+    def has_work(self) -> bool:
         """The next lap may bring it on: it is not paused by its lease, and more than a prefix."""
         log = self.log
-        return log.opening.decodes and (not log.spoken or log.position <= self.lease)
+        return log.opening.decodes and (not log.has_output or log.position <= self.lease)
 
     def read(self, tokens: Sequence[int], chances: Sequence[Logprob] = ()) -> list[TextPiece]:
         """New tokens as pieces of text; at the end, without its end token, and with what was held back.
@@ -289,9 +289,9 @@ class RequestState:
     deadline: float | None = None
     begun: bool = False
     forgotten: bool = False
-    record: BreakHistory = field(default_factory=BreakHistory)
-    feed: EventBuffer = field(init=False)
-    alarms: Timers = field(default_factory=Timers)
+    breaks: BreakHistory = field(default_factory=BreakHistory)
+    events: EventBuffer = field(init=False)
+    timers: Timers = field(default_factory=Timers)
     sequences: dict[int, ActiveSequence] = field(default_factory=dict[int, ActiveSequence])
     _turns: dict[int, PromptTurn] = field(default_factory=dict[int, PromptTurn])
     _making: dict[int, asyncio.Task[PromptTurn]] = field(
@@ -299,14 +299,14 @@ class RequestState:
     )
 
     def __post_init__(self) -> None:
-        self.feed = EventBuffer(MAX_KEPT_EVENTS if self.ask.resumable else 0)
+        self.events = EventBuffer(MAX_KEPT_EVENTS if self.ask.resumable else 0)
 
     @property
-    def named(self) -> dict[str, str | None]:
+    def log_fields(self) -> dict[str, str | None]:
         """What every log line about it carries, in whoever's task; never its words."""
         return {"request_id": self.id, "trace_id": trace_of(self.trace)}
 
-    def is_of(self, owner: str) -> bool:
+    def belongs_to(self, owner: str) -> bool:
         return self.owner in ("", owner)
 
     @property
@@ -371,7 +371,7 @@ class RequestState:
         """Those that wait to be opened again, in the plan's order."""
         return [self.sequences[ordinal] for ordinal in sorted(self.sequences) if self.sequences[ordinal].lost]
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Its epoch is over, with all that was in the ring."""
         self.node, self.family = None, None
         for sequence in self.sequences.values():

@@ -76,8 +76,8 @@ class OrderQueue:
 class SequenceTable:
     """`freed`: something was given back since it was last set to False."""
 
-    def __init__(self, text: Text, openings: SequenceFactory, outbox: OrderQueue, grant: int) -> None:
-        self._text, self._openings, self._outbox, self._grant = text, openings, outbox, grant
+    def __init__(self, text: Text, factory: SequenceFactory, outbox: OrderQueue, grant: int) -> None:
+        self._text, self._factory, self._outbox, self._grant = text, factory, outbox, grant
         self._by_id: dict[int, tuple[RequestState, ActiveSequence]] = {}
         self.freed = False
 
@@ -85,9 +85,9 @@ class SequenceTable:
         return len(self._by_id)
 
     @property
-    def owed(self) -> bool:
+    def has_work(self) -> bool:
         """Something may go on in the next lap."""
-        return any(sequence.owed for _, sequence in self._by_id.values())
+        return any(sequence.has_work for _, sequence in self._by_id.values())
 
     def find(self, id: int) -> tuple[RequestState, ActiveSequence] | None:
         return self._by_id.get(id)
@@ -115,7 +115,7 @@ class SequenceTable:
         rules: PlanRules | None = None,
     ) -> None:
         """A sequence that writes; its pages have been taken."""
-        opening = self._openings.writer(
+        opening = self._factory.writer(
             len(turn.tokens),
             request.ask,
             request.seed,
@@ -134,7 +134,7 @@ class SequenceTable:
     def reopen(self, request: RequestState, sequence: ActiveSequence, pages: int, state: RingState) -> None:
         """A sequence whose epoch is over goes on where it was; its pages have been taken."""
         log = sequence.log
-        opening = self._openings.again(
+        opening = self._factory.reopened(
             log.opening,
             len(log.written),
             drafted=is_drafted(request, state),
@@ -146,9 +146,7 @@ class SequenceTable:
         sequence.pages, sequence.lease, sequence.lost = pages, first_lease(opening.prompt, self._grant), False
         self._enter(request, sequence)
 
-    def retire(
-        self, request: RequestState, sequence: ActiveSequence, ledger: PageLedger, close: bool
-    ) -> None:
+    def close(self, request: RequestState, sequence: ActiveSequence, ledger: PageLedger, close: bool) -> None:
         """Forget a sequence; `close`: order its end, because it has not ended by itself."""
         if request.sequences.pop(sequence.ordinal, None) is None:
             return
@@ -162,7 +160,7 @@ class SequenceTable:
     def renew(self, sequence: ActiveSequence) -> None:
         """A longer lease, if it is time and the sequence still lives."""
         written = sequence.log
-        lease = renewed_lease(written.position, sequence.lease, written.last, self._grant)
+        lease = renewed_lease(written.position, sequence.lease, written.max_position, self._grant)
         if lease is not None and sequence.id in self._by_id:
             sequence.lease = lease
             self._outbox.put(Lease(sequence.id, lease))

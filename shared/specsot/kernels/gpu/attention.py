@@ -1,7 +1,7 @@
 """Attention of a frame's rows over KV pages: pieces side by side, then each row's pieces merged.
 
-Refuses to know layers, weights and sequences. The same entry point as `specsot.model.attention`: one plan a
-frame, `attend` for every layer. Scores, sums and merges are fp32 whatever the pages hold.
+The same entry point as `specsot.model.attention`: one plan a frame, `attend` for every layer. Scores, sums
+and merges are fp32 whatever the pages hold.
 """
 
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false

@@ -1,7 +1,4 @@
-"""Rows on their way into a product of 8-bit floats, and out of it: each row has a scale of its own.
-
-Refuses to know layers, and the product.
-"""
+"""Quantises activation rows to 8-bit floats, one scale a row, and scales products back."""
 
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.

@@ -1,7 +1,7 @@
 """One level of a tree's growth in two launches: see `specsot.kernels.growing`, which is the rule.
 
-Refuses to know heads and attention. Scores become whole numbers of the same order with the column behind
-them, so that one maximum finds a value and its place, and a tie goes to the lower place.
+Scores become whole numbers of the same order with the column behind them, so that one maximum finds a value
+and its place, and a tie goes to the lower place.
 """
 
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false

@@ -1,7 +1,5 @@
 """What launching kernels takes: the compiler with a type, sizes of tiles, the device, early starts.
 
-Refuses to know kernels.
-
 An early start (NVIDIA, from Hopper on): a kernel's programs begin while those of the kernel before end.
 They may read what no kernel writes, such as weights; then each calls `await_before`, all of them and
 always, or a kernel two places back might not be over. `let_next_begin` lets the kernel behind do the same.

@@ -1,6 +1,6 @@
 """A few rows times a tall matrix, as fast as the matrix can be read: trees, branches, draft levels.
 
-Refuses to know layers. One row is `vector`'s; matrices of few outputs, and many rows, are the library's.
+One row is `vector`'s; matrices of few outputs, and many rows, are the library's.
 """
 
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false

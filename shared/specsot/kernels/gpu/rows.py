@@ -1,7 +1,4 @@
-"""What stands between the large products of a layer, each in one launch: norm, rotary and KV write, gate.
-
-Refuses to know layers, weights, and what attention makes of the rows.
-"""
+"""Fused elementwise kernels between a layer's large products: norm, rotary with KV write, gate, row moves."""
 
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false
 # Triton reads the annotations of kernels itself, and knows constexpr alone.

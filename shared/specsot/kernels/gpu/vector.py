@@ -1,7 +1,5 @@
 """One row times a matrix, at the speed at which the matrix can be read, with what surrounds it.
 
-Refuses to know layers, and more than one row: from two on, the library's products are as good.
-
 The norm before a product is taken into it (the sum of squares grows along the way, the result is scaled at
 the end), and so are bias or residual, and the gate of an MLP behind it.
 """

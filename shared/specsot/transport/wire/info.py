@@ -1,7 +1,4 @@
-"""A master's account of itself on the wire.
-
-Refuses to know how it was put together.
-"""
+"""A master's status report on the wire."""
 
 from __future__ import annotations
 
