@@ -320,8 +320,8 @@ def _device(options: LocalOptions, name: str) -> str:
 
 def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_worker.part import Worker
-        from specsot_worker.source import StageLoader
+        from specsot_worker.loader import StageLoader
+        from specsot_worker.worker import Worker
 
         told = partial(loaded, name) if loaded else None
         return Worker(StageLoader(options.weights, name, layers=layers, loaded=told), dialer, compute)
@@ -331,8 +331,8 @@ def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | 
 
 def _drafter_maker(options: LocalOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import Drafter
-        from specsot_drafter.source import DraftLoader
+        from specsot_drafter.drafter import Drafter
+        from specsot_drafter.loader import DraftLoader
 
         return Drafter(DraftLoader(options.weights, name), dialer, compute)
 

@@ -17,15 +17,14 @@ from specsot.members import Configuration, Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot_drafter import growth
-from specsot_drafter.descent import GraphInput, max_due_rows
+from specsot_drafter.core.selection import Candidates
+from specsot_drafter.eagle_kv import DraftPages, compute_rows
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.extension import compute_rows
+from specsot_drafter.graph_growth import GraphInput, max_due_rows
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.memory import DraftPages
-from specsot_drafter.selection import Candidates
-from specsot_worker.features import FeatureStore
+from specsot_worker.feature_stream import FeatureStore
 from specsot_worker.stage import DecoderStage
-from specsot_worker.verdict import Verifier
+from specsot_worker.verifier import Verifier
 
 PAGES, PAGE_ROWS = 24, 64
 

@@ -16,14 +16,14 @@ from specsot.errors import WireError
 from specsot.members import Curve, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot.model.kv import KVPages
-from specsot_drafter.acceptance import PRIOR_ACCEPTANCE
+from specsot_drafter.core.cost_model import PRIOR_ACCEPTANCE
+from specsot_drafter.core.selection import eagle2_trees
+from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, MeasuredBudget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.selection import eagle2_trees
-from specsot_drafter.single import make_engine
-from specsot_drafter.tuning import FIRST_REST_LAPS, MeasuredBudget
+from specsot_drafter.loader import make_engine
 from tests.drafter.laps import SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
 from tests.models import Shape, write_base, write_head

@@ -17,16 +17,15 @@ from specsot.grammar import Grammar, TokenAutomaton, automaton, grammar_of
 from specsot.grammar.answers import AnswerAutomaton
 from specsot.members import TreeShape
 from specsot.params import Form
-from specsot_drafter.drafters import eagle
+from specsot_drafter.core.selection import Candidates
+from specsot_drafter.core.sequences import DraftSequences, own_tokens
+from specsot_drafter.eagle_kv import DraftPages
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.grammar import filter_candidates
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.memory import DraftPages
-from specsot_drafter.selection import Candidates
-from specsot_drafter.single import make_engine
-from specsot_drafter.standing import own_tokens
-from specsot_drafter.texts import DraftSequences
+from specsot_drafter.loader import make_engine
+from specsot_drafter.proposers import eagle
 from tests.drafter.ring import Unguided, configuration, opening
 
 RULES = PlanRules(direct=False)

@@ -12,12 +12,11 @@ from specsot.core.frames import FeatureBatch, Features
 from specsot.core.tree import Tree
 from specsot.members import TreeShape
 from specsot.params import DrafterName
-from specsot_drafter.drafters.ngram import NgramProposer
+from specsot_drafter.core.selection import Candidates, KeepGrowing
+from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.core.tree_budget import BudgetPolicy, FixedBudget, MeasuredBudget
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.rules import BudgetPolicy, FixedBudget
-from specsot_drafter.selection import Candidates, KeepGrowing
-from specsot_drafter.texts import DraftSequence
-from specsot_drafter.tuning import MeasuredBudget
+from specsot_drafter.proposers.ngram import NgramProposer
 from tests.drafter.laps import DEMO, QUICK_HEAD, SLOW_HEAD, STEEP
 from tests.drafter.ring import configuration, opening
 

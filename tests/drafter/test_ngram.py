@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specsot.core.frames import FeatureBatch, Features
-from specsot_drafter.drafters.ngram import NgramProposer
-from specsot_drafter.texts import DraftSequences
+from specsot_drafter.core.sequences import DraftSequences
+from specsot_drafter.proposers.ngram import NgramProposer
 from tests.drafter.ring import opening
 
 LONG = tuple(range(50, 60))

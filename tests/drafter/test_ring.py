@@ -14,7 +14,7 @@ from specsot.model.decoder import Decoder
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.single import make_engine
+from specsot_drafter.loader import make_engine
 from tests.drafter.laps import QUICK_HEAD
 from tests.drafter.ring import Ring, Writer, configuration, load_base, opening
 

@@ -17,9 +17,9 @@ from specsot.errors import InvalidRequest
 from specsot.model.memory_fit import WeightForm, drafts_of
 from specsot.model.weights import WeightFiles
 from specsot.service.options import DraftModelOptions
-from specsot_drafter.heads.eagle3 import Eagle3Head
+from specsot_drafter.heads.eagle import Eagle3Head
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.source import DraftLoader
+from specsot_drafter.loader import DraftLoader
 from tests.models import write_base, write_head
 
 pytestmark = pytest.mark.torch

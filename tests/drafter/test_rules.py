@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from specsot.members import TreeShape
-from specsot_drafter.rules import FixedBudget, SeedBudget, make_budget
-from specsot_drafter.selection import Candidates
-from specsot_drafter.tuning import MeasuredBudget, TreeOutcome
+from specsot_drafter.core.selection import Candidates
+from specsot_drafter.core.tree_budget import FixedBudget, MeasuredBudget, SeedBudget, TreeOutcome, make_budget
 
 SHAPE = TreeShape(depth=11, top_k=1, nodes=13)
 LAP = ((1, 1e-3), (64, 2e-3))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specsot.core.tree import Tree, chain, path, single
-from specsot_drafter.selection import (
+from specsot_drafter.core.selection import (
     Candidates,
     acceptance_chances,
     best_each,

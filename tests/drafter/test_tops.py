@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specsot_drafter.tops import TOPK_BLOCK, TWO_STEP_VALUES, topk
+from specsot_drafter.growth import TOPK_BLOCK, TWO_STEP_VALUES, topk
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from specsot.members import Curve
-from specsot_drafter.acceptance import AcceptanceRates
-from specsot_drafter.timing import RowCurve
-from specsot_drafter.tuning import MAX_REST_LAPS, LapSeconds, MeasuredBudget, TreeOutcome
+from specsot_drafter.core.cost_model import AcceptanceRates, RowCurve
+from specsot_drafter.core.tree_budget import MAX_REST_LAPS, LapSeconds, MeasuredBudget, TreeOutcome
 from tests.drafter.laps import (
     BF16,
     BF16_HEAD,

@@ -32,9 +32,9 @@ from specsot.model.config import read_config
 from specsot.transport.links import Link
 from specsot_app.simulator.fake_lm import next_state, state_of
 from specsot_app.simulator.members import MockWorker, Simulator
-from specsot_drafter.part import Drafter
-from specsot_worker.provider import StageRunner
-from specsot_worker.verdict import Verifier
+from specsot_drafter.drafter import Drafter
+from specsot_worker.stage import StageRunner
+from specsot_worker.verifier import Verifier
 
 Lie = Literal["", "ids", "roots", "steps", "forged"]
 LIES: tuple[Lie, ...] = ("ids", "roots", "steps", "forged")
@@ -107,7 +107,7 @@ class Guesser:
 
 @dataclass(frozen=True, slots=True)
 class GuessingSource:
-    """See specsot_drafter.provider. nodes: of a tree. taps: its head wants features of three layers."""
+    """See specsot_drafter.drafter. nodes: of a tree. taps: its head wants features of three layers."""
 
     mock: Simulator
     name: str

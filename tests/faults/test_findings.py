@@ -15,7 +15,7 @@ import pytest
 from specsot.params import Ask
 from specsot_master.fleet import Fleet
 from specsot_master.replicas import Replica, RequestRouter
-from specsot_worker.part import Worker
+from specsot_worker.worker import Worker
 from tests.faults.campaign import ASKS, LONG, Campaign, Fault, judge
 from tests.faults.clients import Habit
 from tests.faults.parts import AT_GRAMMAR, AT_LAP, AT_PROMPT
@@ -67,7 +67,7 @@ def plant_impatience(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_starving(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("specsot_worker.sequencer.Sequencer._reserved_for_prompts", lambda _: 0)
+    patch.setattr("specsot_worker.core.sequencer.Sequencer._reserved_for_prompts", lambda _: 0)
 
 
 def plant_blame(patch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def plant_blame(patch: pytest.MonkeyPatch) -> None:
 
 def plant_contagion(patch: pytest.MonkeyPatch) -> None:
     """What goes wrong with one sequence's grammar leaves the judge."""
-    patch.setattr("specsot_worker.judge.Isolated._ask", lambda _, question, otherwise: question())
+    patch.setattr("specsot_worker.core.accept.Isolated._ask", lambda _, question, otherwise: question())
 
 
 def plant_forgetting(patch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from specsot_master.engine import Engine, EngineConfig, RequestJournal
 from specsot_master.grpc_api import FleetService
 from specsot_master.journal import Journal, JournalFile
 from specsot_master.master import Master, RequestCounter, assemble
-from specsot_worker.part import Worker
+from specsot_worker.worker import Worker
 from tests.faults.history import Complained, Doubled, Lapped, Missed, Recorder, Strayed
 from tests.faults.members import Member
 from tests.faults.net import Host, Net

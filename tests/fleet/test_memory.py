@@ -12,7 +12,7 @@ from specsot.model.config import read_config
 from specsot.model.memory_fit import WeightForm, bytes_of, weights_of
 from specsot.model.weights import WeightFiles
 from specsot.service.options import ModelOptions
-from specsot_worker.source import StageLoader
+from specsot_worker.loader import StageLoader
 
 pytestmark = pytest.mark.torch
 

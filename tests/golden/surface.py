@@ -159,8 +159,8 @@ def registries() -> dict[str, Any]:
     from specsot.core.pages import PageTable
     from specsot.members import Configuration, Range, Stage
     from specsot.service.telemetry import registry_of
-    from specsot_drafter.figures import DrafterMetrics as DrafterFigures
-    from specsot_worker.figures import WorkerMetrics as WorkerFigures
+    from specsot_drafter.metrics import DrafterMetrics as DrafterFigures
+    from specsot_worker.metrics import WorkerMetrics as WorkerFigures
 
     epoch = Configuration(1, "w0", (Stage("w0", "127.0.0.1:1", Range(0, 8)),), 16, 256, 25)
     worker, drafter = registry_of("worker"), registry_of("drafter")

@@ -29,11 +29,11 @@ from specsot.transport.nccl_links import DirectDialer, DirectHost
 from specsot.transport.zmq_links import ZmqDialer, ZmqHost
 from specsot.transport.zmq_sockets import Sockets
 from specsot.v1 import ring_pb2_grpc
-from specsot_drafter import source as drafting
-from specsot_drafter.part import Drafter
+from specsot_drafter import loader as drafting
+from specsot_drafter.drafter import Drafter
 from specsot_master.fleet import Fleet, RingConfig
-from specsot_worker import source as working
-from specsot_worker.part import Worker
+from specsot_worker import loader as working
+from specsot_worker.worker import Worker
 
 Links = Literal["local", "grpc", "curve", "ipc", "direct"]
 

@@ -14,8 +14,8 @@ from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
 from specsot.service.options import DraftModelOptions  # noqa: E402
 from specsot.transport.wire.values import MAX_NODES  # noqa: E402
-from specsot_drafter.part import Drafter  # noqa: E402
-from specsot_drafter.source import DraftLoader  # noqa: E402
+from specsot_drafter.drafter import Drafter  # noqa: E402
+from specsot_drafter.loader import DraftLoader  # noqa: E402
 from tests.conftest import some  # noqa: E402
 from tests.laws.drafters import add_sometimes, hostile, knowing  # noqa: E402
 from tests.laws.plain import Excuses, write_plainly  # noqa: E402

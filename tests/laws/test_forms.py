@@ -15,7 +15,7 @@ from specsot.core.vocabulary import read_vocabulary  # noqa: E402
 from specsot.grammar.answers import AnswerAutomaton  # noqa: E402
 from specsot.members import TreeShape  # noqa: E402
 from specsot.params import Form, Sampling  # noqa: E402
-from specsot_drafter.drafters import eagle  # noqa: E402
+from specsot_drafter.proposers import eagle  # noqa: E402
 from tests.conftest import some  # noqa: E402
 from tests.constraint.forms import FORMS, has_form  # noqa: E402
 from tests.drafter.ring import Unguided  # noqa: E402

@@ -20,8 +20,8 @@ from specsot.drafting import DraftOptions
 from specsot.members import TreeShape
 from specsot.params import MAX_TOKENS, HeadWindows, Pruning, Sampling, Window
 from specsot.service.options import DraftModelOptions
-from specsot_drafter.part import Drafter
-from specsot_drafter.source import DraftLoader
+from specsot_drafter.drafter import Drafter
+from specsot_drafter.loader import DraftLoader
 from tests.laws.drafters import knowing
 from tests.laws.pairs import cover, met, pairs_of
 from tests.laws.plain import Excuses, Plain, write_plainly

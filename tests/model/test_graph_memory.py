@@ -14,9 +14,9 @@ from specsot.model.cuda_graphs import CapturedLaps, GraphCapture
 from specsot.model.decoder import Decoder
 from specsot.model.fused import can_capture
 from specsot.model.memory_fit import Need, check_fit, laps_of
-from specsot_drafter.descent import TreeGraphs, tree_graph_bytes
+from specsot_drafter.eagle_kv import DraftPages
+from specsot_drafter.graph_growth import TreeGraphs, tree_graph_bytes
 from specsot_drafter.heads.fused import FusedHead
-from specsot_drafter.memory import DraftPages
 from specsot_lab.bench.gpu_drafts import head_shape, made_up_head
 from specsot_lab.bench.synthetic_models import MadeUp, config_of
 

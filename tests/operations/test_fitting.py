@@ -18,8 +18,8 @@ from specsot.model.decoder import Decoder
 from specsot.model.memory_fit import WeightForm, free_memory, memory_in_words, room_on, weights_of
 from specsot.model.weights import HeldWeights, WeightFiles, Weights
 from specsot.service.options import DraftModelOptions, ModelOptions
-from specsot_drafter import source as drafting
-from specsot_worker import source as working
+from specsot_drafter import loader as drafting
+from specsot_worker import loader as working
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from specsot.transport.grpc_options import Terms
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Inbox, Lost
 from specsot.transport.security import PLAIN, Tls, context_of, read_pems
-from specsot_worker.place import may_send
+from specsot_worker.ring_links import may_send
 from tests.security.members import listening
 from tests.security.papers import Authority
 

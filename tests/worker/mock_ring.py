@@ -14,8 +14,8 @@ from specsot.core.frames import Draft, Drafts, Frame, Opening, Outcome, PromptCh
 from specsot.core.kv_plan import KvPlan, plan_frame
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
-from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
-from specsot_worker.sequencer import Sequencer
+from specsot_worker.core.accept import DecodeState, accept_prompt, accept_tree
+from specsot_worker.core.sequencer import Sequencer
 
 VOCABULARY = 7
 

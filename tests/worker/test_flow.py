@@ -2,7 +2,7 @@
 
 import pytest
 
-from specsot_worker.flow import PipelineDepth
+from specsot_worker.core.pipeline import PipelineDepth
 
 FLAT = ((1, 0.010), (256, 0.010))
 KNEE = ((1, 0.010), (64, 0.010), (128, 0.020), (256, 0.040))

@@ -6,8 +6,7 @@ import pytest
 from specsot.core.frames import End, Opening, PromptChunk, TreeSegment
 from specsot.core.tree import Tree, chain
 from specsot.grammar import SpellingHabits
-from specsot_worker.judge import DecodeState, accept_prompt, accept_tree
-from specsot_worker.nodes import grammar_masks
+from specsot_worker.core.accept import DecodeState, accept_prompt, accept_tree, grammar_masks
 
 TREE = Tree((5, 6, 7, 8, 9), (0, 0, 0, 1, 3))  # 5 -> 6 -> 8 -> 9, 5 -> 7
 

@@ -7,8 +7,7 @@ import numpy as np
 from specsot.core.frames import Opening, TreeSegment
 from specsot.core.tree import Tree
 from specsot.core.vocabulary import Vocabulary, describe
-from specsot_worker.judge import DecodeState
-from specsot_worker.nodes import grammar_masks
+from specsot_worker.core.accept import DecodeState, grammar_masks
 
 
 class Counting:

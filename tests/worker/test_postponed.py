@@ -17,9 +17,9 @@ from specsot.errors import ModelError  # noqa: E402
 from specsot.members import Configuration, Range, Ready, Stage  # noqa: E402
 from specsot.params import Form  # noqa: E402
 from specsot.transport.links import Arrival  # noqa: E402
-from specsot_worker.features import FeatureStore  # noqa: E402
-from specsot_worker.part import Worker  # noqa: E402
-from specsot_worker.verdict import Verifier  # noqa: E402
+from specsot_worker.feature_stream import FeatureStore  # noqa: E402
+from specsot_worker.verifier import Verifier  # noqa: E402
+from specsot_worker.worker import Worker  # noqa: E402
 
 SIZE = 16  # tokens of the vocabulary
 HELD, FREE = 1, 2

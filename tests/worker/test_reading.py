@@ -18,8 +18,8 @@ from specsot.core.pages import PageTable
 from specsot.errors import Unavailable
 from specsot.members import Configuration, Range, Stage
 from specsot.transport.links import Arrival
-from specsot_worker.part import Worker
-from specsot_worker.verdict import VerifiedFrame
+from specsot_worker.verifier import VerifiedFrame
+from specsot_worker.worker import Worker
 
 STAGES = tuple(Stage(f"w{n}", f"w{n}:1", Range(n, n + 1)) for n in range(2))
 

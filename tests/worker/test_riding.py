@@ -20,9 +20,8 @@ from specsot.errors import Unavailable
 from specsot.members import Configuration, Head, Leaving, Range, Ready, Registration, Stage, Tap
 from specsot.service.membership import serve_part
 from specsot.transport.links import Arrival, Exchange, Inbox, Lost
-from specsot_worker.early import EarlyArrivals
-from specsot_worker.part import Worker, _WorkerEpoch  # pyright: ignore[reportPrivateUsage]
-from specsot_worker.place import RingLinks, may_send
+from specsot_worker.ring_links import EarlyArrivals, RingLinks, may_send
+from specsot_worker.worker import Worker, _WorkerEpoch  # pyright: ignore[reportPrivateUsage]
 
 STAGES = tuple(Stage(f"w{n}", f"w{n}:1", Range(2 * n, 2 * n + 2)) for n in range(3))
 

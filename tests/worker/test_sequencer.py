@@ -20,8 +20,8 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import chain
-from specsot_worker.patience import MAX_UNSENT_ROWS, DraftTimeout
-from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_worker.core.pipeline import MAX_UNSENT_ROWS, DraftTimeout
+from specsot_worker.core.sequencer import FrameBudget, Sequencer
 from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 

@@ -18,9 +18,8 @@ from specsot.core.frames import (
 )
 from specsot.core.pages import PageTable
 from specsot.core.tree import Tree
-from specsot_worker.flow import CHUNK_DIVISORS, PipelineDepth
-from specsot_worker.patience import DraftTimeout
-from specsot_worker.sequencer import PREFILL_SHARE, FrameBudget, Sequencer
+from specsot_worker.core.pipeline import CHUNK_DIVISORS, DraftTimeout, PipelineDepth
+from specsot_worker.core.sequencer import PREFILL_SHARE, FrameBudget, Sequencer
 from tests.conftest import seeds
 from tests.worker.mock_ring import VOCABULARY, MockRing, MockStage, write_plainly
 

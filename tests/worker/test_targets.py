@@ -8,19 +8,21 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from specsot.core.frames import Logprob, Opening, Outcome  # noqa: E402
-from specsot.core.tree import (  # noqa: E402
-    Tree,
-    accept,
-    path,
-    single,
-)
+from specsot.core.tree import Tree, accept, path, single  # noqa: E402
 from specsot.params import Sampling  # noqa: E402
-from specsot_worker.chances import add_logprobs  # noqa: E402
-from specsot_worker.history import TokenCounts  # noqa: E402
-from specsot_worker.judge import DecodeState, accept_tree  # noqa: E402
-from specsot_worker.penalties import apply_penalties  # noqa: E402
-from specsot_worker.sampling import DrawRequest, choose_tokens  # noqa: E402
-from specsot_worker.targets import TargetQuery, find_targets  # noqa: E402
+from specsot_worker.core.accept import (  # noqa: E402
+    DecodeState,
+    TokenCounts,
+    accept_tree,
+)
+from specsot_worker.sampling import (  # noqa: E402  # noqa: E402
+    DrawRequest,
+    TargetQuery,
+    add_logprobs,
+    apply_penalties,
+    choose_tokens,
+    find_targets,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -167,7 +169,7 @@ def test_what_a_grammar_allows_is_masked_nowhere(monkeypatch):
     """Only rows whose best token is forbidden are looked at once more."""
     looked = []
     monkeypatch.setattr(
-        "specsot_worker.targets.choose_tokens",
+        "specsot_worker.sampling.choose_tokens",
         lambda rows, requests: looked.append(len(rows)) or choose_tokens(rows, requests),
     )
     tree = Tree((0, 5, 6, 7), (0, 0, 1, 2))

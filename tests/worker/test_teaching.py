@@ -9,9 +9,7 @@ torch = pytest.importorskip("torch")
 from specsot.core.frames import Fork, Frame, Opening, Outcome, PromptChunk, TreeSegment  # noqa: E402
 from specsot.core.tree import Tree, chain  # noqa: E402
 from specsot.params import Window  # noqa: E402
-from specsot_worker.features import FeatureStore  # noqa: E402
-from specsot_worker.pace import LapClock  # noqa: E402
-from specsot_worker.teaching import MAX_ROWS_PER_LAP, FeatureStream  # noqa: E402
+from specsot_worker.feature_stream import MAX_ROWS_PER_LAP, FeatureStore, FeatureStream, LapClock  # noqa: E402  # noqa: E402
 
 WIDTH = 3
 

@@ -30,13 +30,13 @@ from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
-from specsot_drafter import source as drafters
-from specsot_drafter.part import Drafter
+from specsot_drafter import loader as drafters
+from specsot_drafter.drafter import Drafter
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
-from specsot_worker import source as workers
-from specsot_worker.part import Worker
+from specsot_worker import loader as workers
+from specsot_worker.worker import Worker
 
 PAGE_ROWS = 256  # of a page, as the services have it
 ROWS, FEWER = 8192, 4096  # of KV that a fleet has pages for; without branches it needs fewer

@@ -16,12 +16,12 @@ from specsot.members import Configuration, TreeShape
 from specsot_app.eagle.inputs import EagleConfig
 from specsot_app.eagle.models import TargetAndDraft
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.single import make_engine
-from specsot_worker.features import FeatureStore
-from specsot_worker.patience import DraftTimeout
-from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_drafter.loader import make_engine
+from specsot_worker.core.pipeline import DraftTimeout
+from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.feature_stream import FeatureStore
 from specsot_worker.stage import DecoderStage
-from specsot_worker.verdict import VerifiedFrame, Verifier
+from specsot_worker.verifier import VerifiedFrame, Verifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specsot.core.frames import Features
-from specsot_drafter.selection import Candidates, KeepGrowing
-from specsot_drafter.texts import DraftSequence
+from specsot_drafter.core.selection import Candidates, KeepGrowing
+from specsot_drafter.core.sequences import DraftSequence
 
 EMPTY_STATE = 0  # the state of an empty text
 
@@ -49,7 +49,7 @@ class FakeLM:
 
 
 class OracleDrafter:
-    """See specsot_drafter.drafters.Proposer. Its trees are chains."""
+    """See specsot_drafter.proposers.Proposer. Its trees are chains."""
 
     def __init__(
         self, voice: FakeLM, skill: float, depth: int, spend: Callable[[int], None], pages: int = 0

@@ -20,16 +20,16 @@ from specsot.model.fingerprint import fingerprint
 from specsot.transport.links import Dialer
 from specsot_app.simulator.fake_lm import FakeLM, OracleDrafter
 from specsot_app.simulator.stage import MockStage, StageModel
+from specsot_drafter.core.cost_model import RowCurve
+from specsot_drafter.core.tree_budget import make_budget
+from specsot_drafter.drafter import Drafter
 from specsot_drafter.engine import DraftEngine
-from specsot_drafter.part import Drafter
-from specsot_drafter.rules import make_budget
-from specsot_drafter.timing import RowCurve
 from specsot_master.text import Text
-from specsot_worker.features import FeatureStore
-from specsot_worker.part import Worker
-from specsot_worker.provider import StageRunner
-from specsot_worker.verdict import Verifier
-from specsot_worker.watching import WorkerObserver
+from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.stage import StageRunner
+from specsot_worker.telemetry import WorkerObserver
+from specsot_worker.verifier import Verifier
+from specsot_worker.worker import Worker
 
 Sleep = Callable[[float], object]
 FREE: Curve = ((1, 1e-5), (64, 1e-5))  # next to nothing, but not nothing: costs are divided
@@ -74,7 +74,7 @@ def plan_of(model: Path, points: int, length: int) -> tuple[int, ...]:
 
 
 class MockWorker:
-    """See specsot_worker.provider."""
+    """See specsot_worker.stage."""
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address
@@ -112,7 +112,7 @@ class MockWorker:
 
 
 class MockDrafter:
-    """See specsot_drafter.provider."""
+    """See specsot_drafter.drafter."""
 
     def __init__(self, mock: Simulator, name: str, address: str) -> None:
         self._mock, self.name, self._address = mock, name, address

@@ -23,7 +23,7 @@ from specsot.members import Configuration, TreeShape
 from specsot.model.decoder import Decoder
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.single import make_engine
+from specsot_drafter.loader import make_engine
 from specsot_worker.stage import DecoderStage
 
 EPOCH, PAGE_ROWS = 1, 64

@@ -33,7 +33,7 @@ from specsot_lab.bench.gpu_served import measure_served
 from specsot_lab.bench.gpu_speculation import measure_speculation
 from specsot_lab.bench.synthetic_models import Telling, config_of
 from specsot_worker.stage import DecoderStage
-from specsot_worker.verdict import Verifier
+from specsot_worker.verifier import Verifier
 
 Row = dict[str, object]
 

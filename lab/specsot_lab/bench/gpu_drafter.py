@@ -13,9 +13,9 @@ from specsot.members import TreeShape
 
 def replay() -> None:
     """Every EAGLE drafter of this process errs as is published from now on."""
-    from specsot_drafter import ways
-    from specsot_drafter.drafters.eagle import EagleProposer
-    from specsot_drafter.heads.eagle3 import Eagle3Head
+    from specsot_drafter import backends
+    from specsot_drafter.heads.eagle import Eagle3Head
+    from specsot_drafter.proposers.eagle import EagleProposer
     from specsot_lab.bench.gpu_replay import Replay, scaled_ranks
     from specsot_lab.bench.gpu_speculation import DEPTH, NODES, TAU, TOP_K
 
@@ -25,7 +25,7 @@ def replay() -> None:
         inner = EagleProposer(head, shape, pages, page_rows)
         return Replay(inner, ranks[: shape.top_k], len(head.parts.table), shape.top_k, shape.nodes - 1)
 
-    ways.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
+    backends.EagleProposer = replaying  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main() -> int:

@@ -18,14 +18,13 @@ from specsot.model.decoder import Decoder
 from specsot.model.layers import Norm, Rotary
 from specsot.model.linear import Linear
 from specsot.model.weights import Fetch
-from specsot_drafter.descent import GraphInput, TreeGraphs
-from specsot_drafter.extension import DueRows
-from specsot_drafter.heads.eagle3 import Eagle3Head, Eagle3Parts
+from specsot_drafter.eagle_kv import DraftPages, DueRows
+from specsot_drafter.graph_growth import GraphInput, TreeGraphs
+from specsot_drafter.heads.checkpoint import HeadShape
+from specsot_drafter.heads.eagle import Eagle3Head, Eagle3Parts
 from specsot_drafter.heads.fused import FusedHead
 from specsot_drafter.heads.fusion import SummedTaps
 from specsot_drafter.heads.layers import HeadLayers
-from specsot_drafter.heads.shapes import HeadShape
-from specsot_drafter.memory import DraftPages
 from specsot_lab.bench.gpu_floors import Speeds, floor_of_draft
 from specsot_lab.bench.gpu_profile import kernels_of
 from specsot_lab.bench.synthetic_models import MadeUp

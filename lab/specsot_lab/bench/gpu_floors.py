@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from specsot.model.config import ModelConfig
-from specsot_drafter.heads.shapes import HeadShape
+from specsot_drafter.heads.checkpoint import HeadShape
 from specsot_lab.bench.gpu_laps import seconds_of
 from specsot_lab.bench.synthetic_models import bytes_of_a_token, bytes_of_kv
 

@@ -25,9 +25,9 @@ from specsot.service.membership import Connect, serve_part
 from specsot.transport.links import Arrival, Exchange, Link, LocalLink
 from specsot.transport.pending_rows import CrossingDialer, use_device
 from specsot_lab.bench.gpu_laps import PAGE, parents_of
-from specsot_worker.part import Worker
 from specsot_worker.stage import DecoderStage
-from specsot_worker.verdict import Verifier
+from specsot_worker.verifier import Verifier
+from specsot_worker.worker import Worker
 
 EPOCH, CHUNK = 1, 256
 PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit

@@ -50,7 +50,7 @@ from specsot_lab.bench.gpu_speculation import (
 from specsot_lab.bench.gpu_turns import PAGE, PLAINLY, Asked, Clock, Drafting, Held, Part, Ring
 from specsot_lab.bench.prompt_lengths import PLAN_PROMPT, POINT_PROMPT
 from specsot_worker.stage import DecoderStage
-from specsot_worker.verdict import Verifier
+from specsot_worker.verifier import Verifier
 
 PROMPTS = (1024, 8192, 32768)
 PAGE_ROWS = (64, 128, 256, 64)  # the first once more: what two runs of the same differ by

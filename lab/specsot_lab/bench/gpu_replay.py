@@ -18,11 +18,11 @@ from functools import cache
 import numpy as np
 
 from specsot.core.frames import Features
-from specsot_drafter.drafters.eagle import EagleProposer
+from specsot_drafter.core.selection import Candidates, Flags, Floats, Ints, KeepGrowing, best_each
+from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.core.tree_budget import FixedBudget
 from specsot_drafter.grammar import filter_candidates
-from specsot_drafter.rules import FixedBudget
-from specsot_drafter.selection import Candidates, Flags, Floats, Ints, KeepGrowing, best_each
-from specsot_drafter.texts import DraftSequence
+from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.acceptance import even_ranks, even_runs
 
 CHANCES = (0.62, 0.14, 0.07, 0.05, 0.04, 0.03, 0.02, 0.015, 0.01, 0.005)  # of a node's children, best first

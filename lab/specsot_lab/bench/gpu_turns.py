@@ -33,16 +33,16 @@ from specsot.grammar import Grammar, grammar_of
 from specsot.members import Configuration, Curve, TreeShape
 from specsot.model.decoder import Decoder
 from specsot.params import Form, Sampling
-from specsot_drafter.drafters.eagle import EagleProposer
+from specsot_drafter.core.tree_budget import BudgetPolicy, make_budget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.rules import BudgetPolicy, make_budget
+from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.bench.gpu_replay import Ranks, Replay, Shared
-from specsot_worker.features import FeatureStore
-from specsot_worker.patience import DraftTimeout
-from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_worker.core.pipeline import DraftTimeout
+from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.feature_stream import FeatureStore
 from specsot_worker.stage import DecoderStage
-from specsot_worker.verdict import Verifier
+from specsot_worker.verifier import Verifier
 
 EPOCH, PAGE = 1, 64
 PLENTY = 1 << 20  # tokens a sequence may write: none ends by its limit

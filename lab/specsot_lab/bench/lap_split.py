@@ -37,14 +37,14 @@ from specsot_app.terminal.show import counting_bar
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.single import make_engine
+from specsot_drafter.loader import make_engine
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
-from specsot_worker.features import FeatureStore
-from specsot_worker.patience import DraftTimeout
-from specsot_worker.sequencer import FrameBudget, Sequencer
+from specsot_worker.core.pipeline import DraftTimeout
+from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.feature_stream import FeatureStore
 from specsot_worker.stage import DecoderStage
-from specsot_worker.verdict import Verifier
+from specsot_worker.verifier import Verifier
 
 EPOCH, PAGE_ROWS, ROWS = 1, 256, 512
 LEASE = 1 << 20  # positions: no sequence ends by it

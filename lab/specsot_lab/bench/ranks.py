@@ -23,11 +23,11 @@ from specsot.members import Range, TreeShape
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot_app.bench.results import write_results
-from specsot_drafter.drafters.eagle import EagleProposer
+from specsot_drafter.core.selection import Candidates
+from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.loading import load_head
-from specsot_drafter.selection import Candidates
-from specsot_drafter.texts import DraftSequence
+from specsot_drafter.proposers.eagle import EagleProposer
 from specsot_lab.train.rows import Row
 from specsot_lab.train.text_files import rows_of
 from specsot_master.text import Text as Tokens

@@ -36,7 +36,7 @@ from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.delay_proxy import exact_loop
 from specsot_lab.bench.ring_fleet import Site, ring_of
 from specsot_lab.bench.ring_runs import WAYS, RingRuns, RingTask, go
-from specsot_worker.watching import WorkerObserver
+from specsot_worker.telemetry import WorkerObserver
 
 LAYER: Curve = ((1, 0.0020), (32, 0.0022), (64, 0.0026), (256, 0.0090))  # flat up to a knee, as on GPUs
 STEEP: Curve = ((1, 0.0020), (2, 0.0020), (64, 0.0640))  # past the knee from the third row on
@@ -228,14 +228,14 @@ def demo_ring(stages: int, wanted: RingOptions) -> tuple[Site, RingTask]:
     base, head = demo() / "base", demo() / "eagle3"
 
     def worker(name: str, dialer: Dialer, compute: Executor, watch: WorkerObserver) -> Part:
-        from specsot_worker.part import Worker
-        from specsot_worker.source import StageLoader
+        from specsot_worker.loader import StageLoader
+        from specsot_worker.worker import Worker
 
         return Worker(StageLoader(ModelOptions(base, dtype="fp32"), name), dialer, compute, observer=watch)
 
     def drafter(name: str, dialer: Dialer, compute: Executor) -> Part:
-        from specsot_drafter.part import Drafter
-        from specsot_drafter.source import DraftLoader
+        from specsot_drafter.drafter import Drafter
+        from specsot_drafter.loader import DraftLoader
 
         options = DraftModelOptions(base, dtype="fp32", draft_model=head)
         return Drafter(DraftLoader(options, name), dialer, compute)

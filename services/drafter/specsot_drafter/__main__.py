@@ -32,9 +32,9 @@ async def serve(config: DrafterConfig, leaving: asyncio.Event) -> None:
     require_torch()
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_drafter.drafter import Drafter
+        from specsot_drafter.loader import DraftLoader
         from specsot_drafter.observing import drafter_observer
-        from specsot_drafter.part import Drafter
-        from specsot_drafter.source import DraftLoader
 
         return Drafter(DraftLoader(config.draft, name, address), dialer, compute, drafter_observer(seen))
 

@@ -1,29 +1,35 @@
-"""Learns what was committed and drafts the trees that are wanted: one drafter process, one epoch.
+"""The draft engine of one epoch: observes what was committed and drafts the trees that are wanted.
 
-Refuses to know transports, tensors and how each way to draft works. Synchronous; called by one thread
-at a time.
+Synchronous; called by one thread at a time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from specsot.core.frames import Draft, FeatureBatch, Features, Opening
-from specsot.core.tree import Tree
+from specsot.core.tree import Tree, children, single
 from specsot.core.vocabulary import Vocabulary
 from specsot.errors import NotFound
 from specsot.members import Configuration
 from specsot.params import DrafterName
-from specsot_drafter.drafters import Proposer
-from specsot_drafter.flights import ROOT_ONLY, PendingTrees
-from specsot_drafter.lanes import IDLE_REST_LAPS, Clock, Speculator, forced_chain, graft_forced
-from specsot_drafter.rules import BudgetPolicy
-from specsot_drafter.texts import DraftSequence, DraftSequences
-from specsot_drafter.tuning import UNKNOWN_SECONDS, LapSeconds, TreeOutcome
+from specsot_drafter.core.selection import (
+    Candidates,
+    Floats,
+    build_trees,
+    depth_masses,
+    graft,
+    limit_depths,
+    merge_chains,
+)
+from specsot_drafter.core.sequences import DraftSequence, DraftSequences
+from specsot_drafter.core.tree_budget import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
+from specsot_drafter.proposers import Proposer
 
 Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 
@@ -211,3 +217,149 @@ class DraftEngine:
         for lane in self.speculators.values():
             if mine := [tree for other, tree in laned if other is lane]:
                 lane.budget.record_lap(mine, spent if len(mine) == len(laned) else UNKNOWN_SECONDS)
+
+
+Clock = Callable[[], float]
+
+IDLE_REST_LAPS = 8  # laps to rest where nothing can grow
+
+
+@dataclass(slots=True)
+class Speculator:
+    """rest: for how many more trees nothing will be drafted; 0 while it drafts.
+
+    blend: whose chains may join its trees.
+    """
+
+    proposer: Proposer
+    budget: BudgetPolicy
+    blend: Proposer | None
+    clock: Clock
+    rest: int = 0
+    _rested: int = field(default=0, init=False)
+
+    def plan_levels(self, sequences: Sequence[DraftSequence]) -> int:
+        """Levels to grow for these; 0 begins a rest, or goes on with one."""
+        live = [text for text in sequences if self.proposer.max_levels(text)]
+        if self.rest and not self.record_rest(len(sequences), len(sequences)):
+            return 0
+        most = max(map(self.proposer.max_levels, live), default=0)
+        levels = self.budget.plan_levels(len(live), most, self.proposer.due_rows(live))
+        if not levels and self.budget.adaptive:  # who drafts always drafts again with the next text
+            self.rest = self.budget.rest or IDLE_REST_LAPS * len(sequences)
+        return levels
+
+    def record_rest(self, trees: int, live: int) -> bool:
+        """So many trees went without drafts, `live` of them a lap. Returns whether the rest is over."""
+        self._rested += trees
+        self.rest = max(self.rest - trees, 0)
+        if self.rest == 0:
+            self.budget.record_rest(self._rested, live)
+            self._rested = 0
+        return self.rest == 0
+
+    def grow(self, sequences: Sequence[DraftSequence], levels: int, rows: int) -> dict[int, PendingTree]:
+        """Trees of at most `rows` rows in all, roots included, for those of the texts that can have one."""
+        live = [text for text in sequences if self.proposer.max_levels(text)]
+        due, began = self.proposer.due_rows(live), self.clock()
+        candidates = self.proposer.propose(live, levels, self.budget.keep_growing)
+        if candidates is None:
+            return {}
+        depth = candidates.levels
+        self.budget.record_growth(len(live), depth, due, self.clock() - began)
+        candidates = limit_depths(candidates, [self.proposer.max_levels(text) for text in live])
+        whole, values = self._blended(live, candidates)
+        chosen = self.budget.select(values, depth, rows - len(live))
+        trees = build_trees(whole, [text.tokens[-1] for text in live], chosen)
+        mine = chosen[:, : candidates.tokens.shape[1]]
+        by_depth = depth_masses(candidates, mine).tolist()
+        return {
+            text.id: PendingTree(text.committed, tree, depth, tuple(mass), 1 + int(own))
+            for text, tree, mass, own in zip(live, trees, by_depth, mine.sum(1))
+        }
+
+    def _blended(
+        self, sequences: Sequence[DraftSequence], candidates: Candidates
+    ) -> tuple[Candidates, Floats]:
+        """The offer, with what the text itself suggests hung into it, and what all of it is worth."""
+        values = self.budget.score(candidates)
+        if self.blend is None or not self.budget.adaptive:
+            return candidates, values
+        chains = self.blend.propose(sequences, len(self.blend.widths) + 1)
+        if chains is None:
+            return candidates, values
+        return merge_chains(candidates, values, chains, np.exp(chains.scores))
+
+
+def graft_forced(tree: Tree, forced: Sequence[int], sequence: DraftSequence, slots: int) -> Tree:
+    """A tree with what a grammar forces below its root, as far as it is of use and there is room."""
+    room = min(sequence.remaining - 1, slots - len(tree))
+    return graft(tree, forced[: max(room, 0)])
+
+
+def forced_chain(root: int, forced: Sequence[int], slots: int) -> Tree:
+    """What is fed where nothing is grown."""
+    return graft(single(root), forced[: slots - 1])
+
+
+ROOT_ONLY = TreeOutcome(0, 1, (), 0)  # a root without anything below
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTree:
+    """A tree that was sent.
+
+    committed: tokens in front of its root. grown: levels that were grown for it.
+    masses:    the drafter's probability of its nodes, summed per depth.
+    own:       its first nodes, which are the drafter's; the others came from elsewhere.
+    forced:    what would have been fed without any drafter.
+    """
+
+    committed: int
+    tree: Tree
+    levels: int
+    masses: tuple[float, ...]
+    own_nodes: int
+    forced: tuple[int, ...] = ()
+
+
+class PendingTrees:
+    """By sequence the tree that was sent last."""
+
+    def __init__(self) -> None:
+        self._trees: dict[int, PendingTree] = {}
+
+    def add(self, sequence: int, pending: PendingTree) -> None:
+        self._trees[sequence] = pending
+
+    def drop(self, sequence: int) -> None:
+        self._trees.pop(sequence, None)
+
+    def resolve(self, lesson: FeatureBatch) -> TreeOutcome:
+        """What became of the sequence's tree, when this lesson tells it."""
+        pending = self._trees.pop(lesson.sequence, None)
+        if pending is None or pending.committed != lesson.start or lesson.bonus is None:
+            return ROOT_ONLY
+        written = lesson.tokens[1:]
+        own = len(written) if pending.own_nodes == len(pending.tree) else _own_depth(pending, written)
+        free = common_prefix(pending.forced, written)
+        return TreeOutcome(pending.levels, len(pending.tree), pending.masses, len(written) - free, own)
+
+
+def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens two texts have in common, from their beginning on."""
+    for place, (one, other) in enumerate(zip(ours, theirs)):
+        if one != other:
+            return place
+    return min(len(ours), len(theirs))
+
+
+def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:
+    """How deep the drafter's own nodes go along what was written."""
+    below, tokens, node = children(pending.tree.parents), pending.tree.tokens, 0
+    for depth, token in enumerate(written):
+        found = [child for child in below[node] if child < pending.own_nodes and tokens[child] == token]
+        if not found:
+            return depth
+        node = found[0]
+    return len(written)

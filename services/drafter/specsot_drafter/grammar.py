@@ -1,7 +1,7 @@
 """What grammars tell a drafter: which candidates cannot be, while it grows or when it has grown.
 
-Refuses to know bytes and rules; the grammars do. It only spares wrong guesses: the last stage
-applies the grammar to its own targets.
+Refuses to know bytes and rules; the grammars do. It only spares wrong guesses: the last stage applies the
+grammar to its own targets.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specsot.grammar import Grammar
+from specsot_drafter.core.selection import Candidates, Flags
+from specsot_drafter.core.sequences import DraftSequence, GrammarState
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.selection import Candidates, Flags
-from specsot_drafter.standing import GrammarState
-from specsot_drafter.texts import DraftSequence
 
 
 class GrammarGuide:

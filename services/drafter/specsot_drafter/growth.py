@@ -1,7 +1,6 @@
 """Grows the trees of several sequences together: one pass of the head per level for all of them.
 
-Refuses to know which nodes are sent, sequences, and what growing costs. `topK_genrate` of the EAGLE
-reference is the model.
+`topK_genrate` of the EAGLE reference is the model.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from specsot.core.pages import PageTable
 from specsot.errors import Overloaded
 from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.kv import KVPages
+from specsot_drafter.core.selection import Candidates, KeepGrowing
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.selection import Candidates, KeepGrowing
-from specsot_drafter.tops import topk
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +224,20 @@ class CandidatePool:
 
 def _join(parts: list[Tensor]) -> NDArray[Any]:
     return torch.cat(parts, dim=1).cpu().numpy()
+
+
+TOPK_BLOCK = 64
+TWO_STEP_VALUES = 1 << 15  # values from which two steps are worth it
+
+
+def topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`values.topk(k, dim=-1)` of [..., n]: values and columns, [..., k], falling."""
+    columns = values.shape[-1]
+    if values.is_cuda or values.numel() < TWO_STEP_VALUES or columns % TOPK_BLOCK or columns < k * TOPK_BLOCK:
+        best, where = values.topk(k, dim=-1)
+        return best, where
+    blocks = values.unflatten(-1, (-1, TOPK_BLOCK))
+    near = blocks.amax(-1).topk(k, dim=-1).indices
+    index = near.unsqueeze(-1).expand(*near.shape, TOPK_BLOCK)
+    best, where = blocks.gather(-2, index).flatten(-2).topk(k, dim=-1)
+    return best, near.gather(-1, where // TOPK_BLOCK) * TOPK_BLOCK + where % TOPK_BLOCK

@@ -15,12 +15,11 @@ import torch
 from specsot.members import Curve
 from specsot.model.cuda_graphs import GraphCapture
 from specsot.model.kv import KVPages
-from specsot_drafter.descent import GraphInput, TreeGraphs
-from specsot_drafter.extension import DueRows
+from specsot_drafter.eagle_kv import DraftPages, DueRows
+from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.fused import fuse_head
-from specsot_drafter.memory import DraftPages
 
 MEASURED_ROWS = (1, 4, 16, 64)
 CONTEXT_ROWS = 256  # committed rows in front of each measured tree

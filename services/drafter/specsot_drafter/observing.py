@@ -6,14 +6,13 @@ Refuses to know what they make of it.
 from __future__ import annotations
 
 from specsot.service.telemetry import Observation
-from specsot_drafter.spans import DraftSpans
-from specsot_drafter.watching import DrafterObserver, DrafterObservers
+from specsot_drafter.telemetry import DrafterObserver, DrafterObservers, DraftSpans
 
 
 def drafter_observer(observation: Observation) -> DrafterObserver:
     watches: list[DrafterObserver] = []
     if observation.registry is not None:
-        from specsot_drafter.figures import DrafterMetrics
+        from specsot_drafter.metrics import DrafterMetrics
 
         watches.append(DrafterMetrics(observation.registry))
     if observation.tracer.on:

@@ -32,10 +32,10 @@ async def serve(config: WorkerConfig, leaving: asyncio.Event) -> None:
     require_torch()
 
     def make(name: str, address: str, dialer: Dialer, compute: Executor) -> Part:
+        from specsot_worker.loader import StageLoader
         from specsot_worker.observing import worker_observer
-        from specsot_worker.part import Worker
-        from specsot_worker.provider import StageProvider
-        from specsot_worker.source import StageLoader
+        from specsot_worker.stage import StageProvider
+        from specsot_worker.worker import Worker
 
         source: StageProvider = StageLoader(config.model, name, address, config.layers)
         if config.failpoint:

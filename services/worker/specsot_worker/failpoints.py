@@ -18,8 +18,8 @@ from specsot.core.pages import PageTable
 from specsot.members import Configuration, Range, Registration
 
 if TYPE_CHECKING:  # a worker's flags are read before torch is imported
-    from specsot_worker.provider import StageProvider, StageRunner
-    from specsot_worker.verdict import Verifier
+    from specsot_worker.stage import StageProvider, StageRunner
+    from specsot_worker.verifier import Verifier
 
 
 def hang() -> None:

@@ -6,15 +6,14 @@ Refuses to know what they make of it.
 from __future__ import annotations
 
 from specsot.service.telemetry import Observation
-from specsot_worker.spans import LapSpans
-from specsot_worker.watching import WorkerObserver, WorkerObservers
+from specsot_worker.telemetry import LapSpans, WorkerObserver, WorkerObservers
 
 
 def worker_observer(observation: Observation, every: int) -> WorkerObserver:
     """every: of laps that carry a traced request one is traced."""
     watches: list[WorkerObserver] = []
     if observation.registry is not None:
-        from specsot_worker.figures import WorkerMetrics
+        from specsot_worker.metrics import WorkerMetrics
 
         watches.append(WorkerMetrics(observation.registry))
     if observation.tracer.on:

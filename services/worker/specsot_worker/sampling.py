@@ -1,20 +1,26 @@
-"""The target token of a row: a function of its logits, seed, ordinal and position, nothing else.
+"""Target tokens: processors, constraints and draws for the nodes of each sequence's tree, and logprobs.
 
-Refuses to know trees, penalties and acceptance. argmax at temperature 0; otherwise temperature, top-k,
-top-p, min-p (the order of Hugging Face generate; EAGLE's own code cuts by top-p before top-k), then the
-inverse CDF in vocabulary order at the counter-based uniform. Ties at an edge of a cut all stay in, so
-that no sorting algorithm has a say.
+The target of a node is a function of (logits, seed, ordinal, position): argmax at temperature 0, otherwise
+temperature, top-k, top-p, min-p (the order of Hugging Face generate; EAGLE's own code cuts by top-p before
+top-k), then the inverse CDF in vocabulary order at the counter-based uniform. Ties at an edge of a cut all
+stay in, so that no sorting algorithm has a say. Where argmax is all that is asked for, one for all rows is
+cheapest; whatever costs more per row is done only along the accepted path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
+import numpy as np
 import torch
 
+from specsot.core.frames import Logprob, Outcome
 from specsot.core.sampling import uniform
+from specsot.core.tree import Tree, children
 from specsot.params import Sampling
+from specsot_worker.core.accept import DecodeState
 
 NUCLEUS_CANDIDATES = 512  # a nucleus is looked for among so many tokens, then among eight times more
 MIN_TEMPERATURE, MAX_TEMPERATURE = (
@@ -109,3 +115,175 @@ def _weight_floors(values: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         before = sums[:, :-1] < sampling.top_p * whole  # what more is wanted behind each
         floors = floors.maximum(values.gather(-1, before.sum(-1, keepdim=True)))
     return floors.maximum(sampling.min_p * values[:, :1])
+
+
+Targets = list[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetQuery:
+    """What one segment wants to know.
+
+    row:   of its root in the logits; the other nodes follow. A prompt's last row is a tree of one node.
+    place: position of the token behind the root.
+    masks: allowed tokens behind each node, or None where anything goes.
+    """
+
+    state: DecodeState
+    row: int
+    tree: Tree
+    position: int
+    masks: Sequence[np.ndarray | None]
+
+    @property
+    def greedy(self) -> bool:
+        """An argmax is all it wants, of what its masks allow."""
+        sampling = self.state.opening.sampling
+        return not (sampling.temperature > 0 or sampling.penalises or sampling.logit_bias)
+
+    @property
+    def unmasked(self) -> bool:
+        """Anything goes, behind every node."""
+        return all(mask is None for mask in self.masks)
+
+
+def find_targets(logits: torch.Tensor, queries: Sequence[TargetQuery]) -> list[Targets]:
+    """For each question the target at each node. logits: [rows, V], left as they are.
+
+    None: the node's logits are not numbers, or acceptance does not come by.
+    """
+    best = argmax_tokens(logits) if any(question.greedy for question in queries) else []
+    found: list[Targets | _PathWalk] = []
+    for one in queries:
+        if one.greedy and one.unmasked:
+            found.append(best[one.row : one.row + len(one.tree)])
+        else:
+            found.append(_PathWalk(one, best if one.greedy else None))
+    _walk(logits, [one for one in found if isinstance(one, _PathWalk)])
+    return [one.targets if isinstance(one, _PathWalk) else one for one in found]
+
+
+@dataclass(slots=True)
+class _PathWalk:
+    """Acceptance in one tree, step by step. node: where it stands; None when it is over.
+
+    best:  the argmax of every row of the frame, without masks; None where more than that is asked for.
+    trail: tokens of the nodes below the root it came through.
+    """
+
+    query: TargetQuery
+    best: Targets | None = None
+    node: int | None = 0
+    trail: list[int] = field(default_factory=list[int])
+    targets: Targets = field(init=False)
+    _children: Sequence[Sequence[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        tree = self.query.tree
+        self.targets, self._children = [None] * len(tree), children(tree.parents)
+
+    def follow_argmax(self) -> None:
+        """As far as the argmax of whole rows is allowed: that needs no logits."""
+        while self.node is not None and self.best is not None:
+            target, mask = self.best[self.query.row + self.node], self.query.masks[self.node]
+            if mask is not None and (target is None or not mask[target]):
+                return
+            self.step(target)
+
+    def apply_processors(self, logits: torch.Tensor) -> None:
+        """Everything that comes before drawing, on its node's row [V], in place."""
+        assert self.node is not None
+        state, mask = self.query.state, self.query.masks[self.node]
+        if mask is not None:
+            forbidden = torch.from_numpy(~mask[: len(logits)])  # the cached mask itself is read-only
+            logits[forbidden.to(logits.device)] = float("-inf")
+        times = state.history.counts(self.trail) if state.history else {}
+        apply_penalties(logits, state.opening.sampling, times)
+
+    def draw_request(self) -> DrawRequest:
+        opening, position = self.query.state.opening, self.query.position + len(self.trail)
+        return DrawRequest(opening.sampling, opening.seed, opening.ordinal, position)
+
+    def step(self, target: int | None) -> None:
+        """The target at its node is known: on to the first of its children that is it."""
+        assert self.node is not None
+        self.targets[self.node], tokens = target, self.query.tree.tokens
+        self.node = next((child for child in self._children[self.node] if tokens[child] == target), None)
+        if self.node is not None:
+            self.trail.append(tokens[self.node])
+
+
+def _walk(logits: torch.Tensor, walks: Sequence[_PathWalk]) -> None:
+    """All walks side by side, one node of each at a time."""
+    for walk in walks:
+        walk.follow_argmax()
+    while going := [walk for walk in walks if walk.node is not None]:
+        rows = logits[[walk.query.row + (walk.node or 0) for walk in going]].float()
+        for walk, row in zip(going, rows):
+            walk.apply_processors(row)
+        for walk, target in zip(going, choose_tokens(rows, [walk.draw_request() for walk in going])):
+            walk.step(target)
+            walk.follow_argmax()
+
+
+def apply_penalties(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
+    """Change one row [V] in place. times: how often each token that stands before it was written."""
+    if sampling.logit_bias:
+        _bias(logits, sampling.logit_bias)
+    if sampling.penalises and counts:
+        _penalise(logits, sampling, counts)
+
+
+def _bias(logits: torch.Tensor, bias: tuple[tuple[int, float], ...]) -> None:
+    tokens, gains = zip(*bias)
+    at = torch.tensor(tokens, device=logits.device)
+    logits[at] += torch.tensor(gains, dtype=logits.dtype, device=logits.device)
+
+
+def _penalise(logits: torch.Tensor, sampling: Sampling, counts: Mapping[int, int]) -> None:
+    """Repetition: CTRL's (Keskar et al. 2019), away from zero or towards it, by the logit's sign.
+    Frequency and presence: OpenAI's, on tokens the sequence wrote itself.
+    """
+    at = torch.tensor(list(counts), device=logits.device)
+    written = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+    before, rate = logits[at], sampling.repetition_penalty
+    repeated = torch.where(before > 0, before / rate, before * rate)
+    costs = written * sampling.frequency_penalty + (written > 0) * sampling.presence_penalty
+    logits[at] = repeated - costs
+
+
+def add_logprobs(
+    outcomes: Sequence[Outcome], queries: Sequence[TargetQuery], logits: torch.Tensor
+) -> list[Outcome]:
+    """The outcomes, with a chance for each token of those that are asked for it. logits: [rows, V]."""
+    asked = [question.state.opening.logprobs for question in queries]
+    rows, tokens, most = list[int](), list[int](), 0
+    for outcome, question, top in zip(outcomes, queries, asked):
+        if top is not None:
+            nodes = outcome.accepted or (0,)
+            rows += [question.row + node for node in nodes[: len(outcome.tokens)]]
+            tokens, most = tokens + list(outcome.tokens), max(most, top)
+    if not rows:
+        return list(outcomes)
+    chances = iter(token_logprobs(logits[rows], tokens, most))
+    return [
+        outcome if top is None else _with_logprobs(outcome, chances, top)
+        for outcome, top in zip(outcomes, asked)
+    ]
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
+    """For each row [rows, V] the chance of its token, and of the `top` likeliest."""
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None]).flatten()
+    best = logprobs.topk(min(top, logprobs.shape[-1]))
+    return [
+        Logprob(mine, tuple(zip(likeliest, theirs)))
+        for mine, likeliest, theirs in zip(own.tolist(), best.indices.tolist(), best.values.tolist())
+    ]
+
+
+def _with_logprobs(outcome: Outcome, chances: Iterator[Logprob], top: int) -> Outcome:
+    """With the next chances, each cut to what was asked for."""
+    own = (Logprob(one.logprob, one.top[:top]) for one in islice(chances, len(outcome.tokens)))
+    return replace(outcome, chances=tuple(own))

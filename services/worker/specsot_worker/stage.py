@@ -1,12 +1,12 @@
-"""A layer range at work: applies a frame's operations to its KV and runs its rows.
-
-Refuses to know what the rows mean: tokens are embedded on the first stage and judged on the last.
-"""
+"""A layer range with its KV pages: applies a frame's page operations and runs its rows."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import structlog
 import torch
@@ -15,13 +15,13 @@ from specsot.core.frames import Frame, Payload, TreeSegment, tokens_of
 from specsot.core.kv_plan import HeadColumns, KvPlan, SegmentPlan, VisibleColumns, plan_frame
 from specsot.core.pages import PageTable, RowPruning
 from specsot.errors import WireError
-from specsot.members import Layout, Range
+from specsot.members import Configuration, Layout, Range, Registration
 from specsot.model.attention import AttentionPlan, Span
 from specsot.model.cuda_graphs import CapturedLaps, GraphCapture, LapRows
 from specsot.model.decoder import Decoder
 from specsot.model.kv import Moves
 from specsot.transport.pending_rows import PendingRows
-from specsot_worker.lapse import make_timer
+from specsot_worker.verifier import Verifier
 
 log = structlog.get_logger()
 
@@ -207,3 +207,143 @@ class DecoderStage:
 
 def _span(place: SegmentPlan, sight: AnyColumns) -> Span:
     return Span(place.rows, place.base, place.rows, place.pages, place.visible, sight)
+
+
+class StageRunner(Protocol):
+    """One stage of one epoch, with its pages. Frames come strictly in order."""
+
+    @property
+    def table(self) -> PageTable: ...
+
+    @property
+    def layers(self) -> Range: ...
+
+    def tap(self, layer: int, weight: Any) -> None:
+        """Fuse the input of `layer` through `weight` [Hd, H] into every frame from now on."""
+        ...
+
+    def capture(self) -> None:
+        """Whatever makes later frames quicker; all taps are here."""
+        ...
+
+    def run(self, frame: Frame) -> Frame:
+        """Apply the header, run the rows; returns the frame as the next stage must have it."""
+        ...
+
+
+class StageProvider(Protocol):
+    """Stages of any epoch, and the end of the ring."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def loaded(self) -> int:
+        """Layers of the range that was asked for last which are here. Asked from another thread."""
+        ...
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many token ids the base has; None: they are not checked."""
+        ...
+
+    def registration(self) -> Registration: ...
+
+    def make_stage(self, configuration: Configuration, layers: Range) -> StageRunner: ...
+
+    def preload(self) -> bool:
+        """Load a little of what any later epoch may ask for; whether there is more, and room for it."""
+        ...
+
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier: ...
+
+
+class StageTimer(Protocol):
+    """Asked in this order for every frame."""
+
+    def begin(self) -> None:
+        """Its turn has come."""
+        ...
+
+    def mark_input(self) -> None:
+        """Its rows are here, or the device will have them before it goes on."""
+        ...
+
+    def end(self, rows: int) -> float:
+        """Everything is launched. Returns the stage's seconds."""
+        ...
+
+
+class HostTimer:
+    """From the frame's turn to the end of what the host does for it."""
+
+    def __init__(self) -> None:
+        self._begun = 0.0
+
+    def begin(self) -> None:
+        self._begun = time.perf_counter()
+
+    def mark_input(self) -> None: ...
+
+    def end(self, rows: int) -> float:
+        return time.perf_counter() - self._begun
+
+
+class DeviceTimer(HostTimer):
+    """A stage on a GPU that hands its rows on while they are computed: what the device took for the last
+    frame of about as many rows that is over. Until there is one, what the host took.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._stream = torch.cuda.current_stream(device)
+        self._input_event = self._mark()
+        self._running: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._measured: dict[int, float] = {}
+
+    def mark_input(self) -> None:
+        self._input_event = self._mark()
+
+    def end(self, rows: int) -> float:
+        if not rows:
+            return super().end(rows)
+        self._poll()
+        self._running.append((rows.bit_length(), self._input_event, self._mark()))
+        return self._measured.get(rows.bit_length()) or super().end(rows)
+
+    def _poll(self) -> None:
+        """What is over by now."""
+        while self._running and self._running[0][2].query():
+            size, here, over = self._running.popleft()
+            self._measured[size] = here.elapsed_time(over) / 1e3
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+
+class LastStageTimer(HostTimer):
+    """The last stage behind others, on a GPU: it waits for its result anyway, so the host's clock will do.
+    But it starts when the rows have come: before that, others were at work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._stream = torch.cuda.current_stream(device)
+        self._input_event = torch.cuda.Event()
+
+    def mark_input(self) -> None:
+        self._input_event.record(self._stream)
+
+    def end(self, rows: int) -> float:
+        """Waits, now that all is launched. What the device takes from then on is counted by the judge."""
+        self._input_event.synchronize()
+        return 0.0
+
+
+def make_timer(device: torch.device, first: bool, last: bool) -> StageTimer:
+    """For a stage that runs the first layer, the last one, both or none."""
+    if device.type != "cuda" or (first and last):
+        return HostTimer()
+    return LastStageTimer(device) if last else DeviceTimer(device)

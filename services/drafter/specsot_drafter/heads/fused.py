@@ -15,7 +15,7 @@ from specsot.model.kv import KVPages
 from specsot.model.linear import Linear, RowProduct, captured_product
 from specsot.model.precision import Fp8
 from specsot_drafter.heads import DraftHead
-from specsot_drafter.heads.eagle3 import Eagle3Head
+from specsot_drafter.heads.eagle import Eagle3Head
 
 
 class FusedHead:

@@ -1,20 +1,22 @@
-"""From the base's states to a head's features: what is tapped, what the taps apply, what is left to do.
+"""From the base's states to a head's features: which layers are tapped, what the taps apply, what is left to
+do.
 
-Refuses to know what a head makes of its features.
-
-fc is linear, so fc(concat[l, m, h]) = W1 l + W2 m + W3 h is summed up where the taps are. A norm before
-fc is not: then the states themselves travel side by side, and fc is applied where the head is.
+Tap i is the input of layer i, tap L the last output. fc is linear, so fc(concat[l, m, h]) = W1 l + W2 m +
+W3 h is summed up where the taps are. A norm before fc is not: then the states themselves travel side by
+side, and fc is applied where the head is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from specsot.errors import HeadMismatch, InvalidRequest
 from specsot.model.linear import Linear
+from specsot_drafter.heads.checkpoint import Checkpoint
 
 Normalise = Callable[[Tensor], Tensor]
 
@@ -85,3 +87,44 @@ def identity_slices(taps: tuple[int, ...], width: int, dtype: torch.dtype) -> di
     """For each tap [taps * width, width] of an identity: its state lands in columns of its own."""
     parts = torch.eye(len(taps) * width, dtype=dtype).split(width, dim=1)
     return {tap: part.contiguous() for tap, part in zip(taps, parts)}
+
+
+TAPS_FIELD = "eagle_aux_hidden_state_layer_ids"
+MIN_LAYERS = 7  # below, the taps 2, L // 2, L - 3 are not three different layers
+
+
+def choose_taps(head: Checkpoint, layers: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Ascending taps for a base of so many layers: those wanted, else the config's, else the reference's.
+
+    Raises InvalidRequest for wanted ones that cannot be, HeadMismatch for the others.
+    """
+    if wanted is not None:
+        if complaint := _complaint(wanted, layers):
+            raise InvalidRequest(f"aux_layers {complaint}", field="aux_layers")
+        return wanted
+    named: Any = head.settings.get(TAPS_FIELD)
+    if named is None:
+        return _default_taps(head, layers)
+    if not isinstance(named, list) or not all(type(tap) is int for tap in named):
+        raise HeadMismatch(f"{head.source}: {TAPS_FIELD} must be layer numbers, got {named!r}")
+    taps = tuple(tap + (min(named) == 1) for tap in sorted(named))
+    if complaint := _complaint(taps, layers):
+        raise HeadMismatch(f"{head.source}: {TAPS_FIELD} {named}: {complaint}")
+    return taps
+
+
+def _default_taps(head: Checkpoint, layers: int) -> tuple[int, ...]:
+    if layers < MIN_LAYERS:
+        raise HeadMismatch(
+            f"{head.directory}: EAGLE-3 taps three layers, the base has only {layers} layers; "
+            "name them with --aux-layers"
+        )
+    return (2, layers // 2, layers - 3)
+
+
+def _complaint(taps: tuple[int, ...], layers: int) -> str | None:
+    if not taps or list(taps) != sorted(set(taps)):
+        return f"must be different layers in ascending order, got {list(taps)}"
+    if taps[0] < 0 or taps[-1] > layers:
+        return f"must be in 0..{layers}, as the base has {layers} layers, got {list(taps)}"
+    return None

@@ -13,7 +13,7 @@ from specsot.model.kv import KVPages
 from specsot.model.layers import Norm, Rotary, fuse, gate, interleave, rotate
 from specsot.model.linear import Linear
 from specsot.model.weights import Fetch
-from specsot_drafter.heads.shapes import HeadShape
+from specsot_drafter.heads.checkpoint import HeadShape
 
 
 class HeadLayers:

@@ -21,20 +21,17 @@ from specsot.model.layers import Norm, Rotary
 from specsot.model.linear import Linear
 from specsot.model.precision import of_lm_head
 from specsot.model.weights import Fetch, WeightFiles
-from specsot_drafter.heads.checkpoint import Checkpoint
-from specsot_drafter.heads.eagle import EagleHead
-from specsot_drafter.heads.eagle1 import Eagle1Head, Eagle1Parts
-from specsot_drafter.heads.eagle3 import Eagle3Head, Eagle3Parts
-from specsot_drafter.heads.fusion import ConcatenatedTaps, FinalHidden, Fusion, SummedTaps
-from specsot_drafter.heads.layers import HeadLayers, fetch_norm, find_norm
-from specsot_drafter.heads.shapes import (
+from specsot_drafter.heads.checkpoint import (
+    Checkpoint,
     HeadShape,
     check_supported,
     kind_of,
     read_offsets,
     read_shape,
 )
-from specsot_drafter.heads.taps import choose_taps
+from specsot_drafter.heads.eagle import Eagle1Head, Eagle1Parts, Eagle3Head, Eagle3Parts, EagleHead
+from specsot_drafter.heads.fusion import ConcatenatedTaps, FinalHidden, Fusion, SummedTaps, choose_taps
+from specsot_drafter.heads.layers import HeadLayers, fetch_norm, find_norm
 
 log = structlog.get_logger()
 

@@ -1,0 +1,248 @@
+"""What laps cost with and without drafts, and how many drafts are accepted: measured, and kept honest by
+laps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.members import Curve
+
+Floats = NDArray[np.floating[Any]]
+
+UNMEASURED = [(1, 1.0), (2, 1.0)]
+SLOWER_WEIGHT, FASTER_WEIGHT = (
+    0.1,
+    0.3,
+)  # weight of one observation; a disturbance never makes anything faster
+MAX_RATIO = 5.0  # times slower than the curve, beyond which an observation is not believed
+
+
+class RowCurve:
+    """A measured curve, never falling, straight between points and beyond the last; scaled by observation.
+
+    Without points: one second whatever the rows, until the first observation says how long really.
+    """
+
+    def __init__(self, curve: Curve) -> None:
+        self.measured = bool(curve)
+        points = sorted(curve) or UNMEASURED
+        self._rows = np.array([rows for rows, _ in points], dtype=float)
+        self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points], dtype=float))
+        self._slope = self._last_slope()
+        self._scale = 1.0
+
+    def at(self, rows: Floats | int) -> Floats:
+        """Seconds for so many rows, elementwise."""
+        beyond = np.maximum(np.asarray(rows, dtype=float) - self._rows[-1], 0.0) * self._slope
+        return self._scale * (np.interp(rows, self._rows, self._seconds) + beyond)
+
+    def record(self, expected: float, seconds: float) -> None:
+        """Something this curve said would take `expected` seconds took `seconds`: move it a little."""
+        if expected <= 0 or seconds <= 0:
+            return
+        if self.measured:
+            ratio = min(seconds / expected, MAX_RATIO)
+            self._scale *= 1 + (SLOWER_WEIGHT if ratio > 1 else FASTER_WEIGHT) * (ratio - 1)
+        else:
+            self._scale *= seconds / expected
+            self.measured = True
+
+    def _last_slope(self) -> float:
+        if len(self._rows) < 2:
+            return float(self._seconds[-1] / self._rows[-1])
+        return float((self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2]))
+
+
+Counts = Floats | NDArray[np.int64] | int
+
+MAX_TREE_SLOWDOWN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
+MAX_HOP_FACTOR = (
+    4.0  # times a lap's computing and the least that hops took lately, which hops may seem to take
+)
+MAX_BESIDE_FACTOR = 2.0  # times a plain lap's computing that all else of it may seem to take
+RECENT_LAPS = 16  # laps that are lately
+HOP_MEDIAN_LAPS = {
+    True: 9,
+    False: 3,
+}  # laps with drafts and without, of which the median is taken for the next one
+LAP_WEIGHT = 0.2  # of one lap in what is typical
+CATCHUP_ROW_SHARE = (
+    0.1  # of a pass over as many grown rows: over rows that are only caught up with, until it is measured
+)
+
+
+class CostModel:
+    """Seconds of a lap of `live` trees and of all that drafting adds to it."""
+
+    def __init__(self, lap: Curve, level: Curve, widths: Sequence[int]) -> None:
+        """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
+        widths: rows per tree that level 2, 3, ... of growth takes.
+        """
+        self.lap, self.level = RowCurve(lap), RowCurve(level)
+        self._widths = widths
+        self._hops = {drafted: deque[float](maxlen=laps) for drafted, laps in HOP_MEDIAN_LAPS.items()}
+        self._recent_hops: deque[float] = deque(maxlen=RECENT_LAPS)
+        self._beside = dict[int, float]()  # seconds of a plain lap beside what `lap` says, by about how many
+        self._tree_slowdown = 1.0
+        self._pass = RowCurve(tuple((rows, CATCHUP_ROW_SHARE * seconds) for rows, seconds in level))
+
+    def plain_lap(self, live: int) -> float:
+        """A lap without drafts, with all that lies between its computing."""
+        return float(self.lap.at(live)) + self._beside.get(live.bit_length(), self._plain_hop())
+
+    def draft_seconds(self, live: int, levels: Counts) -> Floats:
+        """What trees of so many levels cost before any of their rows is fed."""
+        return self._growth_seconds(live, levels) + self.handover()
+
+    def next_level(self, live: int, depth: int) -> float:
+        """One more level below so many."""
+        return float(self.level.at(live * self._widths[depth - 1]))
+
+    def tree_rows(self, live: int, nodes: Counts) -> Floats:
+        """What so many nodes add to a lap of `live` roots."""
+        drafted = self.lap.at(live + np.asarray(nodes, dtype=float)) * self._tree_slowdown
+        return np.where(np.asarray(nodes) > 0, drafted - self.lap.at(live), 0.0)
+
+    def catchup(self, rows: int) -> float:
+        """Rows that must be caught up with before anything grows."""
+        return float(self._pass.at(rows)) if rows else 0.0
+
+    def handover(self) -> float:
+        """What waiting for trees adds to a lap."""
+        return max(self._drafted_hop() - self._plain_hop(), 0.0)
+
+    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
+        """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
+        expected = float(self._growth_seconds(live, levels))
+        if due <= live * (len(self._widths) + 2):  # what the lap before brought
+            self.level.record(expected, seconds)
+        else:
+            self._pass.record(self.catchup(due), seconds - expected)
+
+    def record_lap(self, live: int, rows: int, seconds: float) -> None:
+        """All stages took so long for it.
+
+        Laps without drafts move the curve, and so does any lap that was faster than it says; how much
+        more laps with trees take (their masks, their branching, each sequence's own context) is kept apart.
+        """
+        expected = float(self.lap.at(rows))
+        if rows == live or not self.lap.measured or 0.0 < seconds < expected:
+            self.lap.record(expected, seconds)
+            expected = float(self.lap.at(rows))
+        if rows > live and seconds > 0.0 and expected > 0.0:
+            self._tree_slowdown += LAP_WEIGHT * (
+                min(max(seconds / expected, 1.0), MAX_TREE_SLOWDOWN) - self._tree_slowdown
+            )
+
+    def knows_plain(self, live: int) -> bool:
+        """Whether a lap of about so many texts was seen without drafts."""
+        return live.bit_length() in self._beside
+
+    def record_plain(self, live: int, wall: float) -> None:
+        """A lap of `live` texts without drafts took so long by the clock.
+
+        What that is beside the curve depends on how many they are: 0.5 to 1 ms for one, 3.2 to 3.8 for 64,
+        served on an H200.
+        """
+        computed, about = float(self.lap.at(live)), live.bit_length()
+        beside = min(max(wall - computed, 0.0), MAX_BESIDE_FACTOR * computed)
+        before = self._beside.get(about, beside)
+        self._beside[about] = before + LAP_WEIGHT * (beside - before)
+
+    def record_hop(self, drafted: bool, seconds: float, computed: float) -> None:
+        """What a lap took beside the stages' and the drafter's computing; waiting for clients is cut off.
+
+        Laps that wait for trees hop more often, and judge more rows: the difference is a cost of drafts. A
+        median, because one lap that a busy machine held up says nothing about the next.
+        """
+        self._recent_hops.append(max(seconds, 0.0))
+        self._hops[drafted].append(
+            min(self._recent_hops[-1], MAX_HOP_FACTOR * (computed + min(self._recent_hops)))
+        )
+
+    def _growth_seconds(self, live: int, levels: Counts) -> Floats:
+        """The first level takes a pass over one row per tree, each further one over its width."""
+        passes = self.level.at(live * np.array((1, *self._widths)))
+        return np.cumsum(passes)[np.asarray(levels) - 1]
+
+    def _drafted_hop(self) -> float:
+        return median(self._hops[True]) if self._hops[True] else 0.0
+
+    def _plain_hop(self) -> float:
+        """Taken as half of that of drafted laps as long as none without drafts was seen."""
+        return median(self._hops[False]) if self._hops[False] else self._drafted_hop() / 2
+
+
+PRIOR_ACCEPTANCE = 0.75  # chance that the next depth is accepted, before anything is known
+PRIOR_TRIALS = 2.0  # how many trials the hope counts for
+DECAY = 0.97  # what one outcome leaves of those before
+MAX_TRUST = 1.5
+TRIALS_AFTER_REST = 4.0  # trials that what was known counts for, behind a rest
+
+
+class AcceptanceRates:
+    """Discounted counts per depth 1 .. levels. Depths never tried are taken to be like the one above."""
+
+    def __init__(self, levels: int) -> None:
+        self._hits = [0.0] * levels
+        self._trials = [0.0] * levels
+        self._masses = [0.0] * levels
+        self._reached = [0.0] * levels
+
+    def record(self, grown: int, masses: Sequence[float], accepted: int) -> None:
+        """One tree came back.
+
+        grown: levels that were grown for it. masses: the head's probability of what was sent, per
+        depth. accepted: how deep the tree was accepted.
+        """
+        self._decay(DECAY)
+        for depth in range(min(grown, accepted + 1)):
+            self._trials[depth] += 1
+            self._hits[depth] += depth < accepted
+        for depth, mass in enumerate(masses):
+            self._masses[depth] += mass
+            self._reached[depth] += depth < accepted
+
+    def discount(self) -> None:
+        """What is known is old by now: a short trial shall be able to change it."""
+        self._decay(min(1.0, TRIALS_AFTER_REST / max(self._trials[0], TRIALS_AFTER_REST)))
+
+    def expected_tokens(self) -> Floats:
+        """[levels] expected accepted tokens when 1, 2, ... levels are drafted."""
+        return np.cumsum(np.cumprod(self.by_depth()))
+
+    def by_depth(self) -> list[float]:
+        """[levels] chance that depth d is accepted when depth d - 1 was."""
+        chances: list[float] = []
+        before = PRIOR_ACCEPTANCE
+        for hits, trials in zip(self._hits, self._trials):
+            before = (hits + PRIOR_TRIALS * before) / (trials + PRIOR_TRIALS)
+            chances.append(before)
+        return chances
+
+    def pessimistic_first(self) -> float:
+        """Chance that depth 1 is accepted, as one must fear: hope counts for nothing."""
+        return self._hits[0] / (self._trials[0] + PRIOR_TRIALS)
+
+    def trust(self) -> Floats:
+        """[levels] factors from the head's cumulative probability to a chance of acceptance.
+
+        Never rising with depth, so that no node is worth more than its parent.
+        """
+        factors: list[float] = []
+        least = MAX_TRUST
+        for reached, mass in zip(self._reached, self._masses):
+            least = min(least, (reached + PRIOR_TRIALS) / (mass + PRIOR_TRIALS))
+            factors.append(least)
+        return np.array(factors)
+
+    def _decay(self, kept: float) -> None:
+        for counts in (self._hits, self._trials, self._masses, self._reached):
+            counts[:] = [count * kept for count in counts]

@@ -1,0 +1,173 @@
+"""Candidates of grown trees, and the choice of those that are sent: arrays of scores in, trees out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsot.core.tree import Tree, children
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+KeepGrowing = Callable[
+    [Floats, int], bool
+]  # whether a frontier [B, k] of scores at a depth is worth going on
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """All candidates of B trees grown together, n per tree, parents before children.
+
+    tokens:  [B, n] token ids of the base.
+    scores:  [B, n] cumulative log-probability from the root; -inf where a candidate is barred.
+    parents: [B, n]; 0 is the root, p + 1 is candidate p.
+    depths:  [n] distance from the root, at least 1.
+    """
+
+    tokens: Ints
+    scores: Floats
+    parents: Ints
+    depths: Ints
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def levels(self) -> int:
+        """How deep it goes."""
+        return int(self.depths.max())
+
+
+def pad_rows(candidates: Candidates, present: Sequence[bool]) -> Candidates:
+    """The offer with a row without candidates for every tree that is not present in it."""
+    if all(present):
+        return candidates
+    rows = np.flatnonzero(present)
+    shape = (len(present), candidates.tokens.shape[1])
+    scores, tokens = np.full(shape, -np.inf, candidates.scores.dtype), np.zeros(shape, np.int64)
+    parents = np.zeros(shape, np.int64)
+    scores[rows], tokens[rows], parents[rows] = candidates.scores, candidates.tokens, candidates.parents
+    return Candidates(tokens, scores, parents, candidates.depths)
+
+
+def merge_chains(
+    candidates: Candidates, values: Floats, chains: Candidates, chain_values: Floats
+) -> tuple[Candidates, Floats]:
+    """An offer with chains hung into its trees; a node of both is worth what it is worth to either.
+
+    values [B, n], worths [B, m]: what the candidates of each are worth, never more than their parents.
+    Candidates n, n + 1, ... of the result are the chains' own; their scores say nothing.
+    """
+    own = candidates.tokens.shape[1]
+    nothing = np.full(chain_values.shape, -np.inf)
+    joined = np.concatenate((values, nothing), 1)
+    parents = np.concatenate((candidates.parents, np.zeros_like(chains.parents)), 1)
+    for row in range(len(candidates)):
+        parent, open_to = 0, np.isfinite(values[row])
+        for step in np.flatnonzero(np.isfinite(chain_values[row])).tolist():
+            alike = (
+                open_to
+                & (candidates.parents[row] == parent)
+                & (candidates.tokens[row] == chains.tokens[row, step])
+            )
+            shared = np.flatnonzero(alike)
+            number = int(shared[0]) if len(shared) else own + step
+            joined[row, number] = max(joined[row, number], chain_values[row, step])
+            if number >= own:
+                parents[row, number] = parent
+            parent = number + 1
+    tokens = np.concatenate((candidates.tokens, chains.tokens), 1)
+    scores = np.concatenate((candidates.scores, nothing), 1)
+    return Candidates(tokens, scores, parents, np.concatenate((candidates.depths, chains.depths))), joined
+
+
+def limit_depths(candidates: Candidates, limits: Sequence[int]) -> Candidates:
+    """The offer without candidates deeper than each tree's limit."""
+    deep = candidates.depths[None, :] > np.asarray(limits)[:, None]
+    return (
+        replace(candidates, scores=np.where(deep, -np.inf, candidates.scores)) if deep.any() else candidates
+    )
+
+
+def acceptance_chances(candidates: Candidates, trust: Floats) -> Floats:
+    """[B, n] chances of acceptance: the head's probability times the trust [levels] in its depth."""
+    chances = np.minimum(np.exp(candidates.scores) * trust[candidates.depths - 1], 1.0)
+    return np.where(np.isfinite(candidates.scores), chances, -np.inf)
+
+
+def depth_masses(candidates: Candidates, chosen: Flags) -> Floats:
+    """[B, levels] the head's probability of the chosen candidates, summed per depth."""
+    rows, nodes = np.nonzero(chosen)
+    sums = np.zeros((len(chosen), candidates.levels))
+    np.add.at(sums, (rows, candidates.depths[nodes] - 1), np.exp(candidates.scores[rows, nodes]))
+    return sums
+
+
+def eagle2_trees(candidates: Candidates, roots: Sequence[int], nodes: int) -> tuple[Tree, ...]:
+    """EAGLE-2's re-ranking: the nodes - 1 best candidates of each tree, in candidate order."""
+    return build_trees(candidates, roots, best_each(candidates.scores, nodes - 1))
+
+
+def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> tuple[Tree, ...]:
+    """One tree per root from its chosen candidates ([B, n], ancestor-closed)."""
+    return tuple(_build_tree(candidates, row, root, chosen[row]) for row, root in enumerate(roots))
+
+
+def _build_tree(candidates: Candidates, row: int, root: int, chosen: Flags) -> Tree:
+    picked = np.flatnonzero(chosen)
+    tokens = candidates.tokens[row, picked].tolist()
+    parents = np.searchsorted(np.concatenate(([0], picked + 1)), candidates.parents[row, picked]).tolist()
+    return Tree((root, *tokens), (0, *parents))
+
+
+def best_each(values: Floats, count: int) -> Flags:
+    """[B, n] flags of the `count` best of each row; barred ones (-inf) never, ties to the earlier.
+
+    Ancestor-closed wherever no candidate is worth more than its parent: a parent comes earlier.
+    """
+    if not 0 < count < values.shape[1]:
+        return np.isfinite(values) & (count > 0)
+    least = -np.partition(-values, count - 1, axis=1)[:, count - 1 : count]  # a tenth of what sorting takes
+    better, level = values > least, values == least
+    spare = count - better.sum(1, keepdims=True)
+    return (better | (level & (level.cumsum(1) <= spare))) & np.isfinite(values)
+
+
+def best_overall(values: Floats, count: int, each: int) -> Flags:
+    """[B, n] flags of the `count` best of all rows together, at most `each` of one row."""
+    open_to = np.where(best_each(values, each), values, -np.inf)
+    flags = best_each(open_to.reshape(1, -1), count)
+    return flags.reshape(values.shape)
+
+
+def ranked(values: Floats, each: int) -> Floats:
+    """What the best nodes are worth, best first: `best_overall` with count r takes the first r."""
+    found = values[best_each(values, each)]
+    return np.sort(found)[::-1]
+
+
+def graft(tree: Tree, tokens: Sequence[int]) -> Tree:
+    """The tree with a chain of tokens below its root, sharing the nodes that are there already."""
+    if not tokens:
+        return tree
+    below = children(tree.parents)
+    node, shared = 0, 0
+    for token in tokens:
+        found = next((child for child in below[node] if tree.tokens[child] == token), None)
+        if found is None:
+            break
+        node, shared = found, shared + 1
+    return _append(tree, node, tokens[shared:])
+
+
+def _append(tree: Tree, node: int, tokens: Sequence[int]) -> Tree:
+    if not tokens:
+        return tree
+    size = len(tree)
+    parents = (node, *range(size, size + len(tokens) - 1))
+    return Tree((*tree.tokens, *tokens), (*tree.parents, *parents))

@@ -1,0 +1,382 @@
+"""How much drafting pays now: levels to grow, rows to send, or for how long to rest.
+
+Two safeguards make drafting cheap where it does not pay. The best expected rate wins, plain decoding
+included; and nothing is tried beyond the risk budget: every lap is booked against what plain decoding would
+have taken for its tokens, and losses stay below RISK_SHARE of plain time plus FIRST_CREDIT_LAPS. Where
+drafting does not pay the drafter rests, each time longer; behind a rest comes a short trial, since
+measurements and texts change. Counts, probabilities and measured seconds in, counts out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from specsot.drafting import TunerName
+from specsot.members import Curve, TreeShape
+from specsot_drafter.core.cost_model import AcceptanceRates, CostModel
+from specsot_drafter.core.selection import (
+    Candidates,
+    Flags,
+    Floats,
+    KeepGrowing,
+    acceptance_chances,
+    best_each,
+    best_overall,
+    ranked,
+)
+
+RISK_SHARE = 0.0125  # of plain time, for trying things out
+FIRST_CREDIT_LAPS = 0.4  # plain laps of credit to begin with
+MAX_CREDIT_LAPS = 20.0  # plain laps of credit that good times may leave to bad ones
+
+
+class RiskBudget:
+    """Seconds of credit; `plain` is what a lap without drafts takes now."""
+
+    def __init__(self) -> None:
+        self._credit: float | None = None
+
+    def available(self, plain: float) -> float:
+        """Seconds that may be risked now."""
+        return FIRST_CREDIT_LAPS * plain if self._credit is None else self._credit
+
+    def record(self, plain: float, gained: float = 0.0, laps: float = 1.0) -> None:
+        """So many laps passed, which gained so many seconds on plain decoding (or lost them)."""
+        credit = self.available(plain) + RISK_SHARE * laps * plain + gained
+        self._credit = min(credit, MAX_CREDIT_LAPS * plain)
+
+    def laps_until(self, seconds: float, plain: float) -> float:
+        """Laps without drafts until so much may be risked."""
+        return max(seconds - self.available(plain), 0.0) / (RISK_SHARE * plain)
+
+
+FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known
+FIRST_REST_LAPS, MAX_REST_LAPS = 32, 1024  # laps
+MAX_REST_TREES = 8192  # trees of one rest, unless that is less than FIRST_REST laps: as stage 0 has it
+TRIAL_TREES = 4  # trees of one level that a trial takes
+PLAIN_PROBE_LAPS = 128  # laps with drafts after which one without shows what plain decoding takes now
+MAX_LAP_OVERRUN = 2.0  # plain laps beyond which what a lap took by the clock is not believed
+MAX_GROWTH_OVERRUN = 3.0  # times what growing should take, beyond which that is not believed either
+LAP_WEIGHT = 0.2  # of one lap in what is typical
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOutcome:
+    """One tree that came back.
+
+    grown:    levels grown for it; 0 when its root was sent alone.
+    rows:     its nodes, root included.
+    masses:   the drafter's probability of its nodes, summed per depth.
+    accepted: tokens it brought that would not have come without it.
+    own:      how deep the drafter's own nodes were accepted; None: as deep as that.
+    """
+
+    grown: int
+    rows: int
+    masses: Sequence[float]
+    accepted: int
+    own: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LapSeconds:
+    """What one lap took, in seconds; 0 where it is not known.
+
+    computed: by all stages, when nothing else was in the frame. wall: by the clock. growing: by the drafter.
+    """
+
+    computed: float = 0.0
+    wall: float = 0.0
+    growing: float = 0.0
+
+
+UNKNOWN_SECONDS = LapSeconds()
+
+
+class MeasuredBudget:
+    """Chooses levels and rows that maximise expected tokens per second of the whole lap.
+
+    rest: for how many trees nothing shall be drafted; set by a plan that says so.
+    drafting: whether trees were sent since the last rest.
+    """
+
+    adaptive = True
+
+    def __init__(
+        self, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int] | None = None
+    ) -> None:
+        """lap: seconds per rows of all stages; level: seconds per rows of one level of growth.
+        widths: rows per tree that level 2, 3, ... takes; EAGLE's when absent.
+        """
+        self.costs = CostModel(lap, level, (shape.top_k,) * shape.depth if widths is None else widths)
+        self.acceptance = AcceptanceRates(shape.depth + 1)
+        self._each = shape.nodes - 1
+        self.rest = 0
+        self._risk = RiskBudget()
+        self._rest_laps, self._first_lap = FIRST_REST_LAPS // 2, True
+        self._trial_trees = self._drafted_laps = 0
+        self._next_plain = (
+            1  # laps with drafts until one without; the first look comes at once, the others are rare
+        )
+        self._gained: float | None = None
+        self._nodes_by_live: dict[int, float] = {}
+
+    @property
+    def keep_growing(self) -> KeepGrowing | None:
+        """Who is to be asked before each level."""
+        return self.pays_deeper
+
+    @property
+    def drafting(self) -> bool:
+        return self._gained is not None
+
+    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
+        """Levels that `live` trees may grow, at most `most`; 0: none, and `rest` says for how long.
+
+        due: rows that must be caught up with first.
+        """
+        self.rest = 0
+        if not live or most <= 0:
+            return 0
+        if self._drafted_laps >= (self._next_plain if self.costs.knows_plain(live) else 1):
+            self._drafted_laps, self._next_plain, self.rest = 0, PLAIN_PROBE_LAPS, live
+            return 0
+        plain, levels = self.costs.plain_lap(live), np.arange(1, most + 1)
+        costs = self.costs.draft_seconds(live, levels)
+        costs += self.costs.tree_rows(live, live * levels * self._typical_nodes(live))
+        rates = (live + live * self.acceptance.expected_tokens()[:most]) / (plain + costs)
+        affordable = costs + self.costs.catchup(due) <= self._affordable_seconds(plain)
+        if np.any(rates[affordable] * plain > live):
+            return int(levels[affordable][-1])
+        if self._trial_trees > 0 and affordable[0]:
+            self._trial_trees -= live
+            return 1
+        if not np.any((1 + levels) * plain > plain + costs):  # not even if every guess were right
+            self._rest_laps = MAX_REST_LAPS
+        self._start_rest(
+            live, plain, math.ceil(TRIAL_TREES / live) * float(costs[0]) + self.costs.catchup(due)
+        )
+        return 0
+
+    def pays_deeper(self, scores: Floats, depth: int) -> bool:
+        """Whether one more level pays below a frontier of `depth`, as sure as this one is of itself.
+
+        scores: [live, top_k] cumulative log-probabilities of the frontier. A level pays when it brings
+        more tokens per second than the lap so far.
+        """
+        live = len(scores)
+        trust, chances = self.acceptance.trust(), self.acceptance.by_depth()
+        reached = float(np.minimum(np.exp(scores).sum(1) * trust[depth - 1], 1.0).sum())
+        spent = self.costs.plain_lap(live) + float(self.costs.draft_seconds(live, depth))
+        return reached * chances[depth] > (live + reached * depth) / spent * self.costs.next_level(
+            live, depth
+        )
+
+    def score(self, offer: Candidates) -> Floats:
+        """[live, n] the chance of each candidate to be accepted, as far as its drafter can be trusted."""
+        return acceptance_chances(offer, self.acceptance.trust())
+
+    def select(self, values: Floats, levels: int, most: int) -> Flags:
+        """[live, n] which candidates to send, at most `most` in all: as many as pay, the best of all."""
+        count = self.count_rows(ranked(values, self._each), len(values), levels)
+        return best_overall(values, min(count, most), self._each)
+
+    def count_rows(self, worth: Floats, live: int, levels: int) -> int:
+        """How many of the grown nodes to send, best first.
+
+        worth: chances of acceptance of all nodes on offer, falling.
+        """
+        plain = self.costs.plain_lap(live)
+        spent = float(self.costs.draft_seconds(live, levels))
+        extra = self.costs.tree_rows(live, np.arange(len(worth) + 1))
+        tokens = live + np.concatenate(([0.0], np.cumsum(worth)))
+        rates = tokens / (plain + spent + extra)
+        rates[1:][extra[1:] > max(self._affordable_seconds(plain) - spent, 0.0)] = 0.0
+        count = int(np.argmax(rates))
+        self._record_nodes(live, count / (live * levels))
+        return count
+
+    def record_rest(self, trees: int, live: int) -> None:
+        """So many trees went without drafts; `live` of them a lap, as far as is known."""
+        self._risk.record(self.costs.plain_lap(live), laps=trees / live)
+        if self._gained is None:
+            self._trial_trees = TRIAL_TREES
+            self.acceptance.discount()
+
+    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
+        """Growing `live` trees of so many levels took so long, `due` rows caught up with included."""
+        self.costs.record_growth(live, levels, due, seconds)
+
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+        """A lap came back: learn from it, and book what it gained or lost against plain decoding."""
+        if not trees:
+            return
+        live, rows = len(trees), sum(tree.rows for tree in trees)
+        drafted = [tree for tree in trees if tree.grown]
+        if drafted and rows == live:  # grown for nothing: the ring tells what a plain lap takes, not this one
+            spent = replace(spent, wall=0.0)
+        self._record_costs(live, rows, bool(drafted), spent)
+        plain, gained = self.costs.plain_lap(live), 0.0
+        if drafted:
+            gained = sum(tree.accepted for tree in drafted) / live * plain
+            gained -= self._extra_seconds(live, rows, drafted[0].grown, spent)
+            self._first_lap = False
+            self._gained = (self._gained or 0.0) + gained
+        self._risk.record(plain, gained)
+        self._drafted_laps = self._drafted_laps + bool(spent.wall) if drafted else 0
+        for tree in drafted:
+            own = tree.accepted if tree.own is None else tree.own
+            self.acceptance.record(tree.grown, tree.masses, own)
+
+    def _affordable_seconds(self, plain: float) -> float:
+        """Seconds that a lap with drafts may take longer than a plain one: what the purse holds, and what
+        drafts bring so surely that it is no risk.
+        """
+        return self._risk.available(plain) + plain * self.acceptance.pessimistic_first()
+
+    def _record_costs(self, live: int, rows: int, drafted: bool, spent: LapSeconds) -> None:
+        if spent.computed:
+            self.costs.record_lap(live, rows, spent.computed)
+            if spent.wall:
+                hop = spent.wall - spent.computed - spent.growing
+                self.costs.record_hop(drafted, hop, spent.computed)
+        if spent.wall and not drafted:
+            self.costs.record_plain(live, spent.wall)
+
+    def _extra_seconds(self, live: int, rows: int, grown: int, spent: LapSeconds) -> float:
+        """Seconds that a lap with drafts took beyond a plain one; waiting for clients is cut off."""
+        plain = self.costs.plain_lap(live)
+        sending = float(self.costs.tree_rows(live, rows - live))
+        grew = float(self.costs.draft_seconds(live, grown))
+        if self._first_lap:  # caches are cold, kernels are loaded: what the first one takes no other will
+            return grew + sending
+        believed = min(
+            spent.growing, MAX_GROWTH_OVERRUN * grew
+        )  # nor one that loads kernels for rows of its own
+        said = max(grew, believed) + sending
+        wall = spent.wall - (spent.growing - believed)
+        return min(wall - plain, MAX_LAP_OVERRUN * plain + said) if spent.wall else said
+
+    def _start_rest(self, live: int, plain: float, trial: float) -> None:
+        """Rest twice as long as the last time, unless drafting had paid; and until a trial can be paid."""
+        if self._gained is not None:
+            self._rest_laps = (
+                FIRST_REST_LAPS if self._gained > plain else min(2 * self._rest_laps, MAX_REST_LAPS)
+            )
+        laps = min(max(FIRST_REST_LAPS, self._rest_laps, self._risk.laps_until(trial, plain)), MAX_REST_LAPS)
+        self.rest = math.ceil(min(laps * live, max(MAX_REST_TREES, FIRST_REST_LAPS * live)))
+        self._risk.record(plain, -self.costs.handover(), laps=0)
+        self._gained, self._trial_trees, self._drafted_laps = None, 0, 0
+
+    def _typical_nodes(self, live: int) -> float:
+        """Typical nodes per level and tree with about so many trees."""
+        return self._nodes_by_live.get(live.bit_length(), FIRST_NODES_PER_LEVEL)
+
+    def _record_nodes(self, live: int, nodes: float) -> None:
+        before = self._typical_nodes(live)
+        self._nodes_by_live[live.bit_length()] = before + LAP_WEIGHT * (
+            max(nodes, FIRST_NODES_PER_LEVEL / 4) - before
+        )
+
+
+SEED_FIRST_DEPTH, SEED_MIN_DEPTH, SEED_MAX_DEPTH = 5, 2, 10
+SEED_FIRST_MEAN, SEED_DECAY = 0.8, 0.9  # of the seed's running mean of acceptance
+SEED_LOW, SEED_HIGH = 0.5, 0.85
+
+
+class BudgetPolicy(Protocol):
+    """Decides for one drafter.
+
+    rest:     for how many trees nothing shall be drafted, where the last plan said so.
+    drafting: trees were sent since the last rest.
+    adapts:   it looks at what pays: it may rest, and candidates of others may join its trees.
+    """
+
+    rest: int
+    adaptive: bool
+
+    @property
+    def drafting(self) -> bool: ...
+
+    @property
+    def keep_growing(self) -> KeepGrowing | None:
+        """Who is to be asked before each level."""
+        ...
+
+    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
+        """Levels that `live` trees may grow, at most `most`; `due` rows must be caught up with first."""
+        ...
+
+    def score(self, offer: Candidates) -> Floats:
+        """[live, n] what every candidate is worth."""
+        ...
+
+    def select(self, values: Floats, levels: int, most: int) -> Flags:
+        """[live, n] which candidates to send, at most `most` in all."""
+        ...
+
+    def record_rest(self, trees: int, live: int) -> None: ...
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None: ...
+    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None: ...
+
+
+class FixedBudget:
+    """Every tree as large as its shape; for reference vectors and comparisons."""
+
+    adaptive = False
+    drafting = True
+    keep_growing: KeepGrowing | None = None
+    rest = 0
+
+    def __init__(self, shape: TreeShape) -> None:
+        self._each = shape.nodes - 1
+
+    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
+        return most
+
+    def score(self, offer: Candidates) -> Floats:
+        return offer.scores
+
+    def select(self, values: Floats, levels: int, most: int) -> Flags:
+        return best_each(values, self._each)
+
+    def record_rest(self, trees: int, live: int) -> None:
+        """Nobody rests."""
+
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+        """Nothing is learned."""
+
+    def record_growth(self, live: int, levels: int, due: int, seconds: float) -> None:
+        """Costs do not matter."""
+
+
+class SeedBudget(FixedBudget):
+    """A running mean of accepted over drafted tokens moves the depth: below 0.5 down, above 0.85 up."""
+
+    def __init__(self, shape: TreeShape) -> None:
+        super().__init__(shape)
+        self.depth, self.mean = SEED_FIRST_DEPTH, SEED_FIRST_MEAN
+
+    def plan_levels(self, live: int, most: int, due: int = 0) -> int:
+        return min(self.depth, most)
+
+    def record_lap(self, trees: Sequence[TreeOutcome], spent: LapSeconds = UNKNOWN_SECONDS) -> None:
+        for tree in trees:
+            if tree.grown:
+                self.mean = SEED_DECAY * self.mean + (1 - SEED_DECAY) * tree.accepted / tree.grown
+                step = (self.mean > SEED_HIGH) - (self.mean < SEED_LOW)
+                self.depth = min(max(self.depth + step, SEED_MIN_DEPTH), SEED_MAX_DEPTH)
+
+
+def make_budget(
+    name: TunerName, shape: TreeShape, lap: Curve, level: Curve, widths: Sequence[int]
+) -> BudgetPolicy:
+    """lap, level: see `MeasuredBudget`. A fixed shape is always drafted whole."""
+    if shape.fixed or name == "fixed":
+        return FixedBudget(shape)
+    return SeedBudget(shape) if name == "seed" else MeasuredBudget(shape, lap, level, widths)

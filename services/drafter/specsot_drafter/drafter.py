@@ -1,0 +1,150 @@
+"""The drafter service in the ring: takes features, drafts trees, sends them to stage 0.
+
+It may be late, wrong or gone: the ring waits for it no longer than the draft timeout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specsot.core.deadline import Deadline
+from specsot.core.frames import Drafts, Features
+from specsot.errors import Unavailable
+from specsot.members import Configuration, Ready, Registration, Tap
+from specsot.service.compute import Compute
+from specsot.service.membership import report_progress
+from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
+from specsot_drafter.engine import DraftEngine
+from specsot_drafter.telemetry import DrafterObserver
+
+
+@dataclass(slots=True)
+class _DrafterEpoch:
+    """Everything that lives exactly as long as one epoch."""
+
+    configuration: Configuration
+    engine: DraftEngine
+    stage: Link
+    pending: list[Features]
+    deadline: Deadline
+
+
+class Drafter:
+    """One drafter. `compute` runs tensor work, one job at a time, off the event loop; `observer` is told."""
+
+    def __init__(
+        self,
+        loader: EngineProvider,
+        dialer: Dialer,
+        compute: Executor,
+        observer: DrafterObserver | None = None,
+    ) -> None:
+        self._loader, self._dialer, self._compute = loader, dialer, Compute(loader.name, compute)
+        self._observer = observer or DrafterObserver()
+        self._active: _DrafterEpoch | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._active.configuration.epoch if self._active else 0
+
+    @property
+    def free_pages(self) -> int | None:
+        """KV pages that no sequence owns, by the drafter's own table; None outside an epoch."""
+        return self._active.engine.free_pages if self._active else None
+
+    async def registration(self) -> Registration:
+        return await self._compute.run(self._loader.registration)
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        """Load the head, give the tapping stages their slices of its fc if they want them, then be ready."""
+        async with report_progress(uplink, configuration.epoch, lambda: 0, 1):
+            engine = await self._compute.run(self._loader.make_engine, configuration)
+            if configuration.head:
+                await self._send_taps(configuration)
+            stage = await self._dialer.dial(configuration.drafted_for.address, configuration.epoch)
+        self._active = _DrafterEpoch(configuration, engine, stage, [], Deadline(configuration.curve))
+        self._observer.formed(configuration, lambda: engine.free_pages)
+        await uplink.send(Ready(configuration.epoch))
+
+    async def handle(self, arrival: Arrival) -> None:
+        """Keep features for `settle`; those of another epoch are dropped."""
+        active, message = self._active, arrival.message
+        if active is None:
+            return
+        last = active.configuration.stages[-1].name
+        if isinstance(message, Features) and message.epoch == self.epoch and arrival.sender == last:
+            active.pending.append(message)
+        if isinstance(message, Lost) and message.epoch == self.epoch:
+            self._handle_loss(active, arrival, message)
+
+    async def settle(self) -> float | None:
+        """Learn everything that has come, then draft once for the newest state."""
+        active = self._active
+        if active is None or not active.pending:
+            return None
+        batches, active.pending = active.pending, []
+        with self._observer.drafting(batches):
+            drafts, seconds = await self._compute.run(
+                _observe_and_draft,
+                active.engine,
+                batches,
+                self.epoch,
+                within=active.deadline.seconds(_rows(batches)),
+            )
+        active.deadline.took(_rows(batches), seconds)
+        self._observer.drafted(drafts, seconds)
+        if drafts.drafts or drafts.rest:
+            await active.stage.send(drafts)
+        return None
+
+    async def disband(self) -> None:
+        active, self._active = self._active, None
+        if active is not None:
+            self._observer.disbanded()
+            await close_in_background(active.stage.close())
+
+    def _handle_loss(self, active: _DrafterEpoch, arrival: Arrival, lost: Lost) -> None:
+        """Raises Unavailable where it cannot go on, if whoever says so may."""
+        needed = {active.configuration.drafted_for.name, active.configuration.stages[-1].name}
+        if lost.peer in needed and lost.peer == arrival.sender and arrival.of("worker"):
+            raise Unavailable(f"lost {lost.peer}: {lost.reason}")
+
+    async def _send_taps(self, configuration: Configuration) -> None:
+        """Each tap's slice goes to the stage that taps, or to the neighbour that passes it on."""
+        for layer, weight in (await self._compute.run(self._loader.tap_slices)).items():
+            near = configuration.comm_mode == "ring"
+            stage = configuration.drafted_for if near else configuration.tapping(layer)
+            link = await self._dialer.dial(stage.address, configuration.epoch)
+            await link.send(Tap(configuration.epoch, layer, weight))
+            await link.close()
+
+
+def _rows(batches: list[Features]) -> int:
+    """Of the base's laps that brought them, and of what is to be learned."""
+    return sum(one.fed + sum(len(lesson.tokens) for lesson in one.lessons) for one in batches)
+
+
+def _observe_and_draft(engine: DraftEngine, batches: list[Features], epoch: int) -> tuple[Drafts, float]:
+    """The drafts, and how many seconds they took."""
+    begun = time.perf_counter()
+    for features in batches:
+        engine.observe(features)
+    drafts = Drafts(epoch, engine.draft(), engine.rest)
+    return drafts, time.perf_counter() - begun
+
+
+class EngineProvider(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def tap_slices(self) -> Mapping[int, Any]:
+        """By layer, the slice of the head's fc for what taps its input."""
+        ...
+
+    def registration(self) -> Registration: ...
+
+    def make_engine(self, configuration: Configuration) -> DraftEngine: ...

@@ -1,0 +1,97 @@
+"""Verification on a thread of its own, for GPUs: the next frame is launched meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from specsot.core.frames import Frame
+from specsot.service.compute import Compute
+from specsot_worker.stage import StageRunner
+from specsot_worker.verifier import VerifiedFrame
+
+OnLaunched = Callable[["LaunchedFrame"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedFrame:
+    """A frame behind the last layer. over: a GPU's event, until which not all of its rows are there."""
+
+    frame: Frame
+    passed: Frame
+    computed: Any
+
+
+def launch_frame(stage: StageRunner, frame: Frame) -> LaunchedFrame:
+    passed = stage.run(frame)
+    computed = None
+    if passed.hidden is not None and passed.hidden.is_cuda:
+        computed = torch.cuda.current_stream(passed.hidden.device).record_event()
+    return LaunchedFrame(frame, passed, computed)
+
+
+class AsyncVerifier:
+    """One epoch's frames are read in their order, one at a time, each as soon as it can be."""
+
+    def __init__(self, name: str, executor: Executor, on_launched: OnLaunched) -> None:
+        """executor: of one thread. read: what to do with each frame."""
+        self._compute, self._on_launched = Compute(name, executor), on_launched
+        self._stream: torch.cuda.Stream | None = None
+        self._queue = asyncio.Queue[LaunchedFrame]()
+        self._unverified = 0
+        self._task = asyncio.create_task(self._verify_in_order())
+
+    def busy(self) -> bool:
+        """Frames are read, or wait to be. Raises what went wrong with one."""
+        if self._task.done():
+            self._task.result()
+        return self._unverified > 0
+
+    def submit(self, launched: LaunchedFrame) -> None:
+        self._unverified += 1
+        self._queue.put_nowait(launched)
+
+    async def run(
+        self,
+        verify: Callable[..., VerifiedFrame],
+        launched: LaunchedFrame | None = None,
+        within: float | None = None,
+    ) -> VerifiedFrame:
+        """See `Compute.run`."""
+        return await self._compute.run(self._verify, verify, launched, within=within)
+
+    def close(self) -> None:
+        """Nothing more is read; whom that would have told what went wrong is not there any more."""
+        if not self._task.cancel() and not self._task.cancelled():
+            self._task.exception()
+
+    async def _verify_in_order(self) -> None:
+        while True:
+            await self._on_launched(await self._queue.get())
+            self._unverified -= 1
+
+    def _verify(self, verify: Callable[..., VerifiedFrame], launched: LaunchedFrame | None) -> VerifiedFrame:
+        """All that judges do on a device has a stream of its own: else it would wait for frames behind this
+        one. Nobody else may use what is made there, so features leave as copies.
+        """
+        with self._side_stream(launched):
+            verified = verify(launched.passed) if launched else verify()
+            features = tuple(
+                one if one.rows is None else replace(one, rows=one.rows.cpu()) for one in verified.features
+            )
+            if self._stream:
+                self._stream.synchronize()  # until then it reads what belongs to other streams
+            return replace(verified, features=features)
+
+    def _side_stream(self, launched: LaunchedFrame | None) -> AbstractContextManager[object]:
+        if launched and launched.computed:
+            assert launched.passed.hidden is not None
+            self._stream = self._stream or torch.cuda.Stream(launched.passed.hidden.device, priority=-1)
+            self._stream.wait_event(launched.computed)
+        return torch.cuda.stream(self._stream) if self._stream else nullcontext()

@@ -1,0 +1,193 @@
+"""Verification of one sequence: accepts nodes along the target tokens, writes tokens, finds what ends it.
+
+Holds what the last stage remembers of a decoding sequence, and the grammar's masks for the nodes of a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+
+from specsot.core.frames import End, Opening, Outcome, PromptChunk, TreeSegment
+from specsot.core.tree import Tree, accept, depths, single
+from specsot.grammar import LONGEST_STRETCH, Grammar, IsolatedGrammar, SpellingHabits
+
+
+class TokenCounts:
+    """One sequence's past. Tokens of the prompt count as standing there, not as written."""
+
+    def __init__(self, prompt: Iterable[int] = ()) -> None:
+        self._counts = dict.fromkeys(prompt, 0)
+
+    def add_prompt(self, tokens: Iterable[int]) -> None:
+        """More of the prompt."""
+        for token in tokens:
+            self._counts.setdefault(token, 0)
+
+    def add(self, token: int) -> None:
+        self._counts[token] = self._counts.get(token, 0) + 1
+
+    def counts(self, trail: Iterable[int] = ()) -> dict[int, int]:
+        """How often each token that stands there was written, as if `trail` had been written too."""
+        counts = self._counts.copy()
+        for token in trail:
+            counts[token] = counts.get(token, 0) + 1
+        return counts
+
+
+@dataclass(slots=True)
+class DecodeState:
+    """What the last stage remembers of a decoding sequence.
+
+    tokens: everything it wrote, the newest (not fed yet) included.
+    state:  the grammar's state behind those tokens; None without a grammar.
+    habits: how the base spells what grammars force, shared by all it writes.
+    history: what penalties look at; None where none is asked for.
+    retried: its newest token had no target, and is fed once more.
+    """
+
+    opening: Opening
+    grammar: Grammar | None = None
+    habits: SpellingHabits = field(default_factory=SpellingHabits)
+    history: TokenCounts | None = None
+    tokens: list[int] = field(default_factory=list)
+    state: object | None = None
+    retried: bool = False
+
+    def __post_init__(self) -> None:
+        if self.grammar:
+            self.set_grammar(self.grammar)
+
+    def set_grammar(self, grammar: Grammar) -> None:
+        """To this grammar, before anything was written."""
+        self.grammar, self.state = grammar, grammar.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why it cannot go on, whatever the logits say."""
+        return self.grammar.failure if isinstance(self.grammar, IsolatedGrammar) else None
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens it may still write."""
+        return self.opening.limit - len(self.tokens)
+
+    def write(self, tokens: tuple[int, ...]) -> End | None:
+        """Append tokens up to the first that ends the sequence; returns why, or None."""
+        for token in tokens:
+            self.tokens.append(token)
+            if self.history:
+                self.history.add(token)
+            if end := self._end_at(token):
+                return end
+        return None
+
+    def forced(self) -> tuple[int, ...]:
+        """What must follow, as far as it is worth drafting: up to the last token that may be written."""
+        if self.grammar is None or not self.opening.drafted:
+            return ()
+        return self.habits.forced(self.grammar, self.state, min(self.remaining - 1, LONGEST_STRETCH))
+
+    def read_prompt(self, start: int, tokens: tuple[int, ...]) -> None:
+        """Take prompt tokens fed at `start`; the last of a prompt it may have written before a repair."""
+        given = max(self.opening.prompt - self.opening.generated - start, 0)
+        if self.history:
+            self.history.add_prompt(tokens[:given])
+        self.write(tokens[given:])
+
+    def _end_at(self, token: int) -> End | None:
+        if token in self.opening.stop_ids:
+            return End.STOP
+        if self.grammar:
+            self.habits.note(self.grammar, self.state, token)
+            self.state = self.grammar.advance(self.state, token)
+            if self.state is None:
+                return End.FAILED
+            if self.grammar.finished(self.state):
+                return End.GRAMMAR
+        return End.LENGTH if self.remaining <= 0 else None
+
+
+def accept_prompt(state: DecodeState, target: int | None) -> Outcome:
+    """The first token behind a prompt."""
+    if target is None:
+        return Outcome(state.opening.sequence, 0, (), (), End.FAILED)
+    end = state.write((target,))
+    return Outcome(state.opening.sequence, 0, (), (target,), end, forced=() if end else state.forced())
+
+
+def accept_tree(state: DecodeState, step: int, tree: Tree, targets: list[int | None]) -> Outcome:
+    """Accept along the targets, write the accepted tokens and the bonus, cut at an end.
+
+    A draft whose own logits are not numbers is not accepted: its token is the bonus, and decides as a root.
+    It may have spoilt the root's logits too: then nothing is accepted, and the root is fed once more, alone.
+    """
+    sequence = state.opening.sequence
+    *above, last = accept(tree, [-1 if target is None else target for target in targets])
+    if above and targets[last] is None:
+        last = above.pop()
+    accepted, bonus = (*above, last), targets[last]
+    if bonus is None:
+        again, state.retried = not state.retried, True
+        return Outcome(sequence, step, (), ()) if again else Outcome(sequence, step, (0,), (), End.FAILED)
+    state.retried = False
+    before = len(state.tokens)
+    end = state.write((*(tree.tokens[node] for node in accepted[1:]), bonus))
+    tokens = tuple(state.tokens[before:])
+    forced = () if end else state.forced()
+    return Outcome(sequence, step, accepted[: len(tokens)], tokens, end, forced=forced)
+
+
+Masks = Sequence[np.ndarray | None]
+
+
+def grammar_masks(segment: PromptChunk | TreeSegment, state: DecodeState) -> Masks:
+    """Allowed tokens behind each judged row, or None where anything goes."""
+    tree = single(segment.tokens[-1]) if isinstance(segment, PromptChunk) else segment.tree
+    if state.grammar is None or state.state is None:
+        return [None] * len(tree)
+    return TreeMasks(state.grammar, state.state, state.remaining, tree)
+
+
+class TreeMasks(Masks):
+    """Made when they are looked at: acceptance comes by few of a tree's nodes.
+
+    root: the state behind the root, which is written; other nodes advance from their parent.
+    """
+
+    def __init__(self, grammar: Grammar, root: object, remaining: int, tree: Tree) -> None:
+        self._grammar, self._tree = grammar, tree
+        self._left = [remaining - depth for depth in depths(tree.parents)]
+        self._states: dict[int, object | None] = {0: root}
+        self._masks: dict[int, np.ndarray | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> Masks: ...
+    def __getitem__(self, index: int | slice) -> np.ndarray | Masks | None:
+        if isinstance(index, slice):
+            return [self[node] for node in range(*index.indices(len(self)))]
+        node = range(len(self))[index]
+        if node not in self._masks:
+            self._masks[node] = self._make(node)
+        return self._masks[node]
+
+    def _make(self, node: int) -> np.ndarray | None:
+        state, spare = self._state(node), self._left[node]
+        if state is None or spare < 1 or self._grammar.finished(state):
+            return None
+        return self._grammar.mask(state, spare)
+
+    def _state(self, node: int) -> object | None:
+        if node not in self._states:
+            above = self._state(self._tree.parents[node])
+            token = self._tree.tokens[node]
+            self._states[node] = None if above is None else self._grammar.advance(above, token)
+        return self._states[node]

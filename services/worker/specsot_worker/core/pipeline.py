@@ -1,0 +1,220 @@
+"""How deep stage 0 keeps the pipeline, and how long it waits for drafts.
+
+PipelineDepth: frames in flight, frames per family, rows per prompt chunk, from measured lap times. A lap of
+n rows takes the stages' time for n rows one after the other, and the hops. While a stage takes the same
+time for many rows as for few, one frame for all is best; past the knee, or where rows take long to travel,
+frames of fewer rows follow each other through the stages. No answer depends on it.
+
+DraftTimeout: a drafter that misses is not waited for again for a while, so that one slow drafter costs one
+timeout and not one per lap; a drafter that rests is not even told of frames.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from specsot.members import Curve
+
+LAP_WEIGHT = 0.2  # of one lap in what is typical
+RECENT_LAPS = 9  # laps of about as many rows that are remembered
+MIN_GAIN = 0.2  # of a lap that another spread must bring, so that figures that waver change nothing
+CHUNK_DIVISORS = (1, 2, 4, 8)  # parts of the row budget that a chunk of a prompt may be
+
+
+class RowMedians:
+    """A measured quantity by rows: straight lines between medians of what was seen lately, level beyond."""
+
+    def __init__(self) -> None:
+        self._bins: dict[int, deque[tuple[int, float]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._bins)
+
+    def record(self, rows: int, value: float) -> None:
+        self._bins.setdefault(rows.bit_length(), deque(maxlen=RECENT_LAPS)).append((rows, value))
+
+    def at(self, rows: float) -> float:
+        return _interpolate(sorted(map(_medians, self._bins.values())), rows)
+
+
+class PipelineDepth:
+    """Feed it every lap that returns; ask it before frames are composed."""
+
+    def __init__(self, stages: int = 1, curve: Curve = ()) -> None:
+        """curve: seconds per rows of all stages together, measured beforehand; corrected by every lap."""
+        self._curve = [(float(rows), seconds) for rows, seconds in sorted(curve)]
+        self._stages = stages
+        self._shares = [1 / stages] * stages
+        self._slowdown, self._hops = (
+            RowMedians(),
+            RowMedians(),
+        )  # measured by expected seconds; seconds of all hops
+        self._gap = 0.0
+        self.parts = 1
+
+    def record_lap(self, rows: int, seconds: Sequence[float], elapsed: float, alone: bool) -> None:
+        """A lap is over. seconds: of every stage; elapsed: of the whole. alone: nothing else flew then."""
+        spent = sum(seconds)
+        if not rows or spent <= 0 or len(seconds) != self._stages:
+            return
+        self._shares = [old + LAP_WEIGHT * (new / spent - old) for old, new in zip(self._shares, seconds)]
+        self._slowdown.record(rows, spent / self._expected_seconds(rows))
+        if alone:
+            self._hops.record(rows, max(elapsed - spent, 0.0))
+
+    def record_gap(self, seconds: float) -> None:
+        """So long a family stayed with stage 0 between two of its laps: its trees were on their way."""
+        self._gap += LAP_WEIGHT * (seconds - self._gap)
+
+    def max_frames(self, least: int, limit: int) -> int:
+        """Frames that may fly: as many as fit into a lap without waiting for each other, up to `limit`.
+        least: as long as nothing is known.
+        """
+        if not self._hops:
+            return min(least, limit)
+        lap, slowest = self._lap_seconds(1), self._slowest_stage_seconds(1)
+        return min(max(round(lap / slowest), 1), limit) if slowest else limit
+
+    def frames_per_family(self, rows: int, branches: int, most: int) -> int:
+        """Over how many frames (at most `most`) a family of so many rows goes: the fewest that are not worse
+        than the best by GAIN; as many as now while they are better than those by half of that.
+        """
+        choices = range(1, max(min(branches, most), 1) + 1)
+        cycles = {parts: self._cycle_seconds(rows, parts) for parts in choices}
+        few = min(parts for parts in choices if (1 - MIN_GAIN) * cycles[parts] <= min(cycles.values()))
+        now = min(self.parts, choices[-1])
+        stays = now > few and cycles[now] <= (1 - MIN_GAIN / 2) * cycles[few]
+        self.parts = now if stays else few
+        return self.parts
+
+    def chunk_rows(self, rows: int, budget: int) -> int:
+        """Rows of a prompt's chunk, such that so many rows are through all stages soonest."""
+        sizes = [max(budget // part, 1) for part in CHUNK_DIVISORS]
+        return min(sizes, key=lambda size: (self._prefill_seconds(rows, size), -size))
+
+    def _prefill_seconds(self, rows: int, size: int) -> float:
+        """Chunks follow each other: the last one passes all stages behind the others."""
+        return self._compute_seconds(min(rows, size)) + (-(-rows // size) - 1) * self._slowest_stage_seconds(
+            min(rows, size)
+        )
+
+    def _cycle_seconds(self, rows: int, parts: int) -> float:
+        """Seconds from a family's frame to its next: a whole lap, or as long as its frames keep a stage or a
+        hop busy."""
+        each = -(-rows // parts)
+        sending = (self._hop_seconds(each) - self._hop_seconds(1)) / self._stages
+        bound = self._hop_seconds(rows) - self._hop_seconds(1) > self._compute_seconds(
+            rows
+        )  # else it is but noise
+        lap = self._compute_seconds(each) + self._hop_seconds(each if bound else rows) + self._gap
+        return max(lap, parts * self._slowest_stage_seconds(each), parts * sending if bound else 0.0)
+
+    def _lap_seconds(self, rows: int) -> float:
+        return self._compute_seconds(rows) + self._hop_seconds(rows)
+
+    def _compute_seconds(self, rows: int) -> float:
+        """All stages, one after the other."""
+        return self._expected_seconds(rows) * (self._slowdown.at(rows) if self._slowdown else 1.0)
+
+    def _slowest_stage_seconds(self, rows: int) -> float:
+        return self._compute_seconds(rows) * max(self._shares)
+
+    def _hop_seconds(self, rows: int) -> float:
+        return self._hops.at(rows) if self._hops else 0.0
+
+    def _expected_seconds(self, rows: int) -> float:
+        """As it was measured beforehand; beyond that as steep as it was last."""
+        if len(self._curve) < 2:
+            return 1.0
+        (first, low), (last, high) = self._curve[-2:]
+        beyond = max(rows - last, 0.0) * max(high - low, 0.0) / (last - first)
+        return max(_interpolate(self._curve, rows) + beyond, 1e-9)
+
+
+def _medians(seen: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """A slow lap or two, as when a process begins, say nothing about the next."""
+    return median(rows for rows, _ in seen), median(value for _, value in seen)
+
+
+def _interpolate(points: Sequence[tuple[float, float]], rows: float) -> float:
+    """On the straight lines between points (rows ascending); level beyond them."""
+    place = bisect_left(points, (rows,))
+    if place == 0:
+        return points[0][1]
+    if place == len(points):
+        return points[-1][1]
+    (first, low), (last, high) = points[place - 1 : place + 1]
+    return low + (high - low) * (rows - first) / (last - first) if last > first else high
+
+
+FIRST_BACKOFF_TREES, MAX_BACKOFF_TREES = 32, 1024  # in trees not waited for
+MAX_UNSENT_ROWS = 8192  # rows that the last stage may have to keep through one rest
+SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which a tree is one that others do not wait for
+WAIT_WEIGHT = 0.2  # of one wait in what is usual
+
+
+class DraftTimeout:
+    """`timeout` seconds while the drafter is timely; none for a doubling number of trees after a miss."""
+
+    def __init__(self, timeout: float, present: bool = True) -> None:
+        self._timeout, self._present = timeout, present
+        self._backoff = FIRST_BACKOFF_TREES
+        self._backoff_left = 0
+        self._rest_left = self._unsent_rows = 0
+        self._usual_wait: float | None = None
+
+    @property
+    def resting(self) -> bool:
+        """Whether the drafter need not hear of what is sent now, because it will not answer."""
+        return self._present and self._rest_left > 0
+
+    def deadline(self, since: float) -> float:
+        """Until when a sequence that waits since `since` shall go on waiting."""
+        return (
+            since + self._timeout if self._present and not (self._backoff_left or self._rest_left) else since
+        )
+
+    def family_deadline(self, since: float) -> float:
+        """Until when the rest of its family shall wait for a sequence that waits since `since`."""
+        usual = self._timeout if self._usual_wait is None else SLOW_TREE_FACTOR * self._usual_wait
+        return min(self.deadline(since), since + usual)
+
+    def record_tree(self, waited: float | None = None) -> None:
+        """A tree came in time, after so many seconds."""
+        self._backoff, self._backoff_left = FIRST_BACKOFF_TREES, 0
+        if waited is not None:
+            usual = waited if self._usual_wait is None else self._usual_wait
+            self._usual_wait = usual + WAIT_WEIGHT * (waited - usual)
+
+    def record_miss(self) -> None:
+        """A sequence went without its tree."""
+        if self._rest_left:
+            return
+        if self._backoff_left:
+            self._backoff_left -= 1
+            return
+        self._backoff_left = self._backoff
+        self._backoff = min(self._backoff * 2, MAX_BACKOFF_TREES)
+
+    def start_rest(self, trees: int) -> None:
+        """The drafter says that it will draft nothing for so many trees."""
+        self._rest_left, self._unsent_rows = trees, 0
+
+    def record_launch(self, trees: int, rows: int) -> None:
+        """A frame with so many drafted sequences' trees and so many rows was launched."""
+        if self._rest_left:
+            self._unsent_rows += rows
+            self._rest_left = max(self._rest_left - trees, 0) if self._unsent_rows < MAX_UNSENT_ROWS else 0
+
+    def drafter_left(self) -> None:
+        """There is no drafter any more."""
+        self._present = False
+
+    def drafter_spoke(self) -> None:
+        """The drafter speaks: there is one, which owes nothing if there was none before."""
+        if not self._present:
+            self._present, self._backoff = True, FIRST_BACKOFF_TREES
+            self._backoff_left = self._rest_left = self._unsent_rows = 0

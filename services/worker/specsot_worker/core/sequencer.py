@@ -1,0 +1,506 @@
+"""The sequencer and batcher of stage 0: joins results and drafts, and composes the next frame.
+
+Every change of KV leaves here as part of a frame header, in order. Time is passed in, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specsot.core.frames import (
+    Close,
+    Draft,
+    Drafts,
+    End,
+    Frame,
+    Lease,
+    Open,
+    Opening,
+    Order,
+    Outcome,
+    PromptChunk,
+    Result,
+    Segment,
+    TreeSegment,
+    rows_of,
+)
+from specsot.core.kv_plan import open_one, policy_of, tree_depth_limit
+from specsot.core.pages import PageTable, most_held
+from specsot.core.tree import Tree, chain, shallow
+from specsot.errors import SpecsotError
+from specsot_worker.core.pipeline import DraftTimeout, PipelineDepth
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """A sequence's place in its own life.
+
+    fed:       prompt tokens composed into frames so far, the forked part included.
+    committed: KV rows that will be final once every composed frame has passed.
+    root:      the newest token, not fed yet; None until the prompt has been answered.
+    step:      the tree that comes next (or is in flight); 0 while in the prompt.
+    tree:      the one that is fed next; None: none has come.
+    early:     the tree behind the next result, where it came before that result did.
+    waiting:   since when (seconds) it waits for a tree; None when it does not.
+    forced:    what the constraint wants behind the root: the tree where no better one comes.
+    told:      the drafter hears of what is in flight, so that a tree will come.
+    returned:  when (seconds) its last result came; None before the first.
+    alone:     its root is fed without drafts next, whatever comes.
+    turn:      those of lower turns are fed first where rows run short.
+    """
+
+    opening: Opening
+    prompt: tuple[int, ...]
+    lease: int
+    opened: bool = False
+    fed: int = 0
+    committed: int = 0
+    root: int | None = None
+    step: int = 0
+    keep: tuple[int, ...] = ()
+    in_flight: bool = False
+    tree: Tree | None = None
+    early_tree: Tree | None = None
+    waiting_since: float | None = None
+    forced: tuple[int, ...] = ()
+    drafter_informed: bool = True
+    returned_at: float | None = None
+    turn: int = 0
+    root_only: bool = False
+    family: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        fork = self.opening.fork
+        source = fork.sequence if fork else self.opening.sequence
+        self.family = source if self.opening.family is None else self.opening.family
+        self.fed = self.committed = fork.length if fork else 0
+
+    @property
+    def prefilled(self) -> bool:
+        return self.fed == self.opening.prompt
+
+    @property
+    def can_decode(self) -> bool:
+        """It has a root, its last result is in, and its lease reaches that far."""
+        return self.root is not None and not self.in_flight and self.committed < self.lease
+
+    @property
+    def wanted_rows(self) -> int:
+        """Nodes of the tree that it would feed now."""
+        return len(self.tree) if self.tree else 1 + len(self.forced)
+
+    def next_chunk(self, rows: int) -> PromptChunk:
+        """Up to `rows` more prompt tokens, but none beyond the next pruning; they count as fed."""
+        start = self.fed
+        if self.opening.pruning:
+            rows = min(rows, tree_depth_limit(self.opening, start) or rows)
+        behind = start - (self.opening.prompt - len(self.prompt))
+        tokens = self.prompt[behind : behind + rows]
+        self.fed = self.committed = start + len(tokens)
+        return PromptChunk(self.opening.sequence, start, tokens, self.prefilled)
+
+    def next_growth(self, rows: int) -> TreeSegment:
+        """The tree that came, or the bonus token and what is forced, cut to `rows` nodes and to where its
+        policy ends it; now in flight."""
+        assert self.root is not None
+        tree, levels = (
+            self.tree or chain((self.root, *self.forced)),
+            tree_depth_limit(self.opening, self.committed),
+        )
+        tree = _cut(tree if levels is None else shallow(tree, levels), rows)
+        growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
+        self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
+        return growth
+
+    def mark_sent(self, resting: bool) -> bool:
+        """It rides in a frame that goes out now. Returns whether that uses up a tree of a rest."""
+        self.drafter_informed = not resting
+        return self.opening.drafted and self.in_flight
+
+    def apply_outcome(self, outcome: Outcome, now: float) -> None:
+        """Take the result of the final prompt chunk or of the tree in flight."""
+        self.committed += len(outcome.accepted)
+        self.keep = outcome.accepted
+        if outcome.tokens:
+            self.root = outcome.tokens[-1]
+        self.root_only = not outcome.tokens
+        self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
+        self.waiting_since = (
+            now if self.opening.drafted and self.drafter_informed and not self.root_only else None
+        )
+        self.returned_at = now
+        early, self.early_tree = self.early_tree, None
+        if early:
+            self.offer_tree(self.step, early)
+
+    def contradicts(self, draft: Draft) -> bool:
+        """It is for the tree that comes next, but grows from another token than was written."""
+        return draft.step == self.step and not self.in_flight and draft.tree.tokens[0] != self.root
+
+    def offer_tree(self, step: int, tree: Tree) -> bool:
+        """Take a draft if it is for the tree that comes next, where the first one wins, or behind that.
+
+        Drafts and results come from different members: a draft may overtake the result that it builds on.
+        """
+        if step == self.step + 1:
+            self.early_tree = tree  # its root is not known yet: it is checked when it is used
+            return True
+        timely = not (self.in_flight or self.root_only) and step == self.step and self.tree is None
+        if not timely or tree.tokens[0] != self.root:
+            return False
+        self.tree, self.waiting_since = tree, None
+        return True
+
+
+def new_sequence(order: Open) -> SequenceState:
+    return SequenceState(order.opening, order.tokens, order.lease)
+
+
+def _cut(tree: Tree, nodes: int) -> Tree:
+    """The first nodes of a tree; parents come first, so any beginning is a tree."""
+    return tree if len(tree) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])
+
+
+PREFILL_SHARE = 4  # one row in so many is kept from trees while prompts wait
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBudget:
+    """What a frame and the ring may hold.
+
+    rows: of one frame. flight: frames under way at most. slots: KV rows kept free per live sequence.
+    """
+
+    rows: int = 512
+    flight: int = 1
+    slots: int = 64
+
+
+@dataclass(slots=True)
+class _InFlightFrame:
+    """A frame under way. at: since when. families: whose trees it carries. alone: with no other so far."""
+
+    since: float
+    families: frozenset[int]
+    alone: bool
+
+
+class Sequencer:
+    """State of every sequence of one epoch. Feed it what arrives, then ask it to `compose`.
+
+    Nobody starves. While prompts wait, trees leave them a share of a frame's rows: whoever is opened writes
+    its first token within as many frames as all prompt rows in front of it, and its own, make shares. Where
+    trees do not all fit, each takes its turn, and who was cut short goes first in the next frame.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        budget: FrameBudget,
+        table: PageTable,
+        draft_timeout: DraftTimeout,
+        depth: PipelineDepth | None = None,
+        vocabulary: int | None = None,
+    ) -> None:
+        """flow: says how many frames pay, in a ring of several stages; None: as many as `budget` grants, and
+        families stay whole. vocabulary: how many token ids the base has; None: they are not checked."""
+        self._epoch, self._budget, self._table = epoch, budget, table
+        self._draft_timeout, self._depth, self._vocabulary = draft_timeout, depth, vocabulary
+        self._sequences: dict[int, SequenceState] = {}
+        self._closings: list[int] = []
+        self._rejected: list[Outcome] = []
+        self._in_flight: dict[int, _InFlightFrame] = {}
+        self._number = 0
+        self._turns = 0  # trees fed whole so far
+        self._composed = float("-inf")  # when `compose` was asked last
+
+    @property
+    def idle(self) -> bool:
+        """Nothing lives, nothing flies."""
+        return not (self._sequences or self._closings or self._in_flight)
+
+    def apply_order(self, order: Order) -> None:
+        """Take an order of the master. Orders for sequences that are over are ignored."""
+        match order:
+            case Open():
+                self._sequences.setdefault(order.opening.sequence, new_sequence(order))
+                if not self._valid_ids(order.tokens):
+                    self._reject(order.opening.sequence)
+            case Close(sequence):
+                self._close(sequence)
+            case Lease(sequence, position):
+                if live := self._sequences.get(sequence):
+                    live.lease = max(live.lease, position)
+
+    def apply_result(self, result: Result, now: float) -> None:
+        """Take a result: it returns a credit and moves its sequences on. Stale epochs are dropped."""
+        if result.epoch != self._epoch:
+            return
+        flown = self._in_flight.pop(result.number, None)
+        if flown and self._depth:
+            self._depth.record_lap(result.rows, result.seconds, now - flown.since, flown.alone)
+        for outcome in result.outcomes:
+            live = self._sequences.get(outcome.sequence)
+            if live is None:
+                continue
+            if outcome.end:
+                self._close(outcome.sequence)
+            else:
+                live.apply_outcome(outcome, now)
+
+    def add_drafts(self, drafts: Drafts, now: float | None = None) -> None:
+        """Take trees; late ones and those of a stale epoch are dropped. now: teaches how long trees take.
+
+        A drafter may be wrong in any way: a tree that no base could have asked for counts as missed.
+        """
+        if drafts.epoch != self._epoch:
+            return
+        self._draft_timeout.drafter_spoke()
+        for draft in drafts.drafts:
+            live = self._sequences.get(draft.sequence)
+            if live is None:
+                continue
+            since = live.waiting_since
+            if not self._valid_ids(draft.tree.tokens) or live.contradicts(draft):
+                self._stop_waiting(live, draft.step)
+            elif live.offer_tree(draft.step, draft.tree):
+                self._draft_timeout.record_tree(None if now is None or since is None else now - since)
+        if drafts.rest:
+            self._draft_timeout.start_rest(drafts.rest)
+
+    def _valid_ids(self, tokens: Sequence[int]) -> bool:
+        """Whether the base has all these ids: its embedding reads past its end otherwise."""
+        most = self._vocabulary
+        return most is None or not tokens or (min(tokens) >= 0 and max(tokens) < most)
+
+    def _stop_waiting(self, live: SequenceState, step: int) -> None:
+        """Its drafter has spoken; waiting longer brings nothing."""
+        if step == live.step and live.waiting_since is not None:
+            live.waiting_since = None
+            self._draft_timeout.record_miss()
+
+    def lose_drafter(self) -> None:
+        """Nobody drafts any more: nothing waits for a tree, until one comes after all."""
+        self._draft_timeout.drafter_left()
+
+    def rejections(self) -> tuple[Outcome, ...]:
+        """Sequences that could not be opened since the last call; for the master."""
+        rejected, self._rejected = tuple(self._rejected), []
+        return rejected
+
+    def compose(self, now: float) -> Frame | None:
+        """The next frame, or None when nothing is ready or every credit is out."""
+        self._composed = now
+        credits = self._max_in_flight()
+        if len(self._in_flight) >= credits or (credits == 1 and self._waiting_families(now)):
+            return None
+        growths = self._compose_trees(now, self._budget.rows - self._reserved_for_prompts())
+        room = self._budget.rows - sum(map(rows_of, growths))
+        openings, chunks = self._compose_prompts(room)
+        if not (growths or chunks or openings or self._closings):
+            return None
+        return self._launch(tuple(openings), (*growths, *chunks), now)
+
+    def deadline(self) -> float | None:
+        """When the next waiting sequence loses patience; None when nobody waits, or no credit is left: then
+        the next result is what to wait for. So it is for those who had lost it when `compose` was asked."""
+        if len(self._in_flight) >= self._max_in_flight():
+            return None
+        waits = [
+            live.waiting_since
+            for live in self._sequences.values()
+            if live.can_decode and live.waiting_since is not None
+        ]
+        due = [
+            until(since)
+            for since in waits
+            for until in (self._draft_timeout.family_deadline, self._draft_timeout.deadline)
+        ]
+        return min((one for one in due if one > self._composed), default=None)
+
+    def _max_in_flight(self) -> int:
+        """Frames that may fly now."""
+        limit = self._budget.flight
+        return self._depth.max_frames(limit - 1, limit) if self._depth and limit > 1 else limit
+
+    def _launch(self, openings: tuple[Opening, ...], segments: tuple[Segment, ...], now: float) -> Frame:
+        closings, self._closings = tuple(self._closings), []
+        for sequence in closings:
+            self._table.close(sequence)
+        self._number += 1
+        self._record_launch(segments, now)
+        resting = self._draft_timeout.resting
+        drafted = [self._sequences[one.sequence].mark_sent(resting) for one in segments]
+        self._draft_timeout.record_launch(sum(drafted), sum(map(rows_of, segments)))
+        return Frame(self._epoch, self._number, openings, segments, closings, resting=resting)
+
+    def _record_launch(self, segments: tuple[Segment, ...], now: float) -> None:
+        grown = [self._sequences[one.sequence] for one in segments if isinstance(one, TreeSegment)]
+        for other in self._in_flight.values():
+            other.alone = False
+        families = frozenset(live.family for live in grown)
+        self._in_flight[self._number] = _InFlightFrame(now, families, not self._in_flight)
+        returned = [live.returned_at for live in grown if live.returned_at is not None]
+        if self._depth and returned:
+            self._depth.record_gap(now - max(returned))
+
+    def _waiting_families(self, now: float) -> set[int]:
+        """Families (of one request, or of one prefix) that wait for the tree of one of theirs."""
+        return {
+            live.family
+            for live in self._sequences.values()
+            if live.waiting_since is not None
+            and live.can_decode
+            and now < self._draft_timeout.family_deadline(live.waiting_since)
+        }
+
+    def _ready(self, now: float) -> list[SequenceState]:
+        """Who goes with the next frame: of every family its share, or all who are able if none is waited for.
+
+        A lap costs nearly the same for one sequence as for all of a family, so one frame usually is for all
+        of it; where it is not, `PipelineDepth` spreads a family, and each of its frames laps for itself.
+        """
+        held, ready = self._waiting_families(now), list[SequenceState]()
+        families = self._families()
+        for family, members in families.items():
+            under_way = sum(family in flown.families for flown in self._in_flight.values())
+            parts = self._spread(members, len(families) - 1)
+            share = -(-len(members) // parts)
+            able = [live for live in members if live.can_decode and not self._waits(live, now)]
+            if under_way < parts and (len(able) >= share or family not in held):
+                ready += able[:share]
+        return sorted(ready, key=lambda live: (live.family, live.opening.sequence))
+
+    def _families(self) -> dict[int, list[SequenceState]]:
+        """All who write, by family; those first who have been here longest."""
+        families: dict[int, list[SequenceState]] = {}
+        writing = (live for live in self._sequences.values() if live.root is not None)
+        for live in sorted(writing, key=lambda live: live.returned_at or 0.0):
+            families.setdefault(live.family, []).append(live)
+        return families
+
+    def _waits(self, live: SequenceState, now: float) -> bool:
+        return live.waiting_since is not None and now < self._draft_timeout.deadline(live.waiting_since)
+
+    def _spread(self, members: list[SequenceState], others: int) -> int:
+        """Over how many frames a family goes; other requests' frames come first."""
+        if self._depth is None or len(members) < 2:
+            return 1
+        sizes = [len(live.tree) for live in members if live.tree]
+        rows = round(len(members) * sum(sizes) / len(sizes)) if sizes else len(members)
+        return self._depth.frames_per_family(rows, len(members), max(self._budget.flight - 1 - others, 1))
+
+    def _compose_trees(self, now: float, room: int) -> list[TreeSegment]:
+        """Trees of all who go now, in at most `room` rows; whoever is cut short keeps its turn."""
+        ready, grown = self._ready(now), dict[int, TreeSegment]()
+        queue = sorted(ready, key=lambda live: live.turn)
+        for place, live in enumerate(queue):
+            others, sequence = len(queue) - place - 1, live.opening.sequence
+            share = max(room - others, min(room, 1))
+            most = min(self._table.room(sequence, live.committed), max(self._budget.slots, 1))
+            if (rows := min(share, most)) < 1:
+                continue
+            if live.waiting_since is not None and live.tree is None:
+                self._draft_timeout.record_miss()
+            self._free_behind(sequence, live.committed)
+            if min(live.wanted_rows, most) <= share:
+                self._turns += 1
+                live.turn = self._turns
+            grown[sequence] = growth = live.next_growth(rows)
+            self._table.reserve(sequence, live.committed + rows_of(growth))
+            room -= rows_of(growth)
+        return [grown[live.opening.sequence] for live in ready if live.opening.sequence in grown]
+
+    def _reserved_for_prompts(self) -> int:
+        """Rows of the next frame that trees leave to prompts, if any can be fed."""
+        rows, kept = self._budget.rows, 0
+        share = max(rows // PREFILL_SHARE, 1) if rows > 1 else self._number % 2
+        for live in self._sequences.values():
+            if kept >= share:
+                break
+            kept += self._feedable_rows(live)
+        return min(kept, share)
+
+    def _feedable_rows(self, live: SequenceState) -> int:
+        """Rows of its prompt that could go with the next frame."""
+        rows = live.opening.prompt - live.fed
+        if not rows:
+            return 0
+        if live.opened:
+            return min(rows, max(self._table.room(live.opening.sequence, live.fed), 0))
+        fork = live.opening.fork
+        source = self._sequences.get(fork.sequence) if fork else None
+        there = fork is None or (source is not None and source.opened and source.fed >= fork.length)
+        return rows if there and self._fits(live.opening) else 0
+
+    def _compose_prompts(self, room: int) -> tuple[list[Opening], list[PromptChunk]]:
+        """Open what can be opened, and feed prompts in order of arrival."""
+        openings: list[Opening] = []
+        chunks: list[PromptChunk] = []
+        fed = {sequence: live.fed for sequence, live in self._sequences.items()}
+        for live in [live for live in self._sequences.values() if not (live.prefilled and live.opened)]:
+            there = live.opened
+            if not there and not self._open(live, fed, openings):
+                continue
+            sequence = live.opening.sequence
+            rows = min(room, self._chunk_rows(live), self._table.room(sequence, live.fed))
+            if rows > 0 and not live.prefilled:
+                if there:
+                    self._free_behind(sequence, live.fed)
+                chunks.append(live.next_chunk(rows))
+                self._table.reserve(sequence, live.fed)
+                room -= len(chunks[-1].tokens)
+        return openings, chunks
+
+    def _free_behind(self, sequence: int, row: int) -> None:
+        """What every stage does with a sequence's pages before its next rows, from this one on."""
+        self._table.trim(sequence, row)
+        self._table.prune(sequence, row)
+
+    def _chunk_rows(self, live: SequenceState) -> int:
+        """Rows of its prompt that go with one frame: all that fit, where there is one stage."""
+        rows = self._budget.rows
+        return self._depth.chunk_rows(live.opening.prompt - live.fed, rows) if self._depth else rows
+
+    def _open(self, live: SequenceState, fed: dict[int, int], openings: list[Opening]) -> bool:
+        """Open one sequence if its source is fed that far and its pages are there."""
+        opening = live.opening
+        fork = opening.fork
+        if fork and fork.sequence not in self._table:
+            if fork.sequence not in self._sequences:
+                self._reject(opening.sequence)
+            return False
+        if fork and fed[fork.sequence] < fork.length:
+            return False
+        if not self._fits(opening):
+            return False
+        try:
+            open_one(self._table, opening)
+        except SpecsotError:
+            self._reject(opening.sequence)
+            return False
+        if self._max_pages_held(opening) is None:
+            self._table.reserve(opening.sequence, opening.prompt)
+        openings.append(opening)
+        live.opened = True
+        return True
+
+    def _fits(self, opening: Opening) -> bool:
+        shared = (opening.fork.length if opening.fork else 0) // self._table.page_rows
+        slots = self._budget.slots if opening.decodes else 0
+        pages = self._table.pages_for(opening.prompt + slots) - shared
+        most = self._max_pages_held(opening)
+        return (pages if most is None else min(pages, most)) <= self._table.free
+
+    def _max_pages_held(self, opening: Opening) -> int | None:
+        return most_held(policy_of(opening), self._budget.rows, self._table.page_rows)
+
+    def _reject(self, sequence: int) -> None:
+        del self._sequences[sequence]
+        self._rejected.append(Outcome(sequence, 0, (), (), End.FAILED))
+
+    def _close(self, sequence: int) -> None:
+        live = self._sequences.pop(sequence, None)
+        if live and live.opened:
+            self._closings.append(sequence)

@@ -1,0 +1,388 @@
+"""Features of committed tokens for the drafter: kept in pages like KV, sent at once or after a rest.
+
+What goes along with one lap is bounded, so that a drafter that must hear everything holds no lap up.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specsot.core.frames import (
+    FeatureBatch,
+    Features,
+    Frame,
+    Opening,
+    Outcome,
+    PromptChunk,
+    Segment,
+    TreeSegment,
+    rows_of,
+)
+from specsot.core.kv_plan import open_one, window_of
+from specsot.core.pages import PageTable
+from specsot.errors import NotFound, Overloaded
+from specsot.model.kv import indices, untouched_zeros
+from specsot.params import Window
+
+MAX_ROWS_PER_LAP = 512  # rows of features that go along with one lap at most: as many as a frame has
+
+
+@dataclass(slots=True)
+class _DraftedSequence:
+    """One sequence: what was committed, and what the drafter knows of that.
+
+    told:  so many tokens; None: not even that it was opened.
+    step:  the tree that is wanted next; None in a prompt.
+    over:  it ended; nothing more is told but that it closed.
+    """
+
+    opening: Opening
+    committed: int
+    sent: int | None = None
+    step: int | None = None
+    forced: tuple[int, ...] = ()
+    ended: bool = False
+
+    @property
+    def lag(self) -> int:
+        """Tokens it has and the drafter, which knows of it, has not."""
+        return 0 if self.sent is None or self.ended else self.committed - self.sent
+
+
+class FeatureStream:
+    """Knows every drafted sequence, and how much of each the drafter does."""
+
+    def __init__(self, tokens: Mapping[int, Sequence[int]], store: FeatureStore | None = None) -> None:
+        """texts: the tokens of every open sequence, those not fed yet included. store: None where a drafter
+        wants no features.
+        """
+        self._tokens, self._store = tokens, store
+        self._sequences: dict[int, _DraftedSequence] = {}
+        self._unsent_closings: dict[
+            int, int
+        ] = {}  # closed, which the drafter was not told: how much it knows of each
+        self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []  # judged, and not noted yet
+        self._drafter_present = True
+        self._unsent_trees = 0
+        self._lap_clock = LapClock()
+
+    def restart(self, drafter_present: bool = True) -> None:
+        """Whoever listens from now on, if anybody, knows nothing."""
+        self.catch_up()
+        self._drafter_present, self._unsent_trees = drafter_present, 0
+        self._unsent_closings.clear()
+        for drafted in self._sequences.values():
+            drafted.sent = None
+
+    def advance(self, frame: Frame, outcomes: Mapping[int, Outcome], now: float) -> tuple[Features, ...]:
+        """What to send about this frame and those before it; nothing while the drafter rests.
+
+        Several messages, to be learned in order, where sequences fork what is told only now.
+        """
+        wall = self._lap_clock.lap_seconds(frame, now)
+        if frame.resting or not self._drafter_present:
+            self._later.append((replace(frame, hidden=None), outcomes))
+            return ()
+        self.catch_up()
+        self._record_frame(frame, outcomes)
+        first_closings = self._take_unforked()
+        messages = self._messages(frame)
+        if first_closings:
+            messages.insert(0, Features(frame.epoch, frame.number, closings=first_closings))
+        for sequence in frame.closings:
+            self._close(sequence)
+        if self._unsent_closings:
+            messages = messages or [Features(frame.epoch, frame.number)]
+            messages[-1] = replace(messages[-1], closings=tuple(sorted(self._unsent_closings)))
+            self._unsent_closings.clear()
+        if messages:
+            messages[-1] = self._with_timing(messages[-1], frame, wall)
+            self._unsent_trees = 0
+        return tuple(messages)
+
+    def catch_up(self) -> None:
+        """Note what nobody was told of. Best called while a device computes: a lap that rests does not wait
+        for it.
+        """
+        later, self._later = self._later, []
+        for frame, outcomes in later:
+            self._record_frame(frame, outcomes)
+            for sequence in frame.closings:
+                self._close(sequence)
+            self._unsent_trees += self._drafted_trees(frame)
+
+    def _take_unforked(self) -> tuple[int, ...]:
+        """Closed sequences from which nothing is opened any more. They are told first: behind a rest there
+        may be no room for those that came since, as long as these hold theirs."""
+        forks = [course.opening.fork for course in self._sequences.values() if course.sent is None]
+        wanted = {fork.sequence for fork in forks if fork}
+        unforked = tuple(sorted(self._unsent_closings.keys() - wanted))
+        for sequence in unforked:
+            del self._unsent_closings[sequence]
+        return unforked
+
+    def _with_timing(self, features: Features, frame: Frame, wall: float) -> Features:
+        fed, seconds = sum(map(rows_of, frame.segments)), sum(frame.seconds)
+        return replace(
+            features, fed=fed, seconds=seconds, wall=wall, rested=self._unsent_trees, trace=frame.trace
+        )
+
+    def _drafted_trees(self, frame: Frame) -> int:
+        return sum(isinstance(one, TreeSegment) and one.sequence in self._sequences for one in frame.segments)
+
+    # --- what happened ---
+
+    def _record_frame(self, frame: Frame, outcomes: Mapping[int, Outcome]) -> None:
+        for opening in frame.openings:
+            if opening.drafted:
+                self._open(opening)
+        parts, rows = list[FeatureRows](), list[int]()
+        first = 0
+        for segment in frame.segments:
+            nodes = self._record_segment(segment, outcomes.get(segment.sequence), parts)
+            rows += [first + node for node in nodes]
+            first += rows_of(segment)
+        if self._store and rows and frame.fused is not None:
+            self._store.store(parts, frame.fused, None if len(rows) == first else rows)
+
+    def _open(self, opening: Opening) -> None:
+        """A fork of what is not known here is never drafted."""
+        fork = opening.fork
+        if fork and fork.sequence not in self._sequences:
+            return
+        try:
+            if self._store:
+                self._store.open(opening)
+        except (NotFound, Overloaded):
+            return
+        self._sequences[opening.sequence] = _DraftedSequence(opening, fork.length if fork else 0)
+
+    def _record_segment(
+        self, segment: Segment, outcome: Outcome | None, parts: list[FeatureRows]
+    ) -> Sequence[int]:
+        """Which rows of a segment were committed; noted, and added to `parts`, where it is drafted."""
+        drafted = self._sequences.get(segment.sequence)
+        if drafted is None or drafted.ended:
+            return ()
+        if outcome and outcome.end:
+            drafted.ended = True
+            return ()
+        nodes = _committed(segment, outcome)
+        part = FeatureRows(segment.sequence, drafted.committed, drafted.committed + len(nodes))
+        try:
+            if self._store:
+                self._store.reserve(part)
+        except Overloaded:
+            self._close(segment.sequence)
+            return ()
+        parts.append(part)
+        drafted.committed = part.stop
+        if outcome:
+            drafted.step, drafted.forced = outcome.step + 1, outcome.forced
+        return nodes
+
+    def _close(self, sequence: int) -> None:
+        drafted = self._sequences.pop(sequence, None)
+        if drafted and drafted.sent is not None:
+            self._unsent_closings[sequence] = drafted.sent
+        if drafted and self._store:
+            self._store.close(sequence)
+
+    # --- what of that is told ---
+
+    def _messages(self, frame: Frame) -> list[Features]:
+        messages: list[Features] = []
+        room = MAX_ROWS_PER_LAP
+        while room > 0:
+            openings = tuple(filter(None, map(self._opening_to_send, self._sequences.values())))
+            rows_by_sequence = self._rows_to_send(room)
+            if not (openings or rows_by_sequence):
+                break
+            rows = self._store.load(rows_by_sequence) if self._store and rows_by_sequence else None
+            lessons = tuple(map(self._lesson, rows_by_sequence))
+            messages.append(Features(frame.epoch, frame.number, openings, lessons, (), rows))
+            room -= sum(part.stop - part.start for part in rows_by_sequence)
+        return messages
+
+    def _opening_to_send(self, drafted: _DraftedSequence) -> Opening | None:
+        """How the drafter is to open it, if it may now: a fork behind its source, or as a text of its own
+        where the source was never told and is closed.
+        """
+        if drafted.sent is not None or drafted.ended:
+            return None
+        fork = drafted.opening.fork
+        source = self._sequences.get(fork.sequence) if fork else None
+        known = source.sent if source else self._unsent_closings.get(fork.sequence) if fork else None
+        if fork is None or (known is not None and known >= fork.length):
+            drafted.sent = fork.length if fork else 0
+            return drafted.opening
+        if source and not source.ended:
+            return None
+        drafted.sent = 0
+        return replace(drafted.opening, fork=None)
+
+    def _rows_to_send(self, room: int) -> list[FeatureRows]:
+        """What the drafter lacks, at most `room` rows; those first who lack least."""
+        parts: list[FeatureRows] = []
+        for course in sorted(self._sequences.values(), key=lambda one: one.lag):
+            if course.lag and room > 0 and self._still_stored(course):
+                assert course.sent is not None
+                start, course.sent = course.sent, course.sent + min(course.lag, room)
+                parts.append(FeatureRows(course.opening.sequence, start, course.sent))
+                room -= course.sent - start
+        return parts
+
+    def _still_stored(self, drafted: _DraftedSequence) -> bool:
+        """Whether its features are all here still; else it cannot be drafted for any more."""
+        sequence, told = drafted.opening.sequence, drafted.sent or 0
+        if self._store is None or self._store.available_from(sequence) <= told:
+            return True
+        self._close(sequence)
+        return False
+
+    def _lesson(self, part: FeatureRows) -> FeatureBatch:
+        """A tree is asked for behind the newest token alone."""
+        course, text = self._sequences[part.sequence], self._tokens[part.sequence]
+        tokens = tuple(text[part.start : part.stop])
+        if course.step is None or part.stop < course.committed:
+            return FeatureBatch(part.sequence, part.start, tokens, None, None)
+        return FeatureBatch(part.sequence, part.start, tokens, text[part.stop], course.step, course.forced)
+
+
+def _committed(segment: Segment, outcome: Outcome | None) -> Sequence[int]:
+    if isinstance(segment, PromptChunk):
+        return range(len(segment.tokens))
+    return outcome.accepted if outcome else (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """Positions start .. stop - 1 of one sequence."""
+
+    sequence: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _PageSpan:
+    """Where a sequence goes on: its rows first .. last - 1 lie so many slots `behind` their own numbers."""
+
+    first: int
+    last: int
+    offset: int
+
+
+class FeatureStore:
+    """As many pages as KV has; with committed rows alone they never run out before those do."""
+
+    def __init__(
+        self, pages: int, page_rows: int, width: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self._table = PageTable(pages, page_rows)
+        self._features = untouched_zeros((pages * page_rows, width), dtype, device)
+        self._newest: tuple[list[int], Tensor] = [], self._features[:0]
+        self._pages: dict[int, _PageSpan] = {}  # the table need not be asked for every row of a page
+
+    @property
+    def free_pages(self) -> int:
+        return self._table.free
+
+    def open(self, opening: Opening) -> None:
+        """Raises NotFound for a fork of what is not here, Overloaded."""
+        copy = open_one(self._table, replace(opening, window=window_of(opening), pruning=None))
+        if copy is not None:
+            size = self._table.page_rows
+            source, target = copy.source * size, copy.target * size
+            self._features[target : target + copy.rows] = self._features[source : source + copy.rows]
+
+    def close(self, sequence: int) -> None:
+        """Unknown sequences have nothing."""
+        self._pages.pop(sequence, None)
+        self._table.close(sequence)
+
+    def available_from(self, sequence: int) -> int:
+        """From this position on everything is here: a window leaves behind what is in front of it."""
+        policy, dropped = self._table.policy(sequence), -self._table.column(sequence, 0)
+        if not isinstance(policy, Window) or not dropped:
+            return 0
+        return self._table.pages_for(policy.sinks) * self._table.page_rows + dropped
+
+    def reserve(self, rows: FeatureRows) -> None:
+        """Room for what comes next of a sequence. Raises NotFound, Overloaded."""
+        sequence, table = rows.sequence, self._table
+        page = self._pages.get(sequence)
+        if page and rows.stop <= page.last:
+            return
+        table.trim(sequence, rows.start)
+        table.reserve(sequence, rows.stop)
+        last = table.pages_for(rows.stop) * table.page_rows
+        behind = table.slots(sequence, last - 1, last)[0] - last + 1
+        self._pages[sequence] = _PageSpan(last - table.page_rows, last, behind)
+
+    def store(self, parts: Sequence[FeatureRows], features: Tensor, rows: list[int] | None = None) -> None:
+        """Rows of all parts, for which there is room: these of `features` [n, width], or all of them."""
+        slots = self._slots(parts)
+        numbers = slots if rows is None else [slots, rows]
+        index = indices(numbers, self._features.device)  # one copy to the device
+        stored = features if rows is None else features[index[1]]
+        self._features[index if rows is None else index[0]] = stored
+        self._newest = slots, stored
+
+    def load(self, parts: Sequence[FeatureRows]) -> Tensor:
+        """[rows of all parts, width]."""
+        slots, newest = self._slots(parts), self._newest
+        self._newest = [], self._features[:0]  # whose they were may write over them soon
+        return newest[1] if slots == newest[0] else self._features[indices(slots, self._features.device)]
+
+    def _slots(self, parts: Sequence[FeatureRows]) -> list[int]:
+        slots: list[int] = []
+        for one in parts:
+            page = self._pages.get(one.sequence)
+            if page and page.first <= one.start:
+                slots += range(one.start + page.offset, one.stop + page.offset)
+            else:
+                slots += self._table.slots(one.sequence, one.start, one.stop)
+        return slots
+
+
+RECENT_LAPS = 15  # laps
+
+
+class LapClock:
+    """Seconds per lap: of one with trees its own; of one without, what such laps take when nobody drafts.
+
+    A lap is from a sequence's verdict to its next, however many other frames are judged between.
+    """
+
+    def __init__(self) -> None:
+        self._plain: dict[int, deque[float]] = {}
+        self._verified: dict[int, tuple[float, bool]] = {}  # by sequence: when, and whether in a rest
+
+    def lap_seconds(self, frame: Frame, now: float) -> float:
+        """Note that `frame` was judged at `now` (seconds); 0 where nothing is known of such laps."""
+        before = [self._verified.get(one.sequence) for one in frame.segments]
+        self._note(frame, now)
+        sizes = [len(one.tree) for one in frame.segments if isinstance(one, TreeSegment)]
+        known = [one for one in before if one is not None]
+        if not sizes or len(sizes) < len(frame.segments) or len(known) < len(before):
+            return 0.0
+        seconds = now - max(at for at, _ in known)
+        if sum(sizes) > len(sizes):
+            return seconds
+        laps = self._plain.setdefault(len(sizes), deque(maxlen=RECENT_LAPS))
+        if all(rested for _, rested in known):
+            laps.append(seconds)
+        return statistics.median(laps) if laps and not frame.resting else 0.0
+
+    def _note(self, frame: Frame, now: float) -> None:
+        for one in frame.segments:
+            self._verified[one.sequence] = now, frame.resting
+        for sequence in frame.closings:
+            self._verified.pop(sequence, None)

@@ -1,0 +1,238 @@
+"""Loads a worker's layer range, measures it, and makes the stages and verifiers of every epoch."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from specsot.core.frames import Opening
+from specsot.core.vocabulary import Vocabulary, read_vocabulary
+from specsot.errors import ModelError
+from specsot.grammar import Grammar, grammar_of, prebuild
+from specsot.members import Configuration, Curve, Range, Registration
+from specsot.model.config import read_config
+from specsot.model.cost_curve import measure_rows
+from specsot.model.decoder import Decoder, Loaded, LoadedParts
+from specsot.model.fingerprint import fingerprint
+from specsot.model.fused import can_capture
+from specsot.model.kv import row_bytes
+from specsot.model.memory_fit import (
+    Need,
+    WeightForm,
+    bytes_of,
+    check_fit,
+    gpus_on,
+    laps_of,
+    room_on,
+    weights_of,
+)
+from specsot.model.precision import check_quantization, resolve_dtype
+from specsot.model.weights import WeightFiles
+from specsot.service.options import ModelOptions
+from specsot.transport.pending_rows import use_device
+from specsot_worker.feature_stream import FeatureStore
+from specsot_worker.stage import DecoderStage, StageRunner
+from specsot_worker.verifier import Verifier
+
+
+def rounding_of(options: ModelOptions) -> str:
+    """`Registration.quantization`; sums that are grouped otherwise are rounded otherwise, too."""
+    kept = "" if options.kv_cache_dtype == "auto" else f"{options.kv_cache_dtype} KV"
+    grouped = "batch-invariant" if options.batch_invariant else ""
+    return ", ".join(filter(None, (options.quantization, kept, grouped)))
+
+
+class StageLoader:
+    """Loads what is asked for and keeps the last range, so that a new epoch starts at once, and another range
+    loads only what it has besides.
+    """
+
+    def __init__(
+        self,
+        options: ModelOptions,
+        name: str,
+        address: str | None = None,
+        layers: Range | None = None,
+        loaded: Loaded | None = None,
+        free_memory: Callable[[str], int | None] = room_on,
+        gpus: Callable[[str], dict[str, str]] = gpus_on,
+    ) -> None:
+        """address: where peers reach it; None: by its name. layers None: the master decides.
+
+        loaded: hears of every layer that is loaded.
+        free_memory: free bytes of a device. gpus: what a device may mean, by the ids of the GPUs.
+        """
+        self._options, self._name, self._address = options, name, address or name
+        self._layers, self._on_layer, self._free_memory, self._device = (
+            layers,
+            loaded,
+            free_memory,
+            options.device,
+        )
+        self._gpus = gpus(options.device)
+        self._config = read_config(options.base)
+        use_device(options.device)
+        self._dtype = resolve_dtype(options.dtype, options.device)
+        check_quantization(options.quantization)
+        self._held_as = WeightForm(self._dtype.itemsize, options.quantization)
+        self._fingerprint = fingerprint(options.base)
+        self._decoder: Decoder | None = None
+        self._parts = LoadedParts()
+        self._preload_floor: int | None = None  # bytes that loading ahead leaves free, once it has begun
+        self.loaded = 0  # see StageProvider
+        if layers and layers.last > self._config.layers:
+            raise ModelError(f"layers {layers} asked for, {options.base} has {self._config.layers}")
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def vocabulary(self) -> int:
+        return self._config.vocab
+
+    def registration(self) -> Registration:
+        """Measures one layer (of the range, if fixed); a fraction of a second. Raises ModelError: no room."""
+        config, memory = self._config, self._memory()
+        if self._layers:
+            self._check_fit(self._layers, self._options.page_bytes, self._graph_bytes())
+        if self._layers is None:
+            self._read_vocabulary()
+        return Registration(
+            kind="worker",
+            name=self._name,
+            address=self._address,
+            fingerprint=self._fingerprint,
+            model_layers=config.layers,
+            max_positions=config.max_positions,
+            kv_bytes=self._options.page_bytes,
+            row_bytes=self._row_bytes,
+            layers=self._layers,
+            curve=self._measure(),
+            host=socket.gethostname(),
+            gpus=tuple(sorted(self._gpus, key=lambda gpu: self._gpus[gpu] != self._device)),
+            memory=memory,
+            weights=bytes_of(self._files(), config, self._held_as),
+            number_bytes=self._dtype.itemsize,
+            quantization=rounding_of(self._options),
+        )
+
+    def make_stage(self, configuration: Configuration, layers: Range) -> DecoderStage:
+        """The stage for one epoch, with empty pages. Raises ModelError: there is no room for it."""
+        self._move_to(configuration.gpu)
+        width = configuration.width_at(layers)
+        row = self._row_bytes * len(layers) + width * self._dtype.itemsize
+        fused = configuration.head.width if configuration.head else 0
+        self._check_fit(layers, configuration.pages * configuration.page_rows * row, self._graph_bytes(fused))
+        return DecoderStage(
+            self._load(layers), configuration.pages, configuration.page_rows, configuration.layout
+        )
+
+    def preload(self) -> bool:
+        """One more layer, while half of the memory that was free when it began, and its pages, stay free."""
+        free = self._free_memory(self._device)
+        if self._preload_floor is None:
+            self._preload_floor = 0 if free is None else max(free // 2, self._options.page_bytes)
+        missing = (index for index in range(self._config.layers) if index not in self._parts.blocks)
+        index = next(missing, None)
+        if (
+            index is None
+            or free is None
+            or free - self._weight_bytes(Range(index, index + 1)) < self._preload_floor
+        ):
+            return False
+        self._load_decoder(Range(index, index + 1))
+        return True
+
+    def make_verifier(self, stage: StageRunner, configuration: Configuration) -> Verifier:
+        """The end of the ring; needs the range that holds the last layer."""
+        self._read_vocabulary()
+        decoder, width = self._load(stage.layers), configuration.width_at(stage.layers)
+        pages = configuration.pages, configuration.page_rows
+        store = FeatureStore(*pages, width, decoder.dtype, decoder.device) if width else None
+        return Verifier(decoder.logits, self._find_grammar, store)
+
+    def _read_vocabulary(self) -> None:
+        """Not within the first request, nor, where this may become the last stage, while somebody waits."""
+        if (self._options.base / "tokenizer.json").exists():
+            prebuild(self._token_bytes)
+
+    def _find_grammar(self, opening: Opening) -> Future[Grammar] | None:
+        held = opening.plan or opening.form
+        return grammar_of(self._token_bytes, opening) if held else None
+
+    @cached_property
+    def _token_bytes(self) -> Vocabulary:
+        return read_vocabulary(self._options.base, self._config.vocab)
+
+    @property
+    def _row_bytes(self) -> int:
+        """KV of one position in one layer."""
+        each = row_bytes(self._config.head_dim, self._dtype.itemsize, self._options.kv_cache_dtype)
+        return 2 * self._config.kv_heads * each
+
+    def _move_to(self, gpu: str | None) -> None:
+        """What is loaded elsewhere goes."""
+        device = self._gpus.get(gpu or "", self._device)
+        if device != self._device:
+            self._decoder, self._device, self._parts = None, device, LoadedParts()
+            use_device(device)
+
+    def _memory(self) -> int | None:
+        """Bytes there would be for weights and pages if nothing were loaded yet; None where nobody knows."""
+        free = self._free_memory(self._device)
+        loaded = self._loaded_bytes(range(self._config.layers))
+        return None if free is None else max(free + loaded - self._graph_bytes(), 0)
+
+    def _loaded_bytes(self, layers: Iterable[int]) -> int:
+        """Bytes of those of these layers that are loaded."""
+        files, here = self._files(), [one for one in layers if one in self._parts.blocks]
+        return sum(weights_of(files, self._config, Range(one, one + 1), self._held_as) for one in here)
+
+    def _graph_bytes(self, width: int = 0) -> int:
+        """Bytes. width: of the features they sum up."""
+        captured = can_capture(self._config, torch.device(self._device), bool(rounding_of(self._options)))
+        return laps_of(self._config, self._dtype.itemsize, width) if captured else 0
+
+    def _weight_bytes(self, layers: Range) -> int:
+        """Bytes."""
+        return weights_of(self._files(), self._config, layers, self._held_as)
+
+    def _files(self) -> WeightFiles:
+        return WeightFiles(self._options.base, self._options.model_format == "bin")
+
+    def _check_fit(self, layers: Range, pages: int, graphs: int) -> None:
+        """Before anything is loaded; layers that are here already take no more."""
+        if self._decoder is None or self._decoder.layers != layers:
+            self._decoder = None
+            self._parts.keep(layers, self._config)  # free the others before the new ones are loaded
+        weights = self._weight_bytes(layers) - self._loaded_bytes(range(layers.first, layers.last))
+        need = Need(weights, pages, graphs)
+        check_fit(f"layers {layers}", need, self._device, self._free_memory(self._device))
+
+    def _measure(self) -> Curve:
+        return measure_rows(self._load(self._layers or Range(0, 1)))
+
+    def _load(self, layers: Range) -> Decoder:
+        if self._decoder is None or self._decoder.layers != layers:
+            self._decoder = None  # as in _check
+            self._parts.keep(layers, self._config)
+            self.loaded = 0
+            self._decoder = self._load_decoder(layers, self._on_layer)
+            self._preload_floor = None
+        return self._decoder
+
+    def _load_decoder(self, layers: Range, loaded: Loaded | None = None) -> Decoder:
+        """Of parts that are here, and those that are not."""
+        here = replace(self._options, device=self._device)
+        return Decoder.of(here, layers, loaded=loaded, parts=self._parts)
+
+    def _add_layer(self, layers: int) -> None:
+        self.loaded = layers
+        if self._on_layer:
+            self._on_layer(layers)

@@ -1,0 +1,131 @@
+"""A worker's links in one epoch: whom it sends to, who may send it what, and what comes before its epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result
+from specsot.errors import Refused
+from specsot.members import MASTER, Configuration, Kind, Rejoined, Stage, Tap
+from specsot.transport.links import Arrival, Dialer, Link, Lost
+
+
+@dataclass(frozen=True, slots=True)
+class RingLinks:
+    """Where this stage sends. None: the receiver is this process itself, or does not exist.
+
+    following: the next stage. sequencer: stage 0, for results. drafter: features. master: results.
+    """
+
+    next_stage: Link | None
+    sequencer: Link | None
+    drafter: Link | None
+    master: Link
+
+    @property
+    def downstream(self) -> Link | None:
+        """The next stage; the ring is closed: behind the last one comes stage 0."""
+        return self.next_stage or self.sequencer
+
+    async def close(self) -> None:
+        links = (self.next_stage, self.sequencer, self.drafter)
+        await asyncio.gather(*(link.close() for link in links if link is not None))
+
+
+def stage_index(configuration: Configuration) -> int:
+    """This worker's number among the stages. Raises Refused when it is none of them."""
+    for index, stage in enumerate(configuration.stages):
+        if stage.name == configuration.you:
+            return index
+    raise Refused(f"epoch {configuration.epoch} has no stage for {configuration.you}")
+
+
+def own_taps(configuration: Configuration, stage: Stage) -> frozenset[int]:
+    """Taps this stage fuses: inputs of its own layers, and the last block's output on the last stage."""
+    taps = configuration.head.taps if configuration.head and configuration.drafter else ()
+    return frozenset(tap for tap in taps if configuration.tapping(tap) == stage)
+
+
+def may_send(configuration: Configuration, arrival: Arrival) -> bool:
+    """It comes from whoever may send such a message to this stage, by its name and by its certificate.
+
+    Who has no name in the configuration drafts, or is nobody.
+    """
+    index, names = stage_index(configuration), [stage.name for stage in configuration.stages]
+    sender = arrival.sender
+    if not arrival.of("worker" if sender in names else "drafter" if sender != MASTER else MASTER):
+        return False
+    match arrival.message:
+        case Frame():
+            return index > 0 and sender == names[index - 1]
+        case Result():
+            return sender == names[-1]
+        case Drafts() | Tap():  # of the drafter; or they ride along, and the ring is closed
+            return sender == names[index - 1] or sender not in (*names, MASTER)
+        case Lost(peer):
+            return sender in (peer, names[-1])
+        case Open() | Close() | Lease() | Rejoined():
+            return sender == MASTER
+        case _:
+            return True
+
+
+async def connect(configuration: Configuration, dialer: Dialer, uplink: Link) -> RingLinks:
+    """Dial whom this stage talks to. Raises Unavailable naming who cannot be reached."""
+    index, stages = stage_index(configuration), configuration.stages
+    last = index == len(stages) - 1
+
+    async def dial(address: str | None, kind: Kind = "worker") -> Link | None:
+        return await dialer.dial(address, configuration.epoch, kind) if address else None
+
+    return RingLinks(
+        next_stage=await dial(None if last else stages[index + 1].address),
+        sequencer=await dial(stages[0].address if last and index else None),
+        drafter=await dial(configuration.drafter if last else None, "drafter"),
+        master=uplink,
+    )
+
+
+log = structlog.get_logger()
+
+MAX_EARLY_ARRIVALS, MAX_EARLY_BYTES = (
+    64,
+    1 << 30,
+)  # arrivals: taps, which come by other links than Configurations
+
+
+class EarlyArrivals:
+    """Arrivals of epochs to come, in order. What does not fit is dropped: the barrier has a deadline."""
+
+    def __init__(self, max_arrivals: int = MAX_EARLY_ARRIVALS, max_bytes: int = MAX_EARLY_BYTES) -> None:
+        self._max_arrivals, self._max_bytes = max_arrivals, max_bytes
+        self._held: list[tuple[int, Arrival]] = []
+        self._bytes = self._past_epoch = 0
+
+    def hold(self, epoch: int, arrival: Arrival) -> None:
+        """Unless its epoch is past."""
+        size = tensor_bytes(arrival.message)
+        if epoch <= self._past_epoch:
+            return
+        if len(self._held) >= self._max_arrivals or self._bytes + size > self._max_bytes:
+            log.warning("too much comes before its epoch", sender=arrival.sender, epoch=epoch)
+            return
+        self._bytes += size
+        self._held.append((epoch, arrival))
+
+    def release(self, epoch: int) -> list[Arrival]:
+        """What came for this epoch, which begins now; those before it are over."""
+        taken = [arrival for number, arrival in self._held if number == epoch]
+        self._held = [one for one in self._held if one[0] > epoch]
+        self._bytes = sum(tensor_bytes(arrival.message) for _, arrival in self._held)
+        self._past_epoch = epoch
+        return taken
+
+
+def tensor_bytes(message: object) -> int:
+    """Bytes of the tensors in it."""
+    tensors = (getattr(message, name, None) for name in ("weight", "hidden", "fused", "rows"))
+    return sum(int(getattr(tensor, "nbytes", 0)) for tensor in tensors)

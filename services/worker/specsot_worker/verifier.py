@@ -1,0 +1,283 @@
+"""The last stage's verifier: logits where needed, target tokens, acceptance, results and features."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+import torch
+
+from specsot.core.frames import (
+    End,
+    Features,
+    Frame,
+    Opening,
+    Outcome,
+    PromptChunk,
+    Result,
+    Segment,
+    TreeSegment,
+    rows_of,
+)
+from specsot.core.tree import single
+from specsot.grammar import Grammar, IsolatedGrammar, SpellingHabits
+from specsot_worker.core.accept import DecodeState, TokenCounts, accept_prompt, accept_tree, grammar_masks
+from specsot_worker.feature_stream import FeatureStore, FeatureStream
+from specsot_worker.sampling import TargetQuery, Targets, add_logprobs, find_targets
+
+log = structlog.get_logger()
+
+Logits = Callable[[torch.Tensor], torch.Tensor]
+FindGrammar = Callable[[Opening], Grammar | Future[Grammar] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedFrame:
+    """A frame's result for master and stage 0, and what the drafter is told now, in order."""
+
+    result: Result
+    features: tuple[Features, ...]
+
+
+class Verifier:
+    """Judges frames that have passed every layer; remembers every sequence's tokens."""
+
+    def __init__(self, logits: Logits, find_grammar: FindGrammar, store: FeatureStore | None = None) -> None:
+        """store: where features are kept for the drafter, if it wants any."""
+        self._logits, self._find_grammar = logits, find_grammar
+        self._decoding: dict[int, DecodeState] = {}
+        self._tokens: dict[int, list[int]] = {}
+        self._habits = SpellingHabits()
+        self._features = FeatureStream(self._tokens, store)
+        self._pending = PendingGrammars()
+
+    @property
+    def has_pending(self) -> bool:
+        """For what holds a sequence: something is not judged yet."""
+        return len(self._pending) > 0
+
+    @property
+    def pending_ready(self) -> bool:
+        """Some of that can be judged now."""
+        return bool(self._pending.ready)
+
+    @torch.inference_mode()
+    def verify(self, frame: Frame) -> VerifiedFrame:
+        """Outcomes of the decoding segments, and the true features of what was committed; but for those of
+        sequences that must wait.
+        """
+        began = time.perf_counter()
+        for opening in frame.openings:
+            self._open(opening)
+        verifiable = self._pending.hold_back(frame)
+        self._features.catch_up()  # a GPU is still at this frame
+        outcomes = self._outcomes(verifiable)
+        now = time.perf_counter()
+        spent = _add_verify_time(frame, now - began)
+        result = _result(spent, tuple(outcomes.values()))
+        features = self._features.advance(spent if verifiable is frame else verifiable, outcomes, now)
+        self._forget(frame, outcomes)
+        return VerifiedFrame(result, features)
+
+    def restart_features(self, drafter_present: bool = True) -> None:
+        """Another drafter listens from now on, or nobody."""
+        self._features.restart(drafter_present)
+
+    @torch.inference_mode()
+    def verify_pending(self) -> VerifiedFrame:
+        """The same of segments that need not wait any more. Its result is no lap's: number 0."""
+        grammars, frame = self._pending.take_ready()
+        for sequence, found in grammars.items():
+            self._decoding[sequence].set_grammar(IsolatedGrammar(found.result))
+        outcomes = self._outcomes(frame)
+        features = self._features.advance(frame, outcomes, time.perf_counter())
+        self._forget(frame, outcomes)
+        return VerifiedFrame(Result(frame.epoch, frame.number, tuple(outcomes.values())), features)
+
+    def _open(self, opening: Opening) -> None:
+        fork = opening.fork
+        tokens = self._tokens[fork.sequence][: fork.length] if fork else []
+        self._tokens[opening.sequence] = tokens
+        if opening.decodes:
+            found, grammar = self._start_grammar(opening), None
+            if found and found.done():
+                grammar = IsolatedGrammar(found.result)
+            elif found:
+                self._pending.add(opening.sequence, found)
+            history = TokenCounts(tokens) if opening.sampling.penalises else None
+            self._decoding[opening.sequence] = DecodeState(opening, grammar, self._habits, history)
+
+    def _start_grammar(self, opening: Opening) -> Future[Grammar] | None:
+        """What holds a sequence. That there is none, though one is asked for, is its own affair, too."""
+        compiling: Future[Grammar] = Future()
+        try:
+            found = self._find_grammar(opening)
+        except Exception as error:
+            compiling.set_exception(error)
+            return compiling
+        if found is None or isinstance(found, Future):
+            return found
+        compiling.set_result(found)
+        return compiling
+
+    def _append_prompt(self, frame: Frame) -> None:
+        for segment in frame.segments:
+            if isinstance(segment, PromptChunk):
+                self._tokens[segment.sequence] += segment.tokens
+                if state := self._decoding.get(segment.sequence):
+                    state.read_prompt(segment.start, segment.tokens)
+
+    def _outcomes(self, frame: Frame) -> dict[int, Outcome]:
+        """What each decoding segment led to, by sequence."""
+        self._append_prompt(frame)
+        rows, queries = list[int](), list[tuple[Segment, TargetQuery]]()
+        first = 0
+        for segment in frame.segments:
+            if state := self._decode_state(segment):
+                queries.append((segment, _target_query(segment, state, len(rows))))
+                rows += _logit_rows(segment, first)
+            first += rows_of(segment)
+        if not rows:
+            return {}
+        assert frame.hidden is not None
+        logits = self._logits(frame.hidden if len(rows) == first else frame.hidden[rows])
+        questions = [question for _, question in queries]
+        outcomes = [
+            self._outcome(segment, targets)
+            for (segment, _), targets in zip(queries, find_targets(logits, questions))
+        ]
+        return {one.sequence: one for one in add_logprobs(outcomes, questions, logits)}
+
+    def _decode_state(self, segment: Segment) -> DecodeState | None:
+        if isinstance(segment, PromptChunk) and not segment.final:
+            return None
+        return self._decoding.get(segment.sequence)
+
+    def _outcome(self, segment: Segment, targets: Targets) -> Outcome:
+        state = self._decoding[segment.sequence]
+        if isinstance(segment, PromptChunk):
+            outcome = accept_prompt(state, targets[0])
+        else:
+            outcome = accept_tree(state, segment.step, segment.tree, targets)
+        if state.failure:
+            outcome = Outcome(outcome.sequence, outcome.step, outcome.accepted[:1], (), End.FAILED)
+            log.error("a sequence failed", sequence=segment.sequence, reason=state.failure)
+        self._tokens[segment.sequence] += outcome.tokens
+        return outcome
+
+    def _forget(self, frame: Frame, outcomes: dict[int, Outcome]) -> None:
+        ended = [sequence for sequence, outcome in outcomes.items() if outcome.end]
+        for sequence in (*frame.closings, *ended):
+            self._decoding.pop(sequence, None)
+        for sequence in frame.closings:
+            self._tokens.pop(sequence, None)
+            self._pending.forget(sequence)
+
+
+def _logit_rows(segment: Segment, first: int) -> range:
+    """Rows of a frame whose logits matter: a prompt's last one, every node of a tree."""
+    stop = first + rows_of(segment)
+    return range(stop - 1, stop) if isinstance(segment, PromptChunk) else range(first, stop)
+
+
+def _target_query(segment: Segment, state: DecodeState, row: int) -> TargetQuery:
+    """A prompt's last token is a tree of one node."""
+    masks = grammar_masks(segment, state)
+    if isinstance(segment, PromptChunk):
+        tree, position = single(segment.tokens[-1]), segment.start + len(segment.tokens)
+    else:
+        tree, position = segment.tree, segment.committed + 1
+    return TargetQuery(state, row, tree, position, masks)
+
+
+def _add_verify_time(frame: Frame, seconds: float) -> Frame:
+    """Judging is part of the last stage's work."""
+    *before, last = frame.seconds or (0.0,)
+    return replace(frame, seconds=(*before, last + seconds))
+
+
+def _result(frame: Frame, outcomes: tuple[Outcome, ...]) -> Result:
+    rows = sum(map(rows_of, frame.segments))
+    drafted = [len(segment.tree) - 1 for segment in frame.segments if isinstance(segment, TreeSegment)]
+    drafts = sum(nodes > 0 for nodes in drafted)
+    return Result(frame.epoch, frame.number, outcomes, frame.seconds, rows, drafts, sum(drafted))
+
+
+class PendingGrammars:
+    """By sequence what it waits for; and its segments with their rows, each as a frame, in order."""
+
+    def __init__(self) -> None:
+        self._compiling: dict[int, Future[Grammar]] = {}
+        self._held: list[Frame] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def ready(self) -> set[int]:
+        """Sequences that have segments here and need not wait any more."""
+        return {one for one in map(_sequence, self._held) if self._compiling[one].done()}
+
+    def add(self, sequence: int, grammar: Future[Grammar]) -> None:
+        """Its segments are kept from now on, until they are taken."""
+        self._compiling[sequence] = grammar
+
+    def hold_back(self, frame: Frame) -> Frame:
+        """What can be judged of a frame. How long that took nobody knows, if it is not all of it."""
+        if self._compiling.keys().isdisjoint(segment.sequence for segment in frame.segments):
+            return frame
+        ready = list[Frame]()
+        for part in _split_frame(frame):
+            (self._held if _sequence(part) in self._compiling else ready).append(part)
+        return _merge_frames(ready, replace(frame, seconds=()))
+
+    def take_ready(self) -> tuple[dict[int, Future[Grammar]], Frame]:
+        """What those that are ready waited for, all done; and their segments as a frame that is no lap."""
+        grammars = {sequence: self._compiling.pop(sequence) for sequence in self.ready}
+        own = [part for part in self._held if _sequence(part) in grammars]
+        self._held = [part for part in self._held if _sequence(part) not in grammars]
+        return grammars, _merge_frames(own, own[-1])
+
+    def forget(self, sequence: int) -> None:
+        if self._compiling.pop(sequence, None):
+            self._held = [part for part in self._held if _sequence(part) != sequence]
+
+
+def _sequence(part: Frame) -> int:
+    return part.segments[0].sequence
+
+
+def _split_frame(frame: Frame) -> list[Frame]:
+    """A frame for every segment, of number 0: no lap."""
+    parts, first = list[Frame](), 0
+    for segment in frame.segments:
+        rows = slice(first, first + rows_of(segment))
+        first = rows.stop
+        part = replace(frame, number=0, openings=(), segments=(segment,), closings=(), seconds=())
+        parts.append(
+            replace(part, hidden=_slice_rows(frame.hidden, rows), fused=_slice_rows(frame.fused, rows))
+        )
+    return parts
+
+
+def _merge_frames(parts: list[Frame], frame: Frame) -> Frame:
+    """`frame` with the segments and rows of these parts."""
+    return replace(
+        frame,
+        segments=tuple(segment for part in parts for segment in part.segments),
+        hidden=_stack_rows(part.hidden for part in parts),
+        fused=_stack_rows(part.fused for part in parts),
+    )
+
+
+def _slice_rows(rows: Any, part: slice) -> Any:
+    return None if rows is None else rows[part]
+
+
+def _stack_rows(parts: Iterable[Any]) -> torch.Tensor | None:
+    present = [rows for rows in parts if rows is not None]
+    return torch.cat(present) if present else None

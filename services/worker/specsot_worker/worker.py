@@ -1,0 +1,365 @@
+"""A worker in the ring: takes messages, runs its stage, announces results."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from specsot.core.deadline import Deadline
+from specsot.core.frames import Close, Drafts, Frame, Lease, Open, Result, rows_of
+from specsot.core.pages import PageTable
+from specsot.errors import SpecsotError, Unavailable
+from specsot.members import Configuration, Ready, Registration, Rejoined, Stage, StandBy, Tap
+from specsot.service.compute import Compute
+from specsot.service.membership import report_progress
+from specsot.tasks import start
+from specsot.transport.links import Arrival, Dialer, Link, Lost, close_in_background
+from specsot_worker.async_verify import AsyncVerifier, LaunchedFrame, launch_frame
+from specsot_worker.core.pipeline import DraftTimeout, PipelineDepth
+from specsot_worker.core.sequencer import FrameBudget, Sequencer
+from specsot_worker.ring_links import EarlyArrivals, RingLinks, connect, may_send, own_taps, stage_index
+from specsot_worker.stage import StageProvider, StageRunner
+from specsot_worker.telemetry import WorkerObserver
+from specsot_worker.verifier import VerifiedFrame, Verifier
+
+log = structlog.get_logger()
+
+POLL_SECONDS = 0.01  # seconds
+
+
+@dataclass(slots=True)
+class _WorkerEpoch:
+    """Everything that lives exactly as long as one epoch."""
+
+    configuration: Configuration
+    stage: StageRunner
+    links: RingLinks
+    missing_taps: set[int]
+    sequencer: Sequencer | None
+    verifier: Verifier | None
+    deadline: Deadline
+    drafter_lost: bool = False
+    returning_drafter: Link | None = None  # to a drafter that is back
+    async_verifier: AsyncVerifier | None = None  # who awaits verdicts, where that is not who computes
+
+
+class Worker:
+    """One worker. `compute` runs tensor work, one job at a time, off the event loop; `observer` follows it.
+
+    reading: another thread, in which the last stage behind others awaits verdicts. For GPUs: they compute
+             what is launched meanwhile.
+    """
+
+    def __init__(
+        self,
+        loader: StageProvider,
+        dialer: Dialer,
+        compute: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        observer: WorkerObserver | None = None,
+        verify_thread: Executor | None = None,
+    ) -> None:
+        self._loader, self._dialer, self._verify_thread = loader, dialer, verify_thread
+        self._compute = Compute(loader.name, compute)
+        self._clock, self._observer = clock, observer or WorkerObserver()
+        self._active: _WorkerEpoch | None = None
+        self._early_arrivals = EarlyArrivals()
+        self._background: set[asyncio.Task[None]] = set()  # nobody waits for these
+        self._preloading: asyncio.Task[None] | None = None  # loads what it may be asked for
+
+    @property
+    def epoch(self) -> int:
+        return self._active.configuration.epoch if self._active else 0
+
+    @property
+    def free_pages(self) -> int | None:
+        """KV pages that no sequence owns, by this stage's own table; None outside an epoch."""
+        return self._active.stage.table.free if self._active else None
+
+    async def registration(self) -> Registration:
+        return await self._compute.run(self._loader.registration)
+
+    async def configure(self, configuration: Configuration, uplink: Link) -> None:
+        """Load the range, make pages, dial; Ready goes out once every tap is here too."""
+        if self._preloading:
+            self._preloading.cancel()
+        index = stage_index(configuration)
+        own = configuration.stages[index]
+        async with report_progress(
+            uplink, configuration.epoch, lambda: self._loader.loaded, len(own.layers) + 1
+        ):
+            await self._form(configuration, index, own, uplink)
+        await self._ready_if_complete()
+        for arrival in self._early_arrivals.release(configuration.epoch):
+            await self.handle(arrival)
+
+    async def _form(self, configuration: Configuration, index: int, own: Stage, uplink: Link) -> None:
+        if self._verify_thread:  # what is still read of the epoch before holds its memory
+            await Compute(self._loader.name, self._verify_thread).run(lambda: None)
+        stage = await self._compute.run(self._loader.make_stage, configuration, own.layers)
+        links = await connect(configuration, self._dialer, uplink)
+        last = index == len(configuration.stages) - 1
+        verifier = await self._compute.run(self._loader.make_verifier, stage, configuration) if last else None
+        self._active = _WorkerEpoch(
+            configuration,
+            stage,
+            links,
+            set(own_taps(configuration, own)),
+            _make_sequencer(configuration, self._loader.vocabulary) if index == 0 else None,
+            verifier,
+            Deadline(configuration.curve),
+        )
+        if verifier and index and self._verify_thread:
+            self._active.async_verifier = AsyncVerifier(
+                self._loader.name, self._verify_thread, self._verify_launched
+            )
+        self._observer.formed(configuration, stage.table)
+
+    def _believes(self, configuration: Configuration, arrival: Arrival) -> bool:
+        return may_send(configuration, arrival)
+
+    async def handle(self, arrival: Arrival) -> None:
+        """Take one message; frames run at once, everything else waits for `settle`."""
+        active, message = self._active, arrival.message
+        if isinstance(message, StandBy):
+            self._preloading = self._in_background(self._preload())
+            return
+        epoch = getattr(message, "epoch", self.epoch)
+        if epoch > self.epoch:
+            self._early_arrivals.hold(epoch, arrival)
+        if active is None or epoch != self.epoch:
+            return
+        if not self._believes(active.configuration, arrival):
+            log.warning("out of its role", sender=arrival.sender, message=type(message).__name__)
+            return
+        match message:
+            case Frame():
+                if arrival.at is not None:
+                    self._observer.dequeued(message, max(self._clock() - arrival.at, 0.0))
+                await self._run_frame(active, message)
+            case Result() if active.sequencer:
+                self._apply_result(active.sequencer, message)
+            case Drafts() if active.sequencer:
+                active.sequencer.add_drafts(message, self._clock())
+            case Drafts() if active.links.sequencer:
+                await active.links.sequencer.send(message)  # the drafter speaks to its neighbour alone
+            case Open() | Close() | Lease() if active.sequencer:
+                active.sequencer.apply_order(message)
+            case Tap():
+                await self._take_tap(active, message)
+            case Rejoined() if active.verifier:
+                self._in_background(self._dial_drafter(active, message.address))
+            case Lost():
+                await self._handle_loss(active, message)
+            case _:
+                pass
+
+    async def settle(self) -> float | None:
+        """Judge what had to wait; compose and run the next frame, if this is stage 0 and one is due."""
+        active = self._active
+        if active is None:
+            return None
+        verifying = active.async_verifier is not None and active.async_verifier.busy()
+        if not verifying:
+            await self._between_verdicts(active)
+        poll = POLL_SECONDS if verifying or (active.verifier and active.verifier.has_pending) else None
+        waits = [wait for wait in (await self._launch_next(active), poll) if wait is not None]
+        return min(waits, default=None)
+
+    async def _between_verdicts(self, active: _WorkerEpoch) -> None:
+        """Two verdicts."""
+        if active.returning_drafter:
+            self._readmit_drafter(active, active.returning_drafter)
+        if active.verifier and active.verifier.pending_ready:
+            await self._announce(
+                active, await (active.async_verifier or self._compute).run(active.verifier.verify_pending)
+            )
+
+    async def _launch_next(self, active: _WorkerEpoch) -> float | None:
+        """Compose and run the next frame, if this is stage 0 and one is due."""
+        if active.sequencer is None or active.missing_taps:
+            return None
+        frame = active.sequencer.compose(self._clock())
+        await self._report_rejections(active)
+        if frame is not None:
+            await self._run_frame(active, self._observer.launched(frame, self._clock()))
+            return 0.0
+        deadline = active.sequencer.deadline()
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
+    async def disband(self) -> None:
+        active, self._active = self._active, None
+        if active is not None:
+            self._observer.disbanded()
+            if active.async_verifier:
+                active.async_verifier.close()
+            await close_in_background(active.links.close())
+
+    async def _run_frame(self, active: _WorkerEpoch, frame: Frame) -> None:
+        """Run a frame and send what comes of it: to the next stage, or to all who learn from it."""
+        if active.verifier is None:
+            passed = await self._compute_frame(active, frame, active.stage.run, frame)
+            self._record_compute(active, frame, passed.seconds[-1])
+            assert active.links.next_stage is not None
+            await active.links.next_stage.send(passed)
+            return
+        if active.async_verifier:
+            active.async_verifier.submit(
+                await self._compute.run(launch_frame, active.stage, frame, within=_time_limit(active, frame))
+            )
+            return
+        verified = await self._compute_frame(
+            active, frame, _run_and_verify, active.stage, active.verifier, frame
+        )
+        self._record_compute(active, frame, verified.result.seconds[-1])
+        await self._announce(active, verified)
+
+    async def _verify_launched(self, launched: LaunchedFrame) -> None:
+        """While later frames are launched."""
+        active = self._active
+        assert active is not None
+        assert active.async_verifier is not None
+        assert active.verifier is not None
+        with self._observer.computing(launched.frame):
+            verified = await active.async_verifier.run(
+                active.verifier.verify, launched, _time_limit(active, launched.frame)
+            )
+        self._record_compute(active, launched.frame, verified.result.seconds[-1])
+        await self._announce(active, verified)
+        await self._between_verdicts(active)
+
+    async def _compute_frame(
+        self, active: _WorkerEpoch, frame: Frame, work: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Compute a frame, in the time that its rows may take. Raises Hung."""
+        with self._observer.computing(frame):
+            return await self._compute.run(work, *arguments, within=_time_limit(active, frame))
+
+    def _record_compute(self, active: _WorkerEpoch, frame: Frame, seconds: float) -> None:
+        active.deadline.took(_rows(frame), seconds)
+        self._observer.computed(frame, seconds)
+
+    async def _announce(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
+        """Stage 0 first (the next lap waits for it), then the drafter, then the master."""
+        if active.sequencer:
+            self._apply_result(active.sequencer, verified.result)
+        elif active.links.sequencer:
+            await active.links.sequencer.send(verified.result)
+        await self._send_features(active, verified)
+        await active.links.master.send(verified.result)
+
+    def _apply_result(self, sequencer: Sequencer, result: Result) -> None:
+        now = self._clock()
+        sequencer.apply_result(result, now)
+        self._observer.returned(result, now)
+
+    async def _send_features(self, active: _WorkerEpoch, verified: VerifiedFrame) -> None:
+        """Features to the drafter; a lost drafter stops nobody."""
+        if (link := active.links.drafter) is None:
+            return
+        try:
+            for features in verified.features:
+                await link.send(features)
+        except Unavailable as error:
+            self._restart_features(active, None)
+            await self._handle_loss(active, Lost("drafter", str(error), self.epoch))
+
+    async def _dial_drafter(self, active: _WorkerEpoch, address: str) -> None:
+        """While the ring goes on."""
+        try:
+            link = await self._dialer.dial(address, active.configuration.epoch, "drafter")
+        except SpecsotError as error:
+            log.warning("the drafter cannot be reached", at=address, reason=str(error))
+            return
+        if active is self._active:
+            active.returning_drafter = link
+        else:
+            await link.close()
+
+    def _readmit_drafter(self, active: _WorkerEpoch, link: Link) -> None:
+        """Between two frames: from now on it is told everything, a stretch with every lap."""
+        active.returning_drafter, active.drafter_lost = None, False
+        self._restart_features(active, link)
+
+    def _restart_features(self, active: _WorkerEpoch, drafter: Link | None) -> None:
+        assert active.verifier is not None
+        if active.links.drafter is not None:
+            self._in_background(active.links.drafter.close())
+        active.links = replace(active.links, drafter=drafter)
+        active.verifier.restart_features(drafter is not None)
+
+    async def _preload(self) -> None:
+        """Bit by bit, so that a configuration finds the compute thread free."""
+        try:
+            while await self._compute.run(self._loader.preload):
+                pass
+            log.info("loaded ahead", until="a range is assigned")
+        except SpecsotError as error:
+            log.warning("nothing more is loaded ahead", reason=str(error))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = start(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def _take_tap(self, active: _WorkerEpoch, tap: Tap) -> None:
+        """Another stage's rides on to it."""
+        if active.configuration.tapping(tap.layer).name != active.configuration.you:
+            if active.links.downstream:
+                await active.links.downstream.send(tap)
+            return
+        if tap.layer in active.missing_taps:
+            await self._compute.run(active.stage.tap, tap.layer, tap.weight)
+            active.missing_taps.discard(tap.layer)
+            await self._ready_if_complete()
+
+    async def _ready_if_complete(self) -> None:
+        active = self._active
+        if active and not active.missing_taps:
+            await self._compute.run(active.stage.capture)
+            await active.links.master.send(Ready(active.configuration.epoch))
+
+    async def _handle_loss(self, active: _WorkerEpoch, lost: Lost) -> None:
+        """A lost drafter is done without, and stage 0 is told; a lost stage ends the epoch."""
+        if lost.peer in {stage.name for stage in active.configuration.stages}:
+            raise Unavailable(f"lost {lost.peer}: {lost.reason}")
+        if active.missing_taps:
+            raise Unavailable(f"lost the drafter before its taps came: {lost.reason}")
+        known, active.drafter_lost = active.drafter_lost, True
+        if active.sequencer:
+            active.sequencer.lose_drafter()
+        elif active.links.sequencer and not known:
+            await active.links.sequencer.send(lost)
+
+    async def _report_rejections(self, active: _WorkerEpoch) -> None:
+        assert active.sequencer is not None
+        if rejected := active.sequencer.rejections():
+            await active.links.master.send(Result(self.epoch, 0, rejected))
+
+
+def _time_limit(active: _WorkerEpoch, frame: Frame) -> float:
+    return active.deadline.seconds(_rows(frame))
+
+
+def _rows(frame: Frame) -> int:
+    return sum(map(rows_of, frame.segments))
+
+
+def _run_and_verify(stage: StageRunner, verifier: Verifier, frame: Frame) -> VerifiedFrame:
+    return verifier.verify(stage.run(frame))
+
+
+def _make_sequencer(configuration: Configuration, vocabulary: int | None) -> Sequencer:
+    budget = FrameBudget(configuration.rows, configuration.flight, configuration.slots)
+    table = PageTable(configuration.pages, configuration.page_rows)
+    draft_timeout = DraftTimeout(configuration.draft_timeout, configuration.drafter is not None)
+    stages = len(configuration.stages)
+    depth = PipelineDepth(stages, configuration.curve) if stages > 1 else None
+    return Sequencer(configuration.epoch, budget, table, draft_timeout, depth, vocabulary)
