@@ -5,8 +5,8 @@ One object of these is read once, in `__main__` or by a command, and passed thro
 
 from __future__ import annotations
 
+import os
 import re
-import socket
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -220,7 +220,7 @@ def reachable(advertise: str | None, listen: str, port: int) -> str:
         return listen
     host = listen.rpartition(":")[0]
     everywhere = host in ("", "0.0.0.0", "[::]")
-    return f"{socket.gethostname() if everywhere else host}:{port}"
+    return f"{os.uname().nodename if everywhere else host}:{port}"
 
 
 def name_of(name: str | None, address: str) -> str:
