@@ -270,8 +270,8 @@ def in_document(plan: Plan, paths: dict[str, str], ticked: dict[str, str], path:
 
 
 def unmistakable(plan: Plan) -> dict[str, str]:
-    """Renamed names that no second module defines: safe to follow in documents. Late, none is: a document that
-    came since may mean anything else by the word.
+    """Renamed names that no second module defines: safe to follow in documents. Late, none is: a document
+    that came since may mean anything else by the word.
     """
     if plan.late:
         return {}
