@@ -5,8 +5,10 @@ Refuses to know how a service works; it starts them and passes their lines on. O
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Sequence
+import webbrowser
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -72,6 +74,7 @@ class ServeOptions:
         Path | None,
         Option("Folder made by docker/certificates.sh: TLS, and tokens for clients.", metavar="DIR"),
     ] = None
+    browser: Annotated[bool, Option("Open the page in a browser once the fleet is ready.")] = False
     master: Annotated[MasterConfig, OF_MASTER] = field(default_factory=lambda: MasterConfig(Path()))
     fleet: Annotated[FleetOptions, OF_SERVED] = field(default_factory=FleetOptions)
     layer_splits: Annotated[
@@ -121,7 +124,8 @@ def serve(given: ServeOptions) -> int:
     )
     serving = spread(serving, master.fleet_listen, master.service.insecure)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
-        run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving))
+        show = webbrowser.open if given.browser else None
+        run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving, show))
     return 0
 
 
@@ -144,9 +148,14 @@ def http_port_of(asked: int | None) -> int | None:
 
 
 async def keep(
-    wanted: FleetOptions, models: Models, port: int, http_port: int | None, serving: Serving
+    wanted: FleetOptions,
+    models: Models,
+    port: int,
+    http_port: int | None,
+    serving: Serving,
+    show: Callable[[str], object] | None = None,
 ) -> None:
-    """Run the fleet until it is told to stop, or one of its processes ends."""
+    """Run the fleet until it is told to stop, or one of its processes ends. show: opens the page."""
     from specsot_app.processes import ProcessFleet
 
     fleet = await ProcessFleet.start(wanted, models, port, pass_on, http_port, serving, absent=asking())
@@ -158,6 +167,8 @@ async def keep(
         if http_port is not None:
             page = f"{'https' if serving.certificates else 'http'}://{serving.reached(http_port)}/"
             print(f"or by a browser, or an OpenAI client: {page}", flush=True)
+            if show:
+                await asyncio.to_thread(show, page)
         raise await fleet.ended()
     finally:
         await fleet.close()
