@@ -82,14 +82,14 @@ def plant_blame(patch: pytest.MonkeyPatch) -> None:
         record.breaks = 0  # type: ignore[attr-defined]
 
     quarantine = "specsot_master.core.schedule.Quarantine"
-    patch.setattr(f"{quarantine}.broke", broke)
+    patch.setattr(f"{quarantine}.on_break", broke)
     patch.setattr(f"{quarantine}.wrote", wrote)
     patch.setattr(f"{quarantine}.admits", lambda *_: True)
 
 
 def plant_contagion(patch: pytest.MonkeyPatch) -> None:
     """What goes wrong with one sequence's grammar leaves the judge."""
-    patch.setattr("specsot_worker.core.accept.Isolated._ask", lambda _, question, otherwise: question())
+    patch.setattr("specsot_worker.core.accept.IsolatedGrammar._ask", lambda _, question, otherwise: question())
 
 
 def plant_forgetting(patch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 class DraftEngine:
     """Follows every sequence it saw open; those it missed get their root back as a tree.
 
-    `learn` is bookkeeping, `draft` computes: call it after the last `learn` of a burst, whether or not
+    `observe` is bookkeeping, `draft` computes: call it after the last `observe` of a burst, whether or not
     a tree is wanted. rest: instead of trees, for how many of them nothing will be drafted, because it
     does not pay now. The ring then turns without us, and tells what we missed in one when it is over.
     """
@@ -51,7 +51,7 @@ class DraftEngine:
         clock: Clock = time.perf_counter,
         ids: int | None = None,
     ) -> None:
-        """ways: the first is for those who name none. blend: whose candidates may join the others' trees.
+        """proposers: the first is for sequences that name none. blend: its candidates may join other trees.
         vocabulary: to follow grammars with; without it all text counts as free.
         ids: how many token ids all that drafts can be fed; None: they are not checked.
         """

@@ -1,7 +1,4 @@
-"""Who follows a drafter's work, as its process was asked.
-
-Refuses to know what they make of it.
-"""
+"""Who follows a drafter's work, as its process was asked."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class DraftSequence:
 
     tokens:    known tokens, the newest (the root of the next tree) not fed to the base yet.
     committed: how many of them were fed.
-    coming:    its grammar, while that is still compiled.
+    compiling: its grammar, until that is compiled.
     """
 
     opening: Opening
