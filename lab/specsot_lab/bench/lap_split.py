@@ -111,9 +111,9 @@ class Loop:
             rows = max(ROWS, sequences * shape.slots)
             told = Configuration(EPOCH, "drafter", (), pages, PAGE_ROWS, shape.slots, rows, shape=shape)
             self._engine = make_engine(head, told)
-        self._stage.prepare()
+        self._stage.capture()
         for order in _orders(prompt, sequences, head is not None):
-            self._sequencer.obey(order)
+            self._sequencer.apply_order(order)
 
     def turn(self, timer: PhaseTimer) -> bool:
         """One lap; whether all it fed were trees."""
@@ -123,17 +123,17 @@ class Loop:
         with timer.at("layers"):
             passed = self._stage.run(frame)
         with timer.at("lm_head"):
-            verdict = self._verifier.judge(passed)
+            verdict = self._verifier.verify(passed)
         with timer.at("compose"):
-            self._sequencer.learn(verdict.result, 0.0)
+            self._sequencer.apply_result(verdict.result, 0.0)
         if self._engine is not None:
             with timer.at("learn"):
                 for features in verdict.features:
-                    self._engine.learn(features)
+                    self._engine.observe(features)
             with timer.at("draft"):
                 drafts = Drafts(EPOCH, self._engine.draft(), self._engine.rest)
             with timer.at("compose"):
-                self._sequencer.offer(drafts)
+                self._sequencer.add_drafts(drafts)
         timer.laps += 1
         timer.rows += verdict.result.rows
         timer.tokens += sum(len(one.tokens) for one in verdict.result.outcomes)
