@@ -52,6 +52,7 @@ class DraftEngine:
         ids: int | None = None,
     ) -> None:
         """proposers: the first is for sequences that name none. blend: its candidates may join other trees.
+
         vocabulary: to follow grammars with; without it all text counts as free.
         ids: how many token ids all that drafts can be fed; None: they are not checked.
         """
