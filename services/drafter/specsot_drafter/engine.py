@@ -27,7 +27,7 @@ from specsot_drafter.core.selection import (
     limit_depths,
     merge_chains,
 )
-from specsot_drafter.core.sequences import DraftSequence, DraftSequences
+from specsot_drafter.core.sequences import DraftSequence, DraftSequences, common_prefix
 from specsot_drafter.core.tree_budget import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.proposers import Proposer
 
@@ -345,14 +345,6 @@ class PendingTrees:
         own = len(written) if pending.own_nodes == len(pending.tree) else _own_depth(pending, written)
         free = common_prefix(pending.forced, written)
         return TreeOutcome(pending.levels, len(pending.tree), pending.masses, len(written) - free, own)
-
-
-def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many tokens two texts have in common, from their beginning on."""
-    for place, (one, other) in enumerate(zip(ours, theirs)):
-        if one != other:
-            return place
-    return min(len(ours), len(theirs))
 
 
 def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:

@@ -135,3 +135,11 @@ class DraftSequences:
 
     def close(self, sequence: int) -> None:
         self._sequences.pop(sequence, None)
+
+
+def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens two texts have in common, from their beginning on."""
+    for place, (one, other) in enumerate(zip(ours, theirs)):
+        if one != other:
+            return place
+    return min(len(ours), len(theirs))
