@@ -43,7 +43,7 @@ class WorkerObserver:
 
 
 class LapSpans(WorkerObserver):
-    """Spans of sampled laps at stage 0, and of this stage's work in them; another observer hears all it hears.
+    """Spans of sampled laps at stage 0, and of this stage's work in them; `inner` hears all it hears.
 
     Of laps that carry a sequence whose request is traced: one of `every`, and those that open one.
     """
