@@ -93,6 +93,7 @@ browser: ## a Chromium for the tests of the page, where apt-get can bring one
 
 docs: $(VENV)/installed ## list every file anew in docs/architecture.md
 	$(BIN)/python docs/files.py
+	$(BIN)/python docs/options.py
 
 clean: ## remove both virtual environments
 	rm -rf $(VENV) $(TOOLS)

@@ -33,9 +33,9 @@ def folder_first(path: Path) -> tuple[Path, str]:
 
 
 def first_line(path: Path) -> str:
-    """The first line of a module's docstring; empty for a package that only re-exports."""
+    """The first paragraph of a module's docstring; empty for a package that only re-exports."""
     words = ast.get_docstring(ast.parse(path.read_text())) or ""
-    return words.partition("\n")[0].replace("|", "\\|")
+    return " ".join(words.partition("\n\n")[0].split()).replace("|", "\\|")
 
 
 def listing() -> str:

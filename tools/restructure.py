@@ -270,12 +270,15 @@ def in_document(plan: Plan, paths: dict[str, str], ticked: dict[str, str], path:
 
 
 def unmistakable(plan: Plan) -> dict[str, str]:
-    """Renamed names that no second module defines: safe to follow in documents."""
+    """Renamed names that no second module defines: safe to follow in documents. Late, none is: a document
+    that came since may mean anything else by the word.
+    """
+    if plan.late:
+        return {}
     defined = [
         name for _, text in plan.house.python() for name, origin in top_level(text).items() if origin is None
     ]
-    most = 0 if plan.late else 1
-    return {old: new for (_, old), new in plan.names.items() if defined.count(old) <= most}
+    return {old: new for (_, old), new in plan.names.items() if defined.count(old) <= 1}
 
 
 def without_repeats(text: str) -> str:

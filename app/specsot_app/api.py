@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Mapping
 from contextlib import aclosing
-from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast, overload
@@ -18,13 +17,15 @@ from specsot.core.view import View, advance
 from specsot.errors import InvalidRequest, Unavailable
 from specsot.events import Event, Numbered
 from specsot.params import Ask
-from specsot.transport.security import Tls
+from specsot.service.option import Offer, made_of
 from specsot_app.aliases import translate
 from specsot_app.ask import Answer, Turns, answer_of, ask_of, stats_of
 from specsot_app.event_loop import BackgroundLoop
-from specsot_app.fleets import Fleet, Opener, Wanted, models_of, open_fleet
-from specsot_app.presets import fleet_with, request_with
-from specsot_app.reaching import Reach
+from specsot_app.fleet_options import ClientOptions, FleetOptions, models_of
+from specsot_app.fleets import Fleet, Opener, open_fleet
+from specsot_app.presets import request_with
+
+OF_PYTHON = Offer(without=("kind", "master", "client"))
 
 
 class SpecSoT:
@@ -34,7 +35,7 @@ class SpecSoT:
     Close it, or use it in `with` or `async with`.
     """
 
-    def __init__(self, wanted: Wanted, opener: Opener = open_fleet) -> None:
+    def __init__(self, wanted: FleetOptions, opener: Opener = open_fleet) -> None:
         self._wanted, self._opener = wanted, opener
         self._background: BackgroundLoop | None = None
         self._opening: asyncio.Future[Fleet] | None = None  # lives on the background's loop
@@ -60,7 +61,7 @@ class SpecSoT:
         Raises ModelError (no such directory), InvalidRequest (an option or value that cannot be).
         """
         given = translate({"model": model, "draft_model": draft_model} | options)
-        wanted = wanted_of(fleet_with(given.get("preset"), given))
+        wanted = fleet_of(given)
         models_of(wanted)
         return cls(wanted)
 
@@ -70,8 +71,8 @@ class SpecSoT:
 
         tls_ca: speak TLS; this PEM file vouches for the master's certificate. token: shown with every call.
         """
-        tls = Tls(None if tls_ca is None else Path(tls_ca))
-        return cls(Wanted(master=master, reach=Reach(tls, token)))
+        client = ClientOptions(None if tls_ca is None else Path(tls_ca), token=token)
+        return cls(FleetOptions(master=master, client=client))
 
     @overload
     def generate(self, prompt: str | Turns, **options: Any) -> Coroutine[Any, Any, Answer]: ...
@@ -197,14 +198,9 @@ class SpecSoT:
             await (await self._opening).close()
 
 
-def wanted_of(options: dict[str, Any]) -> Wanted:
-    """Raises InvalidRequest for an option nobody knows."""
-    known = {one.name for one in fields(Wanted)} - {"kind", "master", "reach"}
-    for name in options:
-        if name not in known:
-            listed = ", ".join(sorted(known))
-            raise InvalidRequest(f"no option is called {name!r}; known: {listed}", field=name)
-    return Wanted(**options)
+def fleet_of(options: Mapping[str, Any]) -> FleetOptions:
+    """Raises InvalidRequest for an option nobody knows, and for a value that none of them has."""
+    return made_of(FleetOptions, options, OF_PYTHON)
 
 
 def row_of(tokens: tuple[int, ...]) -> Any:

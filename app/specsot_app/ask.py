@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, ClassVar, cast
 
 from specsot.core.skeleton import Point
 from specsot.core.view import View
@@ -14,43 +14,140 @@ from specsot.events import Reason, Statistics, TokenLogprobs
 from specsot.params import (
     FORM_KINDS,
     Ask,
+    DrafterName,
     Form,
     FormKind,
     Limits,
     Message,
+    Mode,
     Pruning,
     Sampling,
     Window,
     brief,
     refuse,
 )
+from specsot.service.option import Option
 
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-)
-LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a request asks for. None: as the master has it."""
+
+    HEADING: ClassVar[str] = "Request"
+
+    mode: Annotated[
+        Mode, Option("`auto`: the model chooses; `sot`: write a plan, then its points; `direct`: no plan.")
+    ] = "auto"
+    max_new_tokens: Annotated[
+        int | None, Option("Most tokens written: plan, headings and branches together.", unset="1024")
+    ] = None
+    max_branch_tokens: Annotated[int | None, Option("Most tokens of one branch.")] = None
+    max_skeleton_tokens: Annotated[int | None, Option("Most tokens of a plan.", keyword_only=True)] = None
+    max_parallel: Annotated[int | None, Option("Most branches written at once.", unset="8")] = None
+    stop: Annotated[tuple[str, ...], Option("Text that ends a branch.")] = ()
+    constraint: Annotated[bool, Option("Hold the plan to its grammar.", paired=True)] = True
+    model: Annotated[str | None, Option("Name of the model to ask.", keyword_only=True)] = None
+    drafter: Annotated[DrafterName | None, Option("What drafts.", keyword_only=True)] = None
+    tools: Annotated[tuple[str, ...], Option("Names that a plan may use.", keyword_only=True)] = ()
+    ignore_eos: Annotated[bool | None, Option("Write on after the end.", keyword_only=True)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are drawn. None: as the master has it."""
+
+    HEADING: ClassVar[str] = "Sampling"
+
+    temperature: Annotated[
+        float | None, Option("Sampling temperature; 0 takes the most likely token.", unset="0")
+    ] = None
+    top_p: Annotated[float | None, Option("Sample from this share of the probability.", unset="1")] = None
+    top_k: Annotated[int | None, Option("Sample from this many tokens; 0 for all.", unset="0")] = None
+    min_p: Annotated[
+        float | None,
+        Option("Least probability, as a share of the most likely token's.", unset="0"),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, Option("Divides the logits of tokens in prompt and answer; 1 for none.", unset="1")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, Option("Subtracted from the logits of tokens in the answer.", unset="0")
+    ] = None
+    frequency_penalty: Annotated[float | None, Option("The same, for each occurrence.", unset="0")] = None
+    logit_bias: Annotated[
+        tuple[str, ...], Option("ID=VALUE: added to a token's logit.", metavar="ID=VALUE")
+    ] = ()
+    logprobs: Annotated[
+        int | None,
+        Option("With --json: log-probabilities of the tokens, and of this many others at each position."),
+    ] = None
+    seed: Annotated[
+        int | None, Option("Seed; the same one draws the same answer.", unset="drawn by the master")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """Which earlier positions are attended to. Nothing given: all."""
+
+    HEADING: ClassVar[str] = "KV policy"
+
+    sinks: Annotated[
+        int | None, Option("Attend to this many first tokens and to recent ones only. [4 with --recent]")
+    ] = None
+    recent: Annotated[
+        int | None, Option("Attend to this many recent tokens and to the sinks only. [508 with --sinks]")
+    ] = None
+    keep_ratio: Annotated[
+        float | None,
+        Option("Pruning: every head keeps this share of its rows, by key norm. [0.8 with the others]"),
+    ] = None
+    prune_every: Annotated[
+        int | None, Option("Pruning: prune each time this many tokens were written. [64 with the others]")
+    ] = None
+    skip_layers: Annotated[
+        int | None, Option("Pruning: this many first layers keep all rows. [2 with the others]")
+    ] = None
+    head_aware: Annotated[
+        bool | None, Option("Every head attends to what was measured for it (see bench policies).")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class FormOptions:
+    """What the answer must look like; one of them at most."""
+
+    HEADING: ClassVar[str] = "Form of the answer"
+
+    json_schema: Annotated[
+        str | None, Option("JSON of this schema: a file, or the schema itself.", metavar="SCHEMA")
+    ] = None
+    json_object: Annotated[bool, Option("A JSON object.")] = False
+    regex: Annotated[str | None, Option("A text that matches this regular expression.", metavar="REGEX")] = (
+        None
+    )
+    choice: Annotated[tuple[str, ...], Option("One of these texts.")] = ()
+
+
+def asked(*options: object) -> dict[str, Any]:
+    """Keywords of `ask_of`: what these say, where they say something."""
+    found = {one.name: getattr(said, one.name) for said in options for one in fields(cast("Any", said))}
+    return {name: value for name, value in found.items() if value not in (None, ())}
+
+
+def names_of(kind: type) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
+
 WINDOW = ("sinks", "recent")
 PRUNING = ("keep_ratio", "prune_every", "skip_layers")
+LIMITS = ("max_new_tokens", "max_branch_tokens", "max_skeleton_tokens", "max_parallel")
+SAMPLING = tuple(name for name in names_of(SamplingOptions) if name not in ("logprobs", "seed"))
 REQUEST = (
-    "model",
-    "mode",
-    "drafter",
-    "stop",
-    "tools",
-    "constraint",
-    "seed",
-    "ignore_eos",
-    "logprobs",
-    "head_aware",
+    *(name for name in names_of(RequestOptions) if name not in LIMITS),
+    *("logprobs", "seed", "head_aware"),
 )
-OPTIONS: tuple[str, ...] = SAMPLING + LIMITS + WINDOW + PRUNING + REQUEST + FORM_KINDS
+OPTIONS: tuple[str, ...] = (*SAMPLING, *LIMITS, *WINDOW, *PRUNING, *REQUEST, *FORM_KINDS)
 
 Turns = Sequence[Message | Mapping[str, str]]
 

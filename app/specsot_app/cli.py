@@ -1,101 +1,133 @@
-"""The `specsot` command: its words, and one clear line for whatever goes wrong.
+"""The `specsot` command: its subcommands, and one clear line for whatever goes wrong.
 
-Refuses to know what the words do, and imports nothing heavy: `specsot health` must be quick.
+Imports nothing heavy: a subcommand is imported when it is asked for, since `specsot health` must be quick.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Annotated
+from typing import Any
 
-import typer
-from typer.core import TyperGroup
-from typer.main import get_group
+import click
+from click.shell_completion import shell_complete
 
-from specsot._version import __version__
 from specsot.errors import Cancelled, InvalidRequest, ModelError, SpecsotError
-from specsot_app.extensions import LAB, add_word
-from specsot_app.words import Word, source_of
+from specsot.service.command import COLUMN, WIDEST, version_option, wording, write_list
+from specsot_app.extensions import LAB, command_of, paths_below
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
+# What `specsot --help` shows, without importing any of them.
+COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "Ask": {
+        "infer": "Answer one question.",
+        "chat": "Hold a conversation.",
+    },
+    "Serve": {
+        "serve": "Start a fleet of processes, on this machine or on several.",
+        "status": "Show live how a fleet does.",
+        "info": "Show once how a fleet does.",
+        "rebalance": "Share the layers out anew over all workers.",
+        "health": "Check whether one service serves.",
+    },
+    "Check and measure": {
+        "verify": "Compare a fleet's answers with Transformers, token for token.",
+        "bench": "Measure this machine.",
+        "eval": "Measure quality and speed of planned answers against direct ones.",
+        "train": "Train an EAGLE-3 head for a base model.",
+    },
+    "Shell": {"completion": "Print a completion script for bash, zsh or fish."},
+}
+BENCHES: Mapping[str, str] = {
+    "quick": "All families of methods side by side, with short answers; minutes on two cores.",
+    "full": "All methods, up to 2,000 tokens: tables, plots, recommended settings.",
+    "demo": "Plain, drafted and planned answers of the demo model, side by side.",
+    "load": "Requests per second and waits of 1 to 64 clients at once.",
+    "gpu": "Decoding, verification and drafting of real shapes on a GPU, against its bandwidth.",
+    "ring": "Tokens per lap on stages that are far from each other.",
+    "policies": "Perplexity under each KV policy.",
+    "precision": "Memory, perplexity and tokens per lap in every precision.",
+    "ablation": "What each optimisation brings by itself: on against off.",
+    "laps": "Where the time of a lap goes on a CPU.",
+}
 WORDS = ("infer", "chat", "serve", "status", "info", "rebalance", "health", "verify", "train", "eval")
+COMPLETE = "_SPECSOT_COMPLETE"  # the variable by which a shell's script asks
 GROUPS = ("bench",)  # of words
+ABOUT = "One long answer from one large model: planned, written in parallel, verified by draft trees."
 
 
-def tell_version(asked: bool) -> None:
-    if asked:
-        print(f"specsot {__version__}")
-        raise typer.Exit
+class Group(click.Group):
+    """Subcommands that are imported when they are asked for."""
+
+    def __init__(
+        self, name: str, about: str, listed: Mapping[str, Mapping[str, str]], prefix: str = ""
+    ) -> None:
+        super().__init__(
+            name, help=about, no_args_is_help=True, context_settings={"max_content_width": WIDEST}
+        )
+        self._listed, self._prefix = listed, prefix
+        self.params.append(version_option("specsot")) if not prefix else None
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        known = [name for names in self._listed.values() for name in names]
+        below = (path.rpartition(".")[2] for path in paths_below(self._prefix)) if self._prefix else ()
+        return list(dict.fromkeys((*known, *below)))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        path = f"{self._prefix}.{cmd_name}" if self._prefix else cmd_name
+        if cmd_name in GROUPS:
+            return Group(cmd_name, "Measure this machine.", {"Commands": BENCHES}, cmd_name)
+        if path in LAB or (self._prefix and cmd_name not in ("quick", "full")):
+            return command_of(path)
+        return getattr(import_module(f"specsot_app.commands.{path.partition('.')[0]}"), cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = get_close_matches(name, self.list_commands(ctx), 1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, names in self._listed.items():
+            with formatter.section(heading):
+                write_list(formatter, list(names.items()), COLUMN // 2)
 
 
-def specsot(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=tell_version, help="Tell it and end.")
-    ] = False,
-) -> None:
-    """One long answer, planned, written in parallel, verified by trees."""
-
-
-@cache
-def command_with(words: tuple[str, ...]) -> TyperGroup:
-    """The command, with these of its words. Each takes its time to import: a probe pays for one alone."""
-    command = typer.Typer(
-        name="specsot",
-        add_completion=False,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )
-    command.callback()(specsot)
-    for name in words:
-        if name in LAB:
-            add_word(command, name)
-            continue
-        module = import_module(f"specsot_app.commands.{name}")
-        if name in GROUPS:
-            command.add_typer(module.group(), name=name)
-        else:
-            command.command(name, cls=Word)(getattr(module, name))
-    return get_group(command)
+def specsot() -> Group:
+    return Group("specsot", ABOUT, COMMANDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    given = sys.argv[1:] if arguments is None else arguments
-    known = (*WORDS, *GROUPS)
-    command = command_with(tuple(word for word in given[:1] if word in known) or known)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return command(args=given, standalone_mode=False) or 0
+        command = specsot()
+        if COMPLETE in os.environ:  # a shell asks what may come next
+            return shell_complete(command, {}, "specsot", COMPLETE, os.environ[COMPLETE])
+        done: Any = command(args=given, prog_name="specsot", standalone_mode=False)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return WRONG_INPUT
     except (InvalidRequest, ModelError) as error:
         return complain(error, WRONG_INPUT)
     except Cancelled as error:
         return complain(error, INTERRUPTED)
     except (SpecsotError, OSError) as error:
         return complain(error, FAILED)
-    except (typer.Abort, typer.TyperException) as error:
-        said = wording(error)
-        return offer_help(error) if said.startswith("Usage: ") else complain(said, WRONG_INPUT)
-
-
-def wording(error: Exception) -> str:
-    """What the option parser has to say, on one line; where the value came from, if not from here."""
-    said = error.format_message() if isinstance(error, typer.TyperException) else "aborted"
-    if isinstance(error, typer.BadParameter) and error.ctx and error.param:
-        source = source_of(error.ctx, error.param.name)
-        said = f"{source}: {error.message}" if source else said
-    return " ".join(said.replace("Value error, ", "").split())
-
-
-def offer_help(error: Exception) -> int:
-    """Nothing was asked for: all there is to ask for, on as many lines as it takes."""
-    print(error, file=sys.stderr)
-    return WRONG_INPUT
+    except (click.Abort, click.ClickException) as error:
+        return complain(wording(error), WRONG_INPUT)
+    return done if isinstance(done, int) else 0
 
 
 def complain(error: object, status: int) -> int:

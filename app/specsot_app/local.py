@@ -10,31 +10,21 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import structlog
 
 from specsot.core.info import Info
-from specsot.drafting import DEFAULT, DraftOptions
 from specsot.errors import Hung, SpecsotError, Unavailable
 from specsot.events import Numbered
 from specsot.members import (
-    AS_PUBLISHED,
-    KvDtype,
-    Layout,
-    Overrides,
-    Quantization,
     Range,
     Registration,
-    TreeShape,
-    WeightFormat,
 )
-from specsot.params import Ask, DrafterName
+from specsot.params import Ask
 from specsot.service.membership import Connect, Part, serve_part
-from specsot.service.options import DraftModelOptions, Dtype
+from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer, Exchange, Inbox, Link, LocalLink
 from specsot_master.config import RingOptions
-from specsot_master.engine import EngineConfig
 from specsot_master.master import Master, Membership, assemble
 
 log = structlog.get_logger()
@@ -48,72 +38,40 @@ KV_MEMORY = 1 << 29  # bytes of each member, where nobody says how many
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """An embedded fleet. Without a draft_model nothing drafts, unless the drafter needs none.
+    """An embedded fleet. weights: what its members load. ring: what its master makes of them.
 
-    name: the model's public one; empty: its directory's.
     stages: how many workers share the layers. layers, devices: of each of them, if chosen; the drafter is
     beside the last one.
-    dtype, quantization, kv_dtype, batch_invariant: of the base; draft_dtype (None: the same),
-    draft_quantization: of what drafts.
-    kv_memory: bytes for the KV pages of each member. draft_timeout: seconds stage 0 waits for a tree.
-    conduct: how requests are treated.
     """
 
-    model: Path
-    draft_model: Path | None = None
-    name: str = ""
-    draft_format: WeightFormat = "safetensors"
-    model_format: WeightFormat = "safetensors"
-    overrides: Overrides = AS_PUBLISHED
-    dtype: Dtype = "auto"
-    quantization: Quantization | None = None
-    kv_dtype: KvDtype = "auto"
-    batch_invariant: bool = False
-    draft_dtype: Dtype | None = None
-    draft_quantization: Quantization | None = None
-    device: str = "cpu"
+    weights: DraftModelOptions
+    ring: RingOptions = field(default_factory=RingOptions)
     stages: int | None = None
     layers: tuple[Range, ...] = ()
     devices: tuple[str, ...] = ()
-    drafter: DrafterName = "eagle"
-    drafting: DraftOptions = DEFAULT
-    layout: Layout = "batched"
-    kv_memory: int = KV_MEMORY
-    page_rows: int | None = None
-    shape: TreeShape = field(default_factory=TreeShape)
-    draft_timeout: float = 1.0
-    conduct: EngineConfig = field(default_factory=EngineConfig)
 
     @property
     def drafts(self) -> bool:
-        return self.drafter == "ngram" or (self.drafter != "none" and self.draft_model is not None)
-
-    @property
-    def weights(self) -> DraftModelOptions:
-        """What members load."""
-        return DraftModelOptions(
-            model=self.model,
-            model_format=self.model_format,
-            dtype=self.dtype,
-            quantization=self.quantization,
-            kv_cache_dtype=self.kv_dtype,
-            kv_memory=self.kv_memory,
-            batch_invariant=self.batch_invariant,
-            device=self.device,
-            drafter=self.drafter,
-            draft_model=self.draft_model,
-            draft_format=self.draft_format,
-            overrides=self.overrides,
-            draft_dtype=self.draft_dtype,
-            draft_quantization=self.draft_quantization,
-            drafting=self.drafting,
-        )
+        drafter = self.weights.drafts
+        return drafter == "ngram" or (drafter != "none" and self.weights.draft_model is not None)
 
     @property
     def crosses(self) -> bool:
         """Rows may pass from one GPU to another."""
-        on_gpus = any(device.startswith("cuda") for device in self.devices or (self.device,))
+        on_gpus = any(device.startswith("cuda") for device in self.devices or (self.weights.device,))
         return on_gpus and len(_ranges(self)) > 1
+
+    @property
+    def led(self) -> RingOptions:
+        """What its master is told."""
+        drafter = self.weights.drafts if self.drafts else "none"
+        return replace(self.ring, workers=len(_ranges(self)), drafter=drafter)
+
+    def of(self, member: str) -> DraftModelOptions:
+        """What one member loads, and where."""
+        weights = self.weights
+        memory = KV_MEMORY if weights.kv_memory is None else weights.kv_memory
+        return replace(weights, device=_device(self, member), kv_memory=memory)
 
 
 class LocalFleet:
@@ -136,7 +94,7 @@ class LocalFleet:
         loaded: called on the thread that loads.
         threads: to compute on; fleets of one process that take turns share them.
         """
-        master, parts = assemble(options.model, _ring_options(options)), parts or _parts(options, loaded)
+        master, parts = assemble(options.weights.base, options.led), parts or _parts(options, loaded)
         seats, leaving = _Seats(options, threads or Threads()), asyncio.Event()
         members = [
             asyncio.create_task(_live(name, make, master.members, seats.of(name), leaving))
@@ -280,19 +238,6 @@ async def _live(name: str, make: PartMaker, fleet: Membership, seat: _Seat, leav
     await serve_part(part, seat.inbox, _connect(fleet, seat.inbox), leaving)
 
 
-def _ring_options(options: LocalOptions) -> RingOptions:
-    return RingOptions(
-        name=options.name,
-        workers=len(_ranges(options)),
-        drafter=options.drafter if options.drafts else "none",
-        page_rows=options.page_rows,
-        layout=options.layout,
-        shape=options.shape,
-        draft_timeout=options.draft_timeout,
-        conduct=options.conduct,
-    )
-
-
 def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
     """Of each worker, in ring order; None where the master decides."""
     return options.layers or (None,) * (options.stages or 1)
@@ -301,39 +246,35 @@ def _ranges(options: LocalOptions) -> tuple[Range | None, ...]:
 def _parts(options: LocalOptions, loaded: Loaded | None) -> dict[str, PartMaker]:
     """Workers in ring order, and the drafter."""
     workers = [(f"worker-{n}", layers) for n, layers in enumerate(_ranges(options))]
-    parts = {name: _worker_maker(_placed(options, name), layers, loaded) for name, layers in workers}
+    parts = {name: _worker_maker(options.of(name), layers, loaded) for name, layers in workers}
     if options.drafts:
-        parts[DRAFTER] = _drafter_maker(_placed(options, DRAFTER))
+        parts[DRAFTER] = _drafter_maker(options.of(DRAFTER))
     return parts
-
-
-def _placed(options: LocalOptions, name: str) -> LocalOptions:
-    return replace(options, device=_device(options, name))
 
 
 def _device(options: LocalOptions, name: str) -> str:
     """The drafter is beside the last worker."""
     if not options.devices:
-        return options.device
+        return options.weights.device
     return options.devices[-1 if name == DRAFTER else int(name.removeprefix("worker-"))]
 
 
-def _worker_maker(options: LocalOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
+def _worker_maker(options: ModelOptions, layers: Range | None, loaded: Loaded | None) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_worker.loader import StageLoader
         from specsot_worker.worker import Worker
 
         told = partial(loaded, name) if loaded else None
-        return Worker(StageLoader(options.weights, name, layers=layers, loaded=told), dialer, compute)
+        return Worker(StageLoader(options, name, layers=layers, loaded=told), dialer, compute)
 
     return make
 
 
-def _drafter_maker(options: LocalOptions) -> PartMaker:
+def _drafter_maker(options: DraftModelOptions) -> PartMaker:
     def make(name: str, dialer: Dialer, compute: Executor) -> Part:
         from specsot_drafter.drafter import Drafter
         from specsot_drafter.loader import DraftLoader
 
-        return Drafter(DraftLoader(options.weights, name), dialer, compute)
+        return Drafter(DraftLoader(options, name), dialer, compute)
 
     return make

@@ -58,5 +58,12 @@ def settings_of(preset: str | None) -> Settings:
     raise InvalidRequest(f"preset must be one of {known}, got {preset!r}", field="preset")
 
 
+def filled(preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command is given, by flag, and the preset's of fleet and request where nothing is."""
+    named = {flag.replace("-", "_"): value for flag, value in given.items()}
+    whole = request_with(preset, fleet_with(preset, named))
+    return {name.replace("_", "-"): value for name, value in whole.items()}
+
+
 def _filled(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **{name: value for name, value in settings.items() if given.get(name) is None}}

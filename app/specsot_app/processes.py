@@ -20,12 +20,13 @@ from specsot.params import Ask
 from specsot.transport.grpc_client import MasterClient, connect
 from specsot.transport.grpc_server import check_free
 from specsot_app.child_process import ChildProcess, OnLine, Service, start
-from specsot_app.fleets import Models, Wanted, Watch
-from specsot_app.lineup import LOOPBACK, PRIVATE, Serving, services_of
+from specsot_app.fleet_options import FleetOptions, Models
 from specsot_app.reaching import Reach
+from specsot_app.service_specs import LOOPBACK, PRIVATE, Serving, services_of
 
 T = TypeVar("T")
 
+Watch = Callable[[str, int, int], None]  # (what, how many of them are there, of how many)
 Absent = Callable[[Sequence[Service]], None]  # hears who of the other machines has not joined yet
 
 PAUSE = 0.05  # seconds between looks at a ring that is not complete yet
@@ -49,7 +50,7 @@ class ProcessFleet:
     @classmethod
     async def start(
         cls,
-        wanted: Wanted,
+        options: FleetOptions,
         models: Models,
         port: int | None = None,
         tell: OnLine = keep_quiet,
@@ -69,7 +70,7 @@ class ProcessFleet:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsot-")))
             children: list[ChildProcess] = []
             stack.push_async_callback(end_all, children)
-            services = services_of(wanted, models, port, folder, http_port, serving)
+            services = services_of(options, models, port, folder, http_port, serving)
             for service in services:
                 if service.host is None:
                     children.append(await start(service, tell))

@@ -15,7 +15,7 @@ from specsot.core.info import Info, ModelInfo
 from specsot.errors import ContextLengthExceeded, Unavailable
 from specsot.events import Event, Finished, MergedText, Numbered, Planned, Reason, Started, Statistics
 from specsot.params import Ask
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 
 POSITIONS = 100  # characters of a conversation, that is
 
@@ -63,7 +63,7 @@ class TalkativeFleet:
         self.closed += 1
 
 
-async def opened(wanted: Wanted) -> TalkativeFleet:
+async def opened(wanted: FleetOptions) -> TalkativeFleet:
     return TalkativeFleet()
 
 
@@ -75,4 +75,4 @@ if __name__ == "__main__":
 
     keyboard, streams = input_from(sys.stdin, sys.stdout), Streams(sys.stdout, sys.stderr)
     signal.signal(signal.SIGTERM, leave)
-    sys.exit(converse(Wanted(), Conversation(), {}, keyboard, streams, opened))
+    sys.exit(converse(FleetOptions(), Conversation(), {}, keyboard, streams, opened))

@@ -9,7 +9,7 @@ import pytest
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest, ModelError, Overloaded, Unavailable
 from specsot.events import Finished
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 from tests.app.stories import MERGED, PLANNED, StoryFleet
 
 
@@ -19,7 +19,7 @@ class Place:
     def __init__(self, fleet: StoryFleet) -> None:
         self.fleet, self.opened = fleet, 0
 
-    async def open(self, wanted: Wanted) -> StoryFleet:
+    async def open(self, wanted: FleetOptions) -> StoryFleet:
         self.opened += 1
         return self.fleet
 
@@ -31,7 +31,7 @@ def place() -> Place:
 
 @pytest.fixture
 def model(place: Place):
-    with SpecSoT(Wanted(), place.open) as model:
+    with SpecSoT(FleetOptions(), place.open) as model:
         yield model
 
 
@@ -68,7 +68,7 @@ async def test_cancelling_the_caller_cancels_the_request(place: Place) -> None:
 
     waiting_in_caller = asyncio.get_running_loop()
     place.fleet = Endless(PLANNED)
-    async with SpecSoT(Wanted(), place.open) as model:
+    async with SpecSoT(FleetOptions(), place.open) as model:
         task = asyncio.create_task(model.generate("Why?"))
         await waiting.wait()
         task.cancel()
@@ -110,35 +110,35 @@ async def test_a_bad_value_is_refused_before_the_fleet_starts(model: SpecSoT, pl
 
 async def test_the_fleets_error_reaches_the_caller(place: Place) -> None:
     place.fleet = StoryFleet(PLANNED[:2], Overloaded("full", 2.0))
-    async with SpecSoT(Wanted(), place.open) as model:
+    async with SpecSoT(FleetOptions(), place.open) as model:
         with pytest.raises(Overloaded, match="full"):
             await model.generate("Why?")
 
 
 async def test_a_stream_that_just_ends_is_an_error(place: Place) -> None:
     place.fleet = StoryFleet(PLANNED[:5])
-    async with SpecSoT(Wanted(), place.open) as model:
+    async with SpecSoT(FleetOptions(), place.open) as model:
         with pytest.raises(Unavailable, match="ended before"):
             await model.generate("Why?")
 
 
 def test_a_fleet_that_failed_to_open_may_be_tried_again(place: Place) -> None:
     class Late(Place):
-        async def open(self, wanted: Wanted) -> StoryFleet:
+        async def open(self, wanted: FleetOptions) -> StoryFleet:
             self.opened += 1
             if self.opened == 1:
                 raise Unavailable("not yet")
             return self.fleet
 
     late = Late(place.fleet)
-    with SpecSoT(Wanted(), late.open) as model:
+    with SpecSoT(FleetOptions(), late.open) as model:
         with pytest.raises(Unavailable, match="not yet"):
             model.generate_sync("Why?")
         assert model.generate_sync("Why?").text == MERGED
 
 
 def test_closing_ends_the_fleet_once(place: Place) -> None:
-    model = SpecSoT(Wanted(), place.open)
+    model = SpecSoT(FleetOptions(), place.open)
     model.generate_sync("Why?")
     model.close()
     model.close()
@@ -148,7 +148,7 @@ def test_closing_ends_the_fleet_once(place: Place) -> None:
 
 
 async def test_awaiting_a_model_starts_its_fleet(place: Place) -> None:
-    model = await SpecSoT(Wanted(), place.open)
+    model = await SpecSoT(FleetOptions(), place.open)
     assert place.opened == 1
     events = [event async for event in model.stream("Why?")]
     assert isinstance(events[-1], Finished)

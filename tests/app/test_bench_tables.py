@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 
 from specsot.errors import InvalidRequest
 from specsot_app.bench.core.aggregate import (
@@ -40,8 +39,8 @@ from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.core.tables import COLUMNS, advised, escape, latex, markdown, pipes
 from specsot_app.bench.report import look_back
 from specsot_app.bench.stored_run import SpeedupChange, StoredRun, compare, read_run
-from specsot_app.commands.options import place_for
-from specsot_app.fleets import Wanted
+from specsot_app.commands.bench import OutputOptions
+from specsot_app.fleet_options import FleetOptions
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -303,11 +302,11 @@ def test_a_row_is_left_out_once() -> None:
 def test_where_figures_go_is_known_before_they_are_measured(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (tmp_path, tmp_path / "run.md", tmp_path / "run.tex"):
-        with pytest.raises(typer.BadParameter, match="no name for JSON"):
-            place_for(wrong)
+        with pytest.raises(InvalidRequest, match="no name for JSON"):
+            _ = OutputOptions(wrong).place
     with pytest.raises(FileExistsError):
-        place_for(tmp_path / "file" / "run.json")
-    assert place_for(tmp_path / "new" / "run.json") == tmp_path / "new" / "run.json"
+        _ = OutputOptions(tmp_path / "file" / "run.json").place
+    assert OutputOptions(tmp_path / "new" / "run.json").place == tmp_path / "new" / "run.json"
 
 
 @pytest.mark.torch
@@ -316,7 +315,7 @@ def test_a_text_of_a_word_says_nothing_of_a_method() -> None:
     from specsot_app.bench.scores import Scores
 
     with pytest.raises(InvalidRequest, match="fewer than two tokens"):
-        Scores(models_of(Wanted(), None), "")
+        Scores(models_of(FleetOptions(), None), "")
 
 
 def test_tables_as_markdown_and_latex() -> None:

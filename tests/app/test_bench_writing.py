@@ -14,7 +14,7 @@ from specsot.errors import Unavailable
 from specsot_app.bench.core.methods import HEAD, PLAINLY, Method, MethodTable, linear, windowed
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.runners import ModelSet
-from specsot_app.fleets import Wanted, demo
+from specsot_app.fleet_options import FleetOptions, demo
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -59,7 +59,7 @@ async def test_an_answer_ends_in_time_and_the_next_is_whole() -> None:
     from specsot_app.bench.rounds import models_of
     from specsot_app.bench.runners import Runners
 
-    async with Runners(models_of(Wanted(dtype="fp32"), None)) as stands:
+    async with Runners(models_of(FleetOptions(dtype="fp32"), None)) as stands:
         with pytest.raises(TimeoutError):
             await stands.write(PLAINLY, "Explain Photosynthesis.", 200, seconds=0.0)
         said = await stands.write(PLAINLY, "Explain Photosynthesis.", 12)
@@ -111,7 +111,7 @@ def test_methods_of_every_kind_write(tmp_path: Path) -> None:
     from specsot_app.bench.rounds import TableRun, models_of, read_reference
 
     methods = (PLAINLY, linear(4, lengthy=True), replace(HEAD[1], lengthy=False))
-    wanted = Wanted(dtype="fp32", draft_quantization="fp8")
+    wanted = FleetOptions(dtype="fp32", draft_quantization="fp8")
     models, reference = replace(models_of(wanted, None), head=None), read_reference(None)[:200]
     task = TableRun(MethodTable(methods, (192, 194), 1), models, ("Explain Photosynthesis.",), reference)
     output = tmp_path / "run.json"

@@ -12,7 +12,7 @@ import pytest
 from specsot.params import Message
 from specsot_app.cli import main
 from specsot_app.commands.chat import converse
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 from specsot_app.terminal.chat import Conversation
 from specsot_app.terminal.show import Streams
 from tests.app.talkative import TalkativeFleet
@@ -44,11 +44,13 @@ class Session:
         self.fleet = TalkativeFleet(positions)
         out, err = io.StringIO(), io.StringIO()
 
-        async def opener(wanted: Wanted) -> TalkativeFleet:
+        async def opener(wanted: FleetOptions) -> TalkativeFleet:
             return self.fleet
 
         script = Script(self.fleet, lines, meanwhile)
-        self.status = converse(Wanted(), Conversation(**talk), {"seed": 7}, script, Streams(out, err), opener)
+        self.status = converse(
+            FleetOptions(), Conversation(**talk), {"seed": 7}, script, Streams(out, err), opener
+        )
         self.out, self.err = out.getvalue(), err.getvalue()
 
     def sent(self, number: int) -> list[str]:

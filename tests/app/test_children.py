@@ -13,9 +13,9 @@ import pytest
 from specsot.errors import Cancelled, ModelError, Unavailable
 from specsot.members import Range
 from specsot_app.child_process import Service, start
-from specsot_app.fleets import Models, Wanted, demo, models_of
-from specsot_app.lineup import services_of
+from specsot_app.fleet_options import FleetOptions, Models, demo, models_of
 from specsot_app.processes import free_port, unless_one_ends
+from specsot_app.service_specs import services_of
 from specsot_drafter.config import read_config as read_drafter
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
@@ -131,9 +131,9 @@ async def test_a_killed_parent_leaves_nothing_running() -> None:
 
 def test_a_fleet_is_a_master_workers_and_a_drafter(tmp_path) -> None:
     models = Models(demo() / "base", demo() / "eagle3")
-    services = services_of(Wanted(stages=3), models, free_port(), tmp_path)
+    services = services_of(FleetOptions(stages=3), models, free_port(), tmp_path)
     assert [service.name for service in services] == ["master", "worker-0", "worker-1", "worker-2", "drafter"]
-    plain = services_of(Wanted(), Models(models.base, None), free_port(), tmp_path)
+    plain = services_of(FleetOptions(), Models(models.base, None), free_port(), tmp_path)
     assert [service.module for service in plain] == ["specsot_master", "specsot_worker", "specsot_worker"]
     flags = dict(zip(plain[0].arguments[::2], plain[0].arguments[1::2]))
     assert flags["--drafter"] == "none"
@@ -144,7 +144,7 @@ def test_a_fleet_s_services_are_told_all_that_variables_could_mean_otherwise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The command's variables reach its children; what they would mean there must not count."""
-    wanted = Wanted(kind="processes", layers="0:4,4:8")
+    wanted = FleetOptions(kind="processes", layers="0:4,4:8")
     master, worker, _, drafter = services_of(wanted, models_of(wanted), 50999, tmp_path)
     for name in ("NAME", "LAYERS", "CONFIG", "BLEND", "LISTEN", "ADVERTISE", "MASTER", "TOP_K", "MODEL"):
         monkeypatch.setenv(f"SPECSOT_{name}", "none of yours")
@@ -153,14 +153,18 @@ def test_a_fleet_s_services_are_told_all_that_variables_could_mean_otherwise(
         for variable, value in service.environment:
             monkeypatch.setenv(variable, value)
     configs = read_master(master.arguments), read_worker(worker.arguments), read_drafter(drafter.arguments)
-    assert (configs[0].ring.name, configs[1].name, configs[2].name) == ("demo", "worker-0", "drafter")
+    assert (configs[0].ring.name, configs[1].member.name, configs[2].member.name) == (
+        "demo",
+        "worker-0",
+        "drafter",
+    )
     assert configs[1].layers == Range(0, 4)
-    assert {config.setting.grace for config in configs} == {0.5}
+    assert {config.service.grace for config in configs} == {0.5}
 
 
 def test_no_service_gets_the_token_of_who_starts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is what a client shows; the master of a fleet with tokens has a file of them."""
     monkeypatch.setenv("SPECSOT_TOKEN", "secret")
-    wanted = Wanted(kind="processes")
+    wanted = FleetOptions(kind="processes")
     services = services_of(wanted, models_of(wanted), 50999, tmp_path)
     assert {dict(service.environment).get("SPECSOT_TOKEN") for service in services} == {""}

@@ -15,7 +15,7 @@ from specsot.errors import Overloaded
 from specsot.params import Ask
 from specsot_app.cli import main
 from specsot_app.commands.infer import answer
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 from specsot_app.terminal.show import Streams
 from tests.app.stories import MERGED, PLANNED, StoryFleet
 
@@ -58,8 +58,8 @@ from tests.app.stories import MERGED, PLANNED, StoryFleet
             "README.md: a file, not a model directory; SpecSoT reads",
         ),
         (["infer", "Why?", "--draft-model", "tests"], "tests: no config.json in it"),
-        (["infer", "Why?", "--aux-layers", "first"], "aux_layers: 'first' are no layers"),
-        (["infer", "Why?", "--drafter-rope-theta", "-1"], "drafter_rope_theta: '-1.0' is not a number > 0"),
+        (["infer", "Why?", "--aux-layers", "first"], "'--aux-layers': 'first' are no layers"),
+        (["infer", "Why?", "--drafter-rope-theta", "-1"], "'--drafter-rope-theta': '-1' is not a number > 0"),
         (["infer", "Why?", "--colour"], "--colour"),
         (["verify", "--vectors", "tests"], "tests/vectors.json: no such file"),
         (["infer", "Why?", "and", "how?"], "and"),
@@ -143,10 +143,10 @@ def test_light_words_load_nothing_heavy(words: list[str], heavy: tuple[str, ...]
 async def test_infer_shows_the_answer_and_closes_the_fleet() -> None:
     fleet, streams = StoryFleet(PLANNED), Streams(io.StringIO(), io.StringIO())
 
-    async def opener(wanted: Wanted) -> StoryFleet:
+    async def opener(wanted: FleetOptions) -> StoryFleet:
         return fleet
 
-    assert await answer(Ask("Why?"), Wanted(), streams, "plain", opener) == 0
+    assert await answer(Ask("Why?"), FleetOptions(), streams, "plain", opener) == 0
     assert streams.out.getvalue() == MERGED + "\n"
     assert fleet.closed == 1
 
@@ -154,11 +154,11 @@ async def test_infer_shows_the_answer_and_closes_the_fleet() -> None:
 async def test_infer_closes_the_fleet_when_the_request_fails() -> None:
     fleet, streams = StoryFleet(PLANNED[:4], Overloaded("full")), Streams(io.StringIO(), io.StringIO())
 
-    async def opener(wanted: Wanted) -> StoryFleet:
+    async def opener(wanted: FleetOptions) -> StoryFleet:
         return fleet
 
     with pytest.raises(Overloaded):
-        await answer(Ask("Why?"), Wanted(), streams, "json", opener)
+        await answer(Ask("Why?"), FleetOptions(), streams, "json", opener)
     assert fleet.closed == 1
     assert [json.loads(line)["event"] for line in streams.out.getvalue().splitlines()][-1] == "planned"
 

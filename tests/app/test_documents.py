@@ -27,6 +27,12 @@ def test_every_file_has_its_line_in_the_architecture() -> None:
     assert page["PAGE"].read_text() == page["written"](), "run `make docs`"
 
 
+def test_the_reference_of_options_is_that_of_the_table() -> None:
+    pytest.importorskip("specsot_lab")
+    page = runpy.run_path(str(REPOSITORY / "docs" / "options.py"))
+    assert page["PAGE"].read_text() == page["written"](), "run `make docs`"
+
+
 def test_every_file_says_what_it_does_and_refuses_to_know() -> None:
     page = runpy.run_path(str(REPOSITORY / "docs" / "files.py"))
     assert all(page["first_line"](path).endswith((".", ":")) for path in page["files"]())

@@ -1,7 +1,6 @@
 """Who drafts, from the outside: options, refusals, and answers that do not depend on it."""
 
 import asyncio
-import json
 
 import pytest
 
@@ -9,9 +8,12 @@ pytest.importorskip("torch")
 
 from specsot.drafting import DraftOptions
 from specsot.errors import InvalidRequest
+from specsot.service.option import arguments_of
+from specsot_app.api import fleet_of
 from specsot_app.ask import ask_of
-from specsot_app.fleets import Wanted, models_of, open_fleet, options_of
-from specsot_app.lineup import drafting_flags, services_of
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleets import open_fleet
+from specsot_app.service_specs import services_of
 from specsot_drafter.config import read_config
 
 pytestmark = pytest.mark.torch
@@ -20,7 +22,7 @@ QUESTION = "Give an overview of Stages of Sleep."
 ASK = dict(mode="sot", max_new_tokens=128)
 
 
-async def answers(wanted: Wanted, *drafters: str | None) -> list[str]:
+async def answers(wanted: FleetOptions, *drafters: str | None) -> list[str]:
     """What a fleet answers, asked for each of these at once."""
     fleet = await open_fleet(wanted)
 
@@ -36,20 +38,23 @@ async def answers(wanted: Wanted, *drafters: str | None) -> list[str]:
 
 async def test_the_answer_is_the_same_whoever_drafts(demo_model):
     base = str(demo_model / "base")
-    (plain,) = await answers(Wanted(dtype="fp32", drafter="none"), None)
+    (plain,) = await answers(FleetOptions(dtype="fp32", drafter="none"), None)
     for wanted, drafters in (
-        (Wanted(dtype="fp32"), (None, "eagle", "ngram", "none")),
-        (Wanted(dtype="fp32", drafter="ngram"), (None, "ngram", "none")),
-        (Wanted(dtype="fp32", drafter="model", draft_model=base, draft_tokens=3), (None, "model", "ngram")),
+        (FleetOptions(dtype="fp32"), (None, "eagle", "ngram", "none")),
+        (FleetOptions(dtype="fp32", drafter="ngram"), (None, "ngram", "none")),
+        (
+            fleet_of(dict(dtype="fp32", drafter="model", draft_model=base, draft_tokens=3)),
+            (None, "model", "ngram"),
+        ),
     ):
         assert await answers(wanted, *drafters) == [plain] * len(drafters), wanted
 
 
 async def test_a_drafter_the_fleet_has_not_is_refused_naming_those_it_has():
     with pytest.raises(InvalidRequest, match="drafter model is not in this fleet, which has ngram, none"):
-        await answers(Wanted(drafter="ngram"), "model")
+        await answers(FleetOptions(drafter="ngram"), "model")
     with pytest.raises(InvalidRequest, match="which has none"):
-        await answers(Wanted(drafter="none"), "eagle")
+        await answers(FleetOptions(drafter="none"), "eagle")
 
 
 @pytest.mark.parametrize(
@@ -67,30 +72,28 @@ async def test_a_drafter_the_fleet_has_not_is_refused_naming_those_it_has():
 def test_what_cannot_be_is_told_before_anything_is_loaded(demo_model, wrong, field):
     given = {name: str(demo_model / "base") if value == "BASE" else value for name, value in wrong.items()}
     with pytest.raises(InvalidRequest) as refused:
-        models_of(Wanted(**given))
+        models_of(fleet_of(given))
     assert refused.value.field == field
 
 
 def test_processes_are_told_what_the_embedded_drafter_is_told(tmp_path, demo_model):
     sizes = dict(draft_tokens=6, draft_breadth=3, draft_nodes=40, draft_threshold=0.2)
     how = dict(drafter="model", draft_mode="pruned", tuner="seed", blend=False, **sizes)
-    wanted = Wanted(draft_model=str(demo_model / "base"), **how)
-    options = options_of(wanted)
-    assert options == DraftOptions("pruned", 6, 3, 40, 0.2, "seed", False)
+    wanted = fleet_of(dict(draft_model=str(demo_model / "base"), **how))
+    assert wanted.drafting == DraftOptions("pruned", 6, 3, 40, 0.2, "seed", False)
     drafter = services_of(wanted, models_of(wanted), 50999, tmp_path)[-1]
     read = read_config(list(drafter.arguments))
-    assert (read.drafter, read.options) == ("model", options)
-    assert read.draft_model == demo_model / "base"
-    assert json.dumps(drafting_flags(DraftOptions())) == json.dumps(
-        ["--draft-threshold", "0.03", "--tuner", "measured", "--blend", "yes"]
-    )
+    assert (read.draft.drafter, read.draft.drafting) == ("model", wanted.drafting)
+    assert read.draft.draft == demo_model / "base"
+    usual = ("--draft-threshold", "0.03", "--tuner", "measured", "--blend", "yes")
+    assert arguments_of(DraftOptions()) == usual
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--drafter", "model"], "--drafter model needs --draft-model"),
-        (["--drafter", "magic", "--draft-model", "x"], "invalid choice: 'magic'"),
+        (["--drafter", "magic", "--draft-model", "x"], "'magic' is not one of"),
         (["--draft-model", "x", "--draft-mode", "pruned"], "draft_mode pruned is for a draft model"),
         (["--drafter", "ngram", "--draft-tokens", "99"], "draft_tokens must be in 1 .. 64"),
         (["--drafter", "ngram", "--draft-threshold", "1"], "draft_threshold must be a probability below 1"),

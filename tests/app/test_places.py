@@ -10,11 +10,12 @@ import pytest
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot_app.child_process import Service
-from specsot_app.fleets import Models, Wanted, models_of, open_local
-from specsot_app.lineup import PRIVATE, Serving, command_of, services_of
+from specsot_app.fleet_options import FleetOptions, Models, models_of
+from specsot_app.fleets import open_local
 from specsot_app.places import Place, check_stages, places_of, ports_of
 from specsot_app.ranges import ranges_between
-from specsot_app.spreading import hosts_here, spread
+from specsot_app.remote_hosts import hosts_here
+from specsot_app.service_specs import PRIVATE, Serving, command_of, services_of, spread
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
 
@@ -163,7 +164,7 @@ def test_every_ring_has_workers_and_a_drafter_of_its_own() -> None:
 
 def lineup(serving: Serving) -> list[Service]:
     models = Models(Path("base"), Path("head"), (Range(0, 3), Range(3, 8)))
-    return services_of(Wanted(), models, 50050, Path("folder"), None, serving)
+    return services_of(FleetOptions(), models, 50050, Path("folder"), None, serving)
 
 
 def given(service: Service, flag: str) -> str:
@@ -171,7 +172,7 @@ def given(service: Service, flag: str) -> str:
 
 
 def test_a_fleet_of_ones_own_has_its_stages_on_the_devices_that_are_named() -> None:
-    wanted = Wanted(devices="127.0.0.1#1,127.0.0.1#cpu", layers="0:3,3:8", kind="processes")
+    wanted = FleetOptions(devices="127.0.0.1#1,127.0.0.1#cpu", layers="0:3,3:8", kind="processes")
     _, first, second, drafter = services_of(wanted, models_of(wanted), 50050, Path("folder"))
     assert [given(one, "--device") for one in (first, second, drafter)] == ["cuda:1", "cpu", "cpu"]
     assert [given(one, "--layers") for one in (first, second)] == ["0:3", "3:8"]
@@ -180,12 +181,12 @@ def test_a_fleet_of_ones_own_has_its_stages_on_the_devices_that_are_named() -> N
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (Wanted(devices="192.0.2.1#0"), "devices name 192.0.2.1, another machine: specsot serve"),
-        (Wanted(devices="127.0.0.1#0", stages=2), "devices are 1, stages 2"),
-        (Wanted(devices="127.0.0.1#0", layers="0:3,3:8"), "devices are 1, stages 2"),
+        (FleetOptions(devices="192.0.2.1#0"), "devices name 192.0.2.1, another machine: specsot serve"),
+        (FleetOptions(devices="127.0.0.1#0", stages=2), "devices are 1, stages 2"),
+        (FleetOptions(devices="127.0.0.1#0", layers="0:3,3:8"), "devices are 1, stages 2"),
     ],
 )
-def test_a_fleet_of_ones_own_is_on_this_machine(wanted: Wanted, said: str) -> None:
+def test_a_fleet_of_ones_own_is_on_this_machine(wanted: FleetOptions, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         models_of(wanted)
 
@@ -193,7 +194,9 @@ def test_a_fleet_of_ones_own_is_on_this_machine(wanted: Wanted, said: str) -> No
 @pytest.mark.torch
 async def test_devices_of_an_embedded_fleet(demo_model: Path) -> None:
     """Two CPUs are as good as two GPUs to see who gets which."""
-    wanted = Wanted(devices="127.0.0.1#cpu,127.0.0.1#cpu", drafter="none", model=str(demo_model / "base"))
+    wanted = FleetOptions(
+        devices="127.0.0.1#cpu,127.0.0.1#cpu", drafter="none", model=str(demo_model / "base")
+    )
     fleet = await open_local(wanted, models_of(wanted))
     try:
         layers = [str(one.layers) for one in (await fleet.info()).members]

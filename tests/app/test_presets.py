@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +9,41 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.params import Window
-from specsot_app.api import SpecSoT
-from specsot_app.ask import OPTIONS, ask_of
+from specsot.service.command import TableCommand
+from specsot.service.option import build, made_of
+from specsot_app.api import SpecSoT, fleet_of
+from specsot_app.ask import OPTIONS, ask_of, asked
 from specsot_app.commands.chat import chat
-from specsot_app.commands.infer import infer
-from specsot_app.commands.options import asked_by, wanted_by
+from specsot_app.commands.infer import InferOptions, infer
 from specsot_app.commands.serve import serve
-from specsot_app.fleets import Wanted, kv_memory_of, models_of
-from specsot_app.lineup import services_of
-from specsot_app.presets import PRESETS, fleet_with, request_with
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.presets import PRESETS, filled, fleet_with, request_with
+from specsot_app.service_specs import services_of
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_made_of_settings_that_there_are(preset: str) -> None:
-    models_of(Wanted(**fleet_with(preset, {})))
+    models_of(fleet_of(fleet_with(preset, {})))
     request = request_with(preset, {})
     assert set(request) <= set(OPTIONS)
     assert (ask_of("What?", **request).window is None) == (preset == "short")
 
 
 def test_what_is_given_wins() -> None:
-    given = {"preset": "small", "quantization": "int8", "draft_tokens": None, "recent": 100, "model": "m"}
-    wanted, asked = wanted_by(given), asked_by(given)
-    assert (wanted.quantization, wanted.kv_cache_dtype, wanted.draft_tokens) == ("int8", "int8", 3)
-    assert (asked["sinks"], asked["recent"]) == (4, 100)
-    assert "sinks" not in asked_by({"preset": None})
+    given = {"preset": "small", "quantization": "int8", "draft_tokens": None, "model": "m"}
+    wanted, asked = fleet_of(given), build(InferOptions, filled("small", {"recent": 100}))
+    assert (wanted.quantization, wanted.kv_cache_dtype, wanted.drafting.tokens) == ("int8", "int8", 3)
+    assert (asked.attention.sinks, asked.attention.recent) == (4, 100)
+    assert build(InferOptions, {}).attention.sinks is None
     with pytest.raises(InvalidRequest, match="preset must be one of short, long, small, got 'tiny'"):
         fleet_with("tiny", {})
+
+
+def asked_by(given: dict[str, Any]) -> dict[str, Any]:
+    """What a command's options ask of every request."""
+    flags = {name.replace("_", "-"): value for name, value in given.items()}
+    said = build(InferOptions, flags)
+    return asked(said.request, said.sampling, said.attention, said.form)
 
 
 @pytest.mark.parametrize("policy", [{"keep_ratio": 0.8}, {"skip_layers": 0}, {"head_aware": True}])
@@ -51,7 +57,7 @@ def test_another_policy_wins_over_the_window_of_a_preset(policy: dict[str, Any])
 
 def test_in_python_a_preset_is_for_every_question() -> None:
     model = SpecSoT.from_pretrained(preset="long", draft_tokens=7)
-    assert (model._wanted.draft_tokens, model._ask("What?", {}).window) == (7, Window(4, 1020))
+    assert (model._wanted.drafting.tokens, model._ask("What?", {}).window) == (7, Window(4, 1020))
     assert model._ask("What?", {"recent": 64}).window == Window(4, 64)
     with pytest.raises(InvalidRequest, match="preset must be one of"):
         SpecSoT.from_pretrained(preset="tiny")
@@ -63,12 +69,12 @@ def test_in_python_a_preset_is_for_every_question() -> None:
 )
 def test_a_word_that_nobody_knows_is_refused(field: str, value: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field} must be one of .*, got {value!r}"):
-        models_of(Wanted(**{field: value}))
+        fleet_of({field: value})
 
 
 def test_base_and_head_hear_of_their_own(tmp_path: Path) -> None:
     given = {"kind": "processes", "dtype": "fp32", "draft_dtype": "bf16"}
-    wanted = Wanted(**fleet_with("small", given))
+    wanted = made_of(FleetOptions, given | {"preset": "small"})
     master, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
     for worker in workers:
         said = " ".join(worker.arguments)
@@ -78,22 +84,22 @@ def test_base_and_head_hear_of_their_own(tmp_path: Path) -> None:
 
 
 def test_workers_hear_of_the_same_bits(tmp_path: Path) -> None:
-    wanted = Wanted(kind="processes", batch_invariant=True)
+    wanted = FleetOptions(kind="processes", batch_invariant=True)
     _, *workers, drafter = services_of(wanted, models_of(wanted), 1, tmp_path)
     assert all("--batch-invariant on" in " ".join(worker.arguments) for worker in workers)
     assert "--batch-invariant" not in drafter.arguments
 
 
 def test_every_member_hears_how_much_memory_its_pages_may_take(tmp_path: Path) -> None:
-    wanted = wanted_by({"fleet": "processes", "kv_memory": "64M"})
+    wanted = made_of(FleetOptions, {"kind": "processes", "kv_memory": "64M"})
     master, *members = services_of(wanted, models_of(wanted), 1, tmp_path)
     assert all("--kv-memory 64M" in " ".join(member.arguments) for member in members)
     assert "--kv-memory" not in master.arguments
-    assert kv_memory_of(wanted) == 64 << 20
+    assert wanted.kv_memory == 64 << 20
     with pytest.raises(InvalidRequest, match="kv_memory: 'lots' is no amount of memory"):
-        models_of(Wanted(kv_memory="lots"))
+        fleet_of({"kv_memory": "lots"})
 
 
 @pytest.mark.parametrize("word", [infer, chat, serve])
-def test_words_that_load_a_model_take_the_memory_for_its_pages(word: Callable[..., object]) -> None:
-    assert "kv_memory" in signature(word).parameters
+def test_words_that_load_a_model_take_the_memory_for_its_pages(word: TableCommand[Any]) -> None:
+    assert "kv-memory" in {entry.flag for entry in word.entries}

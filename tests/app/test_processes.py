@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from specsot_app.aliases import translate
-from specsot_app.api import wanted_of
+from specsot_app.api import fleet_of
 from specsot_app.cli import main
-from specsot_app.fleets import Wanted, models_of, open_fleet
-from specsot_app.lineup import services_of
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleets import open_fleet
+from specsot_app.service_specs import services_of
 
 pytestmark = pytest.mark.processes
 
@@ -46,7 +47,7 @@ def test_three_kinds_of_processes_answer() -> None:
 
 
 def test_stages_run_the_layers_they_are_given(demo_model: Path, tmp_path: Path) -> None:
-    wanted = Wanted(kind="processes", model=str(demo_model / "base"), layers="0:3,3:")
+    wanted = FleetOptions(kind="processes", model=str(demo_model / "base"), layers="0:3,3:")
     _, first, second = services_of(wanted, models_of(wanted), 1, tmp_path)
     for service, layers in ((first, "0:3"), (second, "3:8")):
         assert service.arguments[service.arguments.index("--layers") + 1] == layers
@@ -54,7 +55,7 @@ def test_stages_run_the_layers_they_are_given(demo_model: Path, tmp_path: Path) 
 
 @pytest.mark.torch
 async def test_stages_of_this_process_run_the_layers_they_are_given() -> None:
-    fleet = await open_fleet(wanted_of(translate({"layer_splits": "1,6", "world_size": 3})))
+    fleet = await open_fleet(fleet_of(translate({"layer_splits": "1,6", "world_size": 3})))
     try:
         workers = [one for one in (await fleet.info()).members if one.kind == "worker"]
         assert sorted(str(one.layers) for one in workers) == ["0:1", "1:6", "6:8"]

@@ -40,10 +40,11 @@ def test_layers_of_all_workers_add_up() -> None:
 
 @pytest.mark.torch
 async def test_an_embedded_fleet_tells_how_much_is_loaded(demo_model: Path) -> None:
-    from specsot_app.fleets import Wanted, open_fleet
+    from specsot_app.fleet_options import FleetOptions
+    from specsot_app.fleets import open_fleet
 
     heard: list[tuple[str, int, int]] = []
-    wanted = Wanted(model=str(demo_model / "base"), stages=2)
+    wanted = FleetOptions(model=str(demo_model / "base"), stages=2)
     fleet = await open_fleet(wanted, lambda *news: heard.append(news))
     await fleet.close()
     assert heard[-1] == ("layers", 8, 8)

@@ -12,13 +12,14 @@ pytestmark = pytest.mark.torch
 
 COUNT = """
 import asyncio, os
-from specsot_app.fleets import Wanted, open_fleet
+from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleets import open_fleet
 from specsot_app.ask import ask_of
 
 ASK = ask_of("Explain Photosynthesis.", mode="{mode}", max_new_tokens=64, max_branch_tokens=8)
 
 async def main():
-    fleet = await open_fleet(Wanted(drafter="{drafter}", stages=2))
+    fleet = await open_fleet(FleetOptions(drafter="{drafter}", stages=2))
     async for _ in fleet.generate(ASK):
         pass
     print(len(os.listdir("/proc/self/task")))
@@ -30,12 +31,12 @@ asyncio.run(main())
 TABLES = """
 import asyncio, os
 from specsot_app.bench.core.methods import HEAD, PLAINLY
-from specsot_app.bench.runners import Stands
+from specsot_app.bench.runners import Runners
 from specsot_app.bench.rounds import models_of
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 
 async def main():
-    async with Stands(models_of(Wanted(dtype="fp32"), None)) as stands:
+    async with Runners(models_of(FleetOptions(dtype="fp32"), None)) as stands:
         for method in (PLAINLY, HEAD[0]):
             await stands.write(method, "Explain Photosynthesis.", 4)
             counts.append(len(os.listdir("/proc/self/task")))

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from specsot.errors import InvalidRequest
-from specsot_app.fleets import Wanted, models_of
-from specsot_app.lineup import PRIVATE, services_of
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.service_specs import PRIVATE, services_of
 
 
 @pytest.mark.parametrize("asked", [{"transport": "zmq"}, {"comm_mode": "ring"}])
 def test_within_one_process_nothing_is_carried(demo_model: Path, asked: dict[str, str]) -> None:
     base = str(demo_model / "base")
     with pytest.raises(InvalidRequest, match="is between processes: use --fleet processes"):
-        models_of(Wanted(model=base, **asked))  # pyright: ignore[reportArgumentType]
-    models_of(Wanted(kind="processes", model=base, **asked))  # pyright: ignore[reportArgumentType]
+        models_of(FleetOptions(model=base, **asked))  # pyright: ignore[reportArgumentType]
+    models_of(FleetOptions(kind="processes", model=base, **asked))  # pyright: ignore[reportArgumentType]
 
 
 def test_the_master_is_told_and_tells_the_members(demo_model: Path, tmp_path: Path) -> None:
-    wanted = Wanted(kind="processes", model=str(demo_model / "base"), transport="zmq", comm_mode="ring")
+    wanted = FleetOptions(kind="processes", model=str(demo_model / "base"), transport="zmq", comm_mode="ring")
     master, *members = services_of(wanted, models_of(wanted), 5, tmp_path, None, PRIVATE)
     words = " ".join(master.arguments)
     assert "--transport zmq --comm-mode ring" in words

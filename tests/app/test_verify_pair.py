@@ -13,7 +13,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Finished, Reason, Statistics
 from specsot.members import Overrides, Quantization
 from specsot_app.cli import main
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 from specsot_app.verify.pair import QUESTIONS, choose_questions
 from specsot_app.verify.report import (
     Acceptance,
@@ -154,7 +154,7 @@ def test_questions_come_from_a_file_or_are_our_own(tmp_path: Path) -> None:
         (["--draft-model", "no/where"], "no/where: no such model directory"),
         (["--stages", "0"], "stages must be > 0"),
         (["--layers", "0:2,3:8"], "layers"),
-        (["--aux-layers", "5,2"], "aux_layers"),
+        (["--aux-layers", "5,2"], "'--aux-layers'"),
         (["README.md", "--vectors", "tests"], "a directory of vectors has its own prompts"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -200,12 +200,12 @@ def test_a_fleet_that_lies_is_found_out(
 
     told = Finished(Reason.STOP, "x", (5, 6, 7), Statistics(mean_accepted=1.5))
 
-    async def opener(wanted: Wanted) -> StoryFleet:
+    async def opener(wanted: FleetOptions) -> StoryFleet:
         return StoryFleet([told])
 
     file = tmp_path / "prompts"
     file.write_text("Explain tides.\n")
-    wanted = Wanted(dtype="fp32", drafter="none", quantization=rounding)
+    wanted = FleetOptions(dtype="fp32", drafter="none", quantization=rounding)
     assert pair.verify(wanted, file, 8, 1e-4, as_object=False, opener=opener) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("DIFFERS    3 tokens")

@@ -3,50 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import pytest
-import typer
-from typer.core import TyperGroup
-from typer.main import get_group
 
-from specsot import __version__
+from specsot._version import __version__
 from specsot.errors import InvalidRequest
+from specsot.service.command import TableCommand, command
+from specsot.service.option import Option, entries_of
+from specsot.service.options import DraftModelOptions
 from specsot.service.sources import PROGRAMS
-from specsot.service.spellings import SPELLINGS
-from specsot_app.cli import GROUPS, WORDS, command_with, main
-from specsot_app.words import Word
+from specsot_app.cli import main, specsot
+from specsot_master.config import MasterConfig
 
-small = typer.Typer(add_completion=False)
 seen: list[dict[str, Any]] = []
 
 
-@small.command("infer", cls=Word)
-def infer(
-    max_parallel: int = 8,
-    constraint: bool = True,
-    stop: Annotated[list[str] | None, typer.Option()] = None,
-    layers: str | None = None,
-    stages: int = 1,
-) -> None:
-    if max_parallel == 13:
+@dataclass(frozen=True, slots=True)
+class Small:
+    max_parallel: Annotated[int, Option("")] = 8
+    constraint: Annotated[bool, Option("", paired=True)] = True
+    stop: Annotated[tuple[str, ...], Option("")] = ()
+    layers: Annotated[str | None, Option("")] = None
+    stages: Annotated[int, Option("", aliases=("pipeline-parallel-size",))] = 1
+
+
+@command(Small)
+def infer(given: Small) -> None:
+    if given.max_parallel == 13:
         raise InvalidRequest("max_parallel must be lucky", field="max_parallel")
-    seen.append(
-        dict(max_parallel=max_parallel, constraint=constraint, stop=stop, layers=layers, stages=stages)
-    )
-
-
-@small.command("other", cls=Word)
-def other() -> None: ...
-
-
-built = get_group(small)
+    seen.append(asdict(given))
 
 
 def asked(*words: str) -> dict[str, Any]:
     seen.clear()
-    built(["infer", *words], standalone_mode=False)
+    infer(list(words), standalone_mode=False)
     return seen[0]
 
 
@@ -60,18 +54,24 @@ def file(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def words_of(group: Any, before: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, word in group.commands.items():
+def words_of(group: click.Group, before: tuple[str, ...] = ()) -> list[tuple[str, click.Command]]:
+    found: list[tuple[str, click.Command]] = []
+    for name in group.list_commands(click.Context(group)):
+        word = group.get_command(click.Context(group), name)
+        assert word is not None
         path = (*before, name)
-        found += words_of(word, path) if isinstance(word, TyperGroup) else [("-".join(path), word)]
+        found += words_of(word, path) if isinstance(word, click.Group) else [("-".join(path), word)]
     return found
 
 
 def test_every_word_takes_its_flags_from_anywhere() -> None:
-    words = words_of(command_with((*WORDS, *GROUPS)))
-    assert all(isinstance(word, Word) for _, word in words)
+    words = [(name, word) for name, word in words_of(specsot()) if name != "completion"]
+    assert all(isinstance(word, TableCommand) and word.table == name for name, word in words)
     assert {name for name, _ in words} | {"master", "worker", "drafter"} == set(PROGRAMS)
+
+
+def test_underscores_are_dashes() -> None:
+    assert asked("--max_parallel", "3")["max_parallel"] == 3
 
 
 def test_command_line_environment_file_default(
@@ -93,13 +93,13 @@ def test_command_line_environment_file_default(
 def test_several_values_and_lists(file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = file('stop = ["The end", "Fin"]\nlayers = ["0:4", "4:8"]\npipeline-parallel-size = 2')
     assert asked("--config", path) == {
-        "max_parallel": 8, "constraint": True, "stop": ["The end", "Fin"], "layers": "0:4,4:8", "stages": 2,
+        "max_parallel": 8, "constraint": True, "stop": ("The end", "Fin"), "layers": "0:4,4:8", "stages": 2,
     }  # fmt: skip
-    assert asked("--config", file('stop = "The end"'))["stop"] == ["The end"]
+    assert asked("--config", file('stop = "The end"'))["stop"] == ("The end",)
     monkeypatch.setenv("SPECSOT_STOP", "The end\nFin")
     monkeypatch.setenv("SPECSOT_CONSTRAINT", "no")
-    assert asked("--stop", "x")["stop"] == ["x"]
-    assert (asked()["stop"], asked()["constraint"]) == (["The end", "Fin"], False)
+    assert asked("--stop", "x")["stop"] == ("x",)
+    assert (asked()["stop"], asked()["constraint"]) == (("The end", "Fin"), False)
 
 
 def test_vllm_s_names_count_on_the_command_line() -> None:
@@ -126,7 +126,7 @@ def test_what_a_word_refuses_is_blamed_on_its_source(
         ("max-paralel = 4", "max-paralel is no flag of infer; did you mean max-parallel?"),
         ("[infer]\nport = 4", "infer.port is no flag of infer"),
         ("[infre]\nport = 4", "no program has a table [infre]; they are "),
-        ("max-parallel = 'many'", "max-parallel: Input should be a valid integer"),
+        ("max-parallel = 'many'", "max-parallel: 'many' is not a whole number"),
         ("infer.mode = 'fast'", "infer.mode: 'fast' is not one of"),
         ("max-parallel = 0", "max-parallel: max_parallel must be > 0, got 0"),
         ("seed = {}", "no program has a table [seed]"),
@@ -171,5 +171,6 @@ def test_nothing_asked_for_is_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_page_tells_every_word_and_every_other_name(request: pytest.FixtureRequest) -> None:
     page = (request.config.rootpath / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert all(f"`--{other}`" in page for other in SPELLINGS)
+    entries = (*entries_of(MasterConfig), *entries_of(DraftModelOptions))
+    assert all(f"`--{other}`" in page for entry in entries for other in entry.option.aliases)
     assert all(f"`{name}`" in page or f"`specsot {name}" in page or f"[{name}]" in page for name in PROGRAMS)

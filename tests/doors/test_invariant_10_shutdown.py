@@ -18,7 +18,7 @@ from specsot.events import Finished, Numbered
 from specsot.params import Ask, Limits
 from specsot.transport.grpc_channel import probe
 from specsot.transport.grpc_client import MasterClient, connect
-from specsot_app.fleets import Wanted, models_of
+from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.processes import ProcessFleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
@@ -35,7 +35,7 @@ def long(tokens: int) -> Ask:
 @asynccontextmanager
 async def fleet(monkeypatch: pytest.MonkeyPatch, grace: str) -> AsyncIterator[ProcessFleet]:
     monkeypatch.setenv("SPECSOT_GRACE", grace)
-    wanted = Wanted(kind="processes", stages=1, drafter="none", dtype="fp32")
+    wanted = FleetOptions(kind="processes", stages=1, drafter="none", dtype="fp32")
     opened = await ProcessFleet.start(wanted, models_of(wanted))
     try:
         yield opened

@@ -89,9 +89,7 @@ def plant_blame(patch: pytest.MonkeyPatch) -> None:
 
 def plant_contagion(patch: pytest.MonkeyPatch) -> None:
     """What goes wrong with one sequence's grammar leaves the judge."""
-    patch.setattr(
-        "specsot_worker.core.accept.IsolatedGrammar._ask", lambda _, question, otherwise: question()
-    )
+    patch.setattr("specsot.grammar.IsolatedGrammar._ask", lambda _, question, otherwise: question())
 
 
 def plant_forgetting(patch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
+from specsot.service.options import DraftModelOptions
 from specsot_app.ask import ask_of
 from specsot_app.commands.rebalance import form_anew
 from specsot_app.local import LocalFleet, LocalOptions
@@ -23,7 +24,9 @@ async def fleet_of(demo_model, *names, stages=2, **more):
     """Two of these share the layers, the others stand by."""
     mock = Simulator(demo_model / "base", **more)
     parts = {name: lambda name, dialer, compute: mock.worker(name, name, dialer, compute) for name in names}
-    fleet = await LocalFleet.start(LocalOptions(demo_model / "base", stages=stages, drafter="none"), parts)
+    fleet = await LocalFleet.start(
+        LocalOptions(DraftModelOptions(demo_model / "base", drafter="none"), stages=stages), parts
+    )
     try:
         yield fleet, fleet._master
     finally:

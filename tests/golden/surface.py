@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import typer
+import click
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.service.command import TableCommand
-from specsot_app.cli import GROUPS, WORDS, command_with, main
+from specsot.service.option import entries_of
+from specsot_app.cli import GROUPS, WORDS, main, specsot
 
 SERVICES = ("master", "worker", "drafter")
 SWITCHED = {"on": True, "yes": True, "off": False, "no": False}
@@ -96,23 +97,18 @@ def plain(value: Any) -> Any:
 
 
 def _parse_word(program: tuple[str, ...], words: Sequence[str]) -> dict[str, Any]:
-    command: Any = command_with(program[:1])
-    context: Any = command.make_context("specsot", [*program, *words])
+    command: Any = specsot()
+    context: Any = None
     try:
+        context = command.make_context("specsot", [*program, *words])
         for name in program:
-            command = command.commands[name]
+            command = command.get_command(context, name)
             rest = list(words) if name == program[-1] else [*program[1:], *words]
             context = command.make_context(name, rest, parent=context)
-    except (typer.TyperException, InvalidRequest, typer.Exit) as error:
-        raise Refused(
-            error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        ) from None
-    named = {one.name: one for one in command.params}
-    return {_name_of(named[name]): value for name, value in context.params.items()}
-
-
-def _name_of(parameter: Any) -> str:
-    return parameter.opts[0].removeprefix("--").replace("_", "-")
+    except (click.ClickException, InvalidRequest, click.exceptions.Exit) as error:
+        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise Refused(said) from None
+    return values_in(command, context)
 
 
 def _parse_service(name: str, words: Sequence[str]) -> dict[str, Any]:
@@ -148,10 +144,10 @@ def _service(name: str) -> Any:
 
 
 def _commands(words: tuple[str, ...]) -> list[str]:
-    command: Any = command_with(words[:1])
+    command: Any = specsot()
     for word in words:
-        command = command.commands[word]
-    return list(command.commands)
+        command = command.get_command(click.Context(command), word)
+    return command.list_commands(click.Context(command))
 
 
 def registries() -> dict[str, Any]:
@@ -171,18 +167,11 @@ def registries() -> dict[str, Any]:
 
 def fleet_options() -> dict[str, Any]:
     """What `SpecSoT.from_pretrained` takes, with what stands where nothing is said."""
-    from dataclasses import asdict
+    from specsot_app.api import OF_PYTHON
+    from specsot_app.fleet_options import FleetOptions
 
-    from specsot_app.api import wanted_of
-    from specsot_app.fleets import Wanted
-
-    given = asdict(Wanted())
-    try:
-        wanted_of({"nobody-knows-this": 1})
-    except InvalidRequest as error:
-        known = str(error).partition("known: ")[2].split(", ")
-        return {name: plain(given[name]) for name in sorted(known)}
-    raise AssertionError("an unknown option was taken")
+    entries = entries_of(FleetOptions, OF_PYTHON)
+    return dict(sorted((one.keyword, plain(one.default)) for one in entries))
 
 
 def ask_options() -> tuple[str, ...]:

@@ -63,12 +63,12 @@ def test_an_address_that_is_none(start: Start, demo_model: Path) -> None:
 async def test_a_whole_fleet_by_openais_client(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers; then the master is told to leave in the middle of a stream, which ends with an error."""
     pytest.importorskip("torch")
-    from specsot_app.fleets import Models, Wanted
+    from specsot_app.fleet_options import FleetOptions, Models
     from specsot_app.processes import ProcessFleet, free_port
 
     monkeypatch.setenv("SPECSOT_GRACE", "0.1")
     models, port = Models(demo_model / "base", demo_model / "eagle3"), free_port()
-    wanted = Wanted(kind="processes", stages=1, dtype="fp32")
+    wanted = FleetOptions(kind="processes", stages=1, dtype="fp32")
     fleet = await ProcessFleet.start(wanted, models, http_port=port)
     try:
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)

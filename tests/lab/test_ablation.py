@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 from specsot_lab.bench.ablation import MEANING, SWITCHES, AblationOptions, measure, page_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -20,7 +20,7 @@ def test_every_switch_is_explained_and_changes_something() -> None:
 
 def test_rows_on_the_demo_model_and_files_beside_the_json(tmp_path: Path) -> None:
     file = tmp_path / "ablation.json"
-    wanted = Wanted(dtype="fp32")
+    wanted = FleetOptions(dtype="fp32")
     options = AblationOptions(wanted, ["Explain Photosynthesis."], 1, 12, ("drafting", "ngram"))
     assert measure(options, file) == 0
     rows = json.loads(file.read_text())["rows"]
@@ -30,7 +30,7 @@ def test_rows_on_the_demo_model_and_files_beside_the_json(tmp_path: Path) -> Non
 
 
 def test_what_needs_a_head_says_so() -> None:
-    options = AblationOptions(Wanted(), ["Why?"], only=("drafting",), has_head=False)
+    options = AblationOptions(FleetOptions(), ["Why?"], only=("drafting",), has_head=False)
     (switch,) = options.switches
     row = {"name": switch.name, "what": MEANING[switch.name], "exact": True, "skipped": "needs --draft-model"}
     assert "not measured: needs --draft-model" in page_of([row])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsot_app.bench.rounds import models_of
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 from specsot_lab.bench.lap_split import KINDS, PHASES, kind_of, measure_models
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -16,7 +16,10 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 def test_the_demo_s_laps_by_phase_and_by_kind(tmp_path: Path) -> None:
     file = tmp_path / "laps.json"
-    assert measure_models(models_of(Wanted(dtype="fp32"), None), "Explain Photosynthesis.", 4, 2, file) == 0
+    assert (
+        measure_models(models_of(FleetOptions(dtype="fp32"), None), "Explain Photosynthesis.", 4, 2, file)
+        == 0
+    )
     told = json.loads(file.read_text())
     rows = {row["name"]: row for row in told["rows"]}
     assert list(rows) == ["plain", "plain, 2 branches", "eagle", "eagle, 2 branches"]

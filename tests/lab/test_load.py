@@ -20,7 +20,7 @@ from rich.console import Console
 from specsot.params import Ask
 from specsot_app.bench.results import write_results
 from specsot_app.cli import main
-from specsot_app.fleets import Wanted
+from specsot_app.fleet_options import FleetOptions
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes, spread
 from specsot_lab.bench.load import LoadOptions, table_of
@@ -110,7 +110,7 @@ async def test_refusals_are_counted_as_what_they_are() -> None:
 
 
 def test_no_two_questions_are_alike() -> None:
-    load = LoadOptions((1,), 8, 32, "direct", Wanted())
+    load = LoadOptions((1,), 8, 32, "direct", FleetOptions())
     assert len({load.ask(number).prompt for number in range(100)}) == 100
 
 
@@ -143,8 +143,8 @@ def test_resident_memory_is_read_in_bytes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--clients", "1,none"], "clients must be numbers > 0, such as 1,2,4, got '1,none'"),
-        (["--clients", "0"], "clients must be numbers > 0"),
+        (["--clients", "1,none"], "must be numbers > 0, such as 1,2,4, got '1,none'"),
+        (["--clients", "0"], "must be numbers > 0"),
         (["--requests", "0"], "'--requests'"),
         (["--memory", "--master", "127.0.0.1:1"], "memory: only of a fleet that is started here"),
         (["--master", "127.0.0.1:1", "--clients", "1"], "nobody answers at 127.0.0.1:1"),

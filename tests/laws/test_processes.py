@@ -16,7 +16,8 @@ from specsot.errors import Unavailable
 from specsot.events import BranchText, Finished, MergedText, Reason
 from specsot_app.ask import ask_of
 from specsot_app.child_process import start
-from specsot_app.fleets import Models, Wanted, open_fleet
+from specsot_app.fleet_options import FleetOptions, Models
+from specsot_app.fleets import open_fleet
 from specsot_app.processes import ProcessFleet, keep_quiet
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
@@ -61,7 +62,9 @@ async def test_law_4_a_frozen_worker_is_missed_by_its_silence_and_its_heir_has_i
 async def apart(demo_model, tell=keep_quiet):
     """The three kinds of services, each a process."""
     models = Models(demo_model / "base", demo_model / "eagle3")
-    fleet = await ProcessFleet.start(Wanted(kind="processes", stages=2, dtype="fp32"), models, tell=tell)
+    fleet = await ProcessFleet.start(
+        FleetOptions(kind="processes", stages=2, dtype="fp32"), models, tell=tell
+    )
     try:
         yield fleet
     finally:
@@ -119,7 +122,7 @@ def check_logprobs(there, here, asked):
 
 
 async def test_law_1_processes_write_what_one_process_writes_at_any_temperature(fleet):
-    inside = await open_fleet(Wanted(drafter="none", dtype="fp32"))
+    inside = await open_fleet(FleetOptions(drafter="none", dtype="fp32"))
     try:
         for options in (
             SHORT,

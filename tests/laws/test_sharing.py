@@ -16,7 +16,9 @@ import pytest
 from specsot.events import Finished
 from specsot.members import TreeShape
 from specsot.params import Ask, Limits, Message, Sampling
+from specsot.service.options import DraftModelOptions
 from specsot_app.local import LocalFleet, LocalOptions
+from specsot_master.config import RingOptions
 from specsot_master.engine import EngineConfig
 from tests.conftest import some
 
@@ -47,11 +49,11 @@ def asks(drafter: str) -> list[Ask]:
 
 
 @asynccontextmanager
-async def fleet(demo: Path, keeps: bool, **more: object) -> AsyncIterator[LocalFleet]:
+async def fleet(demo: Path, keeps: bool, page_rows: int, **more: object) -> AsyncIterator[LocalFleet]:
     conduct, shape = EngineConfig(prefix_cache=keeps), TreeShape(4, 3, 12, fixed=True)
-    options = LocalOptions(
-        demo / "base", demo / "eagle3", dtype="fp32", conduct=conduct, shape=shape, draft_timeout=30.0, **more  # type: ignore[arg-type]
-    )  # fmt: skip
+    weights = DraftModelOptions(demo / "base", dtype="fp32", draft_model=demo / "eagle3")
+    ring = RingOptions(page_rows=page_rows, conduct=conduct, shape=shape, draft_timeout=30.0)
+    options = LocalOptions(weights, ring, **more)  # type: ignore[arg-type]
     opened = await LocalFleet.start(options)
     try:
         yield opened

@@ -10,6 +10,7 @@ from specsot.core.tree import Tree
 from specsot.errors import WireError
 from specsot.events import Finished
 from specsot.members import Range
+from specsot.service.options import DraftModelOptions
 from specsot_app.ask import ask_of
 from specsot_app.local import LocalFleet, LocalOptions
 from specsot_app.simulator.fake_lm import FakeLM
@@ -28,7 +29,7 @@ async def answers_of(demo_model, drafter: str, mode: str = "direct") -> list[Fin
     mock = Simulator(base, VOICE, plan=plan_of(base, 3, 10), sleep=unslept)
     parts = {name: partial(mock_worker, mock) for name in ("worker-0", "worker-1", "worker-2")}
     parts["drafter"] = lambda name, dialer, compute: mock.drafter(name, name, dialer, compute)
-    options = LocalOptions(base, demo_model / "eagle3", stages=3)
+    options = LocalOptions(DraftModelOptions(base, draft_model=demo_model / "eagle3"), stages=3)
     fleet = await LocalFleet.start(options, parts)
     try:
         asks = [

@@ -23,7 +23,7 @@ from specsot.errors import InvalidRequest
 from specsot.events import Finished
 from specsot.params import Ask, Limits
 from specsot.transport.grpc_client import MasterClient
-from specsot_app.fleets import Wanted, models_of
+from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.processes import ProcessFleet
 from tests.conftest import REPOSITORY
 from tests.doors.front import stub
@@ -78,7 +78,7 @@ async def told() -> AsyncIterator[Told]:
             ("OTEL_TRACES_SAMPLER", "parentbased_always_off"),
         ):
             patch.setenv(name, value)
-        wanted = Wanted(kind="processes")
+        wanted = FleetOptions(kind="processes")
         fleet = await ProcessFleet.start(
             wanted, models_of(wanted), tell=lambda service, line: told.lines.append((service, line))
         )

@@ -9,9 +9,9 @@ import pytest
 from specsot import SpecSoT
 from specsot.errors import InvalidRequest
 from specsot.transport.grpc_client import connect
-from specsot_app.fleets import Models, Wanted
-from specsot_app.lineup import services_of
+from specsot_app.fleet_options import FleetOptions, Models
 from specsot_app.reaching import Reach, reach_of
+from specsot_app.service_specs import services_of
 from tests.security.papers import Authority
 
 
@@ -41,7 +41,7 @@ def test_nobody_is_shown_a_token_by_accident() -> None:
 
 def test_a_fleet_within_the_machine_is_not_given_what_the_client_has(tmp_path: Path) -> None:
     """Its services would ask for tokens, or for certificates nobody in it has."""
-    wanted = Wanted(kind="processes", drafter="ngram")
+    wanted = FleetOptions(kind="processes", drafter="ngram")
     for service in services_of(wanted, Models(tmp_path, None, drafter="ngram"), 50050, tmp_path):
         given = dict(service.environment)
         papers = ("TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")

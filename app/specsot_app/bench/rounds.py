@@ -25,7 +25,7 @@ from specsot_app.bench.core.samples import Recording
 from specsot_app.bench.runners import PAGE_ROWS, ModelSet, Runners
 from specsot_app.bench.scores import Scores
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import Wanted, demo, model_directory
+from specsot_app.fleet_options import FleetOptions, demo, model_directory
 from specsot_app.quiet_logs import quiet_logs
 from specsot_app.terminal.show import counting_bar
 
@@ -81,7 +81,7 @@ def questions_of(models: ModelSet, file: Path | None = None) -> tuple[str, ...]:
     return TOPICS if models.base == demo() / "base" else QUESTIONS
 
 
-def models_of(wanted: Wanted, small: str | None) -> ModelSet:
+def models_of(wanted: FleetOptions, small: str | None) -> ModelSet:
     """What a run is made with; the demo model brings a head and a small model. Raises ModelError."""
     given = wanted.model, wanted.draft_model, small
     named = [None if path is None else model_directory(path) for path in given]

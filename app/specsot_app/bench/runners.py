@@ -32,6 +32,7 @@ from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
 from specsot_app.local import LocalFleet, LocalOptions, Threads
 from specsot_drafter import loader as drafters
 from specsot_drafter.drafter import Drafter
+from specsot_master.config import RingOptions
 from specsot_master.engine import EngineConfig
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
@@ -173,12 +174,13 @@ class Runners:
 
         parts = {"worker-0": worker} | ({"drafter": drafting} if source else {})
         told = LocalOptions(
-            models.base,
-            models.drafts(drafter) if source else None,
-            device=models.device,
-            drafter=drafter,
-            page_rows=PAGE_ROWS,
-            conduct=EngineConfig(prefix_cache=False),
+            DraftModelOptions(
+                models.base,
+                device=models.device,
+                drafter=drafter,
+                draft_model=models.drafts(drafter) if source else None,
+            ),
+            RingOptions(page_rows=PAGE_ROWS, conduct=EngineConfig(prefix_cache=False)),
         )
         fleet = await LocalFleet.start(told, parts, threads=self._threads)
         self._stack.push_async_callback(fleet.close)

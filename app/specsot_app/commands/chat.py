@@ -8,15 +8,16 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from specsot.params import Ask
-from specsot_app.ask import ask_of
-from specsot_app.commands import options
-from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option
+from specsot_app.ask import AttentionOptions, RequestOptions, SamplingOptions, ask_of, asked
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleets import Opener, open_fleet
 
 if TYPE_CHECKING:
     from specsot_app.terminal.chat import Conversation
@@ -26,77 +27,50 @@ if TYPE_CHECKING:
 TERMINATED = 143
 
 
-def chat(
-    ctx: typer.Context,
-    system_prompt: Annotated[str, typer.Option(help="What the model is told before the conversation.")] = "",
-    mode: options.AnyMode = "auto",
-    drafter: options.Drafter = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    max_branch_tokens: options.MaxBranchTokens = None,
-    max_parallel: options.MaxParallel = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    sinks: options.Sinks = None,
-    recent: options.Recent = None,
-    keep_ratio: options.KeepRatio = None,
-    prune_every: options.PruneEvery = None,
-    skip_layers: options.SkipLayers = None,
-    head_aware: options.HeadAware = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    constraint: options.Constraint = True,
-    model: options.Model = None,
-    draft_model: options.DraftModel = None,
-    draft_format: options.DraftFormat = "safetensors",
-    model_format: options.ModelFormat = "safetensors",
-    drafter_rope_theta: options.RopeTheta = None,
-    aux_layers: options.AuxLayers = None,
-    draft_mode: options.DraftShape = None,
-    draft_tokens: options.DraftTokens = None,
-    draft_breadth: options.DraftBreadth = None,
-    draft_nodes: options.DraftNodes = None,
-    draft_threshold: options.DraftThreshold = None,
-    tuner: options.Tuner = "measured",
-    blend: options.Blend = True,
-    preset: options.AnyPreset = None,
-    dtype: options.Numbers = "auto",
-    quantization: options.Rounding = None,
-    kv_cache_dtype: options.KvNumbers = None,
-    kv_memory: options.KvMemory = None,
-    batch_invariant: options.BatchInvariant = False,
-    draft_dtype: options.DraftNumbers = None,
-    draft_quantization: options.DraftRounding = None,
-    device: options.Device = "cpu",
-    branch_layout: options.BranchLayout = "batched",
-    stages: options.Stages = None,
-    layers: options.Layers = None,
-    fleet: options.FleetKind = "embedded",
-    master: options.Master = None,
-    tls_ca: options.TlsCa = None,
-    token_file: options.TokenFile = None,
-) -> int:
-    """Talk to the model: questions and answers in turn, until Ctrl-D. /help there tells the commands.
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    HEADING: ClassVar[str] = "Conversation"
+
+    system_prompt: Annotated[str, Option("System message, before the conversation.")] = ""
+    request: RequestOptions = field(default_factory=RequestOptions)
+    sampling: Annotated[SamplingOptions, Offer(without=("logit_bias", "logprobs"))] = field(
+        default_factory=SamplingOptions
+    )
+    attention: AttentionOptions = field(default_factory=AttentionOptions)
+    fleet: Annotated[FleetOptions, Offer(without=("devices", "transport", "comm_mode"))] = field(
+        default_factory=FleetOptions
+    )
+
+
+EXAMPLES = (
+    Example("specsot chat --model models/llama", "Talk to a model"),
+    Example('specsot chat --system-prompt "Answer in one sentence."', "With a system message"),
+)
+
+
+@command(ChatOptions, examples=EXAMPLES)
+def chat(given: ChatOptions) -> int:
+    """Hold a conversation: questions and answers in turn, until Ctrl-D. /help lists the commands.
 
     Ctrl-C ends the answer that is being written; between answers it leaves.
     """
-    wanted = options.wanted_by(ctx.params)
-    if master is None:
-        models_of(wanted)  # what cannot be is told before anything is loaded
-    asked = options.asked_by(ctx.params) | {"model": model if master else None}
-    ask_of("What cannot be asked?", **asked)
+    fleet = given.fleet
+    if fleet.master is None:
+        models_of(fleet)  # what cannot be is told before anything is loaded
+    keywords = asked(given.request, given.sampling, given.attention) | {
+        "model": fleet.model if fleet.master else None,
+        "drafter": fleet.drafter,
+    }
+    ask_of("What cannot be asked?", **keywords)
     from specsot_app.terminal.chat import Conversation
     from specsot_app.terminal.line_input import input_from
     from specsot_app.terminal.show import Streams, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
-    keyboard, talk = input_from(sys.stdin, sys.stdout), Conversation(mode, system_prompt)
+    keyboard = input_from(sys.stdin, sys.stdout)
+    talk = Conversation(given.request.mode, given.system_prompt)
     signal.signal(signal.SIGTERM, leave)
-    return converse(wanted, talk, asked, keyboard, streams, open_with_progress(sys.stderr))
+    return converse(fleet, talk, keywords, keyboard, streams, open_with_progress(sys.stderr))
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -105,7 +79,7 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 
 def converse(
-    wanted: Wanted,
+    wanted: FleetOptions,
     talk: Conversation,
     asked: Mapping[str, Any],
     keyboard: LineInput,

@@ -1,33 +1,40 @@
-"""`specsot health`: asks one service whether it lives and whether it serves.
-
-Refuses to know torch and the service's own words; it must answer in half a second.
-"""
+"""`specsot health`: asks one service whether it serves. Loads nothing heavy: probes run it often."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
-import typer
-
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option
 from specsot.transport.security import Tls
 
-TlsCa = Annotated[
-    Path | None, typer.Option(help="Speak TLS; this PEM file vouches for the other side's certificate.")
-]
+SHOWN = Offer(
+    help={
+        "ca": "Use TLS; these CA certificates (PEM) vouch for the service.",
+        "cert": "Certificate to show to a worker or drafter (PEM).",
+    }
+)
 
 
-def health(
-    address: Annotated[str, typer.Argument(help="host:port of a master, worker or drafter.")],
-    service: Annotated[str, typer.Option(help="Ask for one service, such as specsot.v1.Master.")] = "",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 2.0,
-    tls_ca: TlsCa = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate to show to a worker or drafter.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-) -> int:
-    """Exit status 0: it serves; 1: it does not, or nobody answers."""
+@dataclass(frozen=True, slots=True)
+class HealthOptions:
+    HEADING: ClassVar[str] = "Options"
+
+    address: Annotated[str, Option("host:port of a master, worker or drafter.", positional=True)]
+    service: Annotated[str, Option("Ask for one service, such as specsot.v1.Master.", metavar="NAME")] = ""
+    timeout: Annotated[float, Option("Seconds to wait for an answer.", metavar="SECONDS")] = 2.0
+    tls: Annotated[Tls, SHOWN] = field(default_factory=Tls)
+
+
+@command(HealthOptions, examples=[Example("specsot health 127.0.0.1:50050", "Check a master")])
+def health(given: HealthOptions) -> int:
+    """Check whether one service serves.
+
+    Exit status 0: it serves; 1: it does not, or nobody answers.
+    """
     from specsot.transport.grpc_channel import probe
 
-    state = probe(address, service, timeout, Tls(tls_ca, tls_cert, tls_key))
-    print(f"{address}: {state}")
+    state = probe(given.address, given.service, given.timeout, given.tls)
+    print(f"{given.address}: {state}")
     return 0 if state == "SERVING" else 1

@@ -8,108 +8,68 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
-
-import typer
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from specsot.errors import InvalidRequest
 from specsot.events import Numbered, Reason
 from specsot.params import MAX_FORM_BYTES, Ask, refuse
-from specsot_app.ask import ask_of
-from specsot_app.commands import options
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option
+from specsot_app.ask import AttentionOptions, FormOptions, RequestOptions, SamplingOptions, ask_of, asked
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import Opener, Wanted, models_of, open_fleet
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleets import Opener, open_fleet
 
 if TYPE_CHECKING:
     from specsot_app.terminal.show import OutputFormat, Streams
 
 
-def infer(
-    ctx: typer.Context,
-    question: Annotated[str | None, typer.Argument(help="The question; or through a pipe.")] = None,
-    mode: options.AnyMode = "auto",
-    drafter: options.Drafter = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    max_branch_tokens: options.MaxBranchTokens = None,
-    max_parallel: options.MaxParallel = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    logit_bias: Annotated[
-        list[str] | None, typer.Option(help="ID=VALUE: what a token's logit gains; repeatable.")
-    ] = None,
-    logprobs: Annotated[
-        int | None, typer.Option(help="With --json: tokens' log-probabilities and so many others'.")
-    ] = None,
-    sinks: options.Sinks = None,
-    recent: options.Recent = None,
-    keep_ratio: options.KeepRatio = None,
-    prune_every: options.PruneEvery = None,
-    skip_layers: options.SkipLayers = None,
-    head_aware: options.HeadAware = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    constraint: options.Constraint = True,
-    json_schema: Annotated[
-        str | None, typer.Option(help="The answer is JSON of this schema: a file, or the schema itself.")
-    ] = None,
-    json_object: Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")] = False,
-    regex: Annotated[str | None, typer.Option(help="The whole answer matches this regex.")] = None,
-    choice: Annotated[
-        list[str] | None, typer.Option(help="The answer is one of these texts; repeatable.")
-    ] = None,
-    model: options.Model = None,
-    draft_model: options.DraftModel = None,
-    draft_format: options.DraftFormat = "safetensors",
-    model_format: options.ModelFormat = "safetensors",
-    drafter_rope_theta: options.RopeTheta = None,
-    aux_layers: options.AuxLayers = None,
-    draft_mode: options.DraftShape = None,
-    draft_tokens: options.DraftTokens = None,
-    draft_breadth: options.DraftBreadth = None,
-    draft_nodes: options.DraftNodes = None,
-    draft_threshold: options.DraftThreshold = None,
-    tuner: options.Tuner = "measured",
-    blend: options.Blend = True,
-    preset: options.AnyPreset = None,
-    dtype: options.Numbers = "auto",
-    quantization: options.Rounding = None,
-    kv_cache_dtype: options.KvNumbers = None,
-    kv_memory: options.KvMemory = None,
-    batch_invariant: options.BatchInvariant = False,
-    draft_dtype: options.DraftNumbers = None,
-    draft_quantization: options.DraftRounding = None,
-    device: options.Device = "cpu",
-    branch_layout: options.BranchLayout = "batched",
-    stages: options.Stages = None,
-    layers: options.Layers = None,
-    transport: options.BetweenProcesses = None,
-    comm_mode: options.Neighbours = None,
-    fleet: options.FleetKind = "embedded",
-    master: options.Master = None,
-    tls_ca: options.TlsCa = None,
-    token_file: options.TokenFile = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-) -> int:
-    """Answer one question: plan, branches side by side, merged answer, figures."""
-    wanted = options.wanted_by(ctx.params)
-    if master is None:
-        models_of(wanted)  # what cannot be is told before anything is loaded
-    asked = options.asked_by(ctx.params) | {
-        "model": model if master else None,
-        "json_schema": read_schema(json_schema) if json_schema is not None else None,
+@dataclass(frozen=True, slots=True)
+class InferOptions:
+    HEADING: ClassVar[str] = "Output"
+
+    question: Annotated[
+        str | None, Option("The question; without one, or with -, it is read from a pipe.", positional=True)
+    ] = None
+    json: Annotated[bool, Option("Print one JSON object per event.")] = False
+    request: RequestOptions = field(default_factory=RequestOptions)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    attention: AttentionOptions = field(default_factory=AttentionOptions)
+    form: FormOptions = field(default_factory=FormOptions)
+    fleet: Annotated[FleetOptions, Offer(without=("devices",))] = field(default_factory=FleetOptions)
+
+
+EXAMPLES = (
+    Example('specsot infer "How do I make Banana Pancakes?"', "Ask the demo model"),
+    Example(
+        'specsot infer --model models/llama --draft-model models/llama-eagle3 "Why?"', "With an EAGLE head"
+    ),
+    Example('specsot infer --master 10.0.0.1:50050 "Why?"', "Ask a fleet that runs already"),
+    Example('specsot infer --json --mode direct "Why?" | jq .', "Events for a program"),
+)
+
+
+@command(InferOptions, examples=EXAMPLES)
+def infer(given: InferOptions) -> int:
+    """Answer one question: the plan, its branches side by side, the merged answer, figures."""
+    fleet = given.fleet
+    if fleet.master is None:
+        models_of(fleet)  # what cannot be is told before anything is loaded
+    schema = given.form.json_schema
+    keywords = asked(given.request, given.sampling, given.attention, given.form) | {
+        "model": fleet.model if fleet.master else None,
+        "drafter": fleet.drafter,
+        "json_schema": read_schema(schema) if schema is not None else None,
     }
-    ask = ask_of(question if question not in (None, "-") else read_question(), **asked)
+    question = given.question if given.question not in (None, "-") else read_question()
+    ask = ask_of(question, **keywords)
     from specsot_app.terminal.show import Streams, format_for, open_with_progress
 
     streams = Streams(sys.stdout, sys.stderr)
     return run_until_signal(
-        answer(ask, wanted, streams, format_for(streams, json), open_with_progress(sys.stderr))
+        answer(ask, fleet, streams, format_for(streams, given.json), open_with_progress(sys.stderr))
     )
 
 
@@ -134,7 +94,7 @@ def read_schema(given: str) -> str:
 
 
 async def answer(
-    ask: Ask, wanted: Wanted, streams: Streams, manner: OutputFormat, opener: Opener = open_fleet
+    ask: Ask, wanted: FleetOptions, streams: Streams, manner: OutputFormat, opener: Opener = open_fleet
 ) -> int:
     """Open the fleet, show the request, close the fleet; 1 when the request failed."""
     from specsot_app.terminal.show import show

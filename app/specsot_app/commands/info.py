@@ -7,29 +7,35 @@ from __future__ import annotations
 
 import dataclasses
 import json as notation
-from typing import Annotated
-
-import typer
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 from specsot.core.info import Info
-from specsot_app.commands import options
+from specsot.service.command import Example, command
+from specsot.service.option import Option
 from specsot_app.event_loop import run_until_signal
-from specsot_app.reaching import Reach, reach_of
+from specsot_app.fleet_options import ClientOptions
+from specsot_app.reaching import Reach
 
 HERE = "127.0.0.1:50050"
 
-Master = Annotated[str, typer.Option(help="host:port of the master.")]
-Json = Annotated[bool, typer.Option("--json", help="The same as one JSON object.")]
+
+@dataclass(frozen=True, slots=True)
+class InfoOptions:
+    HEADING: ClassVar[str] = "Options"
+
+    master: Annotated[str, Option("The master to ask.", metavar="HOST:PORT")] = HERE
+    json: Annotated[bool, Option("Print one JSON object.")] = False
+    client: ClientOptions = field(default_factory=ClientOptions)
 
 
-def info(
-    master: Master = HERE,
-    tls_ca: options.TlsCa = None,
-    token_file: options.TokenFile = None,
-    json: Json = False,
-) -> int:
-    """Models, members, layer ranges, pages, requests, laps. Exit status 1 while the ring is not complete."""
-    return show(master, reach_of(tls_ca, token_file), json)
+@command(InfoOptions, examples=[Example("specsot info --master 10.0.0.1:50050 --json", "For a script")])
+def info(given: InfoOptions) -> int:
+    """Show models, members, layer ranges, pages, requests and laps of a fleet.
+
+    Exit status 1 while its ring is not complete.
+    """
+    return show(given.master, given.client.reach, given.json)
 
 
 def show(master: str, reach: Reach, json: bool) -> int:

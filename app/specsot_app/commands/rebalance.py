@@ -6,13 +6,15 @@ Refuses to know how they are shared.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
-from specsot_app.commands import info, options
+from specsot.service.command import Example, command
+from specsot.service.option import Option
+from specsot_app.commands.info import HERE
 from specsot_app.event_loop import run_until_signal
-from specsot_app.reaching import Reach, reach_of
+from specsot_app.fleet_options import ClientOptions
+from specsot_app.reaching import Reach
 
 if TYPE_CHECKING:
     from specsot.core.info import Info, Rebalanced
@@ -21,17 +23,23 @@ if TYPE_CHECKING:
 PAUSE = 0.1  # seconds between looks at a ring that is not complete yet
 
 
-def rebalance(
-    master: info.Master = info.HERE,
-    tls_ca: options.TlsCa = None,
-    token_file: options.TokenFile = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds the new ring may take.")] = 120.0,
-) -> int:
-    """Share the layers out anew, workers that stand by included; what is being answered goes on where it was.
+@dataclass(frozen=True, slots=True)
+class RebalanceOptions:
+    HEADING: ClassVar[str] = "Options"
 
-    Returns when the ring is complete again. Exit status 1 where it has no room, or is not complete in time.
+    master: Annotated[str, Option("The master to ask.", metavar="HOST:PORT")] = HERE
+    wait: Annotated[float, Option("Seconds the new ring may take.", least=0, metavar="SECONDS")] = 120.0
+    client: ClientOptions = field(default_factory=ClientOptions)
+
+
+@command(RebalanceOptions, examples=[Example("specsot rebalance", "After a worker has joined")])
+def rebalance(given: RebalanceOptions) -> int:
+    """Share the layers out anew over all workers, those that stand by included.
+
+    Requests go on where they were. Returns when the ring is complete again. Exit status 1 where there is no
+    room, or it is not complete in time.
     """
-    done = run_until_signal(form_anew(master, reach_of(tls_ca, token_file), wait))
+    done = run_until_signal(form_anew(given.master, given.client.reach, given.wait))
     print(f"epoch {done.epoch}{'' if done.changed else ', as it was'} · {done.plan}")
     return 0
 

@@ -8,130 +8,120 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
-from specsot.members import CommMode, Transport
 from specsot.model.config import read_config
-from specsot.params import Mode
-from specsot_app.commands import options
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option, arguments_of
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import Models, Wanted, models_of
+from specsot_app.fleet_options import FleetOptions, Models, models_of
 from specsot_app.places import check_stages, places_of
 from specsot_app.ranges import ranges_between
+from specsot_master.config import MasterConfig
 
 if TYPE_CHECKING:
     from specsot_app.child_process import Service
-    from specsot_app.lineup import Serving
     from specsot_app.processes import Absent
+    from specsot_app.service_specs import Serving
 
 HTTP_PORT = 8000
+LOOPBACK = "127.0.0.1"
 
 
-def serve(
-    ctx: typer.Context,
-    host: Annotated[
-        str, typer.Option(help="Where the master listens: an address of this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Its port for gRPC; 0 for a free one.")] = 50050,
+# What the master is told of that, beside what follows from the fleet.
+CONDUCT = Offer(
+    only=("ring", "http_names", "default_mode", "journal"),
+    inner={
+        "ring": Offer(
+            only=("transport", "comm_mode", "conduct"), inner={"conduct": Offer(only=("live", "queue"))}
+        )
+    },
+)
+OF_SERVED = Offer(
+    without=("kind", "master", "client", "layout", "transport", "comm_mode"),
+    help={"stages": "Layer ranges of each ring, one worker each."},
+    unset={"stages": "2"},
+)
+OF_MASTER = Offer(
+    only=("ring", "http_names", "default_mode", "fleet_listen", "journal", "service"),
+    defaults={"model": Path()},
+    inner={
+        "ring": Offer(
+            only=("name", "replicas", "transport", "comm_mode", "conduct"),
+            inner={"conduct": Offer(only=("live", "queue"))},
+        ),
+        "service": Offer(only=("grace", "insecure")),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    HEADING: ClassVar[str] = "Addresses"
+
+    host: Annotated[str, Option("Address of this machine that the master listens on.")] = LOOPBACK
+    port: Annotated[int, Option("The master's port for gRPC; 0 for any free one.", metavar="PORT")] = 50050
     http_port: Annotated[
         int | None,
-        typer.Option(help="Its port for HTTP; 8000, or a free one if that is taken."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="The model's public name.")] = None,
-    max_requests: Annotated[int | None, typer.Option(min=1, help="Requests in the ring at once.")] = None,
-    max_queue: Annotated[
-        int | None, typer.Option(min=1, help="Requests that may wait for that; more are refused.")
-    ] = None,
-    default_mode: Annotated[
-        Mode | None, typer.Option(help="How OpenAI's clients are answered that name no mode. [direct]")
-    ] = None,
-    http_names: Annotated[
-        str | None,
-        typer.Option(help="What browsers may call it beside localhost, this host's name, addresses."),
-    ] = None,
-    grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that running answers have to end once it is told to stop.")
-    ] = 5.0,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let other machines in, whoever they are.")
-    ] = False,
-    devices: Annotated[
-        str | None,
-        typer.Option(help="A place for each stage, ring by ring: HOST#GPU or HOST#cpu, with commas."),
-    ] = None,
-    layer_splits: Annotated[
-        str | None, typer.Option("--layer-splits", "--layer_splits", help="Where stages begin: 14,28.")
-    ] = None,
-    comm_mode: Annotated[
-        CommMode | None,
-        typer.Option("--comm-mode", "--comm_mode", help="p2p, or ring: stages talk to neighbours only."),
-    ] = None,
-    transport: Annotated[
-        Transport | None, typer.Option(help="What carries messages between members.")
-    ] = None,
-    fleet_listen: Annotated[
-        str | None, typer.Option(help="Where members elsewhere come in: HOST:PORT of this machine.")
-    ] = None,
+        Option("The master's port for HTTP.", metavar="PORT", unset="8000, or any free one if that is taken"),
+    ] = None
     certificates: Annotated[
-        Path | None, typer.Option(help="Folder of docker/certificates.sh: TLS, and tokens of clients.")
-    ] = None,
-    kv_memory: options.KvMemory = None,
-    journal: Annotated[
-        Path | None, typer.Option(help="Directory in which resumable requests outlive a restart.")
-    ] = None,
-    replicas: Annotated[
-        int, typer.Option(min=1, help="Complete rings, each with workers and a drafter of its own.")
-    ] = 1,
-    stages: Annotated[
-        int | None, typer.Option(help="Layer ranges of a ring, one worker each; two if not given.")
-    ] = None,
-    layers: options.Layers = None,
-    model: options.Model = None,
-    draft_model: options.DraftModel = None,
-    draft_format: options.DraftFormat = "safetensors",
-    drafter: options.Drafter = None,
-    model_format: options.ModelFormat = "safetensors",
-    drafter_rope_theta: options.RopeTheta = None,
-    aux_layers: options.AuxLayers = None,
-    draft_mode: options.DraftShape = None,
-    draft_tokens: options.DraftTokens = None,
-    draft_breadth: options.DraftBreadth = None,
-    draft_nodes: options.DraftNodes = None,
-    draft_threshold: options.DraftThreshold = None,
-    tuner: options.Tuner = "measured",
-    blend: options.Blend = True,
-    preset: options.AnyPreset = None,
-    dtype: options.Numbers = "auto",
-    quantization: options.Rounding = None,
-    kv_cache_dtype: options.KvNumbers = None,
-    batch_invariant: options.BatchInvariant = False,
-    draft_dtype: options.DraftNumbers = None,
-    draft_quantization: options.DraftRounding = None,
-    device: options.Device = "cpu",
-) -> int:
-    """Start a whole fleet; Ctrl-C ends it. For --devices elsewhere it prints commands, and waits for them."""
-    from specsot_app.lineup import Serving, flags_of
-    from specsot_app.spreading import hosts_here, spread
+        Path | None,
+        Option("Folder made by docker/certificates.sh: TLS, and tokens for clients.", metavar="DIR"),
+    ] = None
+    master: Annotated[MasterConfig, OF_MASTER] = field(default_factory=lambda: MasterConfig(Path()))
+    fleet: Annotated[FleetOptions, OF_SERVED] = field(default_factory=FleetOptions)
+    layer_splits: Annotated[
+        str | None, Option("Layers at which stages begin, such as 14,28.", metavar="LAYERS")
+    ] = None
 
-    wanted = replace(options.wanted_by(ctx.params), kind="processes", devices=None)  # some may be elsewhere
-    models = cut(models_of(wanted), layer_splits)
-    places = places_of(devices) if devices else ()
-    check_stages(len(models.layers) or wanted.stages, places, replicas)
-    open = flags_of(insecure="on" if insecure else None)
-    conduct = flags_of(name=name, max_requests=max_requests, max_queue=max_queue)
-    conduct += flags_of(journal=journal, default_mode=default_mode, http_names=http_names) + open
-    members = open
+
+EXAMPLES = (
+    Example("specsot serve", "The demo model, at http://127.0.0.1:8000/"),
+    Example(
+        "specsot serve --model models/llama --draft-model models/llama-eagle3", "Your model with its head"
+    ),
+    Example('specsot serve --devices "127.0.0.1#0,127.0.0.1#1"', "Two GPUs of this machine"),
+    Example(
+        'specsot serve --devices "10.0.0.1#0,10.0.0.2#0" --certificates certificates',
+        "Two machines; prints the commands for the other one",
+    ),
+)
+
+
+@command(ServeOptions, examples=EXAMPLES)
+def serve(given: ServeOptions) -> int:
+    """Start a fleet of processes: master, workers and drafter. Ctrl-C ends it.
+
+    For --devices on other machines it prints the commands to run there, and waits for them.
+    """
+    from specsot_app.remote_hosts import hosts_here
+    from specsot_app.service_specs import Serving, flags_of, spread
+
+    wanted = replace(given.fleet, kind="processes", devices=None)  # some may be elsewhere
+    models = cut(models_of(wanted), given.layer_splits)
+    master, ring = given.master, given.master.ring
+    places = places_of(given.fleet.devices) if given.fleet.devices else ()
+    check_stages(len(models.layers) or wanted.stages, places, ring.replicas)
+    conduct = arguments_of(master, CONDUCT) + flags_of(name=ring.name or None)
+    open = ("--insecure", "on") if master.service.insecure else ()
     here = hosts_here(place.host for place in places)
-    serving = Serving(host, conduct, members, grace, replicas, places, here, certificates=certificates)
+    serving = Serving(
+        given.host,
+        conduct + open,
+        open,
+        master.service.grace,
+        ring.replicas,
+        places,
+        here,
+        certificates=given.certificates,
+    )
+    serving = spread(serving, master.fleet_listen, master.service.insecure)
     with suppress(KeyboardInterrupt):  # being told to stop is how a fleet ends well
-        run_until_signal(
-            keep(wanted, models, port, http_port_of(http_port), spread(serving, fleet_listen, insecure))
-        )
+        run_until_signal(keep(wanted, models, given.port, http_port_of(given.http_port), serving))
     return 0
 
 
@@ -153,7 +143,9 @@ def http_port_of(asked: int | None) -> int | None:
     return asked or free_port()
 
 
-async def keep(wanted: Wanted, models: Models, port: int, http_port: int | None, serving: Serving) -> None:
+async def keep(
+    wanted: FleetOptions, models: Models, port: int, http_port: int | None, serving: Serving
+) -> None:
     """Run the fleet until it is told to stop, or one of its processes ends."""
     from specsot_app.processes import ProcessFleet
 
@@ -173,7 +165,7 @@ async def keep(wanted: Wanted, models: Models, port: int, http_port: int | None,
 
 def asking() -> Absent:
     """Says how those elsewhere are started, once; then who of them is still missing."""
-    from specsot_app.lineup import command_of
+    from specsot_app.service_specs import command_of
 
     told: set[str] = set()
 

@@ -8,33 +8,42 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import suppress
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
-import typer
-
-from specsot_app.commands import info, options
+from specsot.service.command import Example, command
+from specsot.service.option import Option
+from specsot_app.commands.info import HERE, show
 from specsot_app.event_loop import run_until_signal
-from specsot_app.reaching import Reach, reach_of
+from specsot_app.fleet_options import ClientOptions
+from specsot_app.reaching import Reach
 
 
-def status(
-    master: info.Master = info.HERE,
-    tls_ca: options.TlsCa = None,
-    token_file: options.TokenFile = None,
-    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="One look, as specsot info takes it.")] = False,
-    json: info.Json = False,
-) -> int:
-    """Members, layer ranges, pages, requests, laps per second, again and again until Ctrl-C.
+@dataclass(frozen=True, slots=True)
+class StatusOptions:
+    HEADING: ClassVar[str] = "Options"
 
-    One look with --once, with --json, and where nobody watches; then exit status 1 while the ring is not
-    complete.
+    master: Annotated[str, Option("The master to ask.", metavar="HOST:PORT")] = HERE
+    every: Annotated[float, Option("Seconds between looks.", least=0.1, most=3600, metavar="SECONDS")] = 1.0
+    once: Annotated[bool, Option("Look once, as `specsot info` does.")] = False
+    json: Annotated[bool, Option("Look once, and print one JSON object.")] = False
+    client: ClientOptions = field(default_factory=ClientOptions)
+
+
+@command(
+    StatusOptions, examples=[Example("specsot status --master 10.0.0.1:50050", "Another machine's fleet")]
+)
+def status(given: StatusOptions) -> int:
+    """Show members, layer ranges, pages, requests and laps per second, live until Ctrl-C.
+
+    Looks once with --once, with --json, and where the output is no terminal; then the exit status is 1 while
+    the ring is not complete.
     """
-    reach = reach_of(tls_ca, token_file)
-    if once or json or not sys.stdout.isatty():
-        return info.show(master, reach, json)
+    reach = given.client.reach
+    if given.once or given.json or not sys.stdout.isatty():
+        return show(given.master, reach, given.json)
     with suppress(KeyboardInterrupt):
-        run_until_signal(keep_looking(master, reach, every))
+        run_until_signal(keep_looking(given.master, reach, given.every))
     return 0
 
 

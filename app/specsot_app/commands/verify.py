@@ -6,66 +6,70 @@ Refuses to know what is compared; specsot_app.verify does, and is imported only 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
-from specsot_app.commands import options
-from specsot_app.fleets import Dtype
+from specsot.service.command import Example, command
+from specsot.service.option import Offer, Option
+from specsot_app.fleet_options import FleetOptions
+
+OF_VERIFIED = Offer(
+    without=("kv_memory", "drafting", "devices", "layout", "transport", "comm_mode"),
+    defaults={"dtype": "fp32"},
+    help={
+        "dtype": "Data type to compute in; only fp32 is exact.",
+        "master": "Ask a master that serves the same model already.",
+    },
+    unset={"stages": "2"},
+)
 
 
-def verify(
-    ctx: typer.Context,
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    HEADING: ClassVar[str] = "Comparison"
+
     prompts: Annotated[
-        Path | None, typer.Argument(help="File of prompts, one a line; some of our own if not given.")
-    ] = None,
+        Path | None, Option("File of prompts, one a line; without one, some of our own.", positional=True)
+    ] = None
     vectors: Annotated[
-        Path | None, typer.Option(help="Directory of reference vectors: a head, its base, their record.")
-    ] = None,
-    model: options.Model = None,
-    draft_model: options.DraftModel = None,
-    draft_format: options.DraftFormat = "safetensors",
-    model_format: options.ModelFormat = "safetensors",
-    drafter_rope_theta: options.RopeTheta = None,
-    aux_layers: options.AuxLayers = None,
-    drafter: options.Drafter = None,
-    preset: options.AnyPreset = None,
-    dtype: Annotated[Dtype, typer.Option(help="Numbers to compute with; only fp32 is exact.")] = "fp32",
-    quantization: options.Rounding = None,
-    kv_cache_dtype: options.KvNumbers = None,
-    batch_invariant: options.BatchInvariant = False,
-    draft_dtype: options.DraftNumbers = None,
-    draft_quantization: options.DraftRounding = None,
-    device: options.Device = "cpu",
-    stages: Annotated[int | None, typer.Option(help="Layer ranges; two if not given.")] = None,
-    layers: options.Layers = None,
-    fleet: options.FleetKind = "embedded",
-    master: Annotated[
-        str | None, typer.Option(help="host:port of a master that serves the same model already.")
-    ] = None,
-    tls_ca: options.TlsCa = None,
-    token_file: options.TokenFile = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+        Path | None,
+        Option(
+            "Instead: check a directory of reference vectors (a head, its base, their record).", metavar="DIR"
+        ),
+    ] = None
+    max_new_tokens: Annotated[int, Option("Tokens of each answer.", least=1)] = 64
     near: Annotated[
-        float, typer.Option(min=0, help="Logits nearer than this may be decided either way by rounding.")
-    ] = 1e-4,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> int:
-    """Compare a fleet's answers with Transformers, token for token, and say whether the head fits.
+        float, Option("Logits that differ by less than this may be decided either way by rounding.", least=0)
+    ] = 1e-4
+    json: Annotated[bool, Option("Print one JSON object.")] = False
+    fleet: Annotated[FleetOptions, OF_VERIFIED] = field(default_factory=FleetOptions)
+
+
+EXAMPLES = (
+    Example("specsot verify --model models/llama --draft-model models/llama-eagle3", "A base and its head"),
+    Example("specsot verify --master 10.0.0.1:50050 --model models/llama", "A fleet that runs already"),
+)
+
+
+@command(VerifyOptions, examples=EXAMPLES)
+def verify(given: VerifyOptions) -> int:
+    """Compare a fleet's answers with Transformers, token for token, and check whether the head fits.
 
     Exit status 0: all the same, and it fits. A base in fewer bits is compared with itself, read in one pass.
     With --vectors: compare with what was recorded instead.
     """
+    vectors, prompts = given.vectors, given.prompts
     if vectors is not None:
         if prompts is not None:
             raise InvalidRequest("a directory of vectors has its own prompts", field="prompts")
         from specsot_app.verify.vectors import check
 
         return check(vectors)
-    wanted = options.wanted_by(ctx.params)
     from specsot_app.terminal.show import open_with_progress
     from specsot_app.verify import pair
 
-    return pair.verify(wanted, prompts, max_new_tokens, near, json, open_with_progress(sys.stderr))
+    return pair.verify(
+        given.fleet, prompts, given.max_new_tokens, given.near, given.json, open_with_progress(sys.stderr)
+    )

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specsot.core.view import View, advance
 from specsot.events import MergedText, Numbered, line_of
-from specsot_app.fleets import Fleet, Opener, Wanted, open_fleet
+from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleets import Fleet, Opener, open_fleet
 from specsot_app.terminal.answer_view import Figures, Size, conclude, draw, figures
 
 Summary = Callable[[View], Figures]
@@ -113,7 +114,7 @@ def counting_bar(err: TextIO, what: str, total: int) -> Generator[Callable[[], N
 def open_with_progress(err: TextIO) -> Opener:
     """open_fleet, with a bar while it loads."""
 
-    async def opener(wanted: Wanted) -> Fleet:
+    async def opener(wanted: FleetOptions) -> Fleet:
         if wanted.master is not None:
             return await open_fleet(wanted)
         with bars(err) as progress:

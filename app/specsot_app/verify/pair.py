@@ -21,7 +21,8 @@ from specsot.model.precision import resolve_dtype
 from specsot.params import DrafterName, Message
 from specsot_app.ask import ask_of
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import Fleet, Opener, Wanted, demo, models_of, open_fleet, overrides_of
+from specsot_app.fleet_options import FleetOptions, demo, models_of
+from specsot_app.fleets import Fleet, Opener, open_fleet
 from specsot_app.quiet_logs import quiet_logs
 from specsot_app.terminal.show import counting_bar
 from specsot_app.verify.head_fit import ModelPair, measure_fit
@@ -139,14 +140,14 @@ class VerifyOptions:
     tokens: of each answer. near: top-2 gap below which a difference is a matter of rounding.
     """
 
-    wanted: Wanted
+    wanted: FleetOptions
     questions: tuple[str, ...]
     tokens: int
     near: float
 
 
 def verify(
-    wanted: Wanted,
+    wanted: FleetOptions,
     file: Path | None,
     tokens: int,
     near: float,
@@ -178,7 +179,7 @@ def examine(task: VerifyOptions, opener: Opener) -> Report:
     return Report(answers, task.near, drafter, fit, _rounding(task.wanted))
 
 
-def _drafter(wanted: Wanted) -> DrafterName:
+def _drafter(wanted: FleetOptions) -> DrafterName:
     """Who drafts: in an own fleet whoever it has, elsewhere whom it is asked for."""
     return models_of(wanted).drafts if wanted.master is None else wanted.drafter or "eagle"
 
@@ -207,19 +208,19 @@ def _compare(task: VerifyOptions, served: list[FleetAnswer]) -> tuple[CheckedAns
     return tuple(answers)
 
 
-def _reference(wanted: Wanted, base: Path) -> TransformersReference | OnePassReference:
+def _reference(wanted: FleetOptions, base: Path) -> TransformersReference | OnePassReference:
     if _rounding(wanted):
         return OnePassReference(_pair(wanted, base, base).base())
     return TransformersReference(base, resolve_dtype(wanted.dtype, wanted.device), wanted.device)
 
 
-def _rounding(wanted: Wanted) -> str:
+def _rounding(wanted: FleetOptions) -> str:
     """What the base is held in, where that makes another model of it."""
     kept = "int8 KV" if wanted.kv_cache_dtype == "int8" else None
     return ", ".join(filter(None, (wanted.quantization, kept)))
 
 
-def _pair(wanted: Wanted, base: Path, draft: Path) -> ModelPair:
+def _pair(wanted: FleetOptions, base: Path, draft: Path) -> ModelPair:
     own = wanted.draft_dtype and resolve_dtype(wanted.draft_dtype, wanted.device)
     return ModelPair(
         base,
@@ -228,15 +229,15 @@ def _pair(wanted: Wanted, base: Path, draft: Path) -> ModelPair:
         wanted.device,
         wanted.model_format,
         wanted.draft_format,
-        overrides_of(wanted),
+        wanted.overrides,
         wanted.quantization,
-        wanted.kv_cache_dtype or "auto",
+        wanted.kv_cache_dtype,
         own,
         wanted.draft_quantization,
     )
 
 
-def _put_to_the_test(wanted: Wanted) -> Wanted:
+def _put_to_the_test(wanted: FleetOptions) -> FleetOptions:
     """A tree in every lap; two stages, where nothing else is asked and the model has as many layers."""
     if wanted.stages is None and wanted.layers is None:
         wanted = replace(wanted, stages=min(STAGES, read_config(models_of(wanted).base).layers))

@@ -21,7 +21,8 @@ from specsot_app.bench.core.tables import pipes
 from specsot_app.bench.plots import drawn, ratios
 from specsot_app.bench.results import Row, write_results
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import Fleet, Wanted
+from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleets import Fleet
 from specsot_app.quiet_logs import quiet_logs
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.asking import answer, opened
@@ -83,7 +84,7 @@ MEANING = {
 class AblationOptions:
     """samples: pairs of each row. tokens: of every answer. only: names of SWITCHES."""
 
-    wanted: Wanted
+    wanted: FleetOptions
     questions: Sequence[str]
     samples: int = 5
     tokens: int = 128

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from specsot.events import Finished
 from specsot.params import Ask
 from specsot_app.bench.core.pairing import Sample
-from specsot_app.fleets import Fleet, Wanted, open_fleet
+from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleets import Fleet, open_fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class TimedAnswer:
 
 
 @asynccontextmanager
-async def opened(wanted: Wanted) -> AsyncGenerator[Fleet]:
+async def opened(wanted: FleetOptions) -> AsyncGenerator[Fleet]:
     fleet = await open_fleet(wanted)
     try:
         yield fleet

@@ -22,7 +22,8 @@ from specsot_app.bench.core.tables import pipes
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.results import Row, write_results
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import Fleet, Wanted, demo
+from specsot_app.fleet_options import FleetOptions, demo
+from specsot_app.fleets import Fleet
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.asking import answer, opened
 from specsot_master.prompts import Prompts, messages_of
@@ -34,7 +35,7 @@ COMPARISONS = 9  # those whose runs are made for them
 OFF_TOPIC = "Write a long letter to my landlord about a broken window."
 
 
-def measure(runs: int, wanted: Wanted, output: Path | None) -> int:
+def measure(runs: int, wanted: FleetOptions, output: Path | None) -> int:
     """Run everything, print the table, write JSON where asked to. wanted: the precision of all our fleets."""
     comparisons = run_until_signal(_measure(runs, wanted))
     print(page_of(comparisons))
@@ -48,7 +49,7 @@ class Series:
     """How often each comparison is made, with what fleet, and who hears of every run."""
 
     runs: int
-    wanted: Wanted
+    wanted: FleetOptions
     step: Callable[[], None]
 
     async def compare(self, name: str, a: Run, b: Run, aim: float) -> Comparison:
@@ -58,7 +59,7 @@ class Series:
         return await compare(name, a, b, self.runs, aim, self.step)
 
 
-async def _measure(runs: int, wanted: Wanted) -> list[Comparison]:
+async def _measure(runs: int, wanted: FleetOptions) -> list[Comparison]:
     with counting_bar(sys.stderr, "measuring", COMPARISONS * 2 * runs) as step:
         series = Series(runs, wanted, step)
         rooms = _against_transformers, _drafted, _planned, _apart
@@ -188,7 +189,7 @@ def topic(number: int) -> str:
     return lines[number * 127 % len(lines)]
 
 
-def settings_of(runs: int, wanted: Wanted) -> Row:
+def settings_of(runs: int, wanted: FleetOptions) -> Row:
     """How the figures were taken."""
     return {
         "runs": runs,

@@ -21,10 +21,10 @@ from typing import Literal, Protocol
 from specsot.params import Ask, DrafterName, Limits, Sampling
 from specsot_app.child_process import ChildProcess, Service, start
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import Models, Wanted, demo
-from specsot_app.lineup import PRIVATE, services_of
+from specsot_app.fleet_options import FleetOptions, Models, demo
 from specsot_app.processes import end_all, free_port, keep_quiet, miss_nobody, ready_client, unless_one_ends
 from specsot_app.reaching import Reach
+from specsot_app.service_specs import PRIVATE, services_of
 from specsot_lab.bench.clients import ask_at_once
 from specsot_lab.bench.gpu_checkpoints import write_base, write_head
 from specsot_lab.bench.latencies import LoadLevel, RequestTimes
@@ -116,7 +116,7 @@ def row_of(level: LoadLevel, door: str, said: str, tokens: int) -> Row:
 @asynccontextmanager
 async def fleet_of(base: Path, head: Path, device: str, drafts: Drafts) -> AsyncGenerator[tuple[str, str]]:
     """Addresses of a fleet of processes: its gRPC, and its HTTP door."""
-    wanted = Wanted(
+    wanted = FleetOptions(
         kind="processes", model=str(base), draft_model=str(head), device=device, stages=1, tree=drafts.tree
     )
     serving = replace(PRIVATE, members=("--kv-memory", KV_MEMORY))

@@ -29,7 +29,7 @@ from specsot.errors import InvalidRequest
 from specsot.service.member import QUIET
 from specsot_app.bench.results import Row, write_results
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import models_of
+from specsot_app.fleet_options import models_of
 from specsot_app.processes import ProcessFleet, free_port
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.attacks import KINDS

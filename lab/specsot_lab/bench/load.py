@@ -23,7 +23,7 @@ from specsot.params import Ask, Limits, Mode
 from specsot.transport.grpc_client import connect
 from specsot_app.bench.results import Row, write_results
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import Wanted, models_of
+from specsot_app.fleet_options import FleetOptions, models_of
 from specsot_app.processes import ProcessFleet
 from specsot_app.reaching import Reach
 from specsot_lab.bench.clients import ask_at_once
@@ -46,7 +46,7 @@ class LoadOptions:
     requests: int
     tokens: int
     mode: Mode
-    wanted: Wanted
+    wanted: FleetOptions
 
     def ask(self, number: int) -> Ask:
         """No two alike, so that they share no more than the template. Direct answers are equally long."""
@@ -84,7 +84,7 @@ async def _measure(load: LoadOptions) -> tuple[Info, list[LoadLevel]]:
 
 
 @asynccontextmanager
-async def master_of(wanted: Wanted) -> AsyncGenerator[str]:
+async def master_of(wanted: FleetOptions) -> AsyncGenerator[str]:
     """The address of a master: one elsewhere, or of a fleet that is started here and ended."""
     if wanted.master is not None:
         yield wanted.master

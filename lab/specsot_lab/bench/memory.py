@@ -24,7 +24,7 @@ from specsot.service.member import QUIET
 from specsot_app.bench.results import Row, write_results
 from specsot_app.child_process import ChildProcess
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import models_of
+from specsot_app.fleet_options import models_of
 from specsot_app.processes import ProcessFleet
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.bench.clients import ask_at_once

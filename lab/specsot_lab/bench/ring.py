@@ -29,7 +29,7 @@ from specsot.service.options import DraftModelOptions, ModelOptions
 from specsot.transport.links import Dialer
 from specsot_app.bench.results import describe_machine, named, write_results
 from specsot_app.event_loop import run_until_signal
-from specsot_app.fleets import demo
+from specsot_app.fleet_options import demo
 from specsot_app.quiet_logs import quiet_logs
 from specsot_app.simulator.members import Simulator
 from specsot_app.terminal.show import counting_bar

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,7 +20,9 @@ from specsot.errors import InvalidRequest
 from specsot.model.config import ModelConfig, make_config
 from specsot.model.hf_config import Json
 from specsot.model.weights import Weights
-from specsot_app.fleets import demo
+from specsot.service.command import read
+from specsot.service.option import Option
+from specsot_app.fleet_options import demo
 
 SPREAD = 0.02  # of the weights, as most models begin
 FAINT = 1e-4  # of their usual size: what layers add, so that a token says which one follows
@@ -243,19 +245,25 @@ def write_directory(
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def main(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(DIRECTORY_SHAPES)}.")],
-    folder: Annotated[Path, typer.Argument(help="Where the model goes.")],
-    share: Annotated[float, typer.Option(min=0, max=1, help="Of tokens that are followed as with 1.")] = 1.0,
+@dataclass(frozen=True, slots=True)
+class SyntheticOptions:
+    name: Annotated[str, Option(f"One of {', '.join(DIRECTORY_SHAPES)}.", positional=True)]
+    folder: Annotated[Path, Option("Directory for the model.", positional=True)]
+    share: Annotated[float, Option("Share of tokens that are followed as with 1.", least=0, most=1)] = 1.0
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A model whose tokenizer it gets; the demo's if not given.")
-    ] = None,
-    device: str = "cpu",
-) -> None:
-    if name not in DIRECTORY_SHAPES:
-        raise typer.BadParameter(f"no shape is called {name!r}, only {', '.join(DIRECTORY_SHAPES)}")
-    write_directory(DIRECTORY_SHAPES[name], folder, tokenizer or demo() / "base", share, device)
+        Path | None, Option("A model whose tokenizer it gets.", metavar="DIR", unset="the demo's")
+    ] = None
+    device: Annotated[str, Option("Torch device.")] = "cpu"
+
+
+def main(given: SyntheticOptions) -> None:
+    """Write a model of a real shape with random weights."""
+    if given.name not in DIRECTORY_SHAPES:
+        known = ", ".join(DIRECTORY_SHAPES)
+        raise InvalidRequest(f"no shape is called {given.name!r}, only {known}", "name")
+    tokenizer = given.tokenizer or demo() / "base"
+    write_directory(DIRECTORY_SHAPES[given.name], given.folder, tokenizer, given.share, given.device)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(read("synthetic_models", SyntheticOptions, main.__doc__ or ""))

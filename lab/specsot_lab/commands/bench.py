@@ -1,228 +1,301 @@
-"""The lab's words of `specsot bench`, with their options."""
+"""The lab's commands of `specsot bench`, with their options."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
 from specsot.members import Transport
 from specsot.params import Mode
-from specsot_app.commands import options
-from specsot_app.fleets import Dtype, Wanted, models_of
+from specsot.service.command import Example, command
+from specsot.service.option import COUNTS, Offer, Option
+from specsot_app.commands.bench import OutputOptions
+from specsot_app.fleet_options import FleetOptions, models_of
 
 if TYPE_CHECKING:
     from specsot_lab.bench.policies import ReadingOptions
 
-Length = Annotated[int, typer.Option(help="Tokens of a piece; within the model's context.")]
-Pieces = Annotated[int, typer.Option(min=1, help="How many are read, from the beginning.")]
+PRECISION = ("dtype", "quantization", "kv_cache_dtype")
 
 
-def demo(
-    ctx: typer.Context,
-    runs: Annotated[int, typer.Option(min=1, help="Paired runs of each comparison.")] = 30,
-    dtype: options.Numbers = "auto",
-    quantization: options.Rounding = None,
-    kv_cache_dtype: options.KvNumbers = None,
-    draft_dtype: options.DraftNumbers = None,
-    draft_quantization: options.DraftRounding = None,
-    output: options.Output = None,
-) -> int:
-    """Plain, drafted and planned answers of the demo model, side by side."""
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    runs: Annotated[int, Option("Paired runs of each comparison.", least=1)] = 30
+    fleet: Annotated[FleetOptions, Offer(only=(*PRECISION, "draft_dtype", "draft_quantization"))] = field(
+        default_factory=FleetOptions
+    )
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(DemoOptions, table="bench-demo", examples=[Example("specsot bench demo --runs 5", "A quick look")])
+def demo(given: DemoOptions) -> int:
+    """Measure plain, drafted and planned answers of the demo model, side by side."""
+    place = given.output.place
     from specsot_lab.bench import demo as room
 
-    return room.measure(runs, options.wanted_by(ctx.params), output)
+    return room.measure(given.runs, given.fleet, place)
 
 
-def load(
-    ctx: typer.Context,
-    clients: Annotated[str, typer.Option(help="How many ask at once, level by level.")] = "1,2,4,8,16,32,64",
-    requests: Annotated[int, typer.Option(min=1, help="Of each level; at least four a client.")] = 64,
-    tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 32,
-    mode: Annotated[Mode, typer.Option(help="direct: all answers are equally long.")] = "direct",
-    master: options.Master = None,
-    tls_ca: options.TlsCa = None,
-    token_file: options.TokenFile = None,
-    model: options.Model = None,
-    draft_model: options.DraftModel = None,
-    drafter: options.Drafter = None,
-    stages: options.Stages = None,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="Instead: what the processes hold after 2,000 short requests.")
-    ] = False,
+OF_LOADED = Offer(only=("model", "draft_model", "drafter", "stages", "master", "client"))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    clients: Annotated[tuple[int, ...], Option("Clients that ask at once, level by level.", kind=COUNTS)] = (
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+    )
+    requests: Annotated[int, Option("Requests of each level; at least four per client.", least=1)] = 64
+    tokens: Annotated[int, Option("Tokens of each answer.", least=1)] = 32
+    mode: Annotated[Mode, Option("With `direct` all answers are equally long.")] = "direct"
+    memory: Annotated[bool, Option("Instead: what the processes hold after 2,000 short requests.")] = False
     hostile: Annotated[
         str | None,
-        typer.Option(
-            help="Instead: 16 clients beside attacks, `all` or some of those that docs/bench.md lists."
+        Option(
+            "Instead: 16 clients beside attacks: `all`, or some of those that docs/bench.md lists.",
+            metavar="ATTACKS",
         ),
-    ] = None,
-    output: options.Output = None,
-) -> int:
-    """Requests per second and waits of 1 to 64 clients at once, of a fleet of processes."""
-    if hostile is not None:  # processes are started while calls are under way: gRPC would warn of each
+    ] = None
+    fleet: Annotated[FleetOptions, OF_LOADED] = field(default_factory=FleetOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+LOAD = (
+    Example("specsot bench load --clients 1,8 --requests 32", "Two levels"),
+    Example("specsot bench load --master 10.0.0.1:50050", "A fleet that runs already"),
+)
+
+
+@command(LoadBenchOptions, table="bench-load", examples=LOAD)
+def load(given: LoadBenchOptions) -> int:
+    """Measure requests per second and waits of 1 to 64 clients at once, of a fleet of processes."""
+    place = given.output.place
+    if given.hostile is not None:  # processes are started while calls are under way: gRPC would warn of each
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from specsot_lab.bench import load as room
     from specsot_lab.bench import memory as other_room
 
-    wanted = options.wanted_by({**ctx.params, "fleet": "processes"})
-    what = room.LoadOptions(options.numbers_of(clients, "clients") or (), requests, tokens, mode, wanted)
-    if hostile is not None:
+    fleet = replace(given.fleet, kind="processes")
+    what = room.LoadOptions(given.clients, given.requests, given.tokens, given.mode, fleet)
+    if given.hostile is not None:
         from specsot_lab.bench.attacks import KINDS
         from specsot_lab.bench.hostile import measure
 
-        return measure(what, KINDS if hostile == "all" else tuple(hostile.split(",")), memory, output)
-    return (other_room if memory else room).measure(what, output)
+        attacks = KINDS if given.hostile == "all" else tuple(given.hostile.split(","))
+        return measure(what, attacks, given.memory, place)
+    return (other_room if given.memory else room).measure(what, place)
 
 
-def gpu(
-    models: Annotated[
-        str, typer.Option(help="Shapes to measure, with made-up weights.")
-    ] = "Llama-3.1-8B,Qwen3-4B",
-    text: Annotated[int, typer.Option(min=1, help="Rows in front of what is measured.")] = 1024,
-    rivals: Annotated[bool, typer.Option("--rivals/--no-rivals", help="Transformers too.")] = True,
-    only: Annotated[
-        str, typer.Option(help="Parts of it; product and served are of Llama-3.1-8B alone.")
-    ] = "laps,speculation,product,served,rivals",
-    gpus: Annotated[int, typer.Option(min=1, help="Several: instead, layer ranges over so many.")] = 1,
+@dataclass(frozen=True, slots=True)
+class GpuOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    models: Annotated[str, Option("Shapes to measure, with random weights.")] = "Llama-3.1-8B,Qwen3-4B"
+    text: Annotated[int, Option("Rows in the cache before what is measured.", least=1)] = 1024
+    rivals: Annotated[bool, Option("Measure Transformers, too.", paired=True)] = True
+    only: Annotated[str, Option("Parts to measure; product and served are of Llama-3.1-8B alone.")] = (
+        "laps,speculation,product,served,rivals"
+    )
+    gpus: Annotated[int, Option("Above 1, instead: layer ranges over this many GPUs.", least=1)] = 1
     transport: Annotated[
-        Transport | None, typer.Option(help="Between those, each in a process of its own; else all in one.")
-    ] = None,
-    output: options.Output = None,
-) -> int:
-    """Plain decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
+        Transport | None,
+        Option("What carries messages between those, each in its own process.", unset="all in one process"),
+    ] = None
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(GpuOptions, table="bench-gpu", examples=[Example("specsot bench gpu --only laps", "Decoding alone")])
+def gpu(given: GpuOptions) -> int:
+    """Measure decoding, verification and drafting of real shapes on one GPU, against its bandwidth."""
+    place = given.output.place
     from specsot_lab.bench import gpu as room
     from specsot_lab.bench import gpu_ranges as other_room
 
-    if gpus > 1:
-        return other_room.measure(gpus, text, transport, output)
-    asked = room.Asked(tuple(models.split(",")), text, rivals, only=tuple(only.split(",")))
-    return room.measure(asked, output)
+    if given.gpus > 1:
+        return other_room.measure(given.gpus, given.text, given.transport, place)
+    models, only = tuple(given.models.split(",")), tuple(given.only.split(","))
+    return room.measure(room.Asked(models, given.text, given.rivals, only=only), place)
 
 
-def ring(
+@dataclass(frozen=True, slots=True)
+class RingBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
     rtt: Annotated[
-        list[float] | None, typer.Option(min=0, help="Round trip between neighbours, ms; may be repeated.")
-    ] = None,
-    stages: Annotated[list[int] | None, typer.Option(min=2, help="How many; may be repeated.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Paired runs of each way.")] = None,
-    only: Annotated[str | None, typer.Option(help="mock or demo, if not both.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A look: two distances, two stages, one pair.")
-    ] = False,
-    output: options.Output = None,
-) -> int:
-    """Tokens a lap of plain, drafted and branched writing, on stages that are far from each other."""
+        tuple[float, ...], Option("Round trip between neighbours, in milliseconds.", least=0, metavar="MS")
+    ] = ()
+    stages: Annotated[
+        tuple[int, ...], Option("Number of stages.", least=2, aliases=("pipeline-parallel-size",))
+    ] = ()
+    rounds: Annotated[int | None, Option("Paired runs of each kind.", least=1)] = None
+    only: Annotated[str | None, Option("`mock` or `demo`.", unset="both")] = None
+    quick: Annotated[bool, Option("A quick look: two distances, two stages, one pair.")] = False
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(
+    RingBenchOptions, table="bench-ring", examples=[Example("specsot bench ring --rtt 10 --stages 3", "One")]
+)
+def ring(given: RingBenchOptions) -> int:
+    """Measure tokens per lap of plain, drafted and branched writing, on stages far from each other."""
+    place = given.output.place
     from specsot_lab.bench import ring as room
 
-    wanted = room.wanted(quick, rtt, stages, rounds, only)
-    return room.measure(wanted, output)
+    rtt, stages = list(given.rtt) or None, list(given.stages) or None
+    return room.measure(room.wanted(given.quick, rtt, stages, given.rounds, given.only), place)
 
 
-def policies(
-    ctx: typer.Context,
-    text: options.ReferenceText = None,
-    length: Length = 1024,
-    pieces: Pieces = 16,
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What is read for perplexity."""
+
+    HEADING: ClassVar[str] = "Measurement"
+
+    text: Annotated[
+        Path | None, Option("Text for perplexity.", metavar="FILE", unset="one that comes with it")
+    ] = None
+    length: Annotated[int, Option("Tokens of each piece; within the model's context.")] = 1024
+    pieces: Annotated[int, Option("Pieces that are read, from the beginning.", least=1)] = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    reading: TextOptions = field(default_factory=TextOptions)
     find_heads: Annotated[
-        bool, typer.Option("--find-heads", help="Instead: write what each head should keep to the model.")
-    ] = False,
+        bool, Option("Instead: write what each head should keep into the model's directory.")
+    ] = False
     gathering: Annotated[
-        int | None, typer.Option(min=1, help="Recent tokens that heads keep which look everywhere; else all.")
-    ] = None,
-    model: options.Model = None,
-    dtype: options.Numbers = "fp32",
-    quantization: options.Rounding = None,
-    kv_cache_dtype: options.KvNumbers = None,
-    device: options.Device = "cpu",
-    output: options.Output = None,
-) -> int:
-    """Perplexity of texts under each KV policy."""
+        int | None,
+        Option("Recent tokens that heads keep which look everywhere.", least=1, unset="all"),
+    ] = None
+    fleet: Annotated[
+        FleetOptions, Offer(only=("model", *PRECISION, "device"), defaults={"dtype": "fp32"})
+    ] = field(default_factory=FleetOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(PolicyOptions, table="bench-policies")
+def policies(given: PolicyOptions) -> int:
+    """Measure the perplexity of texts under each KV policy."""
+    place = given.output.place
     from specsot_lab.bench import policies as room
 
-    reading = _reading(options.wanted_by(ctx.params), text, length, pieces)
-    return room.find_heads(reading, gathering) if find_heads else room.measure(reading, output)
+    reading = _reading(given.fleet, given.reading)
+    return room.find_heads(reading, given.gathering) if given.find_heads else room.measure(reading, place)
 
 
-def precision(
-    ctx: typer.Context,
-    text: options.ReferenceText = None,
-    length: Length = 1024,
-    pieces: Pieces = 16,
-    tokens: Annotated[
-        int, typer.Option(min=1, help="That the head helps to write behind each question.")
-    ] = 64,
-    model: options.Model = None,
-    draft_model: options.DraftModel = None,
-    dtype: Annotated[
-        Dtype, typer.Option(help="What bases in fewer bits, and their heads, compute in.")
-    ] = "fp32",
-    device: options.Device = "cpu",
-    output: options.Output = None,
-) -> int:
-    """Memory, perplexity and tokens a lap of a base and its head in every precision."""
+@dataclass(frozen=True, slots=True)
+class PrecisionOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    reading: TextOptions = field(default_factory=TextOptions)
+    tokens: Annotated[int, Option("Tokens that the head helps to write after each question.", least=1)] = 64
+    fleet: Annotated[
+        FleetOptions,
+        Offer(
+            only=("model", "draft_model", "dtype", "device"),
+            defaults={"dtype": "fp32"},
+            help={"dtype": "Data type that bases in fewer bits, and their heads, compute in."},
+        ),
+    ] = field(default_factory=FleetOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(PrecisionOptions, table="bench-precision")
+def precision(given: PrecisionOptions) -> int:
+    """Measure memory, perplexity and tokens per lap of a base and its head in every precision."""
+    place = given.output.place
     from specsot_lab.bench import precision as room
 
-    wanted = options.wanted_by(ctx.params)
-    models, reading = models_of(wanted), _reading(wanted, text, length, pieces)
-    writing = room.writing_of(models.base, models.draft, tokens, of_demo=model is None)
-    return room.measure(reading, writing, output)
+    models, reading = models_of(given.fleet), _reading(given.fleet, given.reading)
+    writing = room.writing_of(models.base, models.draft, given.tokens, of_demo=given.fleet.model is None)
+    return room.measure(reading, writing, place)
 
 
-def ablation(
-    ctx: typer.Context,
+def _reading(fleet: FleetOptions, given: TextOptions) -> ReadingOptions:
+    from specsot_lab.bench.policies import ReadingOptions
+
+    return ReadingOptions(
+        models_of(fleet).base,
+        given.text,
+        given.length,
+        given.pieces,
+        fleet.dtype,
+        fleet.device,
+        fleet.quantization,
+        fleet.kv_cache_dtype,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AblationBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
     samples: Annotated[
-        int, typer.Option("--samples", "--num-samples", min=1, help="Pairs of each row, a question each.")
-    ] = 5,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
-    only: Annotated[str | None, typer.Option(help="Some of them, such as drafting,adaptive,int8.")] = None,
-    prompts: options.OwnQuestions = None,
-    model: options.Model = None,
-    draft_model: options.DraftModel = None,
-    dtype: options.Numbers = "auto",
-    device: options.Device = "cpu",
-    output: options.Output = None,
-) -> int:
-    """What each optimisation brings by itself: on against off, on one page."""
+        int, Option("Pairs of each row, a question each.", aliases=("num-samples",), least=1)
+    ] = 5
+    max_new_tokens: Annotated[int, Option("Tokens of each answer.", least=1)] = 128
+    only: Annotated[str | None, Option("Some of them, such as drafting,adaptive,int8.", unset="all")] = None
+    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
+    fleet: Annotated[FleetOptions, Offer(only=("model", "draft_model", "dtype", "device"))] = field(
+        default_factory=FleetOptions
+    )
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(AblationBenchOptions, table="bench-ablation")
+def ablation(given: AblationBenchOptions) -> int:
+    """Measure what each optimisation brings by itself: on against off, on one page."""
+    place = given.output.place
     from specsot_app.bench.rounds import models_of, questions_of
     from specsot_lab.bench import ablation as room
 
-    wanted = options.wanted_by(ctx.params)
-    models = models_of(wanted, None)
-    names = tuple(part.strip() for part in only.split(",")) if only else ()
+    models = models_of(given.fleet, None)
+    names = tuple(part.strip() for part in given.only.split(",")) if given.only else ()
     if unknown := set(names) - room.MEANING.keys():
         known = ", ".join(room.MEANING)
         raise InvalidRequest(f"only must be of {known}, got {min(unknown)!r}", field="only")
-    asked = questions_of(models, prompts)
+    asked = questions_of(models, given.prompts)
     has_head = models.head is not None
-    what = room.AblationOptions(wanted, asked, samples, max_new_tokens, names, has_head)
-    return room.measure(what, output)
+    what = room.AblationOptions(given.fleet, asked, given.samples, given.max_new_tokens, names, has_head)
+    return room.measure(what, place)
 
 
-def laps(
-    ctx: typer.Context,
-    count: Annotated[int, typer.Option("--laps", min=1, help="Laps that count, of each way.")] = 30,
-    branches: Annotated[int, typer.Option(min=2, help="Texts side by side behind one prompt.")] = 6,
-    prompts: options.OwnQuestions = None,
-    model: options.Model = None,
-    draft_model: options.DraftModel = None,
-    dtype: options.Numbers = "fp32",
-    quantization: options.Rounding = None,
-    output: options.Output = None,
-) -> int:
-    """Where the time of a lap goes on a CPU: by phase, and by kind of work."""
+OF_LAPS = Offer(only=("model", "draft_model", "dtype", "quantization"), defaults={"dtype": "fp32"})
+
+
+@dataclass(frozen=True, slots=True)
+class LapsBenchOptions:
+    HEADING: ClassVar[str] = "Measurement"
+
+    laps: Annotated[int, Option("Laps of each way that count.", least=1)] = 30
+    branches: Annotated[int, Option("Texts side by side after one prompt.", least=2)] = 6
+    prompts: Annotated[Path | None, Option("Questions of your own, one a line.", metavar="FILE")] = None
+    fleet: Annotated[FleetOptions, OF_LAPS] = field(default_factory=FleetOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+
+@command(LapsBenchOptions, table="bench-laps")
+def laps(given: LapsBenchOptions) -> int:
+    """Measure where the time of a lap goes on a CPU: by phase, and by kind of work."""
+    place = given.output.place
     from specsot_app.bench.rounds import models_of, questions_of
     from specsot_lab.bench import lap_split as room
 
-    models = models_of(options.wanted_by(ctx.params), None)
-    return room.measure_models(models, questions_of(models, prompts)[0], count, branches, output)
-
-
-def _reading(wanted: Wanted, text: Path | None, length: int, pieces: int) -> ReadingOptions:
-    from specsot_lab.bench.policies import ReadingOptions
-
-    held, kept = wanted.quantization, wanted.kv_cache_dtype or "auto"
-    base = models_of(wanted).base
-    return ReadingOptions(base, text, length, pieces, wanted.dtype, wanted.device, held, kept)
+    models = models_of(given.fleet, None)
+    question = questions_of(models, given.prompts)[0]
+    return room.measure_models(models, question, given.laps, given.branches, place)

@@ -12,7 +12,8 @@ from typing import TextIO
 
 from specsot.params import Mode
 from specsot_app.bench.results import named, write_results
-from specsot_app.fleets import Fleet, Opener, Wanted
+from specsot_app.fleet_options import FleetOptions
+from specsot_app.fleets import Fleet, Opener
 from specsot_app.presets import request_with
 from specsot_app.terminal.show import counting_bar
 from specsot_lab.eval.aggregate import CategoryRow, Pair, pairs_of, sum_up
@@ -41,7 +42,7 @@ class Run:
     """
 
     prompts: Sequence[Prompt]
-    wanted: Wanted
+    wanted: FleetOptions
     tokens: int
     folder: Folder
 
@@ -76,7 +77,7 @@ async def evaluate(
 def warmed(opener: Opener) -> Opener:
     """A fleet's first answers are slow; these ones are not counted."""
 
-    async def opened(wanted: Wanted) -> Fleet:
+    async def opened(wanted: FleetOptions) -> Fleet:
         fleet = await opener(wanted)
         try:
             for mode in MODES:

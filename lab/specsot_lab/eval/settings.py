@@ -10,15 +10,16 @@ from dataclasses import asdict
 from typing import Any
 
 from specsot.model.fingerprint import fingerprint
-from specsot_app.fleets import Fleet, Wanted, models_of
+from specsot_app.fleet_options import FleetOptions, models_of
+from specsot_app.fleets import Fleet
 
 Settings = dict[str, Any]
 
 
-def settings_of(wanted: Wanted, tokens: int) -> Settings:
+def settings_of(wanted: FleetOptions, tokens: int) -> Settings:
     """As far as they are known before the fleet is open, and as JSON gives them back. Raises ModelError."""
-    asked = asdict(wanted)
-    del asked["reach"]  # the way there, and a token
+    asked: Settings = asdict(wanted)
+    del asked["client"]  # the way there, and a token
     if wanted.master is None:
         models = models_of(wanted)
         asked["fingerprint"] = fingerprint(models.base)
@@ -26,7 +27,7 @@ def settings_of(wanted: Wanted, tokens: int) -> Settings:
     return json.loads(json.dumps(asked | {"max_new_tokens": tokens}))
 
 
-async def served_by(fleet: Fleet, wanted: Wanted) -> Settings:
+async def served_by(fleet: Fleet, wanted: FleetOptions) -> Settings:
     """What a master elsewhere says that it serves; of a fleet of our own all is known."""
     if wanted.master is None:
         return {}

@@ -5,10 +5,13 @@ Pure. Refuses to know tensors, and what files and models hold.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 from specsot.errors import InvalidRequest
+from specsot.service.option import LAYER_NUMBERS, Option
+from specsot.service.options import Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +28,19 @@ class Learning:
     every:       steps between two measurements and checkpoints.
     """
 
-    steps: int = 2000
-    batch_tokens: int = 16384
-    rate: float = 1e-3
+    HEADING: ClassVar[str] = "Learning"
+
+    steps: Annotated[int, Option("Optimiser steps; 0 measures the head to start from.")] = 2000
+    batch_tokens: Annotated[int, Option("Positions of each step.")] = 16384
+    rate: Annotated[float, Option("Peak learning rate of AdamW.", flag="learning-rate")] = 1e-3
     warmup: int = 50
-    depth: int = 7
+    depth: Annotated[int, Option("Steps of the training-time test.")] = 7
     decay: float = 0.8
     clip: float = 0.5
-    length: int = 1024
-    held_out: float = 0.03
-    every: int = 200
-    seed: int = 0
+    length: Annotated[int, Option("Most positions of a row; longer ones are cut.")] = 1024
+    held_out: Annotated[float, Option("Share of the questions that are only measured.")] = 0.03
+    every: Annotated[int, Option("Steps between measurements and checkpoints.")] = 200
+    seed: Annotated[int, Option("Seed of the first weights and of the order.")] = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_tokens", "depth", "length", "every"):
@@ -67,9 +72,26 @@ class HeadPlan:
     taps: layers of the base whose input the head reads; None: the reference's three.
     """
 
-    vocabulary: int | None = None
-    intermediate: int | None = None
-    taps: tuple[int, ...] | None = None
+    HEADING: ClassVar[str] = "Head"
+
+    vocabulary: Annotated[
+        int | None,
+        Option(
+            "Token ids that the head drafts, the most frequent ones.",
+            flag="draft-vocab",
+            unset="32000, or as the head to start from",
+        ),
+    ] = None
+    intermediate: Annotated[int | None, Option("Width of the head's MLP.", unset="the base's")] = None
+    taps: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Layers of the base whose input the head reads, such as 2,16,29.",
+            flag="aux-layers",
+            kind=LAYER_NUMBERS,
+            unset="the reference's three",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         for name, asked in (("draft_vocab", self.vocabulary), ("intermediate", self.intermediate)):
@@ -85,10 +107,12 @@ class AnswerOptions:
     together: sequences written side by side.
     """
 
-    direct: float = 0.25
+    HEADING: ClassVar[str] = "Answers of the base"
+
+    direct: Annotated[float, Option("Share of the questions that are answered without a plan, too.")] = 0.25
     plan_tokens: int = 256
-    answer_tokens: int = 256
-    together: int = 64
+    answer_tokens: Annotated[int, Option("Most tokens of a branch or of a direct answer.")] = 256
+    together: Annotated[int, Option("Answers written side by side.")] = 64
 
     def __post_init__(self) -> None:
         _require(0 <= self.direct <= 1, "direct", "must be in [0, 1]")
@@ -104,17 +128,31 @@ class TrainOptions:
     start: a head to go on from. dtype: of the base; in bf16 the head multiplies in bf16, too.
     """
 
-    model: Path
-    output: Path
-    questions: tuple[Path, ...]
-    phrasings: tuple[str, ...]
-    data: tuple[Path, ...]
-    start: Path | None
-    plan: HeadPlan
-    learning: Learning
-    asking: AnswerOptions
-    dtype: str
-    device: str
+    HEADING: ClassVar[str] = "Run"
+
+    model: Annotated[Path, Option("Directory of the base model.", metavar="DIR")]
+    output: Annotated[
+        Path, Option("Directory for the head and the run's state; a run goes on from there.", metavar="DIR")
+    ]
+    questions: Annotated[
+        tuple[Path, ...],
+        Option("File or folder of questions, one a line or JSON lines; the base answers them."),
+    ] = ()
+    phrasings: Annotated[
+        tuple[str, ...],
+        Option(
+            "How a line of text is asked, such as 'Explain {}.'.", flag="phrasing", unset="the line itself"
+        ),
+    ] = ("{}",)
+    data: Annotated[
+        tuple[Path, ...], Option("File or folder of conversations (JSON lines) or of plain text.")
+    ] = ()
+    start: Annotated[Path | None, Option("A head to go on from, or to widen.", unset="a new head")] = None
+    plan: HeadPlan = field(default_factory=HeadPlan)
+    learning: Learning = field(default_factory=Learning)
+    asking: AnswerOptions = field(default_factory=AnswerOptions)
+    dtype: Annotated[Dtype, Option("Data type of the base; bf16 trains in mixed precision.")] = "auto"
+    device: Annotated[str, Option("Torch device, such as cpu or cuda:0.")] = "cpu"
 
     @property
     def training(self) -> Path:

@@ -6,6 +6,7 @@ program is a click command, so parsing, suggestions and shell completion are its
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import textwrap
@@ -170,6 +171,10 @@ class TableCommand(click.Command, Generic[T]):
         groups: dict[str, list[tuple[str, str]]] = {}
         rest: list[tuple[str, str]] = []
         for one in self.get_params(ctx):
+            if isinstance(one, click.Argument):
+                entry = next(entry for entry in self.entries if entry_key(entry) == one.name)
+                groups.setdefault("Arguments", []).append((one.make_metavar(ctx), entry.help))
+                continue
             record = one.get_help_record(ctx)
             if record is None:
                 continue
@@ -189,18 +194,35 @@ class TableCommand(click.Command, Generic[T]):
                     formatter.write(f"{'':{formatter.current_indent}}  {one.line}\n")
 
 
-def write_list(formatter: click.HelpFormatter, records: Sequence[tuple[str, str]]) -> None:
+def write_list(
+    formatter: click.HelpFormatter, records: Sequence[tuple[str, str]], column: int = COLUMN
+) -> None:
     """As formatter.write_dl, in columns that are the same in every group, and no name is broken in two."""
     indent = formatter.current_indent
-    left = " " * COLUMN
+    left = " " * column
     for name, told in records:
-        lines = textwrap.wrap(told, formatter.width - COLUMN, break_on_hyphens=False) or [""]
+        lines = textwrap.wrap(told, formatter.width - column, break_on_hyphens=False) or [""]
         head = f"{'':{indent}}{name}"
-        if len(head) + 2 > COLUMN:
+        if len(head) + 2 > column:
             formatter.write(f"{head}\n{left}{lines[0]}\n")
         else:
-            formatter.write(f"{head:{COLUMN}}{lines[0]}\n")
+            formatter.write(f"{head:{column}}{lines[0]}\n")
         formatter.write("".join(f"{left}{line}\n" for line in lines[1:]))
+
+
+def command(
+    settings: type[T], *, table: str | None = None, examples: Sequence[Example] = ()
+) -> Callable[[Callable[[T], Any]], TableCommand[T]]:
+    """Makes a command of a function that takes these settings: its name and docstring are the command's.
+
+    table: its name in files, where that is another one.
+    """
+
+    def made(run: Callable[[T], Any]) -> TableCommand[T]:
+        about = inspect.cleandoc(run.__doc__ or "")
+        return TableCommand(run.__name__, settings, run, about, table=table, examples=examples)
+
+    return made
 
 
 def with_dashes(token: str) -> str:

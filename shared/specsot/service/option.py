@@ -48,12 +48,13 @@ class Kind(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class Option:
     """help: one or two sentences. flag: where it is not the field's name. aliases: flags of other systems
-    (vLLM's) that mean the same. keywords: names of it in Python calls, each with what turns its value into
-    ours.
+    (vLLM's) that mean the same.
 
-    kind: where the field's type does not say how text becomes a value. least: the smallest number.
+    kind: where the field's type does not say how text becomes a value. least, most: bounds of
+    a number.
     unset: what holds when nothing is given and the default is None, for --help.
     words: how "off" and "on" are written where a switch takes a value. paired: `--no-x` exists, too.
+    fills: with its value and all that is given, by flag: what is given with what it fills in.
     positional: an argument without a flag. secret: from the environment alone, since everybody on a machine
     may read command lines and files travel. keyword_only: in Python calls alone.
     """
@@ -61,13 +62,14 @@ class Option:
     help: str
     flag: str | None = None
     aliases: tuple[str, ...] = ()
-    keywords: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict[str, Callable[[Any], Any]])
     kind: Kind[Any] | None = None
     metavar: str | None = None
     least: float | None = None
+    most: float | None = None
     unset: str | None = None
     words: tuple[str, str] = ("off", "on")
     paired: bool = False
+    fills: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
     positional: bool = False
     secret: bool = False
     keyword_only: bool = False
@@ -78,6 +80,7 @@ class Offer:
     """What a program offers of a dataclass it holds. only, without: by the names of fields.
 
     defaults, unset, flags, help, choices: other ones here, by the names of fields.
+    inner: of dataclasses within it.
     """
 
     only: tuple[str, ...] = ()
@@ -87,9 +90,15 @@ class Offer:
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
     help: Mapping[str, str] = field(default_factory=dict[str, str])
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    inner: Mapping[str, Offer] = field(default_factory=dict[str, "Offer"])
 
     def offers(self, name: str) -> bool:
         return name not in self.without and (not self.only or name in self.only)
+
+    def of(self, name: str, notes: tuple[Any, ...]) -> Offer:
+        """What is offered of a dataclass within it: as here, else as the field is annotated."""
+        noted = next((note for note in notes if isinstance(note, Offer)), ALL)
+        return self.inner.get(name, noted)
 
 
 ALL = Offer()
@@ -164,8 +173,7 @@ def _entries(kind: type, offer: Offer, heading: str, path: tuple[str, ...]) -> I
         if option is not None:
             yield _entry(one, option, hint, offer, here, (*path, one.name))
         elif held is not None:
-            inner = next((note for note in notes if isinstance(note, Offer)), ALL)
-            yield from _entries(held, inner, here, (*path, one.name))
+            yield from _entries(held, offer.of(one.name, notes), here, (*path, one.name))
 
 
 def _heading(kind: type, name: str, heading: str) -> str:
@@ -229,9 +237,9 @@ def kind_of(hint: Any, option: Option) -> Kind[Any]:
     if hint is Path:
         return Kind(option.metavar or "PATH", Path)
     if hint is int:
-        return Kind(option.metavar or "N", _number(int, option.least, "a whole number"))
+        return Kind(option.metavar or "N", _number(int, option, "a whole number"))
     if hint is float:
-        return Kind(option.metavar or "X", _number(float, option.least, "a number"))
+        return Kind(option.metavar or "X", _number(float, option, "a number"))
     return Kind(option.metavar or "TEXT", str)
 
 
@@ -244,15 +252,18 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
     return read
 
 
-def _number(kind: Callable[[str], Any], least: float | None, told: str) -> Callable[[str], Any]:
+def _number(kind: Callable[[str], Any], option: Option, told: str) -> Callable[[str], Any]:
+    least, most = option.least, option.most
     bound = "" if least is None else f" >= {least:g}"
+    bound = bound if most is None else f" in {least or 0:g} .. {most:g}"
 
     def read(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
             value = None
-        if value is None or (least is not None and not value >= least):
+        high = most is not None and value is not None and not value <= most
+        if value is None or high or (least is not None and not value >= least):
             raise ValueError(f"{text!r} is not {told}{bound}")
         return value
 
@@ -274,6 +285,9 @@ def in_words(entry: Entry, text: str) -> str:
 def build(kind: type[T], values: Mapping[str, Any], offer: Offer = ALL) -> T:
     """A settings dataclass of what is given, by flag. Raises what its `__post_init__` raises."""
     entries = {entry.path: entry for entry in entries_of(kind, offer)}
+    for entry in entries.values():
+        if entry.option.fills and values.get(entry.flag) is not None:
+            values = entry.option.fills(values[entry.flag], values)
     return cast("T", _build(kind, values, offer, entries, ()))
 
 
@@ -293,21 +307,24 @@ def _build(
         elif offer.defaults.get(one.name, MISSING) is not MISSING:
             made[one.name] = offer.defaults[one.name]
         elif entry is None and any(other[: len(here)] == here for other in entries):
-            inner = next((note for note in notes if isinstance(note, Offer)), ALL)
-            made[one.name] = _build(hint, values, inner, entries, here)
+            made[one.name] = _build(hint, values, offer.of(one.name, notes), entries, here)
     return kind(**made)
 
 
 def arguments_of(settings: Any, offer: Offer = ALL) -> tuple[str, ...]:
-    """A child's arguments: every option that has a value, as on a command line."""
+    """A child's arguments: every option that has a value, as on a command line; of switches those that are
+    not what they are by default.
+    """
     words: list[str] = []
     for entry in entries_of(type(settings), offer):
-        value = settings
+        value: Any = settings
         for name in entry.path:
             value = getattr(value, name)
-        if value is None or value == () or entry.option.secret or entry.option.keyword_only:
+        if value is None or value == () or (value is False and entry.default is False):
             continue
-        for one in value if entry.several else (value,):
+        if entry.option.secret or entry.option.keyword_only:
+            continue
+        for one in cast("tuple[Any, ...]", value if entry.several else (value,)):
             words += (f"--{entry.flag}", entry.kind.write(one))
     return tuple(words)
 
@@ -371,6 +388,14 @@ def host_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """ "1,2,4" -> those numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"must be numbers > 0, such as 1,2,4, got {text!r}")
+    return tuple(map(int, parts))
+
+
 def listed(values: tuple[Any, ...]) -> str:
     return ",".join(map(str, values))
 
@@ -384,15 +409,16 @@ SECONDS = Kind("SECONDS", seconds, number)
 ABOVE_ZERO = Kind("X", above_zero, number)
 MEMORY = Kind("BYTES", memory, written_memory)
 LAYER_NUMBERS = Kind("LAYERS", layer_numbers, listed)
+COUNTS = Kind("N,N", counts, listed)
 HOST_NAMES = Kind("NAMES", host_names, listed)
 
 
-def made_of(kind: type[T], keywords: Mapping[str, Any]) -> T:
+def made_of(kind: type[T], keywords: Mapping[str, Any], offer: Offer = ALL) -> T:
     """A settings dataclass from Python keywords, by the names of flags with underscores.
 
     Text is read as on a command line. Raises InvalidRequest: no such option, or no such value.
     """
-    entries = {entry.keyword: entry for entry in entries_of(kind)}
+    entries = {entry.keyword: entry for entry in entries_of(kind, offer)}
     values: dict[str, Any] = {}
     for name, given in keywords.items():
         entry = entries.get(name)
@@ -401,7 +427,7 @@ def made_of(kind: type[T], keywords: Mapping[str, Any]) -> T:
             raise InvalidRequest(f"no option is called {name!r}; known: {known}", field=name)
         if given is not None:
             values[entry.flag] = checked(entry, name, given)
-    return build(kind, values)
+    return build(kind, values, offer)
 
 
 def checked(entry: Entry, name: str, given: Any) -> Any:
@@ -409,6 +435,10 @@ def checked(entry: Entry, name: str, given: Any) -> Any:
     if entry.kind.choices and not entry.switch and given not in entry.kind.choices:
         said = ", ".join(entry.kind.choices)
         raise InvalidRequest(f"{name} must be one of {said}, got {given!r}", field=name)
+    if isinstance(given, list | tuple) and not entry.several:
+        given = ",".join(map(str, given))
+    if entry.option.kind is not None and isinstance(given, int | float):
+        given = str(given)
     try:
         return entry.read(given)
     except ValueError as error:

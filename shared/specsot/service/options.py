@@ -5,8 +5,8 @@ One object of these is read once, in `__main__` or by a command, and passed thro
 
 from __future__ import annotations
 
+import os
 import re
-import socket
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -102,7 +102,8 @@ class ModelOptions:
     HEADING: ClassVar[str] = "Model"
 
     model: Annotated[
-        str | Path | None, Option("Directory of the base model (Hugging Face format).", metavar="DIR")
+        str | Path | None,
+        Option("Directory of the base model (Hugging Face format).", metavar="DIR", unset="the demo model"),
     ] = None
     model_format: Annotated[
         WeightFormat,
@@ -121,6 +122,7 @@ class ModelOptions:
             "Memory for the KV pages of each worker, and of the drafter, such as 512M or 4G.",
             aliases=("kv-cache-memory-bytes",),
             kind=MEMORY,
+            unset="1G, or 512M in a fleet within one process",
         ),
     ] = None
     batch_invariant: Annotated[
@@ -189,6 +191,7 @@ OF_WORKER = Offer(
     defaults={"model": MISSING, "kv_memory": SERVICE_KV_MEMORY},
 )
 OF_DRAFTER = Offer(
+    only=tuple(DraftModelOptions.__dataclass_fields__),
     without=("dtype", "quantization", "kv_cache_dtype", "batch_invariant"),
     defaults={
         "model": MISSING, "kv_memory": SERVICE_KV_MEMORY, "drafter": "eagle", "draft_dtype": "auto",
@@ -217,7 +220,7 @@ def reachable(advertise: str | None, listen: str, port: int) -> str:
         return listen
     host = listen.rpartition(":")[0]
     everywhere = host in ("", "0.0.0.0", "[::]")
-    return f"{socket.gethostname() if everywhere else host}:{port}"
+    return f"{os.uname().nodename if everywhere else host}:{port}"
 
 
 def name_of(name: str | None, address: str) -> str:

@@ -175,9 +175,9 @@ async def test_an_endpoint_that_will_never_answer_ends_the_run(status: int) -> N
 def test_a_judge_has_an_endpoint_a_name_and_a_key_from_the_environment() -> None:
     from specsot_lab.commands.eval import judge_of
 
-    assert judge_of(None, None) is None
+    assert judge_of(None, None, None) is None
     for half in (("http://judge/v1", None), (None, "large")):
         with pytest.raises(InvalidRequest, match="both --judge and --judge-model"):
-            judge_of(*half)
-    judge: Any = judge_of("http://judge/v1", "large", {"SPECSOT_JUDGE_KEY": " my key\n"})
+            judge_of(*half, None)
+    judge: Any = judge_of("http://judge/v1", "large", "my key")
     assert (judge.name, judge._client.api_key) == ("large", "my key")

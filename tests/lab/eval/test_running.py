@@ -13,8 +13,8 @@ import pytest
 
 from specsot.errors import InvalidRequest, ModelError
 from specsot.params import Window
-from specsot_app.fleets import Fleet, Wanted
-from specsot_app.reaching import Reach
+from specsot_app.fleet_options import ClientOptions, FleetOptions
+from specsot_app.fleets import Fleet
 from specsot_lab.eval.aggregate import CategoryRow
 from specsot_lab.eval.judge import Judge
 from specsot_lab.eval.records import Folder, read_records
@@ -24,18 +24,18 @@ from tests.lab.eval.speaker import Broken, Referee, Speaker
 
 MATHS = read_task("gsm8k")[:2]
 TALK = [Prompt("mt_bench", "81", "writing", ("Write.", "Again, shorter."))]
-ELSEWHERE = Wanted(master="127.0.0.1:1", reach=Reach(token="secret"))
+ELSEWHERE = FleetOptions(master="127.0.0.1:1", client=ClientOptions(token="secret"))
 
 
 async def ask(
     speaker: Speaker,
     output: Path,
     prompts: Sequence[Prompt] = MATHS,
-    wanted: Wanted = ELSEWHERE,
+    wanted: FleetOptions = ELSEWHERE,
     judge: Judge | None = None,
     tokens: int = 8,
 ) -> str:
-    async def opener(_: Wanted) -> Fleet:
+    async def opener(_: FleetOptions) -> Fleet:
         return speaker
 
     def draw(lines: Sequence[CategoryRow], file: Path, out: TextIO) -> None:
@@ -67,7 +67,7 @@ async def test_a_run_that_was_broken_off_asks_only_what_is_left(tmp_path: Path) 
 
 
 async def test_the_demo_models_quality_means_nothing(tmp_path: Path) -> None:
-    assert "means nothing" in await ask(Speaker(), tmp_path, wanted=Wanted())
+    assert "means nothing" in await ask(Speaker(), tmp_path, wanted=FleetOptions())
 
 
 async def test_a_preset_is_for_every_question(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ async def test_a_preset_is_for_every_question(tmp_path: Path) -> None:
 async def test_a_fleet_has_answered_both_ways_before_an_answer_counts() -> None:
     speaker = Speaker()
 
-    async def opener(_: Wanted) -> Fleet:
+    async def opener(_: FleetOptions) -> Fleet:
         return speaker
 
     assert await warmed(opener)(ELSEWHERE) is speaker

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from specsot.drafting import DEFAULT, DraftOptions
 from specsot.params import DrafterName, Window
+from specsot.service.option import COUNTS, Kind, Option, listed
 
 HfMode = Literal["generate", "assisted"]
 
@@ -76,6 +77,14 @@ class MethodTable:
         return self.lengths if method.lengthy else self.lengths[:1]
 
 
+def read_families(written: str) -> tuple[str, ...]:
+    """ "linear,window" as families of methods. Raises ValueError."""
+    names = tuple(part.strip() for part in written.split(","))
+    if unknown := [name for name in names if name not in FAMILIES]:
+        raise ValueError(f"no methods are called {unknown[0]!r}, only {', '.join(FAMILIES)}")
+    return names
+
+
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """What is asked of a table besides its usual rows; None: what is usual.
@@ -84,11 +93,38 @@ class TableOptions:
     families: of FAMILIES; plain decoding is always there.
     """
 
-    rounds: int | None = None
-    lengths: tuple[int, ...] | None = None
-    chains: tuple[int, ...] | None = None
-    windows: tuple[int, ...] | None = None
-    families: tuple[str, ...] | None = None
+    HEADING: ClassVar[str] = "Methods"
+
+    rounds: Annotated[
+        int | None,
+        Option(
+            "Runs of each method, each of another question.", aliases=("num-samples", "num-runs"), least=1
+        ),
+    ] = None
+    lengths: Annotated[
+        tuple[int, ...] | None,
+        Option("Tokens of the answers, such as 500,1000,2000.", flag="max-new-tokens", kind=COUNTS),
+    ] = None
+    chains: Annotated[
+        tuple[int, ...] | None,
+        Option("K of the linear methods, such as 4,6.", flag="k", aliases=("k-value",), kind=COUNTS),
+    ] = None
+    windows: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Tokens that a windowed method attends to, such as 256,1024.",
+            aliases=("max-cache-lens",),
+            kind=COUNTS,
+        ),
+    ] = None
+    families: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            f"Methods besides plain decoding, of {', '.join(FAMILIES[1:])}.",
+            flag="methods",
+            kind=Kind("METHODS", read_families, listed),
+        ),
+    ] = None
 
 
 def linear(tokens: int, lengthy: bool = False, window: int | None = None) -> Method:

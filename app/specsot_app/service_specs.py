@@ -1,24 +1,24 @@
-"""Which services a fleet is made of, here and elsewhere, and the command line of each.
-
-Refuses to know how a service is started, and what it does.
-"""
+"""Lists the services of a fleet, on this machine and on others, with the command line of each."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specsot.drafting import DraftOptions
-from specsot.members import Overrides
+from specsot.errors import InvalidRequest
+from specsot.service.option import arguments_of
+from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
+from specsot.transport.security import exposed
 from specsot_app.child_process import EXIT_GRACE, Service
-from specsot_app.fleets import Models, Wanted, options_of, overrides_of, public_name
+from specsot_app.fleet_options import FleetOptions, Models, public_name, resolved
 from specsot_app.places import Place, address_of, ports_of
 from specsot_app.reaching import Reach, reach_of
 
 LOOPBACK = "127.0.0.1"
+FLEET_PORT = 50060
 STAGES = 2  # so that a lap really crosses processes
 # What the `specsot` command is configured with is for that command; a fleet's services get theirs as flags.
 FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
@@ -93,7 +93,7 @@ class Role:
 
 
 def services_of(
-    wanted: Wanted,
+    options: FleetOptions,
     models: Models,
     port: int,
     folder: Path,
@@ -103,19 +103,27 @@ def services_of(
     """The master first; then of each ring its workers in order, and its drafter beside the last one."""
     if models.places:
         serving = replace(serving, places=models.places, here=frozenset(one.host for one in models.places))
-    stages = len(models.layers) or len(serving.places) // serving.replicas or wanted.stages or STAGES
-    services = [master_of(wanted, models, stages, port, http_port, serving)]
-    weights = ("--model", str(models.base), "--model-format", wanted.model_format)
-    compute = (*weights, "--master", serving.fleet or serving.reached(port))
-    compute += flags_of(kv_memory=wanted.kv_memory)
+    stages = len(models.layers) or len(serving.places) // serving.replicas or options.stages or STAGES
+    services = [master_of(options, models, stages, port, http_port, serving)]
+    weights = resolved(options, models)
     roles = roles_of(serving.replicas, stages, models.drafts != "none")
-    places = placed(serving, wanted.device, roles)
+    places = placed(serving, options.device, roles)
     ports = ports_of([place.host for place in places])
-    for role, place, port in zip(roles, places, ports):
-        own = (*compute, "--device", place.device, *serving.members, *serving.papers(role.kind))
-        own += drafts_with(wanted, models) if role.stage is None else runs(wanted, models, role.stage)
-        address = address_of(place.host, port) if serving.spread else f"unix:{folder / role.name}"
-        services.append(member(role.name, f"specsot_{role.kind}", address, own, place.host, serving))
+    for role, place, member_port in zip(roles, places, ports):
+        address = address_of(place.host, member_port) if serving.spread else f"unix:{folder / role.name}"
+        own = replace(weights, device=place.device)
+        loaded = drafts(own) if role.stage is None else runs(own, models, role.stage)
+        joins = MemberOptions(serving.fleet or serving.reached(port), address, role.name)
+        words = (
+            *loaded,
+            *serving.members,
+            *serving.papers(role.kind),
+            *arguments_of(joins),
+            "--listen",
+            address,
+        )
+        elsewhere = place.host if serving.spread and place.host not in serving.here else None
+        services.append(Service(role.name, f"specsot_{role.kind}", address, words, host=elsewhere))
     return shared(services)
 
 
@@ -129,14 +137,14 @@ def roles_of(replicas: int, stages: int, drafts: bool) -> list[Role]:
 
 
 def master_of(
-    wanted: Wanted, models: Models, stages: int, port: int, http_port: int | None, serving: Serving
+    options: FleetOptions, models: Models, stages: int, port: int, http_port: int | None, serving: Serving
 ) -> Service:
-    steer = ("--model", str(models.base), "--workers", str(stages), "--drafter", models.drafts)
+    steer = flags_of(model=models.base, workers=stages, drafter=models.drafts)
     steer += flags_of(replicas=serving.replicas if serving.replicas > 1 else None)
-    steer += ("--name", public_name(wanted), "--branch-layout", wanted.layout, "--tree", wanted.tree)
-    steer += ("--listen", serving.listens(port))
-    steer += () if http_port is None else ("--http", serving.listens(http_port))
-    steer += flags_of(transport=wanted.transport, comm_mode=wanted.comm_mode)
+    steer += ("--name", public_name(options))
+    steer += flags_of(branch_layout=options.layout, tree=options.tree, listen=serving.listens(port))
+    steer += flags_of(http=None if http_port is None else serving.listens(http_port))
+    steer += flags_of(transport=options.transport, comm_mode=options.comm_mode)
     steer += flags_of(fleet_listen=serving.fleet) + serving.papers("master") + serving.master
     if serving.certificates:
         steer += ("--token-file", str(serving.certificates / "master" / "tokens"))
@@ -157,39 +165,13 @@ def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[Place]:
     return places
 
 
-def runs(wanted: Wanted, models: Models, number: int) -> tuple[str, ...]:
-    held = flags_of(
-        dtype=wanted.dtype,
-        quantization=wanted.quantization,
-        kv_cache_dtype=wanted.kv_cache_dtype,
-        batch_invariant="on" if wanted.batch_invariant else None,
-    )
-    return (*held, *flags_of(layers=models.layers[number] if models.layers else None))
+def runs(options: FleetOptions, models: Models, number: int) -> tuple[str, ...]:
+    layers = flags_of(layers=models.layers[number] if models.layers else None)
+    return (*arguments_of(options, OF_WORKER), *layers)
 
 
-def drafts_with(wanted: Wanted, models: Models) -> tuple[str, ...]:
-    head = ("--draft-model", str(models.draft)) if models.draft else ()
-    held = flags_of(dtype=wanted.draft_dtype or wanted.dtype, quantization=wanted.draft_quantization)
-    how = (*held, *override_flags(overrides_of(wanted)), *drafting_flags(options_of(wanted)))
-    return ("--drafter", models.drafts, *head, "--draft-format", wanted.draft_format, *how)
-
-
-def override_flags(overrides: Overrides) -> tuple[str, ...]:
-    layers = overrides.aux_layers
-    listed = None if layers is None else ",".join(map(str, layers))
-    return flags_of(drafter_rope_theta=overrides.rope_theta, aux_layers=listed)
-
-
-def drafting_flags(options: DraftOptions) -> tuple[str, ...]:
-    return flags_of(
-        draft_mode=options.mode,
-        draft_tokens=options.tokens,
-        draft_breadth=options.breadth,
-        draft_nodes=options.nodes,
-        draft_threshold=options.threshold,
-        tuner=options.tuner,
-        blend="yes" if options.blend else "no",
-    )
+def drafts(options: FleetOptions) -> tuple[str, ...]:
+    return arguments_of(replace(options, draft_dtype=options.drafter_dtype), OF_DRAFTER)
 
 
 def flags_of(**given: object) -> tuple[str, ...]:
@@ -198,15 +180,6 @@ def flags_of(**given: object) -> tuple[str, ...]:
         (f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None
     ]
     return tuple(word for pair in named for word in pair)
-
-
-def member(
-    name: str, module: str, address: str, arguments: tuple[str, ...], host: str, serving: Serving
-) -> Service:
-    """Of a spread fleet it listens where the others reach it; else a unix socket is all it takes."""
-    own = (*arguments, "--name", name, "--listen", address, "--advertise", address)
-    elsewhere = host if serving.spread and host not in serving.here else None
-    return Service(name, module, address, own, host=elsewhere)
 
 
 def shared(services: Sequence[Service]) -> list[Service]:
@@ -225,3 +198,39 @@ def share_of(members: int) -> int:
 def command_of(service: Service) -> str:
     """What a person types to start it."""
     return shlex.join([service.module.replace("_", "-"), *service.arguments])
+
+
+def spread(serving: Serving, fleet: str | None, insecure: bool) -> Serving:
+    """With a door for members that those elsewhere reach. Raises InvalidRequest, naming what is missing.
+
+    fleet: the door that somebody chose.
+    """
+    if not serving.spread:
+        apart = address_of(LOOPBACK, FLEET_PORT) if serving.certificates else None
+        return replace(serving, fleet=fleet or apart)
+    hosts = [place.host for place in serving.places]
+    elsewhere = next(host for host in hosts if host not in serving.here)
+    for host in hosts:
+        if not exposed(address_of(host, 0)):
+            raise InvalidRequest(
+                f"devices name {host}, which {elsewhere} cannot reach: write this machine's address",
+                field="devices",
+            )
+    if serving.certificates is None and not insecure:
+        raise InvalidRequest(
+            f"{elsewhere} is another machine: give --certificates FOLDER (docker/certificates.sh makes one), "
+            "or --insecure in a network that nobody else is in",
+            field="certificates",
+        )
+    return replace(serving, fleet=fleet or _door(hosts, serving.here, elsewhere))
+
+
+def _door(hosts: Iterable[str], here: frozenset[str], elsewhere: str) -> str:
+    """Of members, where this machine is one of the hosts."""
+    own = next((host for host in hosts if host in here), None)
+    if own is None:
+        raise InvalidRequest(
+            f"no device is here: give --fleet-listen HOST:{FLEET_PORT}, where {elsewhere} reaches this one",
+            field="fleet_listen",
+        )
+    return address_of(own, FLEET_PORT)
