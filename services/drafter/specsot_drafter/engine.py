@@ -27,7 +27,7 @@ from specsot_drafter.core.selection import (
     limit_depths,
     merge_chains,
 )
-from specsot_drafter.core.sequences import DraftSequence, DraftSequences
+from specsot_drafter.core.sequences import DraftSequence, DraftSequences, common_prefix
 from specsot_drafter.core.tree_budget import UNKNOWN_SECONDS, BudgetPolicy, LapSeconds, TreeOutcome
 from specsot_drafter.proposers import Proposer
 
@@ -37,7 +37,7 @@ Proposers = Mapping[DrafterName, tuple[Proposer, BudgetPolicy]]
 class DraftEngine:
     """Follows every sequence it saw open; those it missed get their root back as a tree.
 
-    `learn` is bookkeeping, `draft` computes: call it after the last `learn` of a burst, whether or not
+    `observe` is bookkeeping, `draft` computes: call it after the last `observe` of a burst, whether or not
     a tree is wanted. rest: instead of trees, for how many of them nothing will be drafted, because it
     does not pay now. The ring then turns without us, and tells what we missed in one when it is over.
     """
@@ -51,7 +51,8 @@ class DraftEngine:
         clock: Clock = time.perf_counter,
         ids: int | None = None,
     ) -> None:
-        """ways: the first is for those who name none. blend: whose candidates may join the others' trees.
+        """proposers: the first is for sequences that name none. blend: its candidates may join other trees.
+
         vocabulary: to follow grammars with; without it all text counts as free.
         ids: how many token ids all that drafts can be fed; None: they are not checked.
         """
@@ -344,14 +345,6 @@ class PendingTrees:
         own = len(written) if pending.own_nodes == len(pending.tree) else _own_depth(pending, written)
         free = common_prefix(pending.forced, written)
         return TreeOutcome(pending.levels, len(pending.tree), pending.masses, len(written) - free, own)
-
-
-def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many tokens two texts have in common, from their beginning on."""
-    for place, (one, other) in enumerate(zip(ours, theirs)):
-        if one != other:
-            return place
-    return min(len(ours), len(theirs))
 
 
 def _own_depth(pending: PendingTree, written: Sequence[int]) -> int:

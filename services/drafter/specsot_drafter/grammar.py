@@ -1,6 +1,6 @@
 """What grammars tell a drafter: which candidates cannot be, while it grows or when it has grown.
 
-Refuses to know bytes and rules; the grammars do. It only spares wrong guesses: the last stage applies the
+It only spares wrong guesses: the last stage applies the
 grammar to its own targets.
 """
 

@@ -1,7 +1,4 @@
-"""Times one level of growth at several numbers of rows.
-
-Refuses to know weights, sequences and what the numbers are used for.
-"""
+"""Times one level of growth at several numbers of rows."""
 
 from __future__ import annotations
 

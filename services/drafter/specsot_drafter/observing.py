@@ -1,20 +1,15 @@
-"""Who follows a drafter's work, as its process was asked.
-
-Refuses to know what they make of it.
-"""
+"""The observer of a drafter's work, as its process was asked for one."""
 
 from __future__ import annotations
 
 from specsot.service.telemetry import Observation
-from specsot_drafter.telemetry import DrafterObserver, DrafterObservers, DraftSpans
+from specsot_drafter.telemetry import DrafterObserver, DraftSpans
 
 
 def drafter_observer(observation: Observation) -> DrafterObserver:
-    watches: list[DrafterObserver] = []
+    observer = DrafterObserver()
     if observation.registry is not None:
         from specsot_drafter.metrics import DrafterMetrics
 
-        watches.append(DrafterMetrics(observation.registry))
-    if observation.tracer.on:
-        watches.append(DraftSpans(observation.tracer))
-    return DrafterObservers(watches) if watches else DrafterObserver()
+        observer = DrafterMetrics(observation.registry)
+    return DraftSpans(observation.tracer, observer) if observation.tracer.on else observer

@@ -6,7 +6,7 @@ An observer must be quick: the ring may wait for a tree meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from specsot.core.frames import Drafts, Features
 from specsot.members import Configuration
@@ -30,34 +30,20 @@ class DrafterObserver:
         """The epoch is over."""
 
 
-class DrafterObservers(DrafterObserver):
-    """Several as one."""
+class DraftSpans(DrafterObserver):
+    """Spans of drafts behind traced laps; another observer hears all it hears."""
 
-    def __init__(self, watches: Sequence[DrafterObserver]) -> None:
-        self._observers = watches
+    def __init__(self, tracer: Tracer, inner: DrafterObserver) -> None:
+        self._tracer, self._inner = tracer, inner
 
     def formed(self, configuration: Configuration, free: Callable[[], int]) -> None:
-        for watch in self._observers:
-            watch.formed(configuration, free)
-
-    def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
-        stack = ExitStack()
-        for watch in self._observers:
-            stack.enter_context(watch.drafting(lessons))
-        return stack
+        self._inner.formed(configuration, free)
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
-        for watch in self._observers:
-            watch.drafted(drafts, seconds)
+        self._inner.drafted(drafts, seconds)
 
     def disbanded(self) -> None:
-        for watch in self._observers:
-            watch.disbanded()
-
-
-class DraftSpans(DrafterObserver):
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
+        self._inner.disbanded()
 
     def drafting(self, lessons: Sequence[Features]) -> AbstractContextManager[object]:
         contexts = [features.trace for features in lessons if features.trace]

@@ -21,7 +21,7 @@ OnLaunched = Callable[["LaunchedFrame"], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class LaunchedFrame:
-    """A frame behind the last layer. over: a GPU's event, until which not all of its rows are there."""
+    """A frame behind the last layer. computed: a GPU's event; its rows are there once it is recorded."""
 
     frame: Frame
     passed: Frame
@@ -37,10 +37,10 @@ def launch_frame(stage: StageRunner, frame: Frame) -> LaunchedFrame:
 
 
 class AsyncVerifier:
-    """One epoch's frames are read in their order, one at a time, each as soon as it can be."""
+    """Verifies one epoch's frames in their order, one at a time, each as soon as its rows are there."""
 
     def __init__(self, name: str, executor: Executor, on_launched: OnLaunched) -> None:
-        """executor: of one thread. read: what to do with each frame."""
+        """executor: of one thread. on_launched: what to do with each frame."""
         self._compute, self._on_launched = Compute(name, executor), on_launched
         self._stream: torch.cuda.Stream | None = None
         self._queue = asyncio.Queue[LaunchedFrame]()
@@ -48,7 +48,7 @@ class AsyncVerifier:
         self._task = asyncio.create_task(self._verify_in_order())
 
     def busy(self) -> bool:
-        """Frames are read, or wait to be. Raises what went wrong with one."""
+        """Frames are verified, or wait to be. Raises what went wrong with one."""
         if self._task.done():
             self._task.result()
         return self._unverified > 0
@@ -67,7 +67,7 @@ class AsyncVerifier:
         return await self._compute.run(self._verify, verify, launched, within=within)
 
     def close(self) -> None:
-        """Nothing more is read; whom that would have told what went wrong is not there any more."""
+        """Stop; what goes wrong from now on concerns nobody."""
         if not self._task.cancel() and not self._task.cancelled():
             self._task.exception()
 

@@ -1,7 +1,4 @@
-"""Faults on demand: a worker that hangs or dies instead of computing its n-th frame. For tests of a fleet.
-
-Refuses to know the ring and torch; it stands before a layer range.
-"""
+"""Faults on demand: a worker that hangs or dies instead of computing its n-th frame. For tests of a fleet."""
 
 from __future__ import annotations
 

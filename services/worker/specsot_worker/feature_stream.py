@@ -35,11 +35,11 @@ MAX_ROWS_PER_LAP = 512  # rows of features that go along with one lap at most: a
 
 @dataclass(slots=True)
 class _DraftedSequence:
-    """One sequence: what was committed, and what the drafter knows of that.
+    """One sequence: what was committed, and what the drafter was sent of that.
 
-    told:  so many tokens; None: not even that it was opened.
+    sent:  tokens; None: not even that it was opened.
     step:  the tree that is wanted next; None in a prompt.
-    over:  it ended; nothing more is told but that it closed.
+    ended: nothing more is sent but that it closed.
     """
 
     opening: Opening
@@ -59,14 +59,12 @@ class FeatureStream:
     """Knows every drafted sequence, and how much of each the drafter does."""
 
     def __init__(self, tokens: Mapping[int, Sequence[int]], store: FeatureStore | None = None) -> None:
-        """texts: the tokens of every open sequence, those not fed yet included. store: None where a drafter
+        """tokens: those of every open sequence, those not fed yet included. store: None where a drafter
         wants no features.
         """
         self._tokens, self._store = tokens, store
         self._sequences: dict[int, _DraftedSequence] = {}
-        self._unsent_closings: dict[
-            int, int
-        ] = {}  # closed, which the drafter was not told: how much it knows of each
+        self._unsent_closings: dict[int, int] = {}  # by closed sequence, tokens that the drafter has of it
         self._later: list[tuple[Frame, Mapping[int, Outcome]]] = []  # judged, and not noted yet
         self._drafter_present = True
         self._unsent_trees = 0
@@ -230,18 +228,18 @@ class FeatureStream:
     def _rows_to_send(self, room: int) -> list[FeatureRows]:
         """What the drafter lacks, at most `room` rows; those first who lack least."""
         parts: list[FeatureRows] = []
-        for course in sorted(self._sequences.values(), key=lambda one: one.lag):
-            if course.lag and room > 0 and self._still_stored(course):
-                assert course.sent is not None
-                start, course.sent = course.sent, course.sent + min(course.lag, room)
-                parts.append(FeatureRows(course.opening.sequence, start, course.sent))
-                room -= course.sent - start
+        for drafted in sorted(self._sequences.values(), key=lambda one: one.lag):
+            if drafted.lag and room > 0 and self._still_stored(drafted):
+                assert drafted.sent is not None
+                start, drafted.sent = drafted.sent, drafted.sent + min(drafted.lag, room)
+                parts.append(FeatureRows(drafted.opening.sequence, start, drafted.sent))
+                room -= drafted.sent - start
         return parts
 
     def _still_stored(self, drafted: _DraftedSequence) -> bool:
         """Whether its features are all here still; else it cannot be drafted for any more."""
-        sequence, told = drafted.opening.sequence, drafted.sent or 0
-        if self._store is None or self._store.available_from(sequence) <= told:
+        sequence, sent = drafted.opening.sequence, drafted.sent or 0
+        if self._store is None or self._store.available_from(sequence) <= sent:
             return True
         self._close(sequence)
         return False

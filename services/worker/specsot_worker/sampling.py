@@ -22,11 +22,10 @@ from specsot.core.tree import Tree, children
 from specsot.params import Sampling
 from specsot_worker.core.accept import DecodeState
 
-NUCLEUS_CANDIDATES = 512  # a nucleus is looked for among so many tokens, then among eight times more
-MIN_TEMPERATURE, MAX_TEMPERATURE = (
-    1e-30,
-    1e30,
-)  # temperatures beyond behave like these, and float32 can divide by them
+NUCLEUS_CANDIDATES = (
+    512  # tokens among which a nucleus is looked for first, then eight times more; not measured
+)
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30  # float32 divides by these; beyond them nothing changes
 MIN_WEIGHT = torch.finfo(torch.float32).tiny
 
 
@@ -44,9 +43,9 @@ def choose_tokens(logits: torch.Tensor, requests: Sequence[DrawRequest]) -> list
     """Target token of each row of `logits` [rows, V]; None where a row's logits are not numbers."""
     chosen = argmax_tokens(logits)
     by_sampling: dict[Sampling, list[int]] = {}
-    for row, wish in enumerate(requests):
-        if wish.sampling.temperature > 0 and chosen[row] is not None:
-            by_sampling.setdefault(wish.sampling, []).append(row)
+    for row, request in enumerate(requests):
+        if request.sampling.temperature > 0 and chosen[row] is not None:
+            by_sampling.setdefault(request.sampling, []).append(row)
     for sampling, rows in by_sampling.items():
         points = [uniform(requests[row].seed, requests[row].ordinal, requests[row].position) for row in rows]
         picked = logits if len(rows) == len(requests) else logits[rows]

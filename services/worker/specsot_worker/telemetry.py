@@ -5,8 +5,8 @@ An observer must be quick: the ring waits meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from specsot.core.frames import Frame, Result, rows_of
@@ -42,49 +42,14 @@ class WorkerObserver:
         """The epoch is over; frames that have not returned never will."""
 
 
-class WorkerObservers(WorkerObserver):
-    """Several as one."""
-
-    def __init__(self, watches: Sequence[WorkerObserver]) -> None:
-        self._observers = watches
-
-    def formed(self, configuration: Configuration, table: PageTable) -> None:
-        for watch in self._observers:
-            watch.formed(configuration, table)
-
-    def launched(self, frame: Frame, now: float) -> Frame:
-        for watch in self._observers:
-            frame = watch.launched(frame, now)
-        return frame
-
-    def dequeued(self, frame: Frame, seconds: float) -> None:
-        for watch in self._observers:
-            watch.dequeued(frame, seconds)
-
-    def computing(self, frame: Frame) -> AbstractContextManager[object]:
-        stack = ExitStack()
-        for watch in self._observers:
-            stack.enter_context(watch.computing(frame))
-        return stack
-
-    def computed(self, frame: Frame, seconds: float) -> None:
-        for watch in self._observers:
-            watch.computed(frame, seconds)
-
-    def returned(self, result: Result, now: float) -> None:
-        for watch in self._observers:
-            watch.returned(result, now)
-
-    def disbanded(self) -> None:
-        for watch in self._observers:
-            watch.disbanded()
-
-
 class LapSpans(WorkerObserver):
-    """every: of laps one is traced; those that open a traced sequence always are."""
+    """Spans of sampled laps at stage 0, and of this stage's work in them; `inner` hears all it hears.
 
-    def __init__(self, tracer: Tracer, every: int) -> None:
-        self._tracer, self._every = tracer, every
+    Of laps that carry a sequence whose request is traced: one of `every`, and those that open one.
+    """
+
+    def __init__(self, tracer: Tracer, every: int, inner: WorkerObserver) -> None:
+        self._tracer, self._every, self._inner = tracer, every, inner
         self._traced: dict[int, str] = {}
         self._in_flight: dict[int, Span] = {}
         self._layers = ""
@@ -92,8 +57,10 @@ class LapSpans(WorkerObserver):
     def formed(self, configuration: Configuration, table: PageTable) -> None:
         mine = next(stage for stage in configuration.stages if stage.name == configuration.you)
         self._layers = str(mine.layers)
+        self._inner.formed(configuration, table)
 
     def launched(self, frame: Frame, now: float) -> Frame:
+        frame = self._inner.launched(frame, now)
         opened = {opening.sequence: opening.trace for opening in frame.openings if opening.trace}
         self._traced |= opened
         if self._traced and (opened or frame.number % self._every == 0):
@@ -102,15 +69,23 @@ class LapSpans(WorkerObserver):
             self._traced.pop(sequence, None)
         return frame
 
+    def dequeued(self, frame: Frame, seconds: float) -> None:
+        self._inner.dequeued(frame, seconds)
+
+    def computed(self, frame: Frame, seconds: float) -> None:
+        self._inner.computed(frame, seconds)
+
     def computing(self, frame: Frame) -> AbstractContextManager[object]:
         return self._stage(frame, frame.trace) if frame.trace else nullcontext()
 
     def returned(self, result: Result, now: float) -> None:
+        self._inner.returned(result, now)
         if span := self._in_flight.pop(result.number, None):
             brought = sum(len(outcome.tokens) for outcome in result.outcomes)
             span.end({"specsot.tokens": brought, "specsot.compute_seconds": sum(result.seconds)})
 
     def disbanded(self) -> None:
+        self._inner.disbanded()
         for span in self._in_flight.values():
             span.end(error="the epoch ended")
         self._in_flight.clear()

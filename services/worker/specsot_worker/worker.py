@@ -161,7 +161,7 @@ class Worker:
                 pass
 
     async def settle(self) -> float | None:
-        """Judge what had to wait; compose and run the next frame, if this is stage 0 and one is due."""
+        """One turn: compose, run, verify and announce what is due; first what had to wait."""
         active = self._active
         if active is None:
             return None
@@ -173,7 +173,7 @@ class Worker:
         return min(waits, default=None)
 
     async def _between_verdicts(self, active: _WorkerEpoch) -> None:
-        """Two verdicts."""
+        """What happens between two verifications: a drafter is back, grammars are compiled."""
         if active.returning_drafter:
             self._readmit_drafter(active, active.returning_drafter)
         if active.verifier and active.verifier.pending_ready:
@@ -221,7 +221,7 @@ class Worker:
         await self._announce(active, verified)
 
     async def _verify_launched(self, launched: LaunchedFrame) -> None:
-        """While later frames are launched."""
+        """Verify and announce one frame, while later ones are launched."""
         active = self._active
         assert active is not None
         assert active.async_verifier is not None
@@ -283,7 +283,7 @@ class Worker:
             await link.close()
 
     def _readmit_drafter(self, active: _WorkerEpoch, link: Link) -> None:
-        """Between two frames: from now on it is told everything, a stretch with every lap."""
+        """From now on it is sent everything it lacks, bit by bit with every lap."""
         active.returning_drafter, active.drafter_lost = None, False
         self._restart_features(active, link)
 

@@ -1,0 +1,1 @@
+"""What a drafter decides, without tensors, clocks and links: budget, costs, selection, sequences."""

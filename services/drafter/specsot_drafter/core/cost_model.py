@@ -1,6 +1,4 @@
-"""What laps cost with and without drafts, and how many drafts are accepted: measured, and kept honest by
-laps.
-"""
+"""What laps cost with and without drafts, and how many drafts are accepted, as measured by laps."""
 
 from __future__ import annotations
 
@@ -17,10 +15,7 @@ from specsot.members import Curve
 Floats = NDArray[np.floating[Any]]
 
 UNMEASURED = [(1, 1.0), (2, 1.0)]
-SLOWER_WEIGHT, FASTER_WEIGHT = (
-    0.1,
-    0.3,
-)  # weight of one observation; a disturbance never makes anything faster
+SLOWER_WEIGHT, FASTER_WEIGHT = 0.1, 0.3  # of one observation: disturbances only slow down; not measured
 MAX_RATIO = 5.0  # times slower than the curve, beyond which an observation is not believed
 
 
@@ -63,15 +58,10 @@ class RowCurve:
 Counts = Floats | NDArray[np.int64] | int
 
 MAX_TREE_SLOWDOWN = 3.0  # times what the curve says, beyond which a lap with trees is not believed
-MAX_HOP_FACTOR = (
-    4.0  # times a lap's computing and the least that hops took lately, which hops may seem to take
-)
+MAX_HOP_FACTOR = 4.0  # times a lap's computing plus the least recent hop, which a hop is cut to; not measured
 MAX_BESIDE_FACTOR = 2.0  # times a plain lap's computing that all else of it may seem to take
 RECENT_LAPS = 16  # laps that are lately
-HOP_MEDIAN_LAPS = {
-    True: 9,
-    False: 3,
-}  # laps with drafts and without, of which the median is taken for the next one
+HOP_MEDIAN_LAPS = {True: 9, False: 3}  # laps with drafts and without, of which the median hop counts
 LAP_WEIGHT = 0.2  # of one lap in what is typical
 CATCHUP_ROW_SHARE = (
     0.1  # of a pass over as many grown rows: over rows that are only caught up with, until it is measured
@@ -180,10 +170,10 @@ class CostModel:
         return median(self._hops[False]) if self._hops[False] else self._drafted_hop() / 2
 
 
-PRIOR_ACCEPTANCE = 0.75  # chance that the next depth is accepted, before anything is known
-PRIOR_TRIALS = 2.0  # how many trials the hope counts for
-DECAY = 0.97  # what one outcome leaves of those before
-MAX_TRUST = 1.5
+PRIOR_ACCEPTANCE = 0.75  # chance that the next depth is accepted, before anything is known; not measured
+PRIOR_TRIALS = 2.0  # trials that the prior counts for; not measured
+DECAY = 0.97  # what one outcome leaves of those before; not measured
+MAX_TRUST = 1.5  # factor from a head's probability to a chance of acceptance, at most; not measured
 TRIALS_AFTER_REST = 4.0  # trials that what was known counts for, behind a rest
 
 

@@ -14,9 +14,8 @@ from specsot.core.tree import Tree, children
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-KeepGrowing = Callable[
-    [Floats, int], bool
-]  # whether a frontier [B, k] of scores at a depth is worth going on
+# Whether a frontier [B, k] of scores at a depth is worth another level.
+KeepGrowing = Callable[[Floats, int], bool]
 
 
 @dataclass(frozen=True, slots=True)

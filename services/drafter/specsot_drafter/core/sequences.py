@@ -39,7 +39,7 @@ class DraftSequence:
 
     tokens:    known tokens, the newest (the root of the next tree) not fed to the base yet.
     committed: how many of them were fed.
-    coming:    its grammar, while that is still compiled.
+    compiling: its grammar, until that is compiled.
     """
 
     opening: Opening
@@ -135,3 +135,11 @@ class DraftSequences:
 
     def close(self, sequence: int) -> None:
         self._sequences.pop(sequence, None)
+
+
+def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens two texts have in common, from their beginning on."""
+    for place, (one, other) in enumerate(zip(ours, theirs)):
+        if one != other:
+            return place
+    return min(len(ours), len(theirs))

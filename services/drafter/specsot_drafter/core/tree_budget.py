@@ -30,9 +30,11 @@ from specsot_drafter.core.selection import (
     ranked,
 )
 
-RISK_SHARE = 0.0125  # of plain time, for trying things out
-FIRST_CREDIT_LAPS = 0.4  # plain laps of credit to begin with
-MAX_CREDIT_LAPS = 20.0  # plain laps of credit that good times may leave to bad ones
+# What drafting may lose against plain decoding where it never pays; simulated laps hold it
+# (tests/drafter/test_tuning.py, `test_not_even_...`).
+RISK_SHARE = 0.0125  # of plain time, for trials
+FIRST_CREDIT_LAPS = 0.4  # plain laps, to begin with
+MAX_CREDIT_LAPS = 20.0  # plain laps that good times may leave to bad ones; not measured
 
 
 class RiskBudget:
@@ -55,10 +57,10 @@ class RiskBudget:
         return max(seconds - self.available(plain), 0.0) / (RISK_SHARE * plain)
 
 
-FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known
-FIRST_REST_LAPS, MAX_REST_LAPS = 32, 1024  # laps
+FIRST_NODES_PER_LEVEL = 1.0  # nodes per level and tree, before anything is known; not measured
+FIRST_REST_LAPS, MAX_REST_LAPS = 32, 1024  # a rest doubles while trials fail; not measured
 MAX_REST_TREES = 8192  # trees of one rest, unless that is less than FIRST_REST laps: as stage 0 has it
-TRIAL_TREES = 4  # trees of one level that a trial takes
+TRIAL_TREES = 4  # trees of one level that a trial takes; not measured
 PLAIN_PROBE_LAPS = 128  # laps with drafts after which one without shows what plain decoding takes now
 MAX_LAP_OVERRUN = 2.0  # plain laps beyond which what a lap took by the clock is not believed
 MAX_GROWTH_OVERRUN = 3.0  # times what growing should take, beyond which that is not believed either

@@ -1,7 +1,4 @@
-"""Draft heads: what growth and the engine ask of one, whatever its family.
-
-Refuses to know trees, sequences and how a head is stored.
-"""
+"""Draft heads: what growth and the engine ask of one, whatever its family."""
 
 from __future__ import annotations
 

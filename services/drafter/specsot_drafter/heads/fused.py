@@ -1,6 +1,6 @@
 """An EAGLE-3 head in the kernels of a GPU: a pass waits for nothing on the host, so many can be one graph.
 
-Refuses to know trees and sequences, heads of several layers and those with a bias behind attention or in
+Not for heads of several layers, and those with a bias behind attention or in
 the MLP: these run as `Eagle3Head` has them.
 """
 

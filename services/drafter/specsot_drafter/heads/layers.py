@@ -1,7 +1,4 @@
-"""The decoder layers of a head, from names and shapes that are already checked.
-
-Refuses to know what their inputs are made of, and what is made of their outputs.
-"""
+"""The decoder layers of a head, from names and shapes that are already checked."""
 
 from __future__ import annotations
 

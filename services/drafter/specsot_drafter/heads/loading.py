@@ -1,7 +1,4 @@
-"""Loads a published head against its base: which family it is, its parts, and whether they fit.
-
-Refuses to know what heads compute, the ring, and where directories come from.
-"""
+"""Loads a published head against its base: which family it is, its parts, and whether they fit."""
 
 from __future__ import annotations
 

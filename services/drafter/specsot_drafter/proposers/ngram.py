@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specsot.core.frames import Features
 from specsot_drafter.core.cost_model import AcceptanceRates
 from specsot_drafter.core.selection import Candidates, KeepGrowing
-from specsot_drafter.core.sequences import DraftSequence
+from specsot_drafter.core.sequences import DraftSequence, common_prefix
 
 MAX_MATCH, MIN_MATCH = 4, 2  # tokens that must have been written before
 
@@ -81,7 +81,7 @@ class NgramProposer:
             if index and index.suggested[1]:
                 behind, chain = index.suggested
                 written = index.sequence.tokens[behind:]
-                right = _agreeing(chain, written)
+                right = common_prefix(chain, written)
                 told = min(len(chain), right + 1, len(written))
                 self._acceptance.record(told, (), right)
                 index.suggested = (0, ())
@@ -119,11 +119,3 @@ class NgramProposer:
         chain = index.find_continuation(min(most, self.max_levels(sequence)))
         index.suggested = (len(sequence.tokens), chain)
         return chain
-
-
-def _agreeing(chain: Sequence[int], written: Sequence[int]) -> int:
-    """How many tokens of the chain were really written."""
-    for place, (ours, theirs) in enumerate(zip(chain, written)):
-        if ours != theirs:
-            return place
-    return min(len(chain), len(written))

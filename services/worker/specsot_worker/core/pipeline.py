@@ -18,10 +18,17 @@ from statistics import median
 
 from specsot.members import Curve
 
-LAP_WEIGHT = 0.2  # of one lap in what is typical
-RECENT_LAPS = 9  # laps of about as many rows that are remembered
-MIN_GAIN = 0.2  # of a lap that another spread must bring, so that figures that waver change nothing
-CHUNK_DIVISORS = (1, 2, 4, 8)  # parts of the row budget that a chunk of a prompt may be
+LAP_WEIGHT = 0.2  # of one lap in the exponential mean of stage shares and gaps; not measured
+RECENT_LAPS = 9  # laps of about as many rows, of which the median counts: slow first laps spread no family
+# Share of a lap that another spread must bring. At less, times that waver by noise change the spread: on a
+# simulated ring families were spread for nothing (commit e4c2ef9). 0.2 itself is not measured.
+MIN_GAIN = 0.2
+CHUNK_DIVISORS = (1, 2, 4, 8)  # a prompt's chunk is the row budget divided by one of these
+
+FIRST_BACKOFF_TREES, MAX_BACKOFF_TREES = 32, 1024  # trees not waited for after a miss; doubles; not measured
+MAX_UNSENT_ROWS = 8192  # rows of features that the last stage may have to keep through one rest; not measured
+SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which the rest of a family goes on; not measured
+WAIT_WEIGHT = 0.2  # of one wait in the exponential mean of waits; not measured
 
 
 class RowMedians:
@@ -148,12 +155,6 @@ def _interpolate(points: Sequence[tuple[float, float]], rows: float) -> float:
         return points[-1][1]
     (first, low), (last, high) = points[place - 1 : place + 1]
     return low + (high - low) * (rows - first) / (last - first) if last > first else high
-
-
-FIRST_BACKOFF_TREES, MAX_BACKOFF_TREES = 32, 1024  # in trees not waited for
-MAX_UNSENT_ROWS = 8192  # rows that the last stage may have to keep through one rest
-SLOW_TREE_FACTOR = 4.0  # times the usual wait, after which a tree is one that others do not wait for
-WAIT_WEIGHT = 0.2  # of one wait in what is usual
 
 
 class DraftTimeout:

@@ -31,6 +31,8 @@ from specsot.core.tree import Tree, chain, shallow
 from specsot.errors import SpecsotError
 from specsot_worker.core.pipeline import DraftTimeout, PipelineDepth
 
+PREFILL_SHARE = 4  # one row of a frame in so many is for prompts while any waits; not measured
+
 
 @dataclass(slots=True)
 class SequenceState:
@@ -41,12 +43,12 @@ class SequenceState:
     root:      the newest token, not fed yet; None until the prompt has been answered.
     step:      the tree that comes next (or is in flight); 0 while in the prompt.
     tree:      the one that is fed next; None: none has come.
-    early:     the tree behind the next result, where it came before that result did.
-    waiting:   since when (seconds) it waits for a tree; None when it does not.
+    early_tree: the tree behind the next result, where it came before that result did.
+    waiting_since: seconds; None when it waits for no tree.
     forced:    what the constraint wants behind the root: the tree where no better one comes.
-    told:      the drafter hears of what is in flight, so that a tree will come.
-    returned:  when (seconds) its last result came; None before the first.
-    alone:     its root is fed without drafts next, whatever comes.
+    drafter_informed: the drafter hears of what is in flight, so that a tree will come.
+    returned_at: when (seconds) its last result came; None before the first.
+    root_only: its root is fed without drafts next, whatever comes.
     turn:      those of lower turns are fed first where rows run short.
     """
 
@@ -104,10 +106,8 @@ class SequenceState:
         """The tree that came, or the bonus token and what is forced, cut to `rows` nodes and to where its
         policy ends it; now in flight."""
         assert self.root is not None
-        tree, levels = (
-            self.tree or chain((self.root, *self.forced)),
-            tree_depth_limit(self.opening, self.committed),
-        )
+        tree = self.tree or chain((self.root, *self.forced))
+        levels = tree_depth_limit(self.opening, self.committed)
         tree = _cut(tree if levels is None else shallow(tree, levels), rows)
         growth = TreeSegment(self.opening.sequence, self.step, self.committed, self.keep, tree)
         self.in_flight, self.tree, self.waiting_since, self.root_only = True, None, None, False
@@ -126,9 +126,8 @@ class SequenceState:
             self.root = outcome.tokens[-1]
         self.root_only = not outcome.tokens
         self.step, self.in_flight, self.forced = outcome.step + 1, False, outcome.forced
-        self.waiting_since = (
-            now if self.opening.drafted and self.drafter_informed and not self.root_only else None
-        )
+        waits = self.opening.drafted and self.drafter_informed and not self.root_only
+        self.waiting_since = now if waits else None
         self.returned_at = now
         early, self.early_tree = self.early_tree, None
         if early:
@@ -153,16 +152,9 @@ class SequenceState:
         return True
 
 
-def new_sequence(order: Open) -> SequenceState:
-    return SequenceState(order.opening, order.tokens, order.lease)
-
-
 def _cut(tree: Tree, nodes: int) -> Tree:
     """The first nodes of a tree; parents come first, so any beginning is a tree."""
     return tree if len(tree) <= nodes else Tree(tree.tokens[:nodes], tree.parents[:nodes])
-
-
-PREFILL_SHARE = 4  # one row in so many is kept from trees while prompts wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +216,8 @@ class Sequencer:
         """Take an order of the master. Orders for sequences that are over are ignored."""
         match order:
             case Open():
-                self._sequences.setdefault(order.opening.sequence, new_sequence(order))
+                state = SequenceState(order.opening, order.tokens, order.lease)
+                self._sequences.setdefault(order.opening.sequence, state)
                 if not self._valid_ids(order.tokens):
                     self._reject(order.opening.sequence)
             case Close(sequence):
