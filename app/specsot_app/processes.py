@@ -6,6 +6,7 @@ Refuses to know what they do; it talks to the master like any other client.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -99,7 +100,17 @@ class ProcessFleet:
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on at this moment."""
+    """A TCP port nobody listens on at this moment.
+
+    It lies below the ports that Linux gives to outgoing connections (32768 and up): none of these takes it
+    in the second that a master needs until it listens.
+    """
+    drawn = (secrets.choice(range(20_000, 32_768)) for _ in range(64))
+    return next((port for port in drawn if is_free(port)), None) or any_port()
+
+
+def any_port() -> int:
+    """A free TCP port of the system's own choice."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]
