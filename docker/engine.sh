@@ -1,5 +1,5 @@
 # An engine of our own for docker/try.sh and docker/faults.sh, which read this file: started, given a base image and
-# wheels, taken down again. Refuses to know what is tried in it.
+# wheels, taken down again.
 # Needs root and Debian with docker.io, docker-compose, debootstrap, iproute2, iptables. No image registry is asked.
 # shellcheck shell=bash
 

@@ -1,6 +1,6 @@
 """Prints what pyproject.toml asks for, one requirement a line: the plain list, or those of some extras.
 
-Refuses to know versions; constraints.txt has them. It lets an image keep its packages when only code changes.
+Versions are those of constraints.txt. It lets an image keep its packages when only code changes.
 """
 
 import sys

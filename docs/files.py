@@ -1,7 +1,4 @@
-"""Writes the list of files in docs/architecture.md anew: a line for each, from its own first line.
-
-Refuses to know what they do; the files say it.
-"""
+"""Writes the list of files in docs/architecture.md anew: a line for each, from its own first line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What every test may ask for: the demo model, the reference folder, a quiet torch.
 
-Refuses to know what is tested. The one place that reads SPECSOT_REFERENCE.
+The one place that reads SPECSOT_REFERENCE.
 """
 
 from __future__ import annotations

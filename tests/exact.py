@@ -1,7 +1,4 @@
-"""What a target token must be, by Transformers' own processors and plain sums in float64.
-
-Refuses to know the product's sampling, but for the uniform number of a (seed, ordinal, position).
-"""
+"""What a target token must be, by Transformers' own processors and plain sums in float64."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The spellings of the systems SpecSoT grew from, in one table, and what they mean here.
-
-Refuses to know what the options do.
-"""
+"""The spellings of the systems SpecSoT grew from, in one table, and what they mean here."""
 
 from __future__ import annotations
 

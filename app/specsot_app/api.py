@@ -1,6 +1,6 @@
 """`SpecSoT`: the whole system as one Python object, for async and plain callers alike.
 
-Refuses to know stages, links and laps: it opens a fleet, asks it, and gathers the events.
+It opens a fleet, asks it, and gathers the events.
 """
 
 from __future__ import annotations

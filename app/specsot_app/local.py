@@ -1,6 +1,6 @@
 """A whole fleet inside this process: the same master, workers and drafter, over in-process links.
 
-Refuses to know gRPC and terminals. It is the embedded default, not a second engine.
+It is the embedded default, not a second engine.
 """
 
 from __future__ import annotations

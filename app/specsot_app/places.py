@@ -1,7 +1,4 @@
-"""Which stage runs where, as the seeds wrote it: devices "10.0.0.1#0,10.0.0.2#0", layer splits "14,28".
-
-Refuses to know processes, sockets, and which of the hosts this one is.
-"""
+"""Which stage runs where, as the seeds wrote it: devices "10.0.0.1#0,10.0.0.2#0", layer splits "14,28"."""
 
 from __future__ import annotations
 

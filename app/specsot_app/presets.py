@@ -1,6 +1,6 @@
 """Settings that go together, by what somebody wants: short answers, long ones, or little memory.
 
-Refuses to know what the settings do. What is given besides a preset wins.
+What is given besides a preset wins.
 """
 
 from __future__ import annotations

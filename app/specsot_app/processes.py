@@ -1,6 +1,6 @@
 """A fleet of this machine as processes: master, workers, drafter; started, waited for, ended.
 
-Refuses to know what they do; it talks to the master like any other client.
+It talks to the master like any other client.
 """
 
 from __future__ import annotations

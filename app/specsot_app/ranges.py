@@ -1,7 +1,4 @@
-"""Which layers each stage runs, as people write them: "0:4,4:8", "0:4,4:" with an open end, or splits: "4".
-
-Refuses to know what runs them.
-"""
+"""Which layers each stage runs, as written: "0:4,4:8", "0:4,4:" with an open end; or splits: "4"."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How a master elsewhere is reached: whose certificate it must show, and what it is shown.
 
-Refuses to know gRPC. Tokens never stand on a command line, where everybody on the machine could read them.
+Tokens never stand on a command line, where everybody on the machine could read them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A worker's container is stopped, frozen, cut off, killed while an answer is written: what becomes of it.
 With more workers than the ring needs one takes another's place, and all of them share the layers anew.
 
-Refuses to know how containers came up: docker/faults.sh brings an engine, images and the services.
+`docker/faults.sh` brings an engine, images and the services.
 """
 
 from __future__ import annotations

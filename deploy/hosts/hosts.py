@@ -1,6 +1,6 @@
 """Four hosts on one machine: network namespaces behind a switch, a fleet over them, cables that are pulled.
 
-Refuses to know how a service works. Needs root, Linux, iproute2 and `make install`:
+Needs root, Linux, iproute2 and `make install`:
     python deploy/hosts/hosts.py [CERTIFICATES]
 """
 

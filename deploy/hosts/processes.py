@@ -1,6 +1,6 @@
 """A fleet of processes of this machine; one of them is killed, frozen, or stalled while it answers.
 
-Refuses to know how a service works. Needs `make install`:
+Needs `make install`:
     python deploy/hosts/processes.py [--model DIR] [--head DIR] [--only WORDS] [--mode direct]
 """
 

@@ -1,6 +1,6 @@
 """Asks one question again and again while something breaks, and holds every answer to the undisturbed one.
 
-Refuses to know what breaks and how it heals: a trial brings its steps.
+A trial brings its steps.
 """
 
 from __future__ import annotations

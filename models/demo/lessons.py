@@ -1,6 +1,6 @@
 """What the demo's base is taught: plans and points of numbered lists, direct answers, pieces of general text.
 
-Refuses to know how anything is trained. Asks in the product's own prompts.
+Asks in the product's own prompts.
 """
 
 from __future__ import annotations

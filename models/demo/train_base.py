@@ -1,6 +1,6 @@
 """Makes `base/`: trains the demo's base further on planned answers to what it knows.
 
-Refuses to know what is asked and how (`lessons.py`). Questions are JSON lines with `instruction`, `input`,
+Questions are JSON lines with `instruction`, `input`,
 `output` and `source`; texts, JSON lines with `text`, keep the language it had:
 
     python models/demo/train_base.py instruct.jsonl.zst text.jsonl.zst models/demo/base better --device cuda

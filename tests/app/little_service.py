@@ -1,7 +1,4 @@
-"""A service small enough for a test: says a line, then obeys its first argument.
-
-Refuses to know what a service is for.
-"""
+"""A service small enough for a test: says a line, then obeys its first argument."""
 
 import signal
 import sys

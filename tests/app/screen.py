@@ -1,6 +1,6 @@
 """A program at a pseudo-terminal: what it shows, what is typed, how it ends.
 
-Refuses to know which program. Waits for what is shown, never for time.
+Waits for what is shown, never for time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recorded requests as lists of events, and a fleet that tells them.
 
-Refuses to know models: what the fleet answers is written down here.
+What the fleet answers is written down here.
 """
 
 from __future__ import annotations

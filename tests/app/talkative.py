@@ -1,6 +1,6 @@
 """A fleet that answers by echoing, at length when asked to, and `specsot chat` over it as a program.
 
-Refuses to know models. A question "long ..." is written on and on, until somebody cancels it.
+A question "long ..." is written on and on, until somebody cancels it.
 """
 
 from __future__ import annotations

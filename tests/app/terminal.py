@@ -1,6 +1,6 @@
 """`python -m tests.app.terminal MODULE ARGUMENTS...`: run a module at the terminal that is its input.
 
-Refuses to know the module. The child does so itself: code between fork and exec may crash where gRPC has
+The child imports the module itself: code between fork and exec may crash where gRPC has
 threads.
 """
 

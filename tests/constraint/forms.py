@@ -1,7 +1,4 @@
-"""Forms to test with, and how to tell, without the library, whether a text has one.
-
-Refuses to know automata and tokens.
-"""
+"""Forms to test with, and how to tell, without the library, whether a text has one."""
 
 from __future__ import annotations
 

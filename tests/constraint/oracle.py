@@ -1,6 +1,6 @@
 """The skeleton language a second time, as regular expressions over whole texts.
 
-Refuses to know the product's automaton and reader: they are tested against this.
+They are tested against this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The byte automaton accepts exactly the language, and always knows a way to its end.
-
-Refuses to know tokens.
-"""
+"""The byte automaton accepts exactly the language, and always knows a way to its end."""
 
 from __future__ import annotations
 

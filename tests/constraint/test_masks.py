@@ -1,6 +1,6 @@
 """Masks over tokens: equal to brute force, and whatever is sampled through them parses.
 
-Refuses to know numpy passes and caches: a second, slow way is their oracle.
+A second, slow way is their oracle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What tokens write, for the kinds of tokenizer.json that models come with.
-
-Refuses to know models.
-"""
+"""What tokens write, for the kinds of tokenizer.json that models come with."""
 
 from __future__ import annotations
 

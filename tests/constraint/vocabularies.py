@@ -1,7 +1,4 @@
-"""Vocabularies to test with, and texts over them.
-
-Refuses to know the automaton.
-"""
+"""Vocabularies to test with, and texts over them."""
 
 from __future__ import annotations
 

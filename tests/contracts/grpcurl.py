@@ -1,6 +1,6 @@
 """A command line of grpcurl as a value, and its replay by a reflection client: the flags our documents use.
 
-Refuses to know what the lines are for, and where they stand. Whatever it does not know is an error.
+Whatever it does not know is an error.
 """
 
 from __future__ import annotations

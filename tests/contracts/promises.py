@@ -1,6 +1,6 @@
 """What a set of protos promises those who use it, as facts: what must stay as it is, though more may come.
 
-Refuses to know where the protos come from. The rules are those of `buf breaking` with FILE, as far as
+The rules are those of `buf breaking` with FILE, as far as
 proto3 without options and extensions goes.
 """
 

@@ -1,6 +1,6 @@
 """Every grpcurl line of the documents, replayed by a real reflection client against a real master.
 
-Refuses to know models: the master's ring is a fake that writes one sentence.
+The master's ring is a fake that writes one sentence.
 """
 
 from __future__ import annotations

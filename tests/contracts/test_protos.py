@@ -1,6 +1,6 @@
 """The protos: nothing that was promised changes or vanishes, and buf, where it is, has nothing to say.
 
-Refuses to know what the messages mean. Who changes a promise on purpose writes the baseline anew.
+Who changes a promise on purpose writes the baseline anew.
 """
 
 from __future__ import annotations

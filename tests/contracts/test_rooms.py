@@ -1,6 +1,6 @@
 """The import contracts hold the rooms they name; here: that no pure file is forgotten.
 
-Refuses to know what the files decide. `lint-imports` itself checks who imports what.
+`lint-imports` itself checks who imports what.
 """
 
 from __future__ import annotations

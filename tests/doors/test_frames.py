@@ -1,6 +1,6 @@
 """What travels in the ring, by its frames: what is cancelled is gone, and requests ride together.
 
-Refuses to know models: scripts say what is written, for rows that see the right tokens.
+Scripts say what is written, for rows that see the right tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What GetInfo tells of requests, over the wire: how they stand, how they ended, what of them was cached.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Invariant 1, stream integrity: offsets from 0 without a gap, each event once, one last one; over any cuts.
 
-Refuses to know models; the calls are real ones, their client hangs up at random.
+The calls are real ones, their client hangs up at random.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Invariant 5, leaks: after a thousand requests that ended at random nothing of them is left.
 
-Refuses to know models; the calls are real ones, cut in every way a client can.
+The calls are real ones, cut in every way a client can.
 """
 
 from __future__ import annotations

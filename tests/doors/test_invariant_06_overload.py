@@ -1,6 +1,6 @@
 """Invariant 6, overload: ten times what fits is refused at once and told when to come back; the rest is done.
 
-Refuses to know models; the calls are real ones.
+The calls are real ones.
 """
 
 from __future__ import annotations

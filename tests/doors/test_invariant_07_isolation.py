@@ -1,6 +1,6 @@
 """Invariant 7, isolation: a client that stops reading, and a request that breaks, harm nobody else.
 
-Refuses to know models; the calls are real ones.
+The calls are real ones.
 """
 
 from __future__ import annotations

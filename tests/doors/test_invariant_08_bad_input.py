@@ -1,6 +1,6 @@
 """Invariant 8, bad input: whatever bytes and values come, a clear status goes back; the others go on.
 
-Refuses to know models; the calls are real ones. Seeds are fixed, so what is found stays found.
+The calls are real ones. Seeds are fixed, so what is found stays found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Invariant 9, liveness: a hung engine does not serve, a frozen client is noticed, deadlines are kept.
 
-Refuses to know prompts and plans; leaders that never finish stand behind the door.
+Leaders that never finish stand behind the door.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Invariant 10, shutdown: SIGTERM lets running requests finish, refuses new ones, says so; exit status 0.
 
-Refuses to know how requests are led. A whole fleet as processes, on the demo model.
+A whole fleet as processes, on the demo model.
 """
 
 from __future__ import annotations

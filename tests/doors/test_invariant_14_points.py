@@ -1,6 +1,6 @@
 """Invariant 14, plans: a point that fails harms only those that need it; the answer keeps the plan's order.
 
-Refuses to know models; the calls are real ones.
+The calls are real ones.
 """
 
 from __future__ import annotations

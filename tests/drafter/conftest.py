@@ -1,6 +1,6 @@
 """A base and its head, written anew for each test that asks for them.
 
-Refuses to know how; torch is imported only where a test wants one.
+Torch is imported only where a test wants one.
 """
 
 from __future__ import annotations

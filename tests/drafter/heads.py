@@ -1,7 +1,4 @@
-"""Pairs of a base and a head on disk, to load, to spoil and to ask.
-
-Refuses to know what a test expects of them.
-"""
+"""Pairs of a base and a head on disk, to load, to spoil and to ask."""
 
 from __future__ import annotations
 

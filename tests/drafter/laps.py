@@ -1,6 +1,6 @@
 """A clockless ring for the tuner: laps with known costs and known true acceptance.
 
-Refuses to know heads and tensors: candidates are probabilities, acceptance is a seeded draw.
+Candidates are probabilities, acceptance is a seeded draw.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The smallest ring: one stage, its verdict, one drafter, turned by hand without links or clocks.
 
-Refuses to know services; uses the very engines they use.
+Uses the very engines they use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The draft engine over a random head: the same trees whatever the chunks, forks and batches.
 
-Refuses to know any base: features are random rows, the tokens too.
+Features are random rows, the tokens too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One run by its seed: a fleet, clients, faults and their times are all drawn from it; then the verdict.
-
-Refuses to know how faults are done.
-"""
+"""One run by its seed: a fleet, clients, faults and their times are all drawn from it; then the verdict."""
 
 from __future__ import annotations
 

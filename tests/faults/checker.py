@@ -1,6 +1,6 @@
 """Whether a history keeps the rules that always hold; every line of its verdict begins with a rule's number.
 
-Pure. Refuses to know how the history came about. The numbers are those of the rules of the service:
+Pure. The numbers are those of the rules of the service:
 1 streams are whole, 2 the text is the undisturbed one, 3 nobody waits for ever for a first token, 4 a
 drafter's end, or lie, is nobody's, 5 nothing is left behind, 6 of a poisonous or refused request nobody
 else fails, 7 a request is in one ring, 8 nobody who lives is called lost, 9 everything ends and is noticed in

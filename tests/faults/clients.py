@@ -1,6 +1,6 @@
 """Clients of every habit: they read, dawdle, hang up and come back, cancel, have little time, or are hostile.
 
-Refuses to know the ring. Whatever they see goes into the history.
+Whatever they see goes into the history.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Members of a fleet in virtual time: processes that are started again whenever they end, and what they do.
-
-Refuses to know the master's side, and which faults come.
-"""
+"""Members of a fleet in virtual time: processes that are started again when they end, and what they do."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Hosts and the lanes between them: messages take their time, lanes are cut, hosts stall, freeze and die.
 
-Refuses to know what is sent. A lane keeps what every link promises: in order, once, or lost at both ends.
+A lane keeps what every link promises: in order, once, or lost at both ends.
 What cannot pass waits, as TCP has it, until keepalive takes the lane for dead.
 
 A host that stalls runs nothing: its timers are late, and what arrives waits in its kernel, which still

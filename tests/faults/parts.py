@@ -1,6 +1,6 @@
 """Members' parts that err on demand: a drafter that guesses, or lies, and stages that die of one request.
 
-Refuses to know masters and nets. Around them are the product's Worker and Drafter.
+Around them are the product's Worker and Drafter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The rules of the ring: what members and master may do, whatever clients see; see `checker`.
-
-Pure. Refuses to know requests but by their ids.
-"""
+"""The rules of the ring: what members and master may do, whatever clients see; see `checker`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A member's stream to the master over two lanes: what the product's Uplink and FleetService need of gRPC.
 
-Refuses to know what is said. Beats, silence and who takes whose place are the product's own.
+Beats, silence and who takes whose place are the product's own.
 """
 
 from __future__ import annotations

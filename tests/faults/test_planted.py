@@ -1,7 +1,4 @@
-"""The checker is proved by bugs: planted in what lies between members, master and clients, and caught.
-
-Refuses to know the seeds of random runs.
-"""
+"""The checker is proved by bugs: planted in what lies between members, master and clients, and caught."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A master that dies without a word and begins anew on its journal: every stream goes on at its next event.
-
-Refuses to know what is in the journal.
-"""
+"""A master that dies silently and begins anew on its journal: every stream goes on at its next event."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A fleet of hosts in virtual time: the product's master and members, on lanes that faults can touch.
-
-Refuses to know which faults come, and what must hold.
-"""
+"""A fleet of hosts in virtual time: the product's master and members, on lanes that faults can touch."""
 
 from __future__ import annotations
 

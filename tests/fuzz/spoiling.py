@@ -1,7 +1,4 @@
-"""Bytes that nobody meant: good ones spoiled, and messages of the right kind with any values in any fields.
-
-Refuses to know who reads them.
-"""
+"""Bytes nobody meant: good ones spoiled, and messages of the right kind with any values in any fields."""
 
 from __future__ import annotations
 

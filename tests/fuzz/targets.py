@@ -1,6 +1,6 @@
 """Whatever reads a stranger's bytes or text, by name: it makes something of them, or refuses in our words.
 
-Refuses to know which bytes are tried. A target that raises anything but a SpecsotError has a fault.
+A target that raises anything but a SpecsotError has a fault.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whatever was found once is tried again: each file of the corpus at the target that its folder names.
 
-Refuses to know why a file is there; its name says it.
+Its name says it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bodies and messages of very many small wrong parts: refused at the first few, not after looking at all.
 
-Refuses to know doors. What is counted is complaints: each one costs memory and time.
+What is counted is complaints: each one costs memory and time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Any call at the HTTP door, made by schemathesis from its own document: answered or refused as that says.
 
-Refuses to know models: the ring is a fake that writes one sentence. Nothing is drawn by chance, so what is
+The ring is a fake that writes one sentence. Nothing is drawn by chance, so what is
 found stays found.
 """
 

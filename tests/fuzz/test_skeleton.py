@@ -1,7 +1,4 @@
-"""Any text at all, at the reader of skeletons: a plan, a direct answer or one clear line, and soon.
-
-Refuses to know the grammar that constrained text follows.
-"""
+"""Any text at all, at the reader of skeletons: a plan, a direct answer or one clear line, and soon."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Any bytes at all, at every decoder: a value or one clear line; never more memory than the bytes justify.
-
-Refuses to know what the messages mean.
-"""
+"""Any bytes at all, at every decoder: a value or one clear line; never more memory than the bytes justify."""
 
 from __future__ import annotations
 

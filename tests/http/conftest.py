@@ -1,7 +1,4 @@
-"""The door that most tests here knock at.
-
-Refuses to know what they ask.
-"""
+"""The door that most tests here knock at."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The HTTP door on a real port, before a conductor on a fake ring whose laps a task plays.
 
-Refuses to know what the tests expect. Time stands still: alarms ring when a test passes time.
+Time stands still: alarms ring when a test passes time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """/v1/chat/completions through OpenAI's own client, whole and streamed.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

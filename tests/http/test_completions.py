@@ -1,6 +1,6 @@
 """/v1/completions and /v1/models through OpenAI's own client.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

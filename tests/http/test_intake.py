@@ -1,7 +1,4 @@
-"""What reaches the door as bytes: too many, too slow, of another kind, or no HTTP at all.
-
-Refuses to know what bodies mean.
-"""
+"""What reaches the door as bytes: too many, too slow, of another kind, or no HTTP at all."""
 
 from __future__ import annotations
 

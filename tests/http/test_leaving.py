@@ -1,6 +1,6 @@
 """Clients that go away, stall or come too late; a master that shuts down under them.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page in a real Chromium: types, streams, stops, loses the server, comes back.
 
-Refuses to know models: scripts say what is written, and laps are played by hand where it matters.
+Scripts say what is written, and laps are played by hand where it matters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The HTTP door of a real master process: opened by a flag, closed by SIGTERM, refused in one line.
-
-Refuses to know endpoints beyond what it needs to see that the door is open.
-"""
+"""The HTTP door of a real master process: opened by a flag, closed by SIGTERM, refused in one line."""
 
 from __future__ import annotations
 

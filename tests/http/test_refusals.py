@@ -1,6 +1,6 @@
 """What the HTTP door refuses: the status, and one clear line in OpenAI's shape with the field's name.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

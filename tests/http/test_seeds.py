@@ -1,6 +1,6 @@
 """/generate, /health, /info with the fields they have always had; /ring, /version, the figures.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

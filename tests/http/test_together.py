@@ -1,7 +1,4 @@
-"""Several streams as one: order, ends, errors, and who is left waiting.
-
-Refuses to know what events say.
-"""
+"""Several streams as one: order, ends, errors, and who is left waiting."""
 
 from __future__ import annotations
 

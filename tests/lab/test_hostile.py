@@ -1,6 +1,6 @@
 """`specsot bench load --hostile`: attacks reach the doors they are meant for, and what they cost is judged.
 
-Refuses to know models: a conductor on a fake ring stands behind real doors.
+A conductor on a fake ring stands behind real doors.
 """
 
 from __future__ import annotations

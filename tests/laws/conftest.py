@@ -1,7 +1,4 @@
-"""The tiny base and head of the laws.
-
-Refuses to know what is asked of them.
-"""
+"""The tiny base and head of the laws."""
 
 from __future__ import annotations
 

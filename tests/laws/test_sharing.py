@@ -1,6 +1,6 @@
 """Answers that begin with what the ring kept are those of a ring that kept nothing, token for token.
 
-Refuses to know how beginnings are kept. The whole system in one process, on the demo model in fp32.
+The whole system in one process, on the demo model in fp32.
 """
 
 from __future__ import annotations

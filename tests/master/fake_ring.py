@@ -1,6 +1,6 @@
 """A ring without a model: it plays scripts, in laps of any interleaving, and holds the master to the rules.
 
-Refuses to know text: a script says which tokens a sequence writes.
+A script says which tokens a sequence writes.
 """
 
 from __future__ import annotations

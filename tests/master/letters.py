@@ -1,7 +1,4 @@
-"""What the conductor's tests ask about: a plan of three letters, a direct answer, a long count.
-
-Refuses to know what is tested.
-"""
+"""What the conductor's tests ask about: a plan of three letters, a direct answer, a long count."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A conductor on a fake ring: scripts by prompt, and a loop that lets clients and laps take turns.
-
-Refuses to know what the tests expect.
-"""
+"""A conductor on a fake ring: scripts by prompt, and a loop that lets clients and laps take turns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The conductor end to end on a fake ring: every mode, what is opened, what the figures say.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

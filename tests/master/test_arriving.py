@@ -1,6 +1,6 @@
 """Long prompts on their way in: they are made into tokens beside everybody else's requests.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

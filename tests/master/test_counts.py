@@ -1,6 +1,6 @@
 """What the master tells of its requests: of this moment, and how they ended.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Many requests at once on few pages: all get on, fair between clients, nothing is left.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

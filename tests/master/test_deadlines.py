@@ -1,6 +1,6 @@
 """A request's deadline on a fake ring: while it waits, while it is answered, and after it is done.
 
-Refuses to know models and clocks: the test passes the time.
+The test passes the time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests that end early on a fake ring: cancelled, dropped, broken, failed; nothing is left behind.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

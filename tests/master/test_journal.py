@@ -1,6 +1,6 @@
 """The journal: what was written comes back as it was, for its owner alone; what fails leaves nothing behind.
 
-Refuses to know requests' lives; `tests/faults/test_restart.py` tells how they go on.
+`tests/faults/test_restart.py` tells how they go on.
 """
 
 from __future__ import annotations

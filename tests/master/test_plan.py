@@ -1,6 +1,6 @@
 """The request machine by transcripts: what happened, and what it wants and tells.
 
-Refuses to know tokenizers: a character is a token, its code the id.
+A character is a token, its code the id.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Beginnings of prompts: which are found, which go first, and that pages are counted exactly.
 
-Refuses to know text; the tree is checked against brute force, the ledger against a real page table.
+The tree is checked against brute force, the ledger against a real page table.
 """
 
 from __future__ import annotations

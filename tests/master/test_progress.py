@@ -1,7 +1,4 @@
-"""When an engine counts as hung: tables over passed-in times.
-
-Refuses to know clocks and rings.
-"""
+"""When an engine counts as hung: tables over passed-in times."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Prompts over the chat templates people use: what turns share, what the model is told.
 
-Refuses to know models; the demo tokenizer speaks for all of them.
+The demo tokenizer speaks for all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Requests that break rings: only they fail, soon, and their neighbours' answers stay whole.
-
-Refuses to know why a ring breaks under a request.
-"""
+"""Requests that break rings: only they fail, soon, and their neighbours' answers stay whole."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Leases follow the writing, and a client that does not read stalls only itself.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

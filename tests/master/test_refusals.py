@@ -1,6 +1,6 @@
 """What the conductor refuses, and how it says so.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

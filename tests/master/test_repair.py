@@ -1,6 +1,6 @@
 """Repair: when a ring breaks, its requests go on in the next one, and nobody can tell from the answer.
 
-Refuses to know models and members; a fake ring breaks wherever a test wants.
+A fake ring breaks wherever a test wants.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests that outlive their reader: read on from any event, by anybody who knows the id, for a while.
 
-Refuses to know models and clocks: scripts say what is written, the test passes the time.
+Scripts say what is written, the test passes the time.
 """
 
 from __future__ import annotations

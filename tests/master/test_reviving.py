@@ -1,6 +1,6 @@
 """A master that begins on what another wrote down: what does not play ends clearly, and nobody else with it.
 
-Refuses to know files; `tests/faults/test_restart.py` tells how whole streams go on.
+`tests/faults/test_restart.py` tells how whole streams go on.
 """
 
 from __future__ import annotations

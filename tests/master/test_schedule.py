@@ -1,7 +1,4 @@
-"""Who goes next, how tokens are split, how pages and leases are counted: tables and properties.
-
-Refuses to know text and the ring.
-"""
+"""Who goes next, how tokens are split, how pages and leases are counted: tables and properties."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Requests that begin alike, on a fake ring: fed once, the same answers, and pages for whoever needs them.
 
-Refuses to know models: scripts say what is written.
+Scripts say what is written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Text and tokens: the tokenizer directory, the detokeniser, stop strings, templates.
-
-Refuses to know prompts and requests.
-"""
+"""Text and tokens: the tokenizer directory, the detokeniser, stop strings, templates."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What is shipped to run a fleet: every manifest and file is what its reader takes, and all agree.
 
-Refuses to know clusters, engines and networks: everything is checked offline.
+Everything is checked offline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A CA that tests may ask for certificates.
-
-Refuses to know what they do with them.
-"""
+"""A CA that tests may ask for certificates."""
 
 from __future__ import annotations
 

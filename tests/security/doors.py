@@ -1,7 +1,4 @@
-"""A master's doors with papers: one for clients, one for members; a fake conductor and a fake fleet behind.
-
-Refuses to know what the tests try to get in with.
-"""
+"""A master's doors with papers: one for clients, one for members; fakes behind them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A member's door, with an inbox behind it.
-
-Refuses to know who dials.
-"""
+"""A member's door, with an inbox behind it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Certificates and tokens made on the spot, as files, the way services are given them.
-
-Refuses to know who shows them to whom.
-"""
+"""Certificates and tokens made on the spot, as files, the way services are given them."""
 
 from __future__ import annotations
 

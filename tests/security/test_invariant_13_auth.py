@@ -1,7 +1,5 @@
 """Invariant 13, who may come in: without a known token every call is UNAUTHENTICATED, streams and reflection
 included; members without a certificate do not even get a connection. Health is open, and says so little.
-
-Refuses to know what the calls would do.
 """
 
 from __future__ import annotations

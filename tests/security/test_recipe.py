@@ -1,6 +1,6 @@
 """The recipe of docs/security.md: certificates by openssl, services as in compose.tls.yaml, clients' lines.
 
-Refuses to know containers: the same processes stand here on loopback.
+The same processes stand here on loopback.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the reader makes of skeletons: exact ones, those of an unconstrained model, in any pieces.
-
-Refuses to know tokens and the automaton.
-"""
+"""What the reader makes of skeletons: exact ones, those of an unconstrained model, in any pieces."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""EAGLE's generation over plain models, as its reference does it, everything recomputed every time.
-
-Refuses to know files and the product.
-"""
+"""EAGLE's generation over plain models, as its reference does it, everything recomputed every time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A base and an EAGLE head in plain torch: whole sequences, full masks, no caches, nothing of the product.
 
-Refuses to know trees and files. Tensors go by published names.
+Tensors go by published names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Transformers' own `generate`, as the outside yardstick, alone or assisted by a small model.
 
-Refuses to know SpecSoT's engine. Greedy, batch 1, its default attention and settings, the same dtype and
+Greedy, batch 1, its default attention and settings, the same dtype and
 threads; in a process of its own: two OpenMP teams of one process would stand in each other's way.
 """
 

@@ -1,6 +1,6 @@
 """Listens to the members of one embedded fleet, and keeps what they tell of one answer, lap by lap.
 
-Refuses to know requests and text. Bytes are pages by the members' own tables, not what a process takes.
+Bytes are pages by the members' own tables, not what a process takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How well a model foresees a text under a KV policy: teacher-forced, through the same stage that serves.
-
-Refuses to know requests, drafters and what the text says.
-"""
+"""How well a model foresees a text under a KV policy: teacher-forced, through the same stage that serves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The tables of `specsot bench quick` and `full` as pictures: how fast, and what speed costs in memory.
 
-Refuses to know how figures came about. matplotlib is imported only when something is drawn.
+matplotlib is imported only when something is drawn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What becomes of a run of `specsot bench quick` or `full`: tables, files, pictures, and the look back.
-
-Refuses to know how anything is measured.
-"""
+"""What becomes of a run of `specsot bench quick` or `full`: tables, files, pictures, and the look back."""
 
 from __future__ import annotations
 

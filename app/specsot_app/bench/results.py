@@ -1,6 +1,6 @@
 """What a measurement leaves behind: JSON that says what was measured, where, how, and row by row what came.
 
-Refuses to know what the rows mean. Every row has a name of its own; names of figures carry their units.
+Every row has a name of its own; names of figures carry their units.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`specsot bench quick` and `full`: every method of the tables on the same questions, round by round.
 
-Refuses to know how methods write and what rows mean. In a round the methods follow each other, so that a
+In a round the methods follow each other, so that a
 machine that drifts hits all alike, and every ratio is taken within a round.
 """
 

@@ -1,6 +1,6 @@
 """What writes for `specsot bench quick` and `full`: fleets around one set of weights, and Transformers.
 
-Refuses to know tables. One fleet serves all methods that draft alike; they take turns on the same thread, so
+One fleet serves all methods that draft alike; they take turns on the same thread, so
 what is idle only holds memory.
 """
 

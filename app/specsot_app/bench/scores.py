@@ -1,6 +1,6 @@
 """Perplexities for the tables: of what a method wrote, and of a reference text read as it reads.
 
-Refuses to know how texts came about. All are scored by the base itself, through the stage that serves.
+All are scored by the base itself, through the stage that serves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`specsot chat`: a conversation, answer by answer before your eyes.
-
-Refuses to know how a fleet works, how lines are read and how an answer is drawn.
-"""
+"""`specsot chat`: a conversation, answer by answer before your eyes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`specsot infer`: one question, answered before your eyes.
-
-Refuses to know how a fleet works and how an answer is drawn.
-"""
+"""`specsot infer`: one question, answered before your eyes."""
 
 from __future__ import annotations
 

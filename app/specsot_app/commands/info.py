@@ -1,7 +1,4 @@
-"""`specsot info`: one look at what a master serves and how its ring stands.
-
-Refuses to know how the master found out.
-"""
+"""`specsot info`: one look at what a master serves and how its ring stands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`specsot rebalance`: shares a master's layers out anew over all workers that help.
-
-Refuses to know how they are shared.
-"""
+"""`specsot rebalance`: shares a master's layers out anew over all workers that help."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`specsot serve`: master, workers and drafter as processes, here and on other machines, until told to stop.
 
-Refuses to know how a service works; it starts them and passes their lines on. Of those elsewhere it says how.
+It starts them and passes their lines on. Of those elsewhere it says how.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`specsot status`: how a master's ring stands, live; in a pipe the one look that `specsot info` takes.
-
-Refuses to know how it is drawn.
-"""
+"""`specsot status`: how a master's ring stands, live; in a pipe the one look that `specsot info` takes."""
 
 from __future__ import annotations
 

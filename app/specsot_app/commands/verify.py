@@ -1,6 +1,6 @@
 """`specsot verify`: whether base, head and decoding do what they must, as an exit status.
 
-Refuses to know what is compared; specsot_app.verify does, and is imported only when asked for.
+`specsot_app.verify` is imported only when asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How often replayed drafts are right: one chance for a level, or one for each of a node's guesses.
-
-Pure. Refuses to know drafters and models.
-"""
+"""How often replayed drafts are right: one chance for a level, or one for each of a node's guesses."""
 
 from __future__ import annotations
 

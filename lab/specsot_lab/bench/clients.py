@@ -1,7 +1,4 @@
-"""Clients that ask a master all the time, each over a connection of its own, until all has been asked.
-
-Refuses to know where the master came from, and what the figures say.
-"""
+"""Clients that ask a master all the time, each over a connection of its own, until all has been asked."""
 
 from __future__ import annotations
 

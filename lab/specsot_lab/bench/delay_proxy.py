@@ -1,6 +1,6 @@
 """A TCP proxy that delays: every byte arrives so much later, in order, and as many at once as were sent.
 
-Refuses to know what passes through. It stands in for a network that is far, not for one that is narrow.
+It stands in for a network that is far, not for one that is narrow.
 Delays are as exact as the timers of the loop that it runs on: see `exact_loop`.
 """
 

@@ -1,6 +1,6 @@
 """`specsot bench demo`: what each of the three levers brings on the demo model, on this machine.
 
-Refuses to know how a fleet works; it only asks and counts. Same dtype, threads and prompts on both
+It only asks and counts. Same dtype, threads and prompts on both
 sides of every pair.
 """
 

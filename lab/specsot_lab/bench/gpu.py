@@ -1,6 +1,6 @@
 """What one GPU does with models of real shapes: plain decoding, verification, drafting.
 
-Refuses to know fleets: stages and judges are driven as a ring of one drives them. Weights are made up.
+Stages and judges are driven as a ring of one drives them. Weights are made up.
 
 device: a lap as one captured graph, replayed without the host: what the kernels take.
 lap:    wall time of a lap by stage and judge, result read by the host: what a sequence waits.

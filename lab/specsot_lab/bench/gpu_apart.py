@@ -1,6 +1,6 @@
 """The same lanes with each range in a process of its own, joined by links as between services.
 
-Refuses to know what is measured with it. The lanes sit beside stage 0, as its sequencer would.
+The lanes sit beside stage 0, as its sequencer would.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Model directories of published shapes with made-up weights, as services load them.
 
-Refuses to know services. The base says the next number behind every token (see `shapes.Telling`), the head is
+The base says the next number behind every token (see `shapes.Telling`), the head is
 right in shape alone; the demo model lends its tokenizer, whose ids the text never leaves.
 """
 

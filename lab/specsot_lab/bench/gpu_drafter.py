@@ -1,6 +1,6 @@
 """The drafter's service with acceptance replayed by node rank: `python -m specsot_lab.bench.gpu_drafter ...`.
 
-Refuses to know what is measured with it. All else is `specsot-drafter`, the head's own passes included; the
+All else is `specsot-drafter`, the head's own passes included; the
 base must say the next number behind every token.
 """
 

@@ -1,6 +1,6 @@
 """What an EAGLE-3 head of the published shape takes to grow one tree, by depth, on one GPU.
 
-Refuses to know acceptance: the head's weights are made up, so its trees are right in shape alone.
+The head's weights are made up, so its trees are right in shape alone.
 """
 
 from __future__ import annotations

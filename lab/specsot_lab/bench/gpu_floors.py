@@ -1,6 +1,6 @@
 """The least time that a lap or a draft can take on one device: its bytes copied, its products multiplied.
 
-Refuses to know what is measured against that. Attention's products, rows of KV that are written and what
+Attention's products, rows of KV that are written and what
 the host does are left out, so that nothing is below a floor.
 """
 

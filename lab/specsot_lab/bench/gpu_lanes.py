@@ -1,6 +1,6 @@
 """Layer ranges as workers of one process, fed by hand: so many frames in flight, so many rows in each.
 
-Refuses to know what is measured with it. Everything between a frame at stage 0 and its result is what an
+Everything between a frame at stage 0 and its result is what an
 embedded fleet runs: members' lives, links, devices, graphs. Sequencer, drafter and master stand still.
 """
 

@@ -1,7 +1,4 @@
-"""A lap on the device alone, as one captured graph, and how long such things take.
-
-Refuses to know stages, and what is measured against what.
-"""
+"""A lap on the device alone, as one captured graph, and how long such things take."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python -m specsot_lab.bench.gpu_plots FILE`: pictures of what `specsot bench gpu --json FILE` measured.
 
-Refuses to know how figures came about. Aims are drawn beside what was reached, and floors.
+Aims are drawn beside what was reached, and floors.
 """
 
 from __future__ import annotations

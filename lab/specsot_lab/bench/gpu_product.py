@@ -1,6 +1,6 @@
 """What the product does and the other rows leave out: its own defaults, grammars, chance, prompts.
 
-Refuses to know how a ring turns (`gpu_turns`) and services (`gpu_served`). Acceptance is replayed *by node
+Acceptance is replayed *by node
 rank* here, unless a row says *tau told*.
 """
 

@@ -1,6 +1,6 @@
 """Which kernels a device spends its time in while something runs.
 
-Refuses to know what runs: kernels go by the names they have.
+Kernels go by the names they have.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What layer ranges on several GPUs of one host cost a single stream, and bring as many streams as stages.
 
-Refuses to know fleets: see `gpu_lanes`. Weights are made up, the same on every GPU, so that the tokens
+See `gpu_lanes`. Weights are made up, the same on every GPU, so that the tokens
 written over several must be those written on one.
 
 lap:        wall milliseconds from result to result of one stream, one frame in flight.

@@ -1,6 +1,6 @@
 """A drafter that knows the text, errs as a published head does, and costs what that head costs.
 
-Refuses to know rings and clocks. The head runs beside for its true cost, on the true features; its candidates
+The head runs beside for its true cost, on the true features; its candidates
 are thrown away, and the known text with mistakes takes their places, scores and all.
 
 Two ways to err. *tau told*: a level is right with one chance, and always by its likeliest path, so that a

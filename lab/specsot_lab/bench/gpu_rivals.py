@@ -1,6 +1,6 @@
 """Transformers' own decoding of the same shapes on the same GPU, alone and assisted by a small model.
 
-Refuses to know our own decoding. Weights are made up so that every token says the next; where an assistant
+Weights are made up so that every token says the next; where an assistant
 drafts, acceptance is replayed: so many tokens say a wrong one to the assistant, and there alone it is unsure.
 """
 

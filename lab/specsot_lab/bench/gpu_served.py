@@ -1,6 +1,6 @@
 """What clients feel of the real services on one GPU: master, worker and drafter as processes, HTTP and gRPC.
 
-Refuses to know what a ring does. Everything is the product, as `specsot serve` starts it, but that weights
+Everything is the product, as `specsot serve` starts it, but that weights
 are made up and the drafter's acceptance is replayed by node rank (`gpu_drafter`). Clients are this process.
 """
 

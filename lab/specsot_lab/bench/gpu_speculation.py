@@ -1,6 +1,6 @@
 """What speculation and branches bring on one GPU, with acceptance as published and costs as measured.
 
-Refuses to know how acceptance is replayed: see `gpu_replay`. Everything is wall time of whole laps, results
+See `gpu_replay`. Everything is wall time of whole laps, results
 read by the host, against plain decoding by the same stage without taps.
 """
 

@@ -1,6 +1,6 @@
 """A ring of one GPU in one process and thread, with a drafter or without: how long each of its laps takes.
 
-Refuses to know what is measured with it, and how its drafter comes to be right. All else is as in a fleet of
+All else is as in a fleet of
 one: frames, graphs, verification by the model's own argmax, pages, the drafter's engine.
 """
 

@@ -1,6 +1,6 @@
 """How long a message takes from member to member and back: `python -m specsot_lab.bench.hops`.
 
-Refuses to know rings. Transports take turns, so that whatever else this machine does falls on all of them.
+Transports take turns, so that whatever else this machine does falls on all of them.
 """
 
 from __future__ import annotations

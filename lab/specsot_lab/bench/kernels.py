@@ -1,6 +1,6 @@
 """Microseconds of the Triton kernels and of their torch fallback: `python -m specsot_lab.bench.kernels`.
 
-Refuses to know models and services. Every result is held against the plain rule before it is timed.
+Every result is held against the plain rule before it is timed.
 
 called:    wall time of a public call in a row of calls, checks, Python and launches included; the device
            is waited for at the end. unchecked: without the checks.

@@ -1,7 +1,4 @@
-"""Listens at the stages of a ring: which laps were turned, and how long frames waited for their turn.
-
-Refuses to know what was written, and what becomes of the figures.
-"""
+"""Listens at the stages of a ring: which laps were turned, and how long frames waited for their turn."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How long clients waited: for the first text, from lap to lap, for a token; over many requests.
 
-Pure: times are passed in, in seconds of any clock that only goes forward. Refuses to know who asked whom.
+Pure: times are passed in, in seconds of any clock that only goes forward.
 """
 
 from __future__ import annotations

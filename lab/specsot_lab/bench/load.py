@@ -1,6 +1,6 @@
 """`specsot bench load`: what clients feel of a fleet when more and more of them ask at once.
 
-Refuses to know how a fleet works. Its services are processes of their own, as users run them: in this one
+Its services are processes of their own, as users run them: in this one
 they would wait for the clients, and be measured by them.
 """
 

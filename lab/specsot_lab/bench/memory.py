@@ -1,6 +1,6 @@
 """`specsot bench load --memory`: what a fleet's processes hold after ever more short requests.
 
-Refuses to know what they hold it for. Reads /proc, so it works on Linux alone.
+Reads /proc, so it works on Linux alone.
 """
 
 from __future__ import annotations

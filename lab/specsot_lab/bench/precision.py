@@ -1,6 +1,6 @@
 """`specsot bench precision`: what fewer bits cost: memory, perplexity, and tokens a lap with a head.
 
-Refuses to know fleets and clocks. Tokens a lap are those of `specsot verify`: a whole tree in every lap, and
+Tokens a lap are those of `specsot verify`: a whole tree in every lap, and
 nothing but the head's drafts.
 """
 

@@ -1,7 +1,4 @@
-"""What whole requests are measured with: how long prompts and points of a plan are beside each other.
-
-Refuses to know who measures with that.
-"""
+"""What whole requests are measured with: how long prompts and points of a plan are beside each other."""
 
 from __future__ import annotations
 

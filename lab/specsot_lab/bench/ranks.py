@@ -4,7 +4,7 @@
 
 The base reads each conversation once; then a tree grows behind every STEP-th token of its answers, and what
 really followed is looked for in it. A level counts where the level above it held the right token among the
-nodes that were fed. Refuses to know what is replayed with that: see `acceptance`.
+nodes that were fed. See `acceptance`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`specsot bench ring`: what drafting and branches bring when the stages are far from each other.
 
-Refuses to know how members work. Every hop passes a TCP proxy that delays it by half a round trip. Two rings:
+Every hop passes a TCP proxy that delays it by half a round trip. Two rings:
 "mock", stages without weights that take a known time, with a drafter that knows the text and errs as often as
 it is told to; and "demo", the demo model with its head. At the least distance also "taps", the mock whose
 features travel as three rows instead of one, and "steep", the mock where rows cost what they would past the

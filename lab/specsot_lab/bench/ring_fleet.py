@@ -1,6 +1,6 @@
 """A ring whose members live in this process and meet over TCP, every hop through a proxy that delays.
 
-Refuses to know requests and text: prompts as tokens in, tokens out. Master and stage 0 share a host, so do
+Prompts as tokens in, tokens out. Master and stage 0 share a host, so do
 the last stage and the drafter; everything else that is said travels.
 """
 

@@ -1,7 +1,4 @@
-"""Ways to write on one ring at one distance: plain, drafted, in branches, both; the same texts every time.
-
-Refuses to know how a ring is set up, and how its figures are shown.
-"""
+"""Ways to write on one ring at one distance: plain, drafted, in branches, both; the same texts every time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`specsot eval`: quality and speed of planned answers against direct ones.
 
-Refuses to know tasks and scores; specsot_lab.eval does, and is imported only when asked for.
+`specsot_lab.eval` is imported only when asked for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the records of a run come to: quality and speed per category, and where a plan pays.
-
-Pure. Refuses to know tasks, files, and how it is shown.
-"""
+"""What the records of a run come to: quality and speed per category, and where a plan pays."""
 
 from __future__ import annotations
 

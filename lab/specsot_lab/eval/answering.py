@@ -1,7 +1,4 @@
-"""One prompt in one mode: every turn asked behind the answers before it, and what came as a record.
-
-Refuses to know files, other prompts, and what records come to.
-"""
+"""One prompt in one mode: every turn asked behind the answers before it, and what came as a record."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A judge behind an OpenAI-compatible endpoint.
 
-Refuses to know what it is asked. The openai package (specsot-lab[judge]) retries lost connections, 408, 409,
+The openai package (specsot-lab[judge]) retries lost connections, 408, 409,
 429 and 5xx.
 """
 

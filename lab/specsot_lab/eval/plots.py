@@ -1,7 +1,4 @@
-"""The lines of a run as a picture: how much faster a plan is, quality of both, and whom a judge prefers.
-
-Refuses to know how lines come about.
-"""
+"""The lines of a run as a picture: how much faster a plan is, quality of both, and whom a judge prefers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a run leaves in its output folder, and goes on from: settings, answers, verdicts.
 
-Refuses to know what is in an answer or a verdict but whose it is. A line is appended as soon as it is there.
+A line is appended as soon as it is there.
 """
 
 from __future__ import annotations

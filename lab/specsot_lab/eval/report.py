@@ -1,7 +1,4 @@
-"""The lines of a run as a table for people, at most 80 columns wide.
-
-Pure. Refuses to know how lines come about.
-"""
+"""The lines of a run as a table for people, at most 80 columns wide."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`specsot eval`: asks every prompt directly and with a plan, has the answers judged, and tells what came.
-
-Refuses to know how answers are had, scored, judged and summed up.
-"""
+"""`specsot eval`: asks every prompt directly and with a plan, has the answers judged, and tells what came."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Scores of one answer, 0 to 1, as pure functions of texts.
 
-Refuses to know tasks, files and models.
-
 Exact match and F1 normalise as SQuAD's evaluation does: lower case, no punctuation, no articles, one space.
 ROUGE-L is the F1 of the longest common subsequence of words (Lin 2004), without stemming.
 Numbers may have a sign, a currency and commas; "1/2" is two numbers. Those of a plan's headings are left out.

@@ -1,6 +1,6 @@
 """What two records must have in common to be compared: who answered, and within which limits.
 
-Refuses to know what is done with them. Nothing secret is among them.
+Nothing secret is among them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The tasks: their prompts, and how an answer to one is scored.
-
-Refuses to know how answers come about.
-"""
+"""The tasks: their prompts, and how an answer to one is scored."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a head's guesses are worth: the drafts that verification would accept, chain by chain.
 
-Refuses to know heads and how guesses came about. Needs NumPy alone.
+Needs NumPy alone.
 """
 
 from __future__ import annotations

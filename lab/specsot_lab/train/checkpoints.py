@@ -1,6 +1,6 @@
 """A run's state on disk: weights, the optimiser's memory, and how far it has come; never a pickle.
 
-Refuses to know what is learned. A run that goes on from here ends with the weights of an unbroken one.
+A run that goes on from here ends with the weights of an unbroken one.
 """
 
 from __future__ import annotations

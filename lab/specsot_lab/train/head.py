@@ -1,6 +1,6 @@
 """An EAGLE-3 head that can learn: the published layout's tensors as parameters.
 
-Refuses to know batches, losses and files. What it computes is what `specsot_drafter.heads.eagle` computes
+What it computes is what `specsot_drafter.heads.eagle` computes
 from the same tensors; a test holds the two together.
 """
 

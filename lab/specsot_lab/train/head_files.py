@@ -1,6 +1,6 @@
 """A head's directory: written in the published EAGLE-3 layout, read back to go on from.
 
-Refuses to know training. `specsot_drafter.heads.loading` reads what is written here; so do others.
+`specsot_drafter.heads.loading` reads what is written here; so do others.
 """
 
 from __future__ import annotations

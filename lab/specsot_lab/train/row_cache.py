@@ -1,6 +1,6 @@
 """The rows of a run: kept from a run before, if they are what is asked for; else made now, and kept.
 
-Refuses to know heads. Of files the content counts, and not where they lie.
+Of files the content counts, and not where they lie.
 """
 
 from __future__ import annotations

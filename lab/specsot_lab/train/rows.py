@@ -1,7 +1,4 @@
-"""Rows to learn from: token ids, and which of them are to be guessed; in batches, and as a file.
-
-Refuses to know text, models and what a head is.
-"""
+"""Rows to learn from: token ids, and which of them are to be guessed; in batches, and as a file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`specsot train`: from a model's directory and files of text to a head's directory.
 
-Refuses to know how a head learns; it brings together those who do.
+It brings together those who do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a training run is asked for, as frozen values that refuse what cannot be.
-
-Pure. Refuses to know tensors, and what files and models hold.
-"""
+"""What a training run is asked for, as frozen values that refuse what cannot be."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Questions, conversations and plain text from files: JSON lines or text, .zst too where zstandard is there.
 
-Refuses to know models; only `rows_of` needs a tokenizer.
+Only `rows_of` needs a tokenizer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The loop: steps, measurements, checkpoints.
-
-Refuses to know where rows and heads come from, and who watches.
-"""
+"""The loop: steps, measurements, checkpoints."""
 
 from __future__ import annotations
 

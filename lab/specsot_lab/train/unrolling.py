@@ -1,7 +1,5 @@
 """The training-time test: a head drafts several steps from every row of a text at once, on its own outputs.
 
-Refuses to know optimisers, files and where rows come from.
-
 Row j pairs the base's state j with token j + 1. Its step k reads token j + 1 + k and the head's own output
 of step k - 1, and is to say what the base says at position j + 1 + k, which is token j + 2 + k. (EAGLE-3's
 training-time test, as its authors and SpecForge have it: the text's rows are seen causally, of the drafts

@@ -1,6 +1,6 @@
 """`specsot-drafter`: the draft model as a process.
 
-Refuses to know the ring; it puts a drafter's rooms together and lets them run.
+It puts a drafter's rooms together and lets them run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options of a drafter's process.
 
-Refuses to know torch: it is not even imported before these are read.
+Torch is not even imported before these are read.
 """
 
 from __future__ import annotations

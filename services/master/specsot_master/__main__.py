@@ -1,6 +1,6 @@
 """`specsot-master`: takes requests and leads the ring, as a process.
 
-Refuses to know how; it only settles habits before anything heavy is imported.
+It only settles habits before anything heavy is imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The options of a master's process.
-
-Refuses to know how a ring is formed of them.
-"""
+"""The options of a master's process."""
 
 from __future__ import annotations
 

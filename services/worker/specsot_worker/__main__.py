@@ -1,6 +1,6 @@
 """`specsot-worker`: one layer range as a process.
 
-Refuses to know the ring; it puts a worker's rooms together and lets them run.
+It puts a worker's rooms together and lets them run.
 """
 
 from __future__ import annotations

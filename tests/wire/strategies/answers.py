@@ -1,7 +1,4 @@
-"""What clients are told: events of their requests, and how the fleet stands.
-
-Refuses to know what they asked.
-"""
+"""What clients are told: events of their requests, and how the fleet stands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is asked: sampling, forms, policies, whole requests.
-
-Refuses to know who asks.
-"""
+"""What is asked: sampling, forms, policies, whole requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What members and the master tell each other.
-
-Refuses to know what goes round the ring between members.
-"""
+"""What members and the master tell each other."""
 
 from __future__ import annotations
 

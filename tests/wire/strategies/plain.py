@@ -1,7 +1,4 @@
-"""What values are made of: numbers, texts, trees, tensors.
-
-Refuses to know what they mean.
-"""
+"""What values are made of: numbers, texts, trees, tensors."""
 
 from __future__ import annotations
 

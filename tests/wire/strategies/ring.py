@@ -1,7 +1,4 @@
-"""What goes round the ring: openings, frames, results, features, drafts.
-
-Refuses to know the links that carry it.
-"""
+"""What goes round the ring: openings, frames, results, features, drafts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From answers to the rows of a table: rates, waits, what drafts brought, what was held, against plain.
 
-Pure. Refuses to know how answers came about. What each column means: docs/bench.md.
+What each column means: docs/bench.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ways to write that `specsot bench quick` and `full` put side by side, each a line of their tables.
 
-Pure. Refuses to know models and clocks. Names, sizes and defaults are those of the systems SpecSoT grew from.
+Names, sizes and defaults are those of the systems SpecSoT grew from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Paired runs in ABBA order, and what they say: medians, ratios, spread.
 
-Pure. Refuses to know what is measured; a machine that drifts hits both sides of a pair alike.
+A machine that drifts hits both sides of a pair alike.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What to set for which goal, read off the rows of a table, and never known beforehand.
 
-Pure. Refuses to know methods: of a row it takes the figures and the name.
+Of a row it takes the figures and the name.
 """
 
 from __future__ import annotations

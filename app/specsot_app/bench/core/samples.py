@@ -1,6 +1,6 @@
 """One answer of one method, lap by lap, and what it had come to when so many tokens were written.
 
-Pure. Refuses to know models and clocks; times are passed in, in seconds from the call.
+Times are passed in, in seconds from the call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of `specsot bench quick` and `full` as Markdown and as LaTeX, row for row the same.
 
-Pure. Refuses to know what is measured; columns and how they are written are said here once.
+Columns and how they are written are said here once.
 """
 
 from __future__ import annotations
