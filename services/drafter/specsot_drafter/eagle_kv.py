@@ -17,10 +17,10 @@ from specsot.core.kv_plan import window_of
 from specsot.core.pages import PageTable
 from specsot.errors import NotFound, Overloaded, WireError
 from specsot.model.attention import AttentionPlan, Span, plan_attention
-from specsot.model.kv import KVPages, indices, untouched_zeros
+from specsot.model.kv import indices, untouched_zeros
 from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.growth import TreeRoom, reserve_room
-from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads import DraftHead, HeadRows
 
 
 @dataclass(slots=True)
@@ -64,9 +64,7 @@ class DraftPages:
 
     def __init__(self, head: DraftHead, pages: int, page_rows: int) -> None:
         self.table = PageTable(pages, page_rows)
-        self.kv = KVPages(
-            head.layers, pages, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device
-        )
+        self.kv = head.make_kv(pages, page_rows)
         self.features = untouched_zeros((pages * page_rows, head.hidden), head.dtype, head.device)
 
     def fork(self, sequence: int, source: int, length: int) -> None:
@@ -144,9 +142,9 @@ def compute_rows(head: DraftHead, pages: DraftPages, due: Sequence[DueRows]) -> 
     features = pages.load_features(slots)
     if head.layers > 1:
         plan = _plan(head, pages, [_span_of(pages, stretch, stretch.first) for stretch in due])
-        return head.forward(tokens, features, positions, slots, plan, pages.kv)[asked]
+        return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv))[asked]
     plan = _plan(head, pages, [_span_of(pages, s, s.stop - 1) for s in due if s.asked])
-    return head.forward(tokens, features, positions, slots, plan, pages.kv, asked)
+    return head.forward(tokens, features, HeadRows(positions, slots, plan, pages.kv, asked))
 
 
 def _slots(pages: DraftPages, due: Sequence[DueRows]) -> list[int]:

@@ -20,7 +20,7 @@ from specsot.errors import Overloaded
 from specsot.model.attention import AttentionPlan, Span, plan_attention
 from specsot.model.kv import KVPages
 from specsot_drafter.core.selection import Candidates, KeepGrowing
-from specsot_drafter.heads import DraftHead
+from specsot_drafter.heads import DraftHead, HeadRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class TreeGrowth:
         slots = self._slots[:, first : self._fed].flatten()
         plan = self._plan(first, frontier.parents)
         tokens, positions = frontier.tokens.flatten(), self._bases.repeat_interleave(width) + level
-        return self._head.forward(tokens, frontier.features, positions, slots, plan, self._kv)
+        return self._head.forward(tokens, frontier.features, HeadRows(positions, slots, plan, self._kv))
 
     def _plan(self, first: int, parents: Tensor) -> AttentionPlan:
         """Each row sees its tree's ground and its own ancestors."""

@@ -11,7 +11,6 @@ import torch
 
 from specsot.members import Curve
 from specsot.model.cuda_graphs import GraphCapture
-from specsot.model.kv import KVPages
 from specsot_drafter.eagle_kv import DraftPages, DueRows
 from specsot_drafter.graph_growth import GraphInput, TreeGraphs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
@@ -67,7 +66,7 @@ def _grower(head: DraftHead, rows: int) -> Grow:
     """Grows trees whose levels have so many rows in all, each behind its own context."""
     trees, top_k = _shape(rows)
     page_rows = CONTEXT_ROWS + MEASURED_LEVELS * top_k
-    kv = KVPages(head.layers, trees, page_rows, head.kv_heads, head.head_dim, head.dtype, head.device)
+    kv = head.make_kv(trees, page_rows)
     grounds = [_room_of(tree, page_rows) for tree in range(trees)]
     last = torch.ones(trees, head.hidden, dtype=head.dtype, device=head.device)
     return lambda levels: TreeGrowth(head, kv, grounds, top_k).run(last, levels)
