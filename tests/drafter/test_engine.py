@@ -16,7 +16,7 @@ from specsot.errors import WireError
 from specsot.members import Curve, TreeShape
 from specsot.model.attention import Span, plan_attention
 from specsot_drafter.core.cost_model import PRIOR_ACCEPTANCE
-from specsot_drafter.core.selection import eagle2_trees
+from specsot_drafter.core.selection import best_each, build_trees
 from specsot_drafter.core.tree_budget import FIRST_REST_LAPS, MeasuredBudget
 from specsot_drafter.engine import DraftEngine
 from specsot_drafter.growth import TreeGrowth, TreeRoom
@@ -91,7 +91,7 @@ def expected(head: DraftHead, text: Text, n: int) -> Tree:
         offer = TreeGrowth(head, kv, [TreeRoom(n, (0,), range(n, 128), n)], SHAPE.top_k).run(
             outputs[-1:], SHAPE.depth + 1
         )
-        return eagle2_trees(offer, [text.tokens[n]], SHAPE.nodes)[0]
+        return build_trees(offer, [text.tokens[n]], best_each(offer.scores, SHAPE.nodes - 1))[0]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 40])

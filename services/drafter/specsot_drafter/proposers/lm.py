@@ -15,7 +15,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specsot.core.frames import Features
 from specsot.core.kv_plan import window_of
 from specsot.core.pages import PageTable
 from specsot.drafting import DraftOptions
@@ -28,6 +27,7 @@ from specsot_drafter.core.sequences import DraftSequence
 from specsot_drafter.grammar import make_guide
 from specsot_drafter.growth import TreeGrowth, TreeRoom, reserve_room
 from specsot_drafter.heads import DraftHead, HeadRows
+from specsot_drafter.proposers import Proposer
 
 DEFAULT_DEPTH, DEFAULT_BREADTH, DEFAULT_NODES = 5, 2, 32  # tokens, breadth and nodes where nothing is said
 
@@ -112,11 +112,11 @@ class FedTokens:
         del self.tokens[self.confirmed :]
 
 
-class LanguageModelProposer:
+class LanguageModelProposer(Proposer):
     """See `Proposer`."""
 
-    def __init__(self, head: DecoderHead, beam: BeamShape, pages: int, page_rows: int) -> None:
-        self.widths = beam.widths
+    def __init__(self, head: DraftHead, beam: BeamShape, pages: int, page_rows: int) -> None:
+        self.widths, self.positions = beam.widths, head.positions
         self._head, self._beam = head, beam
         self._table = PageTable(pages, page_rows)
         self._kv = head.make_kv(pages, page_rows)
@@ -134,23 +134,12 @@ class LanguageModelProposer:
         """Nothing is computed or shared yet: perhaps nothing will ever be drafted."""
         self._fed[sequence.id] = FedTokens(sequence)
 
-    def observe(self, batch: Features) -> None:
-        """The texts know."""
+    def follows(self, sequence: int) -> bool:
+        return sequence in self._fed
 
     def close(self, sequence: int) -> None:
         self._fed.pop(sequence, None)
         self._wipe(self._table.close(sequence))
-
-    def catch_up(self) -> None:
-        """Nothing: what is due goes along with the next root."""
-
-    def max_levels(self, sequence: DraftSequence) -> int:
-        if sequence.id not in self._fed:
-            return 0
-        depth = min(
-            sequence.remaining - 1, sequence.max_tokens(self._head.positions) - 1 - sequence.committed
-        )
-        return max(min(len(self.widths) + 1, depth), 0)
 
     def propose(
         self, sequences: Sequence[DraftSequence], levels: int, keep_growing: KeepGrowing | None = None
