@@ -53,7 +53,7 @@ class ChildProcess:
         """Its exit status, once it is gone."""
         return self._process.returncode
 
-    async def ended(self) -> SpecsotError:
+    async def wait_ended(self) -> SpecsotError:
         """Wait until the child is gone; the error says what its last words were."""
         status = await self._process.wait()
         await self._listening

@@ -90,7 +90,7 @@ class ProcessFleet:
     async def info(self) -> Info:
         return await self._client.info()
 
-    async def ended(self) -> SpecsotError:
+    async def wait_ended(self) -> SpecsotError:
         """Wait until any of the processes is gone, and say why."""
         return await first_end(self.children)
 
@@ -171,7 +171,7 @@ async def end_all(children: list[ChildProcess]) -> None:
 
 
 async def first_end(children: list[ChildProcess]) -> SpecsotError:
-    endings = [asyncio.ensure_future(child.ended()) for child in children]
+    endings = [asyncio.ensure_future(child.wait_ended()) for child in children]
     try:
         done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()
