@@ -29,7 +29,7 @@ from specsot.transport.links import Dialer, Inbox, Link, LocalLink
 from specsot_lab.bench.delay_proxy import DelayProxy
 from specsot_lab.bench.lap_probe import LapProbe, LapTimes
 from specsot_master.fleet import Fleet, RingConfig
-from specsot_worker.telemetry import WorkerObserver
+from specsot_worker.observer import WorkerObserver
 
 WorkerMaker = Callable[[str, Dialer, Executor, WorkerObserver], Part]
 DrafterMaker = Callable[[str, Dialer, Executor], Part]
