@@ -107,3 +107,11 @@ def test_a_failpoint_names_what_when_and_perhaps_whom() -> None:
     for wrong in ("hang", "sleep@3", "hang@soon"):
         with pytest.raises(ValueError, match="hang@FRAME or die@FRAME"):
             failpoint(wrong)
+
+
+def test_a_failpoint_strikes_at_its_frame_and_no_other() -> None:
+    struck, fault = list[int](), failpoint("hang@3")
+    fault.act = lambda: struck.append(1)
+    for frame in range(1, 6):
+        fault.count()
+        assert len(struck) == (frame >= 3)

@@ -1,4 +1,4 @@
-"""A drafter's Prometheus metrics (trees, their cost, rests, pages), and spans of drafts behind traced laps."""
+"""A drafter's Prometheus metrics (trees, their cost, rests, pages), and spans of drafts of traced laps."""
 
 from __future__ import annotations
 
