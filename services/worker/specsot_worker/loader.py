@@ -16,11 +16,12 @@ from specsot.errors import ModelError
 from specsot.grammar import Grammar, grammar_of, prebuild
 from specsot.members import Configuration, Range, Registration
 from specsot.model.config import read_config
-from specsot.model.cost_curve import measure_rows
+from specsot.model.cuda_graphs import measure_rows
 from specsot.model.decoder import Decoder, Loaded, LoadedParts
 from specsot.model.fingerprint import fingerprint
 from specsot.model.fused import can_capture
 from specsot.model.kv import row_bytes
+from specsot.model.linear import check_quantization, resolve_dtype
 from specsot.model.memory_fit import (
     Need,
     WeightForm,
@@ -31,7 +32,6 @@ from specsot.model.memory_fit import (
     room_on,
     weights_of,
 )
-from specsot.model.precision import check_quantization, resolve_dtype
 from specsot.model.weights import WeightFiles
 from specsot.service.options import ModelOptions
 from specsot.transport.pending_rows import use_device

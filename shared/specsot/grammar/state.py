@@ -16,9 +16,8 @@ import numpy as np
 from specsot.core.frames import Opening
 from specsot.core.skeleton import PlanRules
 from specsot.core.vocabulary import Vocabulary
-from specsot.grammar.answers import AnswerAutomaton, Mask
+from specsot.grammar.answers import COMPILER, AnswerAutomaton, Mask
 from specsot.grammar.automaton import automaton
-from specsot.grammar.matchers import COMPILER
 from specsot.params import Form
 
 T = TypeVar("T")
