@@ -1,4 +1,4 @@
-"""The options of a worker's process.
+"""The options of a worker's process, and its faults on demand, for tests of a fleet.
 
 Torch is not even imported before these are read.
 """
@@ -24,6 +24,42 @@ from specsot.service.options import (
     ServiceOptions,
     check_member,
 )
+
+
+def hang() -> None:
+    threading.Event().wait()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAULTS: dict[str, Callable[[], None]] = {"hang": hang, "die": die}
+
+
+@dataclass(slots=True)
+class Failpoint:
+    """act: what happens at frame number `frame` of the process. whom: the one worker it is for; None: all."""
+
+    act: Callable[[], None]
+    frame: int
+    whom: str | None = None
+    _frames: int = 0
+
+    def count(self) -> None:
+        """Another frame is about to run."""
+        self._frames += 1
+        if self._frames == self.frame:
+            self.act()
+
+
+def read_failpoint(text: str) -> Failpoint:
+    """ "hang@20", or "worker-1:die@20" where only one worker of that name shall. Raises ValueError."""
+    found = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", text)
+    if found is None or found[2] not in FAULTS:
+        kinds = " or ".join(f"{kind}@FRAME" for kind in FAULTS)
+        raise ValueError(f"{text!r} is not [NAME:]{kinds}")
+    return Failpoint(FAULTS[found[2]], int(found[3]), found[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,39 +88,3 @@ def read_config(arguments: Sequence[str] | None = None) -> WorkerConfig:
     return read(
         "specsot-worker", WorkerConfig, about, arguments, check=lambda given: check_member(given.service)
     )
-
-
-def hang() -> None:
-    threading.Event().wait()
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-KINDS: dict[str, Callable[[], None]] = {"hang": hang, "die": die}
-
-
-@dataclass(slots=True)
-class Failpoint:
-    """act: what happens at frame number `frame` of the process. whom: the one worker it is for; None: all."""
-
-    act: Callable[[], None]
-    frame: int
-    whom: str | None = None
-    _frames: int = 0
-
-    def count(self) -> None:
-        """Another frame is about to run."""
-        self._frames += 1
-        if self._frames == self.frame:
-            self.act()
-
-
-def read_failpoint(text: str) -> Failpoint:
-    """ "hang@20", or "worker-1:die@20" where only one worker of that name shall. Raises ValueError."""
-    found = re.fullmatch(r"(?:(.+):)?(\w+)@(\d+)", text)
-    if found is None or found[2] not in KINDS:
-        kinds = " or ".join(f"{kind}@FRAME" for kind in KINDS)
-        raise ValueError(f"{text!r} is not [NAME:]{kinds}")
-    return Failpoint(KINDS[found[2]], int(found[3]), found[1])
