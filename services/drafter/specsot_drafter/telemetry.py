@@ -37,7 +37,8 @@ class DrafterTelemetry(DrafterObserver):
         if not (contexts and self._tracer.on):
             return nullcontext()
         taught = sum(len(features.lessons) for features in lessons)
-        return spanning(self._tracer, "draft", contexts[-1], contexts[:-1], {"specsot.lessons": taught})
+        span = self._tracer.begin("draft", contexts[-1], contexts[:-1], {"specsot.lessons": taught})
+        return spanning(span)
 
     def drafted(self, drafts: Drafts, seconds: float) -> None:
         grown = [len(draft.tree) - 1 for draft in drafts.drafts if len(draft.tree) > 1]

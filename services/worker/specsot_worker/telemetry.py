@@ -63,7 +63,7 @@ class WorkerTelemetry(WorkerObserver):
         if not (frame.trace and self._tracer.on):
             return nullcontext()
         about = {"specsot.frame": frame.number, "specsot.layers": self._layers}
-        return spanning(self._tracer, "stage", frame.trace, about=about)
+        return spanning(self._tracer.begin("stage", frame.trace, about=about))
 
     def computed(self, frame: Frame, seconds: float) -> None:
         self._frames.inc()

@@ -71,11 +71,8 @@ OFF: Tracer = _Nothing()
 
 
 @contextmanager
-def spanning(
-    tracer: Tracer, name: str, within: str, beside: Iterable[str] = (), about: About | None = None
-) -> Generator[None]:
-    """A span over what happens inside; what is raised there ends it as an error."""
-    span = tracer.begin(name, within, beside, about)
+def spanning(span: Span) -> Generator[None]:
+    """Ends the span behind what happens inside; what is raised there ends it as an error."""
     try:
         yield
     except BaseException as error:
