@@ -52,7 +52,7 @@ async def open_local(options: FleetOptions, models: Models, watch: Watch | None 
     """In this process."""
     from specsot_app.local import LocalFleet, LocalOptions
     from specsot_app.quiet_logs import quiet_logs
-    from specsot_master.config import RingOptions
+    from specsot_master.core.ring import RingOptions
 
     quiet_logs()
     local = LocalOptions(

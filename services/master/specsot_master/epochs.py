@@ -19,13 +19,13 @@ from specsot.transport.heartbeat import SilenceTimer
 from specsot.transport.links import Link
 from specsot_master.core.epoch import Epoch
 from specsot_master.core.placement import (
-    RingConfig,
     Stages,
     better_stages,
     expected_throughput,
     next_stages,
     rebalanced_stages,
 )
+from specsot_master.core.ring import RingConfig
 
 MemberMessage = Configuration | Disband | StandBy | Rejoined
 

@@ -15,12 +15,9 @@ from specsot.members import Broken, Configuration, Leaving, Progress, Ready, Reg
 from specsot.params import DrafterName
 from specsot.transport.links import Link
 from specsot_master.core.epoch import check_joining, may_join, member_infos, with_one_gpu
-from specsot_master.core.placement import PlacementMode, RingConfig, could_form
-from specsot_master.core.ring import RingState
+from specsot_master.core.placement import could_form
+from specsot_master.core.ring import RingConfig, RingState
 from specsot_master.epochs import EpochNumbers, Epochs, Member, MemberTable
-
-__all__ = ["Fleet", "PlacementMode", "RingConfig"]
-
 
 log = structlog.get_logger()
 
