@@ -28,20 +28,6 @@ from specsot.tasks import start
 from specsot.transport.wire.events import decode_ask, encode_ask
 from specsot.v1 import master_pb2
 
-__all__ = [
-    "AdmittedRecord",
-    "BranchRecord",
-    "CancelledRecord",
-    "FailedRecord",
-    "Journal",
-    "JournaledRequest",
-    "LapRecord",
-    "Record",
-    "ReopenedRecord",
-    "fingerprint_of",
-    "open_journal",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRecord:
