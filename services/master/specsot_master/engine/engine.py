@@ -25,7 +25,7 @@ from specsot_master.engine.replay import JournalReplay, RequestJournal
 from specsot_master.engine.request_runner import RequestRunner, Scheduler
 from specsot_master.engine.request_state import Clock, LoopClock, RequestState
 from specsot_master.engine.sequence_table import OrderQueue, SequenceTable
-from specsot_master.journal import JournaledRequest
+from specsot_master.journal import CancelledRecord, FailedRecord, JournaledRequest
 from specsot_master.prompts import Prompts
 from specsot_master.text import Text
 
@@ -157,7 +157,7 @@ class Engine(RequestStreams):
         if request is None or not request.belongs_to(owner):
             return False
         now = self._clock.now()
-        self._journal.record_cancel(request, now)
+        self._journal.record(request, CancelledRecord(now - request.since))
         self._runner.execute(request, request.plan.cancel(now))
         self.drop(request)
         return True
@@ -327,7 +327,7 @@ class Engine(RequestStreams):
 
     def _fail(self, request: RequestState, error: SpecsotError) -> None:
         log.warning("request failed", **request.log_fields, reason=str(error))
-        self._journal.record_failure(request, error)
+        self._journal.record(request, FailedRecord(type(error).__name__, str(error)))
         request.events.end(error)
         self.drop(request)
 
