@@ -23,8 +23,7 @@ from specsot_master.engine import ANYBODY, Caller, Engine, EngineConfig, Request
 from specsot_master.engine.event_stream import RequestStreams, Subscriptions
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.request_state import LoopClock
-from specsot_master.epochs import EpochNumbers
-from specsot_master.fleet import Fleet, Membership
+from specsot_master.fleet import EpochNumbers, Fleet, Membership
 from specsot_master.prompts import Prompts
 from specsot_master.replicas import MemberRouter, Replica, RequestRouter, total_info
 from specsot_master.text import Text
