@@ -25,6 +25,7 @@ from specsot.service.option import entries_of
 from specsot_app.cli import GROUPS, WORDS, main, specsot
 
 SERVICES = ("master", "worker", "drafter")
+HERE = frozenset({"127.0.0.1", "10.0.0.1"})  # hosts that are this machine, wherever it runs
 SWITCHED = {"on": True, "yes": True, "off": False, "no": False}
 
 
@@ -35,6 +36,10 @@ class Refused(Exception):
     def unknown(self) -> bool:
         """There is no such flag."""
         return re.search(r"No such option:? '?--", str(self)) is not None
+
+
+class _Started(Exception):
+    """The services of a fleet, caught before any is started."""
 
 
 class _Parsed(Exception):
@@ -148,6 +153,41 @@ def _commands(words: tuple[str, ...]) -> list[str]:
     for word in words:
         command = command.get_command(click.Context(command), word)
     return command.list_commands(click.Context(command))
+
+
+def services_started(words: Sequence[str], folder: Path) -> Any:
+    """What a command line starts, as lines; or what it is refused with. folder: of its sockets."""
+    from specsot_app.processes import ProcessFleet
+    from specsot_app.service_specs import PRIVATE, command_of, services_of
+
+    async def stop(
+        options: Any, models: Any, port: Any = None, tell: Any = None, http: Any = None,
+        serving: Any = PRIVATE, **others: Any,
+    ) -> Any:  # fmt: skip
+        raise _Started(services_of(options, models, port or 50050, folder, http, serving))
+
+    said = io.StringIO()
+    with (
+        environment({"OMP_NUM_THREADS": "1"}),
+        patch.object(ProcessFleet, "start", stop),
+        patch("specsot_app.commands.serve.http_port_of", lambda asked: asked or 8000),
+        patch("specsot_app.remote_hosts.hosts_here", lambda hosts: frozenset(hosts) & HERE),
+        redirect_stderr(said),
+    ):
+        try:
+            main(words)
+        except _Started as started:
+            services = started.args[0]
+        else:
+            return said.getvalue().strip()
+    here = str(Path(__file__).resolve().parents[2])
+    lines: dict[str, Any] = {}
+    for one in services:
+        variables = " ".join(f"{name}={value}" for name, value in one.environment)
+        typed = command_of(one).replace(str(folder), "FOLDER").replace(f"{here}/", "")
+        place = f"at {one.address.replace(str(folder), 'FOLDER')}" + (f" on {one.host}" if one.host else "")
+        lines[one.name] = {"default": place, "grace": one.grace, "typed": typed, "variables": variables}
+    return lines
 
 
 def registries() -> dict[str, Any]:
