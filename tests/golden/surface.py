@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -184,10 +184,16 @@ def services_started(words: Sequence[str], folder: Path) -> Any:
     lines: dict[str, Any] = {}
     for one in services:
         variables = " ".join(f"{name}={value}" for name, value in one.environment)
-        typed = command_of(one).replace(str(folder), "FOLDER").replace(f"{here}/", "")
+        typed = command_of(replace(one, arguments=in_order(one.arguments)))
+        typed = typed.replace(str(folder), "FOLDER").replace(f"{here}/", "")
         place = f"at {one.address.replace(str(folder), 'FOLDER')}" + (f" on {one.host}" if one.host else "")
         lines[one.name] = {"default": place, "grace": one.grace, "typed": typed, "variables": variables}
     return lines
+
+
+def in_order(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Flags with their values, by the alphabet."""
+    return tuple(word for pair in sorted(zip(arguments[::2], arguments[1::2])) for word in pair)
 
 
 def registries() -> dict[str, Any]:
