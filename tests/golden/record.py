@@ -10,7 +10,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from tests.golden import children, commands, doors, public, surface
+from tests.golden import children, commands, doors, public, surface, telemetry
 
 FOLDER = Path(__file__).parent / "surface"
 
@@ -24,6 +24,7 @@ def compute() -> dict[str, str]:
         "http.txt": written(asyncio.run(doors.http())),
         "member-metrics.txt": written(doors.member_metrics()),
         "python.txt": written(public.python()),
+        "telemetry.txt": written(telemetry.telemetry()),
     }
 
 

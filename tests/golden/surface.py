@@ -261,6 +261,19 @@ def stats_of(answer: Any) -> dict[str, Any]:
     return stats_of(answer)
 
 
+def sources() -> list[Path]:
+    """The product's own files, without the stubs."""
+    import specsot
+    import specsot_app
+    import specsot_drafter
+    import specsot_master
+    import specsot_worker
+
+    packages = (specsot, specsot_app, specsot_master, specsot_worker, specsot_drafter)
+    files = (file for one in packages for file in Path(str(one.__file__)).parent.rglob("*.py"))
+    return sorted(file for file in files if not file.stem.endswith(("_pb2", "_pb2_grpc")))
+
+
 def descriptors() -> list[Any]:
     """The protos that are served."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
