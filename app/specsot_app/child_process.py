@@ -8,31 +8,13 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from specsot.errors import ModelError, SpecsotError, Unavailable
+from specsot_app.service_specs import Service
 
 OnLine = Callable[[str, str], None]  # (service, line)
 
-EXIT_GRACE = 10.0  # seconds a child may take to end by itself
 WRONG_INPUT = 2  # the exit status of a service that was given something unusable
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What to start: `python -m module arguments...`, at an address; `environment` adds to ours.
-
-    host: the other machine where it is for somebody else to start; None: here.
-    grace: seconds it may take to end by itself.
-    """
-
-    name: str
-    module: str
-    address: str
-    arguments: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...] = ()
-    host: str | None = None
-    grace: float = EXIT_GRACE
 
 
 class ChildProcess:

@@ -20,10 +20,10 @@ from specsot.events import Numbered
 from specsot.params import Ask
 from specsot.transport.grpc_client import MasterClient, connect
 from specsot.transport.grpc_server import check_free
-from specsot_app.child_process import ChildProcess, OnLine, Service, start
+from specsot_app.child_process import ChildProcess, OnLine, start
 from specsot_app.fleet_options import FleetOptions, Models
 from specsot_app.reaching import Reach
-from specsot_app.service_specs import LOOPBACK, PRIVATE, Serving, services_of
+from specsot_app.service_specs import LOOPBACK, PRIVATE, Service, Serving, services_of
 
 T = TypeVar("T")
 

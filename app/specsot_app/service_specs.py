@@ -12,17 +12,34 @@ from specsot.errors import InvalidRequest
 from specsot.service.option import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed
-from specsot_app.child_process import EXIT_GRACE, Service
 from specsot_app.fleet_options import FleetOptions, Models, public_name, resolved
 from specsot_app.places import Place, address_of, ports_of
 from specsot_app.reaching import Reach, reach_of
 
+EXIT_GRACE = 10.0  # seconds a child may take to end by itself
 LOOPBACK = "127.0.0.1"
 FLEET_PORT = 50060
 STAGES = 2  # so that a lap really crosses processes
 # What the `specsot` command is configured with is for that command; a fleet's services get theirs as flags.
 FORGOTTEN = ("CONFIG", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY")
 UNCONFIGURED = tuple((f"SPECSOT_{name}", "") for name in FORGOTTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What to start: `python -m module arguments...`, at an address; `environment` adds to ours.
+
+    host: the other machine where it is for somebody else to start; None: here.
+    grace: seconds it may take to end by itself.
+    """
+
+    name: str
+    module: str
+    address: str
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    host: str | None = None
+    grace: float = EXIT_GRACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot_app.child_process import Service
 from specsot_app.fleet_options import FleetOptions, Models, models_of
 from specsot_app.fleets import open_local
 from specsot_app.places import Place, check_stages, places_of, ports_of
 from specsot_app.ranges import ranges_between
 from specsot_app.remote_hosts import hosts_here
-from specsot_app.service_specs import PRIVATE, Serving, command_of, services_of, spread
+from specsot_app.service_specs import PRIVATE, Service, Serving, command_of, services_of, spread
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
 

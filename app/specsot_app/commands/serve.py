@@ -25,9 +25,8 @@ from specsot_app.ranges import ranges_between
 from specsot_master.config import MasterConfig
 
 if TYPE_CHECKING:
-    from specsot_app.child_process import Service
     from specsot_app.processes import Absent
-    from specsot_app.service_specs import Serving
+    from specsot_app.service_specs import Service, Serving
 
 HTTP_PORT = 8000
 LOOPBACK = "127.0.0.1"
