@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "specsot.commands"
-BENCHES = ("demo", "load", "gpu", "ring", "policies", "precision", "ablation", "laps")
-LAB = ("train", "eval", *(f"bench.{name}" for name in BENCHES))
+LAB_BENCHES = ("demo", "load", "gpu", "ring", "policies", "precision", "ablation", "laps")
+LAB = ("train", "eval", *(f"bench.{name}" for name in LAB_BENCHES))
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 

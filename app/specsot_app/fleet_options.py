@@ -15,9 +15,9 @@ from specsot.params import DrafterName
 from specsot.service.option import Option, checked, entries_of
 from specsot.service.options import DraftModelOptions
 from specsot.transport.security import Tls
-from specsot_app.places import Place, check_stages, places_of
+from specsot_app.places import HostDevice, check_stages, parse_devices
 from specsot_app.presets import Preset, filled
-from specsot_app.ranges import ranges_of
+from specsot_app.ranges import parse_ranges
 from specsot_app.reaching import Reach, reach_of
 from specsot_app.remote_hosts import hosts_here
 
@@ -126,7 +126,7 @@ class Models:
     draft: Path | None
     layers: tuple[Range, ...] = ()
     drafter: DrafterName | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[HostDevice, ...] = ()
 
     @property
     def drafts(self) -> DrafterName:
@@ -181,15 +181,15 @@ def layers_of(options: FleetOptions, base: Path) -> tuple[Range, ...]:
     """The range of each stage, where they are chosen. Raises InvalidRequest."""
     if options.layers is None:
         return ()
-    ranges = ranges_of(options.layers, read_config(base).layers)
+    ranges = parse_ranges(options.layers, read_config(base).layers)
     if options.stages not in (None, len(ranges)):
         raise InvalidRequest(f"layers are {len(ranges)} ranges, stages {options.stages}", field="layers")
     return ranges
 
 
-def places_here(options: FleetOptions, ranges: int) -> tuple[Place, ...]:
+def places_here(options: FleetOptions, ranges: int) -> tuple[HostDevice, ...]:
     """Of each stage, all on this machine. Raises InvalidRequest."""
-    places = places_of(options.devices) if options.devices else ()
+    places = parse_devices(options.devices) if options.devices else ()
     check_stages(ranges or options.stages, places)
     elsewhere = {place.host for place in places} - hosts_here(place.host for place in places)
     if elsewhere:

@@ -45,17 +45,17 @@ async def open_fleet(options: FleetOptions, watch: Watch | None = None) -> Fleet
         from specsot_app.processes import ProcessFleet
 
         return await ProcessFleet.start(options, models_of(options), watch=watch)
-    return await open_local(options, models_of(options), watch)
+    return await open_embedded(options, models_of(options), watch)
 
 
-async def open_local(options: FleetOptions, models: Models, watch: Watch | None = None) -> Fleet:
+async def open_embedded(options: FleetOptions, models: Models, watch: Watch | None = None) -> Fleet:
     """In this process."""
-    from specsot_app.local import LocalFleet, LocalOptions
+    from specsot_app.local import EmbeddedFleet, EmbeddedOptions
     from specsot_app.quiet_logs import quiet_logs
     from specsot_master.config import RingOptions
 
     quiet_logs()
-    local = LocalOptions(
+    local = EmbeddedOptions(
         resolved(options, models),
         RingOptions(
             name=public_name(options),
@@ -66,7 +66,9 @@ async def open_local(options: FleetOptions, models: Models, watch: Watch | None 
         layers=models.layers,
         devices=tuple(place.device for place in models.places),
     )
-    return await LocalFleet.start(local, loaded=watch and adding_up(watch, read_config(models.base).layers))
+    return await EmbeddedFleet.start(
+        local, loaded=watch and adding_up(watch, read_config(models.base).layers)
+    )
 
 
 def adding_up(watch: Watch, layers: int) -> Callable[[str, int], None]:

@@ -12,7 +12,7 @@ FIRST_PORT = 50051  # of a host's first member; the next one has the next
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostDevice:
     """Where one member runs: a host as the others reach it, and a torch device there."""
 
     host: str
@@ -22,7 +22,7 @@ class Place:
         return f"{self.host}#{self.device.removeprefix('cuda:')}"
 
 
-def places_of(devices: str | Sequence[str]) -> tuple[Place, ...]:
+def parse_devices(devices: str | Sequence[str]) -> tuple[HostDevice, ...]:
     """One place a stage, in ring order. Raises InvalidRequest: no such place, or a GPU named twice."""
     listed = devices.split(",") if isinstance(devices, str) else devices
     places = tuple(_place(one) for one in listed)
@@ -32,7 +32,7 @@ def places_of(devices: str | Sequence[str]) -> tuple[Place, ...]:
     return places
 
 
-def _place(written: str) -> Place:
+def _place(written: str) -> HostDevice:
     found = re.fullmatch(r"\s*([^#\s]+)#(\d{1,3}|cpu)\s*", written)
     if found is None:
         raise InvalidRequest(
@@ -40,10 +40,10 @@ def _place(written: str) -> Place:
             field="devices",
         )
     device = found[2]
-    return Place(found[1], device if device == "cpu" else f"cuda:{int(device)}")
+    return HostDevice(found[1], device if device == "cpu" else f"cuda:{int(device)}")
 
 
-def check_stages(stages: int | None, places: Sequence[Place], rings: int = 1) -> None:
+def check_stages(stages: int | None, places: Sequence[HostDevice], rings: int = 1) -> None:
     """Raises InvalidRequest unless there is one place for each stage of each ring."""
     if places and len(places) != (stages or len(places) // rings) * rings:
         told = f"{rings} times {stages}" if stages and rings > 1 else stages or f"those of {rings} rings"

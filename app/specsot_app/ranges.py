@@ -10,7 +10,7 @@ from specsot.errors import InvalidRequest
 from specsot.members import Range
 
 
-def ranges_of(written: str | Sequence[str], layers: int) -> tuple[Range, ...]:
+def parse_ranges(written: str | Sequence[str], layers: int) -> tuple[Range, ...]:
     """One range a stage, in ring order. Raises InvalidRequest unless they follow each other from layer 0
     to the model's last.
     """
@@ -28,7 +28,7 @@ def ranges_of(written: str | Sequence[str], layers: int) -> tuple[Range, ...]:
     return tuple(Range(first, last) for first, last in edges)
 
 
-def ranges_between(splits: str, layers: int) -> tuple[Range, ...]:
+def split_ranges(splits: str, layers: int) -> tuple[Range, ...]:
     """The ranges into which "14,28" cuts a model. Raises InvalidRequest for an empty one."""
     cuts = [int(cut) if re.fullmatch(r"\s*\d{1,6}\s*", cut) else 0 for cut in splits.split(",")]
     edges = list(pairwise([0, *cuts, layers]))

@@ -13,7 +13,7 @@ from specsot.service.option import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed
 from specsot_app.fleet_options import FleetOptions, Models, public_name, resolved
-from specsot_app.places import Place, address_of, ports_of
+from specsot_app.places import HostDevice, address_of, ports_of
 from specsot_app.reaching import Reach, reach_of
 
 EXIT_GRACE = 10.0  # seconds a child may take to end by itself
@@ -58,7 +58,7 @@ class Serving:
     members: tuple[str, ...] = ()
     grace: float | None = None
     replicas: int = 1
-    places: tuple[Place, ...] = ()
+    places: tuple[HostDevice, ...] = ()
     here: frozenset[str] = frozenset()
     fleet: str | None = None
     certificates: Path | None = None
@@ -170,15 +170,15 @@ def master_of(
     return Service("master", "specsot_master", serving.reached(port), steer, UNCONFIGURED, grace=grace)
 
 
-def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[Place]:
+def placed(serving: Serving, device: str, roles: Sequence[Role]) -> list[HostDevice]:
     """Where each member runs, a drafter beside the worker before it; unless somebody chose, on one device of
     this machine.
     """
     chosen = iter(serving.places)
-    places: list[Place] = []
+    places: list[HostDevice] = []
     for role in roles:
-        beside = places[-1] if places else Place(LOOPBACK, device)
-        places.append(beside if role.stage is None else next(chosen, Place(LOOPBACK, device)))
+        beside = places[-1] if places else HostDevice(LOOPBACK, device)
+        places.append(beside if role.stage is None else next(chosen, HostDevice(LOOPBACK, device)))
     return places
 
 

@@ -20,8 +20,8 @@ from specsot.service.command import Example, command
 from specsot.service.option import Offer, Option, arguments_of
 from specsot_app.event_loop import run_until_signal
 from specsot_app.fleet_options import FleetOptions, Models, models_of
-from specsot_app.places import check_stages, places_of
-from specsot_app.ranges import ranges_between
+from specsot_app.places import check_stages, parse_devices
+from specsot_app.ranges import split_ranges
 from specsot_master.config import MasterConfig
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def serve(given: ServeOptions) -> int:
     wanted = replace(given.fleet, kind="processes", devices=None)  # some may be elsewhere
     models = cut(models_of(wanted), given.layer_splits)
     master, ring = given.master, given.master.ring
-    places = places_of(given.fleet.devices) if given.fleet.devices else ()
+    places = parse_devices(given.fleet.devices) if given.fleet.devices else ()
     check_stages(len(models.layers) or wanted.stages, places, ring.replicas)
     conduct = arguments_of(master, CONDUCT) + flags_of(name=ring.name or None)
     open = ("--insecure", "on") if master.service.insecure else ()
@@ -132,7 +132,7 @@ def cut(models: Models, splits: str | None) -> Models:
     """Raises InvalidRequest."""
     if splits is None:
         return models
-    return replace(models, layers=ranges_between(splits, read_config(models.base).layers))
+    return replace(models, layers=split_ranges(splits, read_config(models.base).layers))
 
 
 def http_port_of(asked: int | None) -> int | None:

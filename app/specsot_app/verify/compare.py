@@ -87,6 +87,6 @@ def token_paths(tree: Tree) -> frozenset[tuple[int, ...]]:
     return frozenset(tuple(tree.tokens[i] for i in path(tree.parents, node)) for node in range(len(tree)))
 
 
-def largest(rows: Tensor) -> list[int]:
+def likeliest(rows: Tensor) -> list[int]:
     """The most likely token of each row [rows, V]."""
     return torch.argmax(rows, dim=-1).tolist()

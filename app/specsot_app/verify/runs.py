@@ -19,7 +19,7 @@ from specsot_app.verify.compare import (
     check_close,
     check_same,
     check_tree,
-    largest,
+    likeliest,
 )
 from specsot_app.verify.laps import Accepted, DrivenLaps
 from specsot_app.verify.record import ReferenceCase, RoundRecord, RunRecord, SamplingRecord, TreeRecord
@@ -72,13 +72,13 @@ def generate(
 def begin(laps: DrivenLaps, prompts: Mapping[int, Sequence[int]]) -> None:
     """Feed prompts, and take the likeliest token behind each."""
     logits = laps.prefill(prompts)
-    laps.accept({i: Accepted((0,), largest(row.view(1, -1))[0]) for i, row in logits.items()})
+    laps.accept({i: Accepted((0,), likeliest(row.view(1, -1))[0]) for i, row in logits.items()})
 
 
 def take_lap(laps: DrivenLaps, going: Iterable[int]) -> dict[int, tuple[Tree, Accepted]]:
     """One greedy lap of these texts: the tree of each, and what of it was accepted."""
     trees = {i: laps.trees[i] for i in going}
-    verdicts = {i: judge(trees[i], largest(rows)) for i, rows in laps.verify(trees).items()}
+    verdicts = {i: judge(trees[i], likeliest(rows)) for i, rows in laps.verify(trees).items()}
     laps.accept(verdicts)
     return {i: (trees[i], verdict) for i, verdict in verdicts.items()}
 
