@@ -10,8 +10,8 @@ from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot_app.aliases import translate
-from specsot_app.ask import SAMPLING, ask_of
-from specsot_app.ranges import parse_ranges
+from specsot_app.core.ask import SAMPLING, ask_of
+from specsot_app.core.device_map import parse_ranges
 
 
 def test_nothing_said_is_the_default() -> None:

@@ -9,12 +9,10 @@ import pytest
 
 from specsot.errors import InvalidRequest
 from specsot.members import Range
-from specsot_app.fleet_options import FleetOptions, Models, models_of
-from specsot_app.fleets import open_embedded
-from specsot_app.places import HostDevice, check_stages, parse_devices, ports_of
-from specsot_app.ranges import split_ranges
-from specsot_app.remote_hosts import hosts_here
-from specsot_app.service_specs import PRIVATE, Service, Serving, command_of, services_of, spread
+from specsot_app.core.device_map import HostDevice, check_stages, parse_devices, ports_of, split_ranges
+from specsot_app.fleet.opening import open_embedded
+from specsot_app.fleet.options import FleetOptions, Models, hosts_here, models_of
+from specsot_app.fleet.service_specs import PRIVATE, Service, Serving, command_of, services_of, spread
 from specsot_master.config import read_config as read_master
 from specsot_worker.config import read_config as read_worker
 

@@ -9,10 +9,10 @@ pytest.importorskip("torch")
 
 from specsot.errors import Hung, Unavailable
 from specsot.service.options import DraftModelOptions
-from specsot_app.ask import ask_of
 from specsot_app.commands.rebalance import form_anew
-from specsot_app.local import EmbeddedFleet, EmbeddedOptions
-from specsot_app.reaching import Reach
+from specsot_app.core.ask import ask_of
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
+from specsot_app.fleet.options import Reach
 from specsot_app.simulator.members import Simulator
 from specsot_master.grpc_api import MasterService, open_master_port
 

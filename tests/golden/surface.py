@@ -21,7 +21,7 @@ import click
 from specsot.errors import InvalidRequest
 from specsot.members import Range
 from specsot.service.command import TableCommand
-from specsot.service.option import entries_of
+from specsot.service.option_table import entries_of
 from specsot_app.cli import GROUPS, WORDS, main, specsot
 
 SERVICES = ("master", "worker", "drafter")
@@ -157,8 +157,8 @@ def _commands(words: tuple[str, ...]) -> list[str]:
 
 def services_started(words: Sequence[str], folder: Path) -> Any:
     """What a command line starts, as lines; or what it is refused with. folder: of its sockets."""
-    from specsot_app.processes import ProcessFleet
-    from specsot_app.service_specs import PRIVATE, command_of, services_of
+    from specsot_app.fleet.processes import ProcessFleet
+    from specsot_app.fleet.service_specs import PRIVATE, command_of, services_of
 
     async def stop(
         options: Any, models: Any, port: Any = None, tell: Any = None, http: Any = None,
@@ -171,7 +171,7 @@ def services_started(words: Sequence[str], folder: Path) -> Any:
         environment({"OMP_NUM_THREADS": "1"}),
         patch.object(ProcessFleet, "start", stop),
         patch("specsot_app.commands.serve.http_port_of", lambda asked: asked or 8000),
-        patch("specsot_app.remote_hosts.hosts_here", lambda hosts: frozenset(hosts) & HERE),
+        patch("specsot_app.fleet.options.hosts_here", lambda hosts: frozenset(hosts) & HERE),
         redirect_stderr(said),
     ):
         try:
@@ -214,7 +214,7 @@ def registries() -> dict[str, Any]:
 def fleet_options() -> dict[str, Any]:
     """What `SpecSoT.from_pretrained` takes, with what stands where nothing is said."""
     from specsot_app.api import OF_PYTHON
-    from specsot_app.fleet_options import FleetOptions
+    from specsot_app.fleet.options import FleetOptions
 
     entries = entries_of(FleetOptions, OF_PYTHON)
     return dict(sorted((one.keyword, plain(one.default)) for one in entries))
@@ -222,14 +222,14 @@ def fleet_options() -> dict[str, Any]:
 
 def ask_options() -> tuple[str, ...]:
     """What `SpecSoT.generate` takes."""
-    from specsot_app.ask import OPTIONS
+    from specsot_app.core.ask import OPTIONS
 
     return OPTIONS
 
 
 def ask_of(options: Mapping[str, Any]) -> Any:
     """What `SpecSoT.generate` makes of them."""
-    from specsot_app.ask import ask_of
+    from specsot_app.core.ask import ask_of
 
     return ask_of("What is it?", **options)
 
@@ -249,14 +249,14 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def answer_classes() -> tuple[type, ...]:
     """What Python calls return."""
-    from specsot_app.ask import Answer, Branch
+    from specsot_app.core.ask import Answer, Branch
 
     return Answer, Branch
 
 
 def stats_of(answer: Any) -> dict[str, Any]:
     """What the call of the systems that SpecSoT grew from returns beside its tokens."""
-    from specsot_app.ask import stats_of
+    from specsot_app.core.ask import stats_of
 
     return stats_of(answer)
 

@@ -17,7 +17,7 @@ from specsot.events import Finished
 from specsot.members import TreeShape
 from specsot.params import Ask, Limits, Message, Sampling
 from specsot.service.options import DraftModelOptions
-from specsot_app.local import EmbeddedFleet, EmbeddedOptions
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
 from specsot_master.config import RingOptions
 from specsot_master.engine import EngineConfig
 from tests.conftest import some

@@ -11,11 +11,10 @@ from specsot.errors import WireError
 from specsot.events import Finished
 from specsot.members import Range
 from specsot.service.options import DraftModelOptions
-from specsot_app.ask import ask_of
-from specsot_app.local import EmbeddedFleet, EmbeddedOptions
-from specsot_app.simulator.fake_lm import FakeLM
-from specsot_app.simulator.members import Simulator, plan_of
-from specsot_app.simulator.stage import MockStage, StageModel
+from specsot_app.core.ask import ask_of
+from specsot_app.core.fake_lm import FakeLM
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions
+from specsot_app.simulator.members import MockStage, Simulator, StageModel, plan_of
 
 VOICE = FakeLM(range(400, 500))
 

@@ -29,7 +29,7 @@ from specsot_app.bench.core.methods import Method
 from specsot_app.bench.core.samples import LapSample, Recording
 from specsot_app.bench.hf_baseline import HfBaseline
 from specsot_app.bench.lap_recorder import DraftRecorder, LapRecorder
-from specsot_app.local import EmbeddedFleet, EmbeddedOptions, Threads
+from specsot_app.fleet.embedded import EmbeddedFleet, EmbeddedOptions, Threads
 from specsot_drafter import loader as drafters
 from specsot_drafter.drafter import Drafter
 from specsot_master.config import RingOptions

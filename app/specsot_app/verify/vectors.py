@@ -18,11 +18,10 @@ from specsot.model.attention import AttentionPlan
 from specsot.model.config import read_config
 from specsot.model.decoder import Decoder
 from specsot.model.kv import KVPages
-from specsot_app.verify.compare import Check, check_close, check_same, likeliest
+from specsot_app.verify.checks import Check, check_close, check_replays, check_runs, check_same, likeliest
 from specsot_app.verify.laps import Accepted, DrivenLaps
 from specsot_app.verify.record import PromptRecord, ReferenceCase, read_case
 from specsot_app.verify.reference import feed_base, feed_head
-from specsot_app.verify.runs import check_replays, check_runs
 from specsot_drafter.growth import TreeGrowth, TreeRoom
 from specsot_drafter.heads import DraftHead
 from specsot_drafter.heads.eagle import EagleHead

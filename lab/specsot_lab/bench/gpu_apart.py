@@ -21,8 +21,8 @@ import uvloop
 from specsot.core.frames import Result
 from specsot.members import Configuration, Ready, Stage, Transport
 from specsot.model.decoder import Decoder
-from specsot.service.habits import set_runtime_defaults
 from specsot.service.membership import serve_part
+from specsot.service.runtime_env import set_runtime_defaults
 from specsot.transport.grpc_links import SERVICE, GrpcDialer, RingService
 from specsot.transport.grpc_server import open_server
 from specsot.transport.links import Dialer, Inbox, LocalLink

@@ -29,7 +29,7 @@ def replay() -> None:
 
 
 def main() -> int:
-    from specsot.service.habits import set_runtime_defaults
+    from specsot.service.runtime_env import set_runtime_defaults
 
     set_runtime_defaults()
     replay()

@@ -117,7 +117,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    from specsot.service.habits import set_runtime_defaults
+    from specsot.service.runtime_env import set_runtime_defaults
 
     set_runtime_defaults()
     asyncio.run(main())

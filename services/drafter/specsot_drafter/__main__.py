@@ -10,8 +10,8 @@ import sys
 from concurrent.futures import Executor
 
 from specsot.model.hf_config import require_torch
-from specsot.service.habits import set_runtime_defaults
 from specsot.service.membership import Part
+from specsot.service.runtime_env import set_runtime_defaults
 from specsot.transport.links import Dialer
 from specsot_drafter.config import DrafterConfig, read_config
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from specsot.service.habits import set_runtime_defaults
+from specsot.service.runtime_env import set_runtime_defaults
 
 
 def main() -> int:

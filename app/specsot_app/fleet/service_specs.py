@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specsot.errors import InvalidRequest
-from specsot.service.option import arguments_of
+from specsot.service.option_table import arguments_of
 from specsot.service.options import OF_DRAFTER, OF_WORKER, MemberOptions
 from specsot.transport.security import exposed
-from specsot_app.fleet_options import FleetOptions, Models, public_name, resolved
-from specsot_app.places import HostDevice, address_of, ports_of
-from specsot_app.reaching import Reach, reach_of
+from specsot_app.core.device_map import HostDevice, address_of, ports_of
+from specsot_app.fleet.options import FleetOptions, Models, Reach, public_name, reach_of, resolved
 
 EXIT_GRACE = 10.0  # seconds a child may take to end by itself
 LOOPBACK = "127.0.0.1"
