@@ -62,10 +62,10 @@ async def test_a_child_speaks_and_ends_when_asked() -> None:
 
 
 async def test_its_last_words_say_why_it_ended() -> None:
-    failed = await (await start(little("fail"), Ear())).ended()
+    failed = await (await start(little("fail"), Ear())).wait_ended()
     assert isinstance(failed, ModelError)
     assert str(failed) == "little-0: no/where: no such model directory"
-    fell = await (await start(little("fall"), Ear())).ended()
+    fell = await (await start(little("fall"), Ear())).wait_ended()
     assert isinstance(fell, Unavailable)
     assert str(fell) == "little-0: here I am"
 
@@ -102,7 +102,7 @@ async def test_a_master_without_the_http_extra_lets_nobody_in(tmp_path: Path) ->
         "127.0.0.1:0",
     )
     service = Service("master", "specsot_master", "", flags, (("PYTHONPATH", str(tmp_path)),))
-    ended = await (await start(service, ear)).ended()
+    ended = await (await start(service, ear)).wait_ended()
     assert str(ended) == "master: --http needs fastapi: pip install 'specsot[http]'"
     assert not any("listening" in line for _, line in ear.lines)
 

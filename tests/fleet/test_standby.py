@@ -47,7 +47,7 @@ async def test_one_that_stands_by_takes_over_in_the_middle_of_an_answer(demo_mod
     async with fleet_of(demo_model, "one", "two", "three") as (fleet, master):
 
         async def lose():
-            master.members.lost("two", "killed")
+            master.members.on_disconnect("two", "killed")
 
         undisturbed = await written(fleet)
         assert await written(fleet, lose) == undisturbed
@@ -73,7 +73,7 @@ async def test_specsot_rebalance_gives_it_a_range_in_the_middle_of_an_answer(dem
         assert [(one.changed, one.epoch) for one in done] == [(True, 2), (False, 2)]
         layers = {one.name: str(one.layers) for one in master.info().members}
         assert layers == {"one": "0:3", "two": "3:6", "three": "6:8"}
-        master.members.lost("one", "killed")
+        master.members.on_disconnect("one", "killed")
         with pytest.raises(Unavailable, match="the ring is not complete"):
             await rebalance()
         await door.close(0)

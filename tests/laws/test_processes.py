@@ -171,7 +171,7 @@ async def restarted(fleet, name, by):
     (number,) = [n for n, child in enumerate(fleet.children) if child.service.name == name]
     child = fleet.children[number]
     os.kill(child.pid, by)
-    await child.ended()
+    await child.wait_ended()
     fleet.children[number] = await start(child.service, keep_quiet)
 
 

@@ -167,7 +167,7 @@ async def keep(
             print(f"or by a browser, or an OpenAI client: {page}", flush=True)
             if show:
                 await asyncio.to_thread(show, page)
-        raise await fleet.ended()
+        raise await fleet.wait_ended()
     finally:
         await fleet.close()
 

@@ -138,7 +138,7 @@ class EmbeddedFleet:
             return
         reason = f"{name} died: {error if isinstance(error, SpecsotError) else type(error).__name__}"
         log.error("a member died", name=name, exc_info=error)
-        self._master.members.lost(name, reason)
+        self._master.members.on_disconnect(name, reason)
         left = self._master.info().members
         if isinstance(error, Hung) or not any(one.kind == "worker" for one in left):
             self._master.end(reason)
@@ -166,10 +166,10 @@ class _Uplink:
         self._fleet, self._name = fleet, name
 
     async def send(self, message: object) -> None:
-        asyncio.get_running_loop().call_soon(self._fleet.heard, self._name, message)
+        asyncio.get_running_loop().call_soon(self._fleet.on_message, self._name, message)
 
     async def close(self) -> None:
-        asyncio.get_running_loop().call_soon(self._fleet.lost, self._name, "left")
+        asyncio.get_running_loop().call_soon(self._fleet.on_disconnect, self._name, "left")
 
 
 def _connect(fleet: Membership, inbox: Inbox) -> Connect:

@@ -47,7 +47,7 @@ class ChildProcess:
         """Its exit status, once it is gone."""
         return self._process.returncode
 
-    async def ended(self) -> SpecsotError:
+    async def wait_ended(self) -> SpecsotError:
         """Wait until the child is gone; the error says what its last words were."""
         status = await self._process.wait()
         await self._listening
@@ -161,7 +161,7 @@ class ProcessFleet:
     async def info(self) -> Info:
         return await self._client.info()
 
-    async def ended(self) -> SpecsotError:
+    async def wait_ended(self) -> SpecsotError:
         """Wait until any of the processes is gone, and say why."""
         return await first_end(self.children)
 
@@ -242,7 +242,7 @@ async def end_all(children: list[ChildProcess]) -> None:
 
 
 async def first_end(children: list[ChildProcess]) -> SpecsotError:
-    endings = [asyncio.ensure_future(child.ended()) for child in children]
+    endings = [asyncio.ensure_future(child.wait_ended()) for child in children]
     try:
         done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()

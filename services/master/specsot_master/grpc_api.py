@@ -158,11 +158,11 @@ class FleetMembers(Protocol):
         """Raises Refused."""
         ...
 
-    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
         """by: its downlink. What comes by another one than the newest of this name is nobody's."""
         ...
 
-    def lost(self, name: str, reason: str, by: Link | None = None) -> None: ...
+    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
 
 
 class Downlink:
@@ -212,7 +212,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         finally:
             self._downlinks.discard(downlink)
             if not downlink.closed:
-                self._members.lost(registration.name, outbox.lost or "its link broke", downlink)
+                self._members.on_disconnect(registration.name, outbox.lost or "its link broke", downlink)
 
     async def close(self) -> None:
         """Let every member go, in good order; nobody is missed any more, and nobody comes."""
@@ -235,7 +235,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         told = f"silent for {silence:g} s"
         compiles = bool(registration.gpus)  # kernels of a GPU at any time: the lock is held for seconds
         watch = PeerMonitor(silence, lambda: downlink.busy or compiles, lambda: outbox.lose(told))
-        hearing = asyncio.create_task(self._hear(registration.name, requests, outbox, downlink, watch))
+        hearing = asyncio.create_task(self._receive(registration.name, requests, outbox, downlink, watch))
         try:
             await outbox.write_all(context.write, encode_downward(Beat()), self._pulse.every)
             if hearing.done():
@@ -244,7 +244,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             watch.stop()
             hearing.cancel()
 
-    async def _hear(
+    async def _receive(
         self,
         name: str,
         requests: AsyncIterator[fleet_pb2.JoinRequest],
@@ -255,11 +255,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         reason = "its link broke"
         try:
             async for request in requests:
-                watch.heard()
+                watch.reset()
                 message = decode_upward(request)
                 downlink.busy &= not isinstance(message, Ready | Broken)
                 if not isinstance(message, Beat) and not downlink.closed:
-                    self._members.heard(name, message, downlink)
+                    self._members.on_message(name, message, downlink)
         except WireError as error:
             reason = f"it sent what does not decode: {error}"
             raise

@@ -46,9 +46,9 @@ class RequestSource(Protocol):
 class RequestObserver(Protocol):
     """Follows one request; what it does must be quick."""
 
-    def told(self, event: Event) -> None: ...
+    def on_event(self, event: Event) -> None: ...
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         """No more events, for whatever reason."""
         ...
 
@@ -75,7 +75,7 @@ class RequestCounter:
             async with aclosing(await self._leader.open(ask, caller)) as events:
                 async for numbered in events:
                     for watch in watches:
-                        watch.told(numbered.event)
+                        watch.on_event(numbered.event)
                     yield numbered
 
     async def resume(
@@ -118,7 +118,7 @@ class RequestCounter:
             yield watches
         finally:
             for watch in watches:
-                watch.ended()
+                watch.on_end()
 
 
 class RequestServer(RequestSource, Protocol):
@@ -138,9 +138,9 @@ class Membership(Protocol):
 
     async def join(self, registration: Registration, downlink: Link) -> None: ...
 
-    def heard(self, name: str, message: object, by: Link | None = None) -> None: ...
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None: ...
 
-    def lost(self, name: str, reason: str, by: Link | None = None) -> None: ...
+    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
 
 
 @dataclass(slots=True)

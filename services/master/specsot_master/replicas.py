@@ -308,16 +308,16 @@ class MemberRouter:
         self._enter(fleet or self._choose(registration), registration, downlink)
         self._changed()
 
-    def heard(self, name: str, message: object, by: Link | None = None) -> None:
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
         if fleet := self._homes.get(name):
-            fleet.heard(name, message, by)
+            fleet.on_message(name, message, by)
 
-    def lost(self, name: str, reason: str, by: Link | None = None) -> None:
+    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None:
         fleet = self._homes.get(name)
         if fleet is None or (fleet.knows(name) and not fleet.knows(name, by)):
             return
         del self._homes[name]
-        fleet.lost(name, reason)
+        fleet.on_disconnect(name, reason)
         self._changed()
 
     def lend_workers(self) -> None:
@@ -329,7 +329,7 @@ class MemberRouter:
                 self._enter(needy, member.registration, member.downlink)
 
     def _enter(self, fleet: Fleet, registration: Registration, downlink: Link) -> None:
-        fleet.take(registration, downlink)
+        fleet.add(registration, downlink)
         self._homes[registration.name] = fleet
 
     def _choose(self, registration: Registration) -> Fleet:

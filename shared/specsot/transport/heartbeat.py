@@ -71,7 +71,7 @@ class SilenceTimer:
         self._heard, self._silent = False, 0  # ticks
         self._timer = self._loop.call_later(self._tick, self._check)
 
-    def heard(self) -> None:
+    def reset(self) -> None:
         self._heard = True
 
     def stop(self) -> None:
@@ -98,9 +98,9 @@ class PeerMonitor:
         self._passed = 0  # silences
         self._watch = SilenceTimer(silence, self._silent)
 
-    def heard(self) -> None:
+    def reset(self) -> None:
         self._passed = 0
-        self._watch.heard()
+        self._watch.reset()
 
     def stop(self) -> None:
         self._watch.stop()

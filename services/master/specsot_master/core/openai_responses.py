@@ -85,7 +85,7 @@ class UsageCount:
             self.headings += figures.heading_tokens
             self.cached[prompt] = max(self.cached.get(prompt, 0), figures.cached_tokens)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         prompt = sum(self.prompts.values())
         return {
             "prompt_tokens": prompt,

@@ -168,7 +168,7 @@ class Engine(RequestStreams):
         if request is None or not request.belongs_to(owner):
             return False
         now = self._clock.now()
-        self._journal.stopped(request, now)
+        self._journal.record_cancel(request, now)
         self._runner.execute(request, request.plan.cancel(now))
         self.drop(request)
         return True
@@ -235,7 +235,7 @@ class Engine(RequestStreams):
             log.info("abandoned", **request.log_fields)
         self._counts.end(request.events.error or request.plan.reason or "cancelled")
         self._subscriptions.on_end(request)
-        self._intake.left()
+        self._intake.on_departure()
         live = self._queue.is_live(request)
         self._runner.close(request)
         self._queue.remove(request)
@@ -286,7 +286,7 @@ class Engine(RequestStreams):
             "request", **request.log_fields, mode=ask.mode, seed=request.seed, tokens=request.prompt_tokens
         )
         self._queue.wait(request)
-        self._journal.arrived(request, self._clock.now())
+        self._journal.record_arrival(request, self._clock.now())
         self._deadlines.set(request, left)
         if self._ring.state() is None:
             self._deadlines.await_ring(request, "the ring broke before")
@@ -339,7 +339,7 @@ class Engine(RequestStreams):
 
     def _fail(self, request: RequestState, error: SpecsotError) -> None:
         log.warning("request failed", **request.log_fields, reason=str(error))
-        self._journal.failed(request, error)
+        self._journal.record_failure(request, error)
         request.events.end(error)
         self.drop(request)
 
@@ -377,7 +377,7 @@ class Engine(RequestStreams):
     # --- results ---
 
     def _apply(self, request: RequestState, outcomes: Sequence[Outcome], now: float) -> None:
-        self._quarantine.wrote(request.breaks, sum(len(outcome.tokens) for outcome in outcomes))
+        self._quarantine.on_tokens(request.breaks, sum(len(outcome.tokens) for outcome in outcomes))
         self._runner.apply(request, outcomes, now)
         self.renew(request)
 

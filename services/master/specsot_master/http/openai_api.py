@@ -67,7 +67,7 @@ class OpenAICall:
                     if piece := self._piece(index, numbered):
                         yield head | {"choices": [self.shape.chunk_of(index, piece)]} | bill
         if self.usage:
-            yield head | {"choices": [], "usage": usage.told()}
+            yield head | {"choices": [], "usage": usage.as_json()}
 
     async def gather(self, events: CallEvents) -> dict[str, Any]:
         """The whole answer as one object."""
@@ -81,7 +81,7 @@ class OpenAICall:
             self.shape.choice_of(index, self._echoed(index, view), self.telling)
             for index, view in enumerate(views)
         ]
-        return self._head(self.shape.whole) | {"choices": choices, "usage": usage.told()}
+        return self._head(self.shape.whole) | {"choices": choices, "usage": usage.as_json()}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {**(self.head or {}), "object": kind}
