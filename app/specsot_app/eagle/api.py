@@ -19,10 +19,13 @@ from specsot_app.eagle.generation import (
     EagleStats,
     Generation,
     GenerationLimits,
-    LapLoop,
     Piece,
     Prompts,
+<<<<<<< HEAD
     measure,
+=======
+    open_loop,
+>>>>>>> main
     orders_of,
 )
 from specsot_app.eagle.models import LoadOptions, TargetAndDraft, load_models
@@ -135,7 +138,7 @@ class Eagle:
         wish = GenerationLimits(self.config.num_steps + 2, seed)
         self._check_room(batch.prompts, wish.limit)
         orders = orders_of(batch.prompts, self.config, wish, drafted=True)
-        ring = LapLoop(self._models, self.config.shape, orders, sum(map(len, batch.prompts)))
+        ring = open_loop(self._models, self.config.shape, orders, sum(map(len, batch.prompts)))
         ring.turn()
         return self._arranged([ring.trees[sequence] for sequence in range(len(orders))], batch.prompts)
 
