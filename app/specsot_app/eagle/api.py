@@ -21,11 +21,8 @@ from specsot_app.eagle.generation import (
     GenerationLimits,
     Piece,
     Prompts,
-<<<<<<< HEAD
     measure,
-=======
     open_loop,
->>>>>>> main
     orders_of,
 )
 from specsot_app.eagle.models import LoadOptions, TargetAndDraft, load_models
