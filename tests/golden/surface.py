@@ -391,4 +391,4 @@ def resume(master: Any, request: str, offset: int, owner: str = "") -> Any:
     """The rest of them."""
     from specsot_master.engine import Caller
 
-    return master.resume(request, offset, caller=Caller(owner=owner))
+    return master.generate(None, Caller(request, owner=owner), offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import structlog
 
@@ -26,6 +27,20 @@ log = structlog.get_logger()
 LEAVE_TOGETHER_SECONDS = (
     0.2  # seconds in which others leave too where a whole fleet is told to: no reason to load anything
 )
+
+
+class Membership(Protocol):
+    """A fleet, or what deals members out to several."""
+
+    async def join(self, registration: Registration, downlink: Link) -> None:
+        """Raises Refused."""
+        ...
+
+    def on_message(self, name: str, message: object, by: Link | None = None) -> None:
+        """by: its downlink. What comes by another one than the newest of this name is nobody's."""
+        ...
+
+    def on_disconnect(self, name: str, reason: str, by: Link | None = None) -> None: ...
 
 
 class Fleet:

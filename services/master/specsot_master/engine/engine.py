@@ -16,7 +16,7 @@ from specsot_master.core.ring import Caller, EngineConfig, Ring, RingState
 from specsot_master.core.schedule import Quarantine
 from specsot_master.core.sequence import SequenceFactory
 from specsot_master.core.stats import RequestCounts
-from specsot_master.engine.event_stream import EventStream, RequestStreams, Subscriptions, check_same_ask
+from specsot_master.engine.event_stream import RequestStreams, Subscription, Subscriptions, check_same_ask
 from specsot_master.engine.grammar_sandbox import GrammarSandbox
 from specsot_master.engine.intake import Intake, RequestBuilder, check_deadline, refit, require_ring
 from specsot_master.engine.prefix_cache import PrefixCache
@@ -134,33 +134,25 @@ class Engine(RequestStreams):
             cached_tokens=self._counts.found,
         )
 
-    async def open(self, ask: Ask, caller: Caller) -> EventStream:
+    async def open(self, ask: Ask | None, caller: Caller, offset: int | None = None) -> Subscription:
         """The request's events, numbered from 0, Finished last, once it waits for its turn. Closing them
-        cancels it, unless it is resumable: then it lives on for a while, and the same call again, or
-        `reopen`, reads it.
+        cancels it, unless it is resumable: then it lives on for a while, and the same call again reads it.
 
-        Raises InvalidRequest, NotFound, Overloaded, and Unavailable where there was no ring yet. The events
-        raise Unavailable when the ring breaks and no other comes; TimedOut; PlanError; Cancelled when nothing
-        is read for too long.
+        offset: from which to read on in the caller's resumable request, which runs, or has ended not long
+        ago; ask: what it must have asked for, None: whatever it did. Its timeout counts from now.
+
+        Raises InvalidRequest, NotFound (no such request to read on in, or another's), Overloaded, and
+        Unavailable where there was no ring yet. The events raise Unavailable when the ring breaks and no
+        other comes; TimedOut; PlanError; Cancelled when nothing is read for too long.
         """
-        known = self._find_resumable(caller.request, caller.owner)
-        if known is not None:
-            request = self._rejoin(known, ask, caller.timeout)
+        request = self._find_resumable(caller.request, caller.owner)
+        if request is not None:
+            self._rejoin(request, ask, caller.timeout)
+        elif ask is None or offset is not None:
+            raise NotFound(f"no request {brief(caller.request)} is kept here")
         else:
             request = await self._accept(ask, caller)
-        return self._subscriptions.subscribe(request, 0)
-
-    async def reopen(self, request_id: str, offset: int, ask: Ask | None, caller: Caller) -> EventStream:
-        """The events from `offset` on of a resumable request that runs, or has ended not long ago.
-
-        ask: what the request must have asked for; None: whatever it did. The timeout counts from now.
-        Raises NotFound (another's, too), InvalidRequest, and whatever ends the request.
-        """
-        request = self._find_resumable(request_id, caller.owner)
-        if request is None:
-            raise NotFound(f"no request {brief(request_id)} is kept here")
-        self._rejoin(request, ask, caller.timeout)
-        return self._subscriptions.subscribe(request, offset)
+        return self._subscriptions.subscribe(request, offset or 0)
 
     def cancel(self, request_id: str, owner: str = "") -> bool:
         """End a request; its client still hears Finished. False when there is no such request of theirs."""
